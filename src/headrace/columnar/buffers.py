@@ -1,4 +1,7 @@
-"""Arrow's buffers as numpy's arrays, without a copy; and runs of positions in them."""
+"""Arrow buffers as numpy arrays without a copy, and tables split into batches of bounded size.
+
+The row and key codecs, the kernels and the JSON codec read Arrow columns through these functions.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,36 @@ from headrace.errors import ConfigurationError
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-_MAX_BYTES_A_COLUMN = 2**31 - 1
+_MAX_COLUMN_BYTES = 2**31 - 1
+MAX_BATCH_BYTES = 64 << 20
 
 
-def fixed_width(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of a fixed-width column as they lie in memory; those of nulls are any."""
-    width = np.dtype(dtype).itemsize
-    each = array.type.bit_width // 8
+def fixed_width_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The values of a fixed-width column as they lie in memory. The value of a null is arbitrary."""
+    item_bytes = np.dtype(dtype).itemsize
+    value_bytes = array.type.bit_width // 8
     if not len(array):
         return np.zeros(0, dtype)
     return np.frombuffer(
-        array.buffers()[1], dtype, count=len(array) * each // width, offset=array.offset * each
+        array.buffers()[1],
+        dtype,
+        count=len(array) * value_bytes // item_bytes,
+        offset=array.offset * value_bytes,
+    )
+
+
+def byte_width(kind: pa.DataType) -> int | None:
+    """The number of bytes of each value of a type when it is stored; None if that varies."""
+    if pa.types.is_boolean(kind):
+        return 1
+    return (
+        kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
     )
 
 
 def offsets_of(array: pa.Array) -> Ints:
-    """Where each element of a binary, string, list or map column begins, and where the last
-    ends.
+    """The start offset of each element of a binary, string, list or map column, and the end of the
+    last one.
     """
     if not len(array):
         return np.zeros(1, np.int64)
@@ -40,14 +56,18 @@ def offsets_of(array: pa.Array) -> Ints:
     return offsets
 
 
-def same_width(array: pa.Array) -> npt.NDArray[np.void] | None:
-    """The values of a binary column that are all of one length, none null and none empty, as they
-    lie in memory; None if they are not.
+def equal_length_values(array: pa.Array) -> npt.NDArray[np.void] | None:
+    """The values of a binary column as they lie in memory, if all have the same length and none is
+    null or empty; otherwise None.
     """
     if array.null_count or not len(array):
         return None
     if pa.types.is_fixed_size_binary(array.type):
-        return fixed_width(array, f"V{array.type.byte_width}") if array.type.byte_width else None
+        return (
+            fixed_width_values(array, f"V{array.type.byte_width}")
+            if array.type.byte_width
+            else None
+        )
     offsets = offsets_of(array)
     width = int(offsets[1] - offsets[0])
     if not width or not (np.diff(offsets) == width).all():
@@ -56,11 +76,11 @@ def same_width(array: pa.Array) -> npt.NDArray[np.void] | None:
 
 
 def as_binary(values: npt.NDArray[np.void]) -> pa.Array:
-    """Values of one length as a binary column, without a copy."""
-    if values.nbytes > _MAX_BYTES_A_COLUMN:
+    """Values of equal length as a binary column, without a copy."""
+    if values.nbytes > _MAX_COLUMN_BYTES:
         raise ConfigurationError(
-            f"A batch touches {values.nbytes >> 20} MiB of one step's state at once; 2048 are the"
-            " most.",
+            f"A batch reads {values.nbytes >> 20} MiB of one step's state at once; the limit"
+            " is 2048 MiB.",
             fix="use more shards (--shards), or smaller batches.",
         )
     offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(values.dtype.itemsize)
@@ -70,26 +90,26 @@ def as_binary(values: npt.NDArray[np.void]) -> pa.Array:
 
 
 def take_bytes(array: pa.Array, positions: Ints) -> pa.Array:
-    """Some values of a binary column, as a binary column; quicker than Arrow's own where all have
-    one length.
+    """The values of a binary column at the given positions, as a binary column. Faster than Arrow's
+    `take` where all values have the same length.
     """
-    plain = same_width(array)
+    values = equal_length_values(array)
     return (
         array.take(pa.array(positions)).cast(pa.binary())
-        if plain is None
-        else as_binary(plain[positions])
+        if values is None
+        else as_binary(values[positions])
     )
 
 
 def bytes_list(array: pa.Array) -> list[bytes | None]:
-    """The values of a binary column as Python has them."""
-    plain = same_width(array)
-    values: list[bytes | None] = array.to_pylist() if plain is None else plain.tolist()
-    return values
+    """The values of a binary column as Python objects."""
+    values = equal_length_values(array)
+    listed: list[bytes | None] = array.to_pylist() if values is None else values.tolist()
+    return listed
 
 
-def runs(starts: Ints, lengths: Ints) -> Ints:
-    """The positions start, start + 1, … of each run, all in one sequence."""
+def expand_ranges(starts: Ints, lengths: Ints) -> Ints:
+    """The indices start, start + 1, …, start + length - 1 of each range, concatenated."""
     ends = np.cumsum(lengths)
     positions: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
         starts - (ends - lengths), lengths
@@ -97,15 +117,12 @@ def runs(starts: Ints, lengths: Ints) -> Ints:
     return positions
 
 
-# The insides of Arrow's lists and maps, as they are whatever the slicing: elements without gaps,
-# and the offsets that go with them.
-#
-# `json_text.py` and `row_arrays.py` take such columns apart with it and put them together again.
+# Lists and maps, whatever slicing and nulls they have: elements without gaps, and their offsets
 
 
 def compact_offsets(array: pa.Array) -> pa.Int32Array:
-    """Where the elements of each list or map start, counted in `elements` or `entries`; a null has
-    none.
+    """The offsets of each list or map into what `list_elements` or `map_entries` returns. A null
+    list has no elements.
     """
     lengths = (
         np.diff(array.offsets.to_numpy())
@@ -117,38 +134,33 @@ def compact_offsets(array: pa.Array) -> pa.Int32Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
 
-def elements(array: pa.Array) -> pa.Array:
-    """The elements of all lists, one after the other."""
+def list_elements(array: pa.Array) -> pa.Array:
+    """The elements of all lists, concatenated."""
     return array.flatten()
 
 
-def entries(array: pa.MapArray) -> tuple[pa.Array, pa.Array]:
-    """The keys and the values of all maps, one after the other."""
+def map_entries(array: pa.MapArray) -> tuple[pa.Array, pa.Array]:
+    """The keys and the values of all maps, concatenated."""
     if array.null_count:
-        array = array.drop_null()  # a null may have entries too, and they do not count
+        array = array.drop_null()  # a null map may still have entries in its buffers
     offsets = array.offsets
     start, stop = offsets[0].as_py(), offsets[-1].as_py()
     return array.keys.slice(start, stop - start), array.items.slice(start, stop - start)
 
 
-# Tables in pieces of bounded size: what Arrow counts in 32 bits, what Spark carries in one value
-# and what a log writes in one go all have an end.
-#
-# Whoever turns a table into record batches takes them from here: a column of more than 2 GiB of
-# text does not fit into one.
+# Batches of bounded size
 
 
-PIECE_BYTES = 64 << 20
+def split_table(rows: pa.Table, max_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+    """All rows of a table in order, in as few batches as the bound allows.
 
-
-def pieces(rows: pa.Table, max_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-    """All rows in their order, as few batches as the bound allows; a single row may be larger. An
-    empty table has none.
+    A single row may exceed the bound; an empty table gives no batch. Every table that becomes record
+    batches goes through here, because Arrow's 32-bit offsets limit a text column to 2 GiB.
     """
-    if rows.num_rows > 1 and rows.nbytes > (PIECE_BYTES if max_bytes is None else max_bytes):
+    if rows.num_rows > 1 and rows.nbytes > (MAX_BATCH_BYTES if max_bytes is None else max_bytes):
         middle = rows.num_rows // 2
-        yield from pieces(rows.slice(0, middle), max_bytes)
-        yield from pieces(rows.slice(middle), max_bytes)
+        yield from split_table(rows.slice(0, middle), max_bytes)
+        yield from split_table(rows.slice(middle), max_bytes)
     elif rows.num_rows:
         in_chunks = any(column.num_chunks > 1 for column in rows.columns)
         yield from (rows.combine_chunks() if in_chunks else rows).to_batches()

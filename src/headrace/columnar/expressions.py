@@ -1,8 +1,9 @@
-"""Row-local steps that Python does itself, over whole columns, in the task that reads the rows:
-they need not go through Spark, which would turn each into an object.
+"""Expression trees over Arrow columns, and the row-local steps `Projection` and `Filter` built from
+them. The task that reads the rows evaluates them column by column, so that the rows need not go
+through Spark.
 
-What can be done here is said in `pipeline.expressions.in_arrow`, and gives what Spark gives: null
-and NaN as in SQL, where NaN equals itself and is greater than any number.
+The results are exactly Spark's: nulls as in SQL; NaN equals itself and is greater than any number.
+`headrace.plan.expressions.arrow_evaluator` decides which SQL expressions become such a tree.
 """
 
 from __future__ import annotations
@@ -28,103 +29,109 @@ COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnReference:
     """A column of the input."""
 
     name: str
 
-    def over(self, rows: pa.RecordBatch) -> Any:
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
         return rows.column(self.name)
 
 
 @dataclass(frozen=True)
 class Constant:
+    """A literal value of a type."""
+
     value: Any
     type: pa.DataType
 
-    def over(self, _rows: pa.RecordBatch) -> Any:
+    def evaluate(self, _rows: pa.RecordBatch) -> Any:
         return pa.scalar(self.value, self.type)
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """On DOUBLE, where nothing can fail."""
+    """Arithmetic on DOUBLE, which cannot fail."""
 
-    sign: str
-    left: Node
-    right: Node
+    operator: str
+    left: ArrowExpression
+    right: ArrowExpression
 
-    def over(self, rows: pa.RecordBatch) -> Any:
-        return ARITHMETIC[self.sign](
-            _as(self.left.over(rows), pa.float64()), _as(self.right.over(rows), pa.float64())
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
+        return ARITHMETIC[self.operator](
+            _convert(self.left.evaluate(rows), pa.float64()),
+            _convert(self.right.evaluate(rows), pa.float64()),
         )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of whole numbers as BIGINT, of floating ones as DOUBLE, of texts by their bytes: `type` says
-    which.
+    """A comparison of two values as `type`: integers as BIGINT, floats as DOUBLE, texts by their
+    bytes.
     """
 
-    sign: str
-    left: Node
-    right: Node
+    operator: str
+    left: ArrowExpression
+    right: ArrowExpression
     type: pa.DataType
 
-    def over(self, rows: pa.RecordBatch) -> Any:
-        left, right = _as(self.left.over(rows), self.type), _as(self.right.over(rows), self.type)
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
+        left, right = (
+            _convert(self.left.evaluate(rows), self.type),
+            _convert(self.right.evaluate(rows), self.type),
+        )
         equal, less = (
             (_nan_equal, _nan_less) if pa.types.is_floating(self.type) else (pc.equal, pc.less)
         )
-        if self.sign in ("=", "<>"):
-            same = equal(left, right)
-            return same if self.sign == "=" else pc.invert(same)
-        if self.sign in ("<", ">="):
-            below = less(left, right)
-            return below if self.sign == "<" else pc.invert(below)
-        above = less(right, left)
-        return above if self.sign == ">" else pc.invert(above)
+        if self.operator in ("=", "<>"):
+            is_equal = equal(left, right)
+            return is_equal if self.operator == "=" else pc.invert(is_equal)
+        if self.operator in ("<", ">="):
+            is_below = less(left, right)
+            return is_below if self.operator == "<" else pc.invert(is_below)
+        is_above = less(right, left)
+        return is_above if self.operator == ">" else pc.invert(is_above)
 
 
 @dataclass(frozen=True)
 class Logic:
-    """AND, OR and NOT with SQL's unknown; IS NULL."""
+    """AND, OR and NOT in SQL's three-valued logic, and IS NULL."""
 
-    word: str
-    operands: tuple[Node, ...]
+    operator: str
+    operands: tuple[ArrowExpression, ...]
 
-    def over(self, rows: pa.RecordBatch) -> Any:
-        values = [each.over(rows) for each in self.operands]
-        if self.word == "is null":
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
+        values = [operand.evaluate(rows) for operand in self.operands]
+        if self.operator == "is null":
             return pc.is_null(values[0])
-        if self.word == "not":
+        if self.operator == "not":
             return pc.invert(values[0])
-        return reduce(pc.and_kleene if self.word == "and" else pc.or_kleene, values)
+        return reduce(pc.and_kleene if self.operator == "and" else pc.or_kleene, values)
 
 
 @dataclass(frozen=True)
 class JsonField:
-    """A field of a JSON object in a text column. Raises `json_fields.Inexact` at rows that are
+    """A field of a JSON object in a text column. Raises `json_fields.NeedsSpark` at rows that are
     Spark's.
     """
 
-    text: Column
+    text: ColumnReference
     name: str
     floating: bool = False
 
-    def over(self, rows: pa.RecordBatch) -> Any:
-        return json_fields.field(self.text.over(rows), self.name, floating=self.floating)
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
+        return json_fields.field(self.text.evaluate(rows), self.name, floating=self.floating)
 
 
 @dataclass(frozen=True)
 class JsonNumber:
-    """The same as a number."""
+    """A field of a JSON object in a text column, cast to a number type."""
 
     field: JsonField
     type: pa.DataType
 
-    def over(self, rows: pa.RecordBatch) -> Any:
-        texts = self.field.over(rows)
+    def evaluate(self, rows: pa.RecordBatch) -> Any:
+        texts = self.field.evaluate(rows)
         return (
             json_fields.floating_numbers(texts)
             if pa.types.is_floating(self.type)
@@ -132,72 +139,72 @@ class JsonNumber:
         )
 
 
-Node = Column | Constant | Arithmetic | Comparison | Logic | JsonField | JsonNumber
+ArrowExpression = (
+    ColumnReference | Constant | Arithmetic | Comparison | Logic | JsonField | JsonNumber
+)
 
 
-def _as(values: Any, kind: pa.DataType) -> Any:
-    """As Java converts numbers: a BIGINT becomes the nearest DOUBLE."""
+def _convert(values: Any, kind: pa.DataType) -> Any:
+    """Values as another type, converted as Java does: a BIGINT becomes the nearest DOUBLE."""
     return values if values.type == kind else pc.cast(values, kind, safe=False)
 
 
 def _nan_equal(left: Any, right: Any) -> Any:
     nan_left, nan_right = pc.is_nan(left), pc.is_nan(right)
-    plain = pc.equal(left, right)
-    return (
-        pc.or_(plain, pc.and_(nan_left, nan_right)) if _any(nan_left) and _any(nan_right) else plain
-    )
+    is_equal = pc.equal(left, right)
+    if _any(nan_left) and _any(nan_right):
+        return pc.or_(is_equal, pc.and_(nan_left, nan_right))
+    return is_equal
 
 
 def _nan_less(left: Any, right: Any) -> Any:
     nan_right = pc.is_nan(right)
-    plain = pc.less(left, right)
-    return (
-        pc.or_(plain, pc.and_(pc.invert(pc.is_nan(left)), nan_right)) if _any(nan_right) else plain
-    )
+    is_less = pc.less(left, right)
+    if _any(nan_right):
+        return pc.or_(is_less, pc.and_(pc.invert(pc.is_nan(left)), nan_right))
+    return is_less
 
 
 def _any(values: Any) -> bool:
-    found = values if isinstance(values, pa.Scalar) else pc.any(values)
-    return bool(found.as_py())
+    scalar = values if isinstance(values, pa.Scalar) else pc.any(values)
+    return bool(scalar.as_py())
 
 
-# Steps
+# Row-local steps
 
 
 @dataclass(frozen=True)
-class Compute:
-    """New columns in the place of the old ones; the pipeline's order stays."""
+class Projection:
+    """Replaces a batch's columns by computed ones. The order columns (`ORDER_FIELDS`) are kept."""
 
-    columns: tuple[tuple[str, Node], ...]
+    columns: tuple[tuple[str, ArrowExpression], ...]
     schema: pa.Schema
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        made = [
-            self._filled(node.over(rows), rows.num_rows, self.schema.field(name).type)
-            for name, node in self.columns
-        ]
+        columns = []
+        for name, expression in self.columns:
+            values = expression.evaluate(rows)
+            if isinstance(values, pa.Scalar):
+                values = pa.repeat(values, rows.num_rows)
+            kind = self.schema.field(name).type
+            columns.append(values if values.type == kind else values.cast(kind))
         order = [rows.column(field.name) for field in ORDER_FIELDS]
         return pa.RecordBatch.from_arrays(
-            [*made, *order], schema=pa.schema([*self.schema, *ORDER_FIELDS])
+            [*columns, *order], schema=pa.schema([*self.schema, *ORDER_FIELDS])
         )
-
-    @staticmethod
-    def _filled(values: Any, count: int, kind: pa.DataType) -> pa.Array:
-        column = pa.repeat(values, count) if isinstance(values, pa.Scalar) else values
-        return column if column.type == kind else column.cast(kind)
 
 
 @dataclass(frozen=True)
-class Keep:
-    """The rows for which a condition is true."""
+class Filter:
+    """Keeps the rows for which a condition is true."""
 
-    condition: Node
+    condition: ArrowExpression
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        fits = self.condition.over(rows)
-        if isinstance(fits, pa.Scalar):
-            return rows if fits.as_py() else rows.slice(0, 0)
-        return rows.filter(fits)
+        is_true = self.condition.evaluate(rows)
+        if isinstance(is_true, pa.Scalar):
+            return rows if is_true.as_py() else rows.slice(0, 0)
+        return rows.filter(is_true)
 
 
-RowStep = Compute | Keep
+RowStep = Projection | Filter

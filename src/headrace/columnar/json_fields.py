@@ -1,10 +1,10 @@
-"""Fields of JSON texts, over whole columns: what Spark's `get_json_object(text, '$.name')` gives,
-for the texts of which Python can be sure.
+"""Fields of JSON texts, extracted from whole columns exactly as Spark's
+`get_json_object(text, '$.name')` does.
 
-Flat objects, as most events are, are taken apart by regular expressions; others one by one, by
-Python's parser. What is neither (a text that is no strict JSON, a name that stands twice, a nested
-value or a floating number as text, which Spark would write anew) raises `Inexact`: the batch is
-then done again by Spark itself.
+Flat objects, which most events are, are parsed by regular expressions; other texts one by one, by
+Python's parser. Where Spark's result is not certain (a text that is not strict JSON, a name that
+occurs twice, a nested value or a floating number as text, which Spark would format anew) the
+functions raise `NeedsSpark`, and the engine runs the batch again on Spark.
 """
 
 from __future__ import annotations
@@ -23,44 +23,51 @@ _NUMBER = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,3})?"
 _TEXT = r'"[^"\\\x00-\x1f]*"'
 _VALUE = rf"(?:{_NUMBER}|{_TEXT}|true|false|null)"
 _FLAT = rf"^\{{(?:{_TEXT}: ?{_VALUE}(?:, ?{_TEXT}: ?{_VALUE})*)?\}}$"
-_LONGEST_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 1 << 20
 
 
 class NeedsSpark(Exception):
-    """Rows of which only Spark can say what it would give."""
+    """A row whose result only Spark can compute exactly."""
 
 
 class _Pairs(tuple[tuple[str, Any], ...]):
-    """An object's names and values, as they stand there."""
+    """The names and values of a JSON object, in order and with duplicates."""
 
     __slots__ = ()
 
 
 class _Floating(str):
-    """A number with a point or an exponent, as it is written."""
+    """A number with a point or an exponent, as written in the JSON text."""
 
     __slots__ = ()
 
 
 def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
-    """The texts of a field, null where it is missing or null. With `floating`, numbers may have a
-    point or an exponent, and stand there as they were written.
+    """The field as text; null where it is missing or null. With `floating`, numbers may have a point
+    or an exponent, and are returned as written.
     """
-    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _LONGEST_BYTES:
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _MAX_TEXT_BYTES:
         raise NeedsSpark
-    sure = pc.and_(
+    is_flat = pc.and_(
         pc.match_substring_regex(texts, _FLAT), pc.less(pc.count_substring(texts, f'"{name}":'), 2)
     )
     tokens = pc.struct_field(pc.extract_regex(texts, _token(name)), [0])
     if pc.any(
         pc.and_(
-            sure, pc.match_substring_regex(tokens, "^-0$" if floating else r"^-?[0-9]+[.eE]|^-0$")
+            is_flat,
+            pc.match_substring_regex(tokens, "^-0$" if floating else r"^-?[0-9]+[.eE]|^-0$"),
         )
     ).as_py():
         raise NeedsSpark
-    found = _plain(tokens)
-    odd = pc.fill_null(pc.invert(sure), fill_value=False)
-    return _with_odd(found, texts, odd, name, floating=floating) if pc.any(odd).as_py() else found
+    values = _unquote(tokens)
+    needs_parser = pc.fill_null(pc.invert(is_flat), fill_value=False)
+    if not pc.any(needs_parser).as_py():
+        return values
+    parsed = [
+        _parse_field(text, name, floating=floating)
+        for text in texts.filter(needs_parser).to_pylist()
+    ]
+    return pc.replace_with_mask(values, needs_parser, pa.array(parsed, pa.string()))
 
 
 @lru_cache(maxsize=1000)
@@ -68,8 +75,8 @@ def _token(name: str) -> str:
     return rf'"{name}": ?(?P<value>{_VALUE})'
 
 
-def _plain(tokens: pa.Array) -> pa.Array:
-    """Texts without their quotes, and null for null."""
+def _unquote(tokens: pa.Array) -> pa.Array:
+    """Strings without their quotes, and null for a JSON null."""
     tokens = pc.if_else(pc.equal(tokens, "null"), pa.scalar(None, pa.string()), tokens)
     quoted = pc.starts_with(tokens, '"')
     return (
@@ -79,35 +86,20 @@ def _plain(tokens: pa.Array) -> pa.Array:
     )
 
 
-def _with_odd(
-    found: pa.Array, texts: pa.Array, odd: pa.Array, name: str, *, floating: bool
-) -> pa.Array:
-    parsed = [_parsed(text, name, floating=floating) for text in texts.filter(odd).to_pylist()]
-    return pc.replace_with_mask(found, odd, pa.array(parsed, pa.string()))
-
-
-def _parsed(text: str, name: str, *, floating: bool) -> str | None:
+def _parse_field(text: str, name: str, *, floating: bool) -> str | None:
+    """The field of one text, by Python's parser."""
     try:
         pairs = json.loads(
             text, object_pairs_hook=_Pairs, parse_float=_Floating, parse_constant=_refuse
         )
     except (ValueError, RecursionError) as error:
         raise NeedsSpark from error
-    values = (
-        [value for key, value in pairs if key == name]
-        if isinstance(pairs, _Pairs)
-        else [pairs, pairs]
-    )
-    return (
-        _text(values[0], floating=floating)
-        if len(values) == 1
-        else None
-        if not values
-        else _refuse(text)
-    )
-
-
-def _text(value: Any, *, floating: bool) -> str | None:
+    if not isinstance(pairs, _Pairs):
+        raise NeedsSpark
+    values = [value for key, value in pairs if key == name]
+    if len(values) > 1:
+        raise NeedsSpark
+    value = values[0] if values else None
     if value is None:
         return None
     if isinstance(value, bool):
@@ -120,7 +112,7 @@ def _text(value: Any, *, floating: bool) -> str | None:
         and value.isprintable()
     ):
         return str(value)
-    return _refuse(str(value))
+    raise NeedsSpark
 
 
 def _refuse(_text: str) -> NoReturn:
@@ -128,17 +120,16 @@ def _refuse(_text: str) -> NoReturn:
 
 
 def whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as whole numbers; Inexact if one is something else, which Spark would count as
-    failed.
-    """
+    """Texts as integers. NeedsSpark if one is something else, which Spark counts as a failed row."""
     _check(texts, rf"^{_WHOLE}$")
     try:
         return texts.cast(kind)
-    except pa.ArrowInvalid as error:  # too large for it
+    except pa.ArrowInvalid as error:  # out of the type's range
         raise NeedsSpark from error
 
 
 def floating_numbers(texts: pa.Array) -> pa.Array:
+    """Texts as DOUBLE. NeedsSpark if one is not a number."""
     _check(texts, rf"^{_NUMBER}$")
     return texts.cast(pa.float64())
 

@@ -1,18 +1,16 @@
-"""A row's key as bytes: what state is kept under, what results are ordered by, and what chooses a
-row's key group.
+"""A row's key as bytes, and back. State is stored under these bytes, results are ordered by them, and
+their hash chooses a row's key group.
 
-Equal keys have equal bytes and different keys different ones, whatever else is in the batch. A key
-of one column keeps the order of its values (null first); several columns are each written with
-their length before them, so that no two keys run into each other.
+Equal keys have equal bytes and different keys have different bytes, whatever else is in the batch. A
+key of one column keeps the order of its values (null first); in a key of several columns each value
+is prefixed by its length, so that no two keys coincide. The bytes of a value, by type:
 
-| type | bytes |
-|---|---|
-| integers, dates, times, intervals | big-endian, sign bit flipped |
-| FLOAT, DOUBLE | big-endian, in order; -0.0 is 0.0 and every NaN is one NaN, the largest |
-| DECIMAL | 16 bytes, big-endian, sign bit flipped |
-| BOOLEAN | one byte |
-| STRING, BINARY | as they are; alone in a key with the byte 1 before them |
-| null | alone in a key: nothing; among several: the length 0xFFFFFFFF |
+- integers, dates, times, intervals: big-endian, sign bit flipped
+- FLOAT, DOUBLE: big-endian, in order; -0.0 equals 0.0, and every NaN is one NaN, the largest value
+- DECIMAL: 16 bytes, big-endian, sign bit flipped
+- BOOLEAN: one byte
+- STRING, BINARY: unchanged; prefixed by the byte 1 in a key of one column
+- null: no bytes in a key of one column, the length 0xFFFFFFFF in a key of several
 """
 
 from __future__ import annotations
@@ -24,63 +22,72 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, fixed_width, offsets_of, runs
+from headrace.columnar.buffers import (
+    Ints,
+    Mask,
+    byte_width,
+    expand_ranges,
+    fixed_width_values,
+    offsets_of,
+)
 from headrace.columnar.murmur2 import murmur2_array
 from headrace.errors import InputError, UnknownColumn
 
 GROUPS = 128
-_NULL_LENGTH = b"\xff\xff\xff\xff"
+_NULL_LENGTH = 0xFFFFFFFF
 Bytes = npt.NDArray[np.uint8]
 
 
 def key_groups(keys: pa.Array) -> npt.NDArray[np.uint8]:
-    """The key group of each key: which of 128 parts of the state it belongs to."""
+    """The key group of each key: the index of the one of 128 parts of the state that holds it."""
     return (murmur2_array(keys) & np.uint32(GROUPS - 1)).astype(np.uint8)
 
 
 def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """The key bytes of each row: fixed-size binary where no value varies in length and none is
-    null, else binary.
+    """The key bytes of each row: fixed-size binary if no column varies in length and no value is
+    null, otherwise binary.
     """
     if not columns:
         return _fixed(np.zeros((rows.num_rows, 1), np.uint8))
     if missing := [name for name in columns if name not in rows.schema.names]:
         raise UnknownColumn(missing[0], rows.schema.names, where="The input")
-    arrays = [whole(rows.column(name)) for name in columns]
+    arrays = [as_array(rows.column(name)) for name in columns]
     if len(arrays) == 1:
-        return _single(arrays[0])
+        return _encode_single(arrays[0])
     matrices = [
-        part
+        matrix
         for array in arrays
-        if not array.null_count and not isinstance(part := ordered_bytes(array), pa.Array)
+        if not array.null_count and not isinstance(matrix := ordered_bytes(array), pa.Array)
     ]
     if len(matrices) == len(arrays):
-        return _fixed(np.hstack([each for part in matrices for each in (_lengths(part), part)]))
+        return _fixed(
+            np.hstack([part for matrix in matrices for part in (_lengths(matrix), matrix)])
+        )
     pieces = [piece for array in arrays for piece in _with_length(array)]
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 
 def key_list(keys: pa.Array) -> list[bytes]:
-    """Key bytes as Python has them, for the state."""
+    """Key bytes as Python objects, for the state."""
     if not pa.types.is_fixed_size_binary(keys.type):
         varying: list[bytes] = keys.to_pylist()
         return varying
-    fixed: list[bytes] = fixed_width(keys, f"V{keys.type.byte_width}").tolist()
+    fixed: list[bytes] = fixed_width_values(keys, f"V{keys.type.byte_width}").tolist()
     return fixed
 
 
-def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
+def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array: the chunks of a chunked column are combined."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
 
 
-def canonical(array: pa.Array) -> pa.Array:
-    """A key column with one spelling for each value: of zeros and NaNs there are several."""
+def canonicalize(array: pa.Array) -> pa.Array:
+    """A key column with one representation for each value: 0.0 for both zeros, one NaN for all."""
     if not pa.types.is_floating(array.type):
         return array
-    values = _plain_floats(array.fill_null(0).to_numpy(zero_copy_only=False))
+    values = _canonical_floats(array.fill_null(0).to_numpy(zero_copy_only=False))
     return pa.array(
         values,
         array.type,
@@ -89,8 +96,8 @@ def canonical(array: pa.Array) -> pa.Array:
 
 
 def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
-    """The bytes of a column without nulls, in the order of its values: a matrix with a row for each
-    value, or a binary array.
+    """The bytes of a column without nulls, ordered as its values are: a matrix with one row per
+    value, or a binary array where lengths vary.
     """
     kind = array.type
     if pa.types.is_boolean(kind):
@@ -110,11 +117,11 @@ def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
         return array.cast(pa.binary())
     raise InputError(
         f"A column of type {kind} cannot be part of a key.",
-        fix="key by plain columns; take parts of nested ones out with select.",
+        fix="key by columns of plain types; extract fields of nested columns with select.",
     )
 
 
-def _single(array: pa.Array) -> pa.Array:
+def _encode_single(array: pa.Array) -> pa.Array:
     encoded = ordered_bytes(array.drop_null() if array.null_count else array)
     if isinstance(encoded, pa.Array):
         encoded = pc.binary_join_element_wise(
@@ -128,18 +135,19 @@ def _single(array: pa.Array) -> pa.Array:
 
 
 def _with_length(array: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """For a key of several columns: each value's length, and its bytes."""
+    """The length and the bytes of each value, for a key of several columns."""
     encoded = ordered_bytes(array.drop_null() if array.null_count else array)
     encoded = encoded if isinstance(encoded, pa.Array) else _fixed(encoded).cast(pa.binary())
     lengths = pc.binary_length(encoded).to_numpy(zero_copy_only=False)
     prefix = _fixed(lengths.astype(">u4").view(np.uint8).reshape(-1, 4)).cast(pa.binary())
     if not array.null_count:
         return prefix, encoded
-    return _with_nulls(prefix, array, _NULL_LENGTH), _with_nulls(encoded, array, b"")
+    null_prefix = _NULL_LENGTH.to_bytes(4, "big")
+    return _with_nulls(prefix, array, null_prefix), _with_nulls(encoded, array, b"")
 
 
 def _with_nulls(encoded: pa.Array, array: pa.Array, null: bytes) -> pa.Array:
-    """Bytes of the values that are there, spread over the rows, with `null` for the others."""
+    """The bytes of the non-null values at their rows, and the bytes `null` at the others."""
     return pc.replace_with_mask(
         pa.array([null], pa.binary()).take(pa.array(np.zeros(len(array), np.int32))),
         array.is_valid(),
@@ -147,9 +155,9 @@ def _with_nulls(encoded: pa.Array, array: pa.Array, null: bytes) -> pa.Array:
     )
 
 
-def _lengths(part: Bytes) -> Bytes:
+def _lengths(matrix: Bytes) -> Bytes:
     return np.broadcast_to(
-        np.frombuffer(part.shape[1].to_bytes(4, "big"), np.uint8), (len(part), 4)
+        np.frombuffer(matrix.shape[1].to_bytes(4, "big"), np.uint8), (len(matrix), 4)
     )
 
 
@@ -171,7 +179,7 @@ def _matrix(words: npt.NDArray[np.unsignedinteger]) -> Bytes:
 
 def _ordered_integers(array: pa.Array) -> Bytes:
     width = array.type.bit_width // 8
-    values = fixed_width(array, f"<u{width}")
+    values = fixed_width_values(array, f"<u{width}")
     return _matrix(
         values
         if pa.types.is_unsigned_integer(array.type)
@@ -179,57 +187,56 @@ def _ordered_integers(array: pa.Array) -> Bytes:
     )
 
 
-def _plain_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """With one zero and one NaN."""
-    plain = values + values.dtype.type(0)
-    plain[np.isnan(plain)] = np.nan
-    return plain
+def _canonical_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """Floats with one zero (-0.0 becomes 0.0) and one NaN."""
+    canonical = values + values.dtype.type(0)
+    canonical[np.isnan(canonical)] = np.nan
+    return canonical
 
 
 def _ordered_floats(values: npt.NDArray[np.floating]) -> Bytes:
     width = values.dtype.itemsize
-    bits = _plain_floats(values).view(f"u{width}")
+    bits = _canonical_floats(values).view(f"u{width}")
     top = bits.dtype.type(1 << (8 * width - 1))
     return _matrix(np.where(bits & top, ~bits, bits | top))
 
 
 def _ordered_decimals(array: pa.Array) -> Bytes:
-    words = fixed_width(array, "<u8").reshape(-1, 2)
+    words = fixed_width_values(array, "<u8").reshape(-1, 2)
     big = np.empty((len(array), 2), ">u8")
     big[:, 0], big[:, 1] = words[:, 1] ^ np.uint64(1 << 63), words[:, 0]
     return big.view(np.uint8).reshape(len(array), 16)
 
 
-# From a key's bytes back to its values: the other way round of `keys.encode_keys`, for kernels that
-# find keys in their state and tell rows of them.
-
-
-_NULL_LENGTH_NUMBER = 0xFFFFFFFF
-Data = npt.NDArray[np.uint8]
+# Decoding
 
 
 def decode_keys(keys: pa.Array, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """The columns whose key bytes these are, each value in the one spelling that a key has."""
+    """The inverse of `encode_keys`: the key columns, each value in its canonical form."""
     if not fields:
         return []
-    data, starts, lengths = _laid_out(keys)
+    data, starts, lengths = _layout(keys)
     if len(fields) == 1:
         return [_decode_single(data, starts, lengths, fields[0].type)]
     columns = []
     for field in fields:
-        sizes = data[runs(starts, np.full(len(starts), 4))].view(">u4").astype(np.int64)
-        there = sizes != _NULL_LENGTH_NUMBER
-        sizes = np.where(there, sizes, 0)
-        columns.append(_values(data, starts + 4, sizes, there, field.type))
+        sizes = data[expand_ranges(starts, np.full(len(starts), 4))].view(">u4").astype(np.int64)
+        is_present = sizes != _NULL_LENGTH
+        sizes = np.where(is_present, sizes, 0)
+        columns.append(_decode_values(data, starts + 4, sizes, is_present, field.type))
         starts = starts + 4 + sizes
     return columns
 
 
-def _laid_out(keys: pa.Array) -> tuple[Data, Ints, Ints]:
-    """All bytes, and where each key begins and how long it is."""
+def _layout(keys: pa.Array) -> tuple[Bytes, Ints, Ints]:
+    """All bytes, and the start and length of each key in them."""
     if pa.types.is_fixed_size_binary(keys.type):
         width = keys.type.byte_width
-        return fixed_width(keys, np.uint8), np.arange(len(keys)) * width, np.full(len(keys), width)
+        return (
+            fixed_width_values(keys, np.uint8),
+            np.arange(len(keys)) * width,
+            np.full(len(keys), width),
+        )
     offsets = offsets_of(keys)
     data = (
         np.frombuffer(keys.buffers()[2], np.uint8)
@@ -239,50 +246,44 @@ def _laid_out(keys: pa.Array) -> tuple[Data, Ints, Ints]:
     return data, offsets[:-1], np.diff(offsets)
 
 
-def _decode_single(data: Data, starts: Ints, lengths: Ints, kind: pa.DataType) -> pa.Array:
-    """Alone in a key a null is nothing, and what varies in length has a byte before it."""
-    there = lengths > 0
-    before = 0 if _width(kind) is not None else 1
-    return _values(data, starts + before, np.where(there, lengths - before, 0), there, kind)
+def _decode_single(data: Bytes, starts: Ints, lengths: Ints, kind: pa.DataType) -> pa.Array:
+    """Decode keys of one column: a null has no bytes, and a value that varies in length is prefixed
+    by one byte.
+    """
+    is_present = lengths > 0
+    prefix = 0 if byte_width(kind) is not None else 1
+    sizes = np.where(is_present, lengths - prefix, 0)
+    return _decode_values(data, starts + prefix, sizes, is_present, kind)
 
 
-def _values(data: Data, starts: Ints, sizes: Ints, there: Mask, kind: pa.DataType) -> pa.Array:
-    width = _width(kind)
-    if width is None:
-        return _varying(data[runs(starts, sizes)], sizes, there, kind)
-    values = _decode_fixed(_cut(data, starts[there], width), kind)
-    if there.all():
-        return values
-    return values.take(pa.array(np.cumsum(there) - 1, mask=~there))
+def _decode_values(
+    data: Bytes, starts: Ints, sizes: Ints, is_present: Mask, kind: pa.DataType
+) -> pa.Array:
+    width = byte_width(kind)
+    if width is not None:
+        values = _decode_fixed(_gather(data, starts[is_present], width), kind)
+        if is_present.all():
+            return values
+        return values.take(pa.array(np.cumsum(is_present) - 1, mask=~is_present))
+    offsets = np.append(0, np.cumsum(sizes))
+    content = data[expand_ranges(starts, sizes)]
+    binary = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    )
+    if not is_present.all():
+        binary = binary.take(pa.array(np.arange(len(sizes)), mask=~is_present))
+    return binary.cast(pa.binary()).cast(kind)
 
 
-def _cut(data: Data, starts: Ints, width: int) -> Data:
-    """So many bytes from each of these places on. Mostly they lie one behind the other."""
+def _gather(data: Bytes, starts: Ints, width: int) -> Bytes:
+    """`width` bytes from each start. No copy if the values are adjacent, as they mostly are."""
     if len(starts) and (np.diff(starts) == width).all():
         return data[starts[0] : starts[-1] + width].reshape(-1, width)
-    return data[runs(starts, np.full(len(starts), width))].reshape(-1, width)
+    return data[expand_ranges(starts, np.full(len(starts), width))].reshape(-1, width)
 
 
-def _width(kind: pa.DataType) -> int | None:
-    if pa.types.is_boolean(kind):
-        return 1
-    return (
-        kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
-    )
-
-
-def _varying(data: Data, sizes: Ints, there: Mask, kind: pa.DataType) -> pa.Array:
-    offsets = np.append(0, np.cumsum(sizes))
-    plain = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    if not there.all():
-        plain = plain.take(pa.array(np.arange(len(sizes)), mask=~there))
-    return plain.cast(pa.binary()).cast(kind)
-
-
-def _decode_fixed(big: Data, kind: pa.DataType) -> pa.Array:
-    """Values of a fixed width from their bytes in order."""
+def _decode_fixed(big: Bytes, kind: pa.DataType) -> pa.Array:
+    """The values of a fixed-width type from their ordered, big-endian bytes."""
     if pa.types.is_boolean(kind):
         return pa.array(big[:, 0] != 0)
     width = big.shape[1]
@@ -294,12 +295,6 @@ def _decode_fixed(big: Data, kind: pa.DataType) -> pa.Array:
         )
     bits = np.ascontiguousarray(big).view(f">u{width}").reshape(-1).astype(f"<u{width}")
     if not pa.types.is_unsigned_integer(kind):
-        bits = _signed(bits, floating=pa.types.is_floating(kind))
+        top = bits.dtype.type(1 << (8 * width - 1))
+        bits = np.where(bits & top, bits ^ top, ~bits) if pa.types.is_floating(kind) else bits ^ top
     return pa.Array.from_buffers(kind, len(bits), [None, pa.py_buffer(bits)])
-
-
-def _signed(
-    bits: npt.NDArray[np.unsignedinteger], *, floating: bool
-) -> npt.NDArray[np.unsignedinteger]:
-    top = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
-    return np.where(bits & top, bits ^ top, ~bits) if floating else bits ^ top

@@ -1,5 +1,6 @@
-"""Finding each other: keys of several columns as numbers, places in columns that are sorted key by
-key, and all pairs of what was found.
+"""Looking up rows by key: ranks of keys that several columns share, binary search within sorted
+segments, merging sorted tables, and expanding ranges into pairs. Joins, windows and patterns are
+built from these.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.columnar.buffers import Ints, Mask, runs
-from headrace.columnar.segments import by_code, by_key
-from headrace.columnar.sort import Codes, are_few, codes_of, ranked_by_hashing, stable_sort
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
+from headrace.columnar.segments import order_by_code, order_by_key
+from headrace.columnar.sort import has_few_distinct, key_codes, rank_by_hashing, stable_sort
 
 _WORD_BITS = 63
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """The distinct keys of some columns, in order; for each column the place of each of its keys
-    among them, and its rows in key order.
+class KeyRanks:
+    """The distinct keys of several columns, in order; and for each column the rank of each of its
+    keys among them, and its row indices in key order.
     """
 
     keys: pa.Array
@@ -30,88 +31,92 @@ class Ranked:
     orders: list[Ints]
 
 
-def ranked(columns: Sequence[pa.Array]) -> Ranked:
-    """Keys of several columns as numbers, in the order of the keys' bytes."""
-    together = _one_column(columns)
-    order, new_key = by_key(together)
-    ends = np.cumsum([len(each) for each in columns])
+def rank_keys(columns: Sequence[pa.Array]) -> KeyRanks:
+    """Rank the keys of several columns together, in the order of the keys' bytes."""
+    all_keys = _concatenate(columns)
+    order, new_key = order_by_key(all_keys)
+    ends = np.cumsum([len(column) for column in columns])
     orders = [
-        _within(order, int(end) - len(each), int(end))
-        for end, each in zip(ends, columns, strict=True)
+        _restrict(order, int(end) - len(column), int(end))
+        for end, column in zip(ends, columns, strict=True)
     ]
-    return Ranked(
-        together.take(pa.array(order[new_key])), np.split(_ranks(order, new_key), ends[:-1]), orders
+    return KeyRanks(
+        all_keys.take(pa.array(order[new_key])), np.split(_ranks(order, new_key), ends[:-1]), orders
     )
 
 
 def _ranks(order: Ints, new_key: Mask) -> Ints:
-    """The place of each row's key among the distinct ones, from the rows in order of key."""
+    """The rank of each row's key, from the rows in key order."""
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.cumsum(new_key) - 1
     return ranks
 
 
-def numbered(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[Ints]]:
-    """The distinct keys of some columns, in order, and for each column the place of each of its
-    keys among them: as `ranked`, quicker where keys are few.
+def number_keys(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[Ints]]:
+    """The distinct keys of several columns, in order, and for each column the rank of each of its
+    keys among them. Faster than `rank_keys` where there are few distinct keys, but without the row
+    order.
     """
-    together = _one_column(columns)
-    firsts, ranks = _numbered(codes_of(together))
-    ends = np.cumsum([len(each) for each in columns])
-    return together.take(pa.array(firsts)), np.split(ranks, ends[:-1])
+    all_keys = _concatenate(columns)
+    codes = key_codes(all_keys)
+    if has_few_distinct(codes):
+        firsts, ranks = rank_by_hashing(codes)
+    else:
+        order, new_key = order_by_code(codes)
+        firsts, ranks = order[new_key], _ranks(order, new_key)
+    ends = np.cumsum([len(column) for column in columns])
+    return all_keys.take(pa.array(firsts)), np.split(ranks, ends[:-1])
 
 
-def _numbered(codes: Codes) -> tuple[Ints, Ints]:
-    if are_few(codes):
-        return ranked_by_hashing(codes)
-    order, new_key = by_code(codes)
-    return order[new_key], _ranks(order, new_key)
-
-
-def _within(order: Ints, first: int, end: int) -> Ints:
+def _restrict(order: Ints, first: int, end: int) -> Ints:
+    """The indices from `first` up to `end` of an order, counted from `first`."""
     return order if end - first == len(order) else order[(order >= first) & (order < end)] - first
 
 
-def _one_column(columns: Sequence[pa.Array]) -> pa.Array:
-    """Key bytes have a fixed size in one column and not in another, where a null is among them."""
-    some = [each for each in columns if len(each)] or list(columns[:1])
-    alike = all(each.type == some[0].type for each in some)
-    return pa.concat_arrays(some if alike else [each.cast(pa.binary()) for each in some])
+def _concatenate(columns: Sequence[pa.Array]) -> pa.Array:
+    """All keys in one column. Key bytes are fixed-size binary in one column and binary in another
+    that has a null.
+    """
+    non_empty = [column for column in columns if len(column)] or list(columns[:1])
+    if any(column.type != non_empty[0].type for column in non_empty):
+        non_empty = [column.cast(pa.binary()) for column in non_empty]
+    return pa.concat_arrays(non_empty)
 
 
-def search(
+def search_within(
     values: npt.NDArray[Any], starts: Ints, ends: Ints, wanted: npt.NDArray[Any], *, right: bool
 ) -> Ints:
-    """For each wanted value its place in values[start:end], which is sorted: before those that
-    equal it, or, with `right`, behind them.
+    """Binary search of each wanted value in values[start:end], which is sorted. Returns the
+    insertion point before equal values, or, with `right`, after them.
     """
     low, high = starts.copy(), ends.copy()
-    left = np.flatnonzero(low < high)
-    while len(left):
-        middle = (low[left] + high[left]) >> 1
-        below = values[middle] <= wanted[left] if right else values[middle] < wanted[left]
-        low[left[below]] = middle[below] + 1
-        high[left[~below]] = middle[~below]
-        left = left[low[left] < high[left]]
+    open_searches = np.flatnonzero(low < high)
+    while len(open_searches):
+        middle = (low[open_searches] + high[open_searches]) >> 1
+        target = wanted[open_searches]
+        below = values[middle] <= target if right else values[middle] < target
+        low[open_searches[below]] = middle[below] + 1
+        high[open_searches[~below]] = middle[~below]
+        open_searches = open_searches[low[open_searches] < high[open_searches]]
     return low
 
 
-def pairs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """Every place from low to high of each, and whose it is."""
-    lengths = np.maximum(high - low, 0)
-    return np.repeat(np.arange(len(low)), lengths), runs(low, lengths)
-
-
-def bounds(keys: Ints, count: int) -> Ints:
-    """Where each of `count` keys begins in a sorted column of key numbers, and where the last
-    ends.
+def expand_pairs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """All pairs of a range's index and an index in that range, low to high exclusive: first the
+    owners, then the indices.
     """
+    lengths = np.maximum(high - low, 0)
+    return np.repeat(np.arange(len(low)), lengths), expand_ranges(low, lengths)
+
+
+def key_bounds(keys: Ints, count: int) -> Ints:
+    """The start of each of `count` keys in a sorted column of key ranks, and the end of the last."""
     return np.searchsorted(keys, np.arange(count + 1))
 
 
-def hull(count: int, keys: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """For each of `count` keys the lowest first and the highest last; the lowest above the highest
-    for a key that has none.
+def key_extents(count: int, keys: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """For each of `count` keys the smallest `first` and the largest `last`. For a key without rows
+    the smallest is above the largest.
     """
     low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(low, keys, first)
@@ -119,100 +124,99 @@ def hull(count: int, keys: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
     return low, high
 
 
-def marked(count: int, which: Ints) -> Mask:
-    """Of so many, these."""
-    mask = np.zeros(count, np.bool_)
-    mask[which] = True
+def mask_at(length: int, indices: Ints) -> Mask:
+    """Boolean mask of the given length, true at the given indices."""
+    mask = np.zeros(length, np.bool_)
+    mask[indices] = True
     return mask
 
 
-def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
-    """The order by several columns of integers or bytes. Equal rows stay in their order, or in that
-    of `start`: quick if that is nearly it.
+def sort_order(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
+    """The sort order by several columns of integers or bytes, the first being the most significant.
+    Equal rows keep their order, or the order of `start`, which is fast if it is nearly sorted.
     """
     columns = columns if start is None else tuple(column[start] for column in columns)
-    (together,) = (
-        _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
-    )
-    if together is None:
-        order = np.arange(len(columns[0])) if _are_in_order(columns) else np.lexsort(columns[::-1])
-    elif (together[1:] >= together[:-1]).all():
-        order = np.arange(len(together))
+    are_integers = all(column.dtype.kind == "i" for column in columns)
+    (packed,) = _pack(columns) if are_integers else (None,)
+    if packed is None:
+        is_sorted = are_integers and _is_sorted(columns)
+        order = np.arange(len(columns[0])) if is_sorted else np.lexsort(columns[::-1])
+    elif (packed[1:] >= packed[:-1]).all():
+        order = np.arange(len(packed))
     else:
-        order, _ = stable_sort(together.view(np.uint64))
+        order, _ = stable_sort(packed.view(np.uint64))
     return order if start is None else start[order]
 
 
-def _are_in_order(columns: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether rows of integers are in order already: finding out costs little beside sorting
-    them.
-    """
-    if not all(column.dtype.kind == "i" for column in columns):
-        return False
-    fine = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
+def _is_sorted(columns: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether rows are sorted by the columns already, which costs little compared with sorting."""
+    is_in_order = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
     for column in reversed(columns):
-        fine = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & fine)
-    return bool(fine.all())
+        is_in_order = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & is_in_order)
+    return bool(is_in_order.all())
 
 
-def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:
-    """Several columns as one number that has their order, for each table the same way; None if they
-    do not fit into one.
+def _pack(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:
+    """The columns of each table packed into one integer that has their order, with the same layout
+    for all tables; None for each if they do not fit.
     """
-    together, bits = [np.zeros(len(table[0]), np.int64) for table in tables], 0
+    packed_tables = [np.zeros(len(table[0]), np.int64) for table in tables]
+    bits = 0
     for columns in zip(*tables, strict=True):
-        some = [column for column in columns if len(column)]
-        lowest = min((int(column.min()) for column in some), default=0)
-        width = (max((int(column.max()) for column in some), default=0) - lowest).bit_length()
+        non_empty = [column for column in columns if len(column)]
+        lowest = min((int(column.min()) for column in non_empty), default=0)
+        width = (max((int(column.max()) for column in non_empty), default=0) - lowest).bit_length()
         bits += width
         if bits > _WORD_BITS:
             return (None,) * len(tables)
-        for each, column in zip(together, columns, strict=True):
-            np.left_shift(each, width, out=each)
-            np.bitwise_or(each, column - lowest, out=each)
-    return tuple(together)
+        for packed, column in zip(packed_tables, columns, strict=True):
+            np.left_shift(packed, width, out=packed)
+            np.bitwise_or(packed, column - lowest, out=packed)
+    return tuple(packed_tables)
 
 
-def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin: Ints) -> Ints:
-    """For each wanted value of a key the place behind the last that is not above it, in columns
-    sorted by both; `begin`: where keys begin.
+def upper_bound(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin: Ints) -> Ints:
+    """For each wanted key and value the index after that key's last value that is not greater, in
+    columns sorted by key and value. `begin` are the starts of the keys.
     """
-    packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
+    packed, packed_wanted = _pack((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
-        return search(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)
+        return search_within(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)
     return np.searchsorted(packed, packed_wanted, side="right")
 
 
-def first_from(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Ints:
-    """For each wanted value of a key the place of the first that is not below it, in columns sorted
-    by both; behind the key's last if there is none.
+def lower_bound(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Ints:
+    """For each wanted key and value the index of that key's first value that is not less, in columns
+    sorted by key and value; the key's end if there is none.
     """
-    packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
+    packed, packed_wanted = _pack((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
-        where = bounds(keys, int(max(keys.max(initial=-1), wanted_keys.max(initial=-1))) + 1)
-        return search(values, where[wanted_keys], where[wanted_keys + 1], wanted, right=False)
+        where = key_bounds(keys, int(max(keys.max(initial=-1), wanted_keys.max(initial=-1))) + 1)
+        return search_within(
+            values, where[wanted_keys], where[wanted_keys + 1], wanted, right=False
+        )
     return np.searchsorted(packed, packed_wanted)
 
 
 def merge_order(first: Sequence[Ints], second: Sequence[Ints]) -> Ints:
-    """The order of two tables, each of which is sorted by these columns, put one behind the other.
-    Of equal rows those of the first come first.
+    """The sort order of the concatenation of two tables that are each sorted by these columns. Equal
+    rows of the first table come before those of the second.
     """
-    one, other = _packed(first, second)
-    if one is None or other is None:
-        return sorting(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
-    order, of_first = (
-        np.empty(len(one) + len(other), np.int64),
-        np.ones(len(one) + len(other), np.bool_),
-    )
-    places = np.searchsorted(one, other, side="right") + np.arange(len(other))
-    of_first[places] = False
-    order[places], order[of_first] = len(one) + np.arange(len(other)), np.arange(len(one))
+    packed_first, packed_second = _pack(first, second)
+    if packed_first is None or packed_second is None:
+        return sort_order(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    count_first, count_second = len(packed_first), len(packed_second)
+    order = np.empty(count_first + count_second, np.int64)
+    is_first = np.ones(count_first + count_second, np.bool_)
+    targets = np.searchsorted(packed_first, packed_second, side="right") + np.arange(count_second)
+    is_first[targets] = False
+    order[targets] = count_first + np.arange(count_second)
+    order[is_first] = np.arange(count_first)
     return order
 
 
-def begins(*columns: npt.NDArray[np.generic]) -> Mask:
-    """Where a new combination of values begins, in columns that are sorted by them."""
+def group_start_mask(*columns: npt.NDArray[np.generic]) -> Mask:
+    """Mask of the rows that start a new combination of values, in columns sorted by them."""
     new = np.ones(len(columns[0]), np.bool_)
     if len(new):
         new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])

@@ -1,5 +1,5 @@
-"""Kafka's murmur2, over one key and over whole columns of keys at once. The log chooses partitions
-by it, the engine key groups.
+"""Kafka's murmur2 hash, over one key and over whole columns of keys. The log chooses partitions by
+it, the engine chooses key groups by it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _WORD = struct.Struct("<I")
-_FEW_ROWS = 24  # below this many rows numpy's cost per call exceeds that of plain Python
+_FEW_ROWS = 24  # below this many rows numpy's cost per call exceeds the cost of plain Python
 
 Words = npt.NDArray[np.uint32]
 
@@ -41,11 +41,15 @@ def _mix(hashed: int, data: bytes) -> int:
 
 
 def murmur2_array(array: pa.BinaryArray | pa.StringArray | pa.FixedSizeBinaryArray) -> Words:
-    """The hash of each element, a null as the empty key. The work is proportional to the bytes,
-    however long single keys are.
+    """The hash of each element; a null hashes as the empty key. The cost is proportional to the
+    number of bytes, however long single keys are.
     """
-    if _is_whole_words(array):
-        return _hash_of_equal_lengths(array)
+    if (
+        pa.types.is_fixed_size_binary(array.type)
+        and array.type.byte_width % 4 == 0
+        and not array.null_count
+    ):
+        return _hash_words(array)
     if len(array) < _FEW_ROWS or pa.types.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
     if len(array) < _FEW_ROWS:
@@ -54,27 +58,19 @@ def murmur2_array(array: pa.BinaryArray | pa.StringArray | pa.FixedSizeBinaryArr
     hashed = lengths.astype(np.uint32) ^ np.uint32(_SEED)
     _mix_words(hashed, starts, lengths, values)
     _mix_tails(hashed, starts, lengths, values)
-    return _finished(hashed)
+    return _finish(hashed)
 
 
-def _finished(hashed: Words) -> Words:
+def _finish(hashed: Words) -> Words:
     hashed ^= hashed >> np.uint32(13)
     hashed *= np.uint32(_M)
     hashed ^= hashed >> np.uint32(15)
     return hashed
 
 
-def _is_whole_words(array: pa.Array) -> bool:
-    return (
-        pa.types.is_fixed_size_binary(array.type)
-        and array.type.byte_width % 4 == 0
-        and not array.null_count
-    )
-
-
-def _hash_of_equal_lengths(array: pa.FixedSizeBinaryArray) -> Words:
-    """Keys of one length, such as those of a BIGINT: a word of all keys at a time, without looking
-    for their bytes.
+def _hash_words(array: pa.FixedSizeBinaryArray) -> Words:
+    """The hash of keys of equal length in whole words, such as BIGINT keys: one word of all keys at
+    a time.
     """
     width: int = array.type.byte_width
     words = np.frombuffer(
@@ -82,23 +78,20 @@ def _hash_of_equal_lengths(array: pa.FixedSizeBinaryArray) -> Words:
     ).reshape(len(array), width // 4)
     hashed = np.full(len(array), _SEED ^ width, np.uint32)
     for at in range(width // 4):
-        _mix_in(hashed, words[:, at].copy())
-    return _finished(hashed)
-
-
-def _mix_in(hashed: Words, k: Words) -> None:
-    k *= np.uint32(_M)
-    k ^= k >> np.uint32(24)
-    k *= np.uint32(_M)
-    hashed *= np.uint32(_M)
-    hashed ^= k
+        k = words[:, at].copy()
+        k *= np.uint32(_M)
+        k ^= k >> np.uint32(24)
+        k *= np.uint32(_M)
+        hashed *= np.uint32(_M)
+        hashed ^= k
+    return _finish(hashed)
 
 
 def _layout(
     array: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where each element starts, how long it is (nulls: 0), and all bytes, with room to read a
-    whole word at the last one.
+    """The start and length of each element (0 for a null), and all bytes, padded so that a whole
+    word can be read at the last one.
     """
     if array.null_count:
         array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
@@ -114,7 +107,7 @@ def _layout(
 
 
 def _words_at(values: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]) -> Words:
-    """The little-endian words that start at any byte positions."""
+    """The little-endian words that start at the given byte positions."""
     overlapping: Words = np.ndarray(
         shape=(len(values) - 3,), dtype="<u4", buffer=values.data, strides=(1,)
     )
@@ -127,19 +120,19 @@ def _mix_words(
     lengths: npt.NDArray[np.int64],
     values: npt.NDArray[np.uint8],
 ) -> None:
-    """One word of every key that still has one, then the next; the last few long keys are finished
-    one by one.
+    """Mix in one word of every key that has one left, then the next word, and so on. The last few
+    long keys are finished one by one.
     """
     words = lengths >> 2
     rows = np.flatnonzero(words)
     step = 0
     while len(rows) >= _FEW_ROWS:
-        everything = len(rows) == len(hashed)
-        k = _words_at(values, (starts if everything else starts[rows]) + 4 * step)
+        is_every_row = len(rows) == len(hashed)
+        k = _words_at(values, (starts if is_every_row else starts[rows]) + 4 * step)
         k *= np.uint32(_M)
         k ^= k >> np.uint32(24)
         k *= np.uint32(_M)
-        if everything:
+        if is_every_row:
             hashed *= np.uint32(_M)
             hashed ^= k
         else:
@@ -157,7 +150,7 @@ def _mix_tails(
     lengths: npt.NDArray[np.int64],
     values: npt.NDArray[np.uint8],
 ) -> None:
-    """The last one to three bytes of the keys whose length is no multiple of four."""
+    """Mix in the last one to three bytes of keys whose length is not a multiple of four."""
     rows = np.flatnonzero(lengths & 3)
     if not len(rows):
         return

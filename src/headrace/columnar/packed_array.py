@@ -1,11 +1,11 @@
-"""Columns of numbers in as few bytes as they need: each as what its values are above the lowest, in
-0, 1, 2, 4 or 8 bytes. For points of windows, whose times lie close together and whose states are
-small numbers, that is a sixth.
+"""Integer columns in as few bytes as they need: each value is stored as its difference from the
+column's lowest value, in 0, 1, 2, 4 or 8 bytes. Sliding windows store their points so, a sixth of
+the plain size: their times are close together and their states are small numbers.
 
-| bytes | what |
-|---|---|
-| 9 for each column | the form: width, lowest |
-| … | the rows, one behind the other: each column's number in its width, little-endian |
+An entry is a layout followed by its rows:
+
+- 9 bytes for each column: its width (1 byte) and its lowest value (8 bytes, little-endian)
+- the rows, one after the other: each column's difference in its width, little-endian
 """
 
 from __future__ import annotations
@@ -20,108 +20,108 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints
 
-Column = npt.NDArray[Any]
+NumberColumn = npt.NDArray[Any]
 _WIDTHS = (0, 1, 2, 4, 8)
-_FORM = np.dtype([("width", "u1"), ("lowest", "<u8")])
-FORM_BYTES: int = _FORM.itemsize
+_LAYOUT = np.dtype([("width", "u1"), ("lowest", "<u8")])
+LAYOUT_BYTES: int = _LAYOUT.itemsize
 
 
 @dataclass(frozen=True)
-class Form:
-    """How rows are laid out: for each column its width and its lowest number, as whole numbers of
-    64 bits.
+class PackedLayout:
+    """The layout of packed rows: for each column its width in bytes and its lowest value, as
+    unsigned 64-bit integers.
     """
 
     widths: tuple[int, ...]
     lowest: tuple[int, ...]
 
     @staticmethod
-    def of(columns: Sequence[Column]) -> Form:
-        """The narrowest; the first column has at least a byte, so that bytes tell how many rows
-        there are.
+    def of(columns: Sequence[NumberColumn]) -> PackedLayout:
+        """The narrowest layout. The first column has at least one byte, so that the number of rows
+        follows from the number of bytes.
         """
         ranges = [
             (int(column.min()), int(column.max())) if len(column) else (0, 0)
-            for column in map(_as_whole, columns)
+            for column in map(_as_integers, columns)
         ]
         widths = [_width(high - low) for low, high in ranges]
-        return Form((max(widths[0], 1), *widths[1:]), tuple(low % 2**64 for low, _ in ranges))
+        return PackedLayout(
+            (max(widths[0], 1), *widths[1:]), tuple(low % 2**64 for low, _ in ranges)
+        )
 
     def to_bytes(self) -> bytes:
-        return np.array(list(zip(self.widths, self.lowest, strict=True)), _FORM).tobytes()
+        return np.array(list(zip(self.widths, self.lowest, strict=True)), _LAYOUT).tobytes()
 
-    def packed(self, columns: Sequence[Column]) -> npt.NDArray[np.void]:
-        rows = np.empty(len(columns[0]), row_type(self.widths))
+    def pack(self, columns: Sequence[NumberColumn]) -> npt.NDArray[np.void]:
+        rows = np.empty(len(columns[0]), row_dtype(self.widths))
         for at, (column, width, lowest) in enumerate(
             zip(columns, self.widths, self.lowest, strict=True)
         ):
             if width:
-                rows[str(at)] = _as_whole(column).view(np.uint64) - np.uint64(lowest)
+                rows[str(at)] = _as_integers(column).view(np.uint64) - np.uint64(lowest)
         return rows
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Entries of the same widths, by their places; `lowest` has a row for each, or one for all."""
+class LayoutGroup:
+    """The indices of entries whose layouts have the same widths. `lowest` has one row per entry, or
+    a single row if it is the same for all.
+    """
 
-    which: Ints
+    entries: Ints
     widths: tuple[int, ...]
     lowest: npt.NDArray[np.uint64]
 
-    def unpacked(
+    def unpack(
         self, rows: npt.NDArray[np.void], counts: Ints, kinds: Sequence[np.dtype[Any]]
-    ) -> list[Column]:
-        """The columns of these entries' rows, of which each has so many."""
+    ) -> list[NumberColumn]:
+        """The columns of the rows of all entries; `counts` is the number of rows of each entry."""
         of_rows = self.lowest if len(self.lowest) == 1 else np.repeat(self.lowest, counts, axis=0)
-        return [self._column(rows, at, of_rows[:, at], kind) for at, kind in enumerate(kinds)]
-
-    def _column(
-        self,
-        rows: npt.NDArray[np.void],
-        at: int,
-        lowest: npt.NDArray[np.uint64],
-        kind: np.dtype[Any],
-    ) -> Column:
-        whole = (
-            rows[str(at)].astype(np.uint64) + lowest
-            if self.widths[at]
-            else np.broadcast_to(lowest, len(rows)).copy()
-        )
-        return whole.view(kind) if kind.itemsize == whole.itemsize else whole.astype(kind)
+        columns = []
+        for at, kind in enumerate(kinds):
+            lowest = of_rows[:, at]
+            values = (
+                rows[str(at)].astype(np.uint64) + lowest
+                if self.widths[at]
+                else np.broadcast_to(lowest, len(rows)).copy()
+            )
+            columns.append(
+                values.view(kind) if kind.itemsize == values.itemsize else values.astype(kind)
+            )
+        return columns
 
 
-def by_widths(raw: npt.NDArray[np.uint8]) -> list[Alike]:
-    """Entries' forms, one behind the other in each row: there are as many as were written at
-    different times, but few differ in their widths.
+def group_by_widths(layouts: npt.NDArray[np.uint8]) -> list[LayoutGroup]:
+    """Group entries by the widths of their layouts, given as one row of layout bytes per entry.
+    There are as many layouts as there were writes, but few different widths.
     """
-    forms = np.ascontiguousarray(raw).view(_FORM)
-    widths, lowest = np.ascontiguousarray(forms["width"]), np.ascontiguousarray(forms["lowest"])
-    different = pa.FixedSizeBinaryArray.from_buffers(
+    fields = np.ascontiguousarray(layouts).view(_LAYOUT)
+    widths, lowest = np.ascontiguousarray(fields["width"]), np.ascontiguousarray(fields["lowest"])
+    distinct = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(widths.shape[1]), len(widths), [None, pa.py_buffer(widths)]
     ).dictionary_encode()
-    of = different.indices.to_numpy()
-    return [
-        _alike(np.flatnonzero(of == number), tuple(each), lowest)
-        for number, each in enumerate(different.dictionary.to_pylist())
-    ]
+    group_of = distinct.indices.to_numpy()
+    groups = []
+    for number, group_widths in enumerate(distinct.dictionary.to_pylist()):
+        entries = np.flatnonzero(group_of == number)
+        bases = lowest[entries]
+        if (bases == bases[0]).all():
+            bases = bases[:1]
+        groups.append(LayoutGroup(entries, tuple(group_widths), bases))
+    return groups
 
 
-def _alike(which: Ints, widths: tuple[int, ...], lowest: npt.NDArray[np.uint64]) -> Alike:
-    mine = lowest[which]
-    return Alike(which, widths, mine[:1] if (mine == mine[0]).all() else mine)
-
-
-def row_type(widths: Sequence[int]) -> np.dtype[np.void]:
-    """One row; a column without bytes is not in it."""
+def row_dtype(widths: Sequence[int]) -> np.dtype[np.void]:
+    """The numpy type of one packed row. A column of width 0 is not part of it."""
     return np.dtype([(str(at), f"<u{width}") for at, width in enumerate(widths) if width])
 
 
-def _as_whole(column: Column) -> Column:
-    """Numbers of 64 bits, those with a sign with it; what is no whole number by its bits."""
+def _as_integers(column: NumberColumn) -> NumberColumn:
+    """A column as 64-bit integers, signed if it is signed; floats by their bits."""
     if column.dtype.itemsize < np.uint64().itemsize:
         return column.astype(np.uint64)
-    plain = np.ascontiguousarray(column)
-    return plain.view(np.uint64) if plain.dtype.kind == "f" else plain
+    contiguous = np.ascontiguousarray(column)
+    return contiguous.view(np.uint64) if contiguous.dtype.kind == "f" else contiguous
 
 
 def _width(span: int) -> int:

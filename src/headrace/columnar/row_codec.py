@@ -1,15 +1,14 @@
-"""Values of any Arrow type as bytes, one by one, and back, whole columns at a time: how states that
-have no fixed width are stored.
+"""Values of any Arrow type as bytes, and back, a whole column at a time. State without a fixed width
+is stored in this form.
 
-| type | bytes of a value |
-|---|---|
-| fixed width | as Arrow has it, little-endian; BOOLEAN one byte |
-| STRING, BINARY | as they are |
-| STRUCT | for each part: 1 if it is there (else 0); its length if it varies, in 4 bytes; its bytes
-|
-| ARRAY | how many, in 4 bytes; for each 1 if it is there; for each its length if it varies; the
-bytes of all |
-| MAP | as an ARRAY of STRUCT |
+The bytes of a value, by type:
+
+- fixed width: as in Arrow, little-endian; a BOOLEAN takes one byte
+- STRING, BINARY: unchanged
+- STRUCT: for each field a presence byte (1 or 0), its length in 4 bytes if it varies, its bytes
+- ARRAY: the count in 4 bytes; a presence byte for each element; each element's length in 4 bytes if
+  it varies; the bytes of all elements
+- MAP: as an ARRAY of STRUCT
 """
 
 from __future__ import annotations
@@ -21,33 +20,52 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, fixed_width, offsets_of, runs
+from headrace.columnar.buffers import (
+    Ints,
+    Mask,
+    byte_width,
+    expand_ranges,
+    fixed_width_values,
+    offsets_of,
+)
 
 Data = npt.NDArray[np.uint8]
-_NOTHING = pa.scalar(b"", pa.large_binary())
+_NO_SEPARATOR = pa.scalar(b"", pa.large_binary())
 
 
 def encode(array: pa.Array) -> list[bytes]:
-    """The bytes of each value. A null has none: the one who stores it must know."""
+    """The bytes of each value. A null gives no bytes: the caller records separately that it is
+    null.
+    """
     encoded: list[bytes] = encode_array(array).to_pylist()
     return encoded
 
 
 def encode_array(array: pa.Array) -> pa.Array:
-    """The same as a column of large binary."""
-    return _encoded(array)
+    """The bytes of each value as a large-binary column; empty for a null."""
+    kind = array.type
+    if (width := byte_width(kind)) is not None:
+        return _encode_fixed(array, width)
+    if pa.types.is_struct(kind):
+        children = [pc.struct_field(array, at) for at in range(kind.num_fields)]
+        return _join([piece for child in children for piece in _field_pieces(child)], len(array))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _encode_lists(
+            array.cast(pa.list_(_entry_type(kind))) if pa.types.is_map(kind) else array
+        )
+    return array.cast(pa.binary()).fill_null(b"").cast(pa.large_binary())
 
 
 def decode(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
-    """The values whose bytes these are; none of them null."""
+    """The inverse of `encode`, for values none of which was null."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     data = np.frombuffer(b"".join(values), np.uint8) if len(values) else np.zeros(0, np.uint8)
-    return _decoded(kind, data, np.cumsum(lengths) - lengths, lengths)
+    return _decode(kind, data, np.cumsum(lengths) - lengths, lengths)
 
 
 def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same from a column of large binary, none null. Of a struct its first parts can be read
-    alone: give a struct of those.
+    """The inverse of `encode_array`, for a large-binary column without nulls. To read only the first
+    fields of a struct, pass a struct type with only those.
     """
     offsets = _large_offsets(values)
     data = (
@@ -55,56 +73,34 @@ def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
         if len(values) and values.buffers()[2] is not None
         else np.zeros(0, np.uint8)
     )
-    return _decoded(kind, data, offsets[:-1], np.diff(offsets))
+    return _decode(kind, data, offsets[:-1], np.diff(offsets))
 
 
-def width_of(kind: pa.DataType) -> int | None:
-    """How many bytes each value has; None if that varies."""
-    if pa.types.is_boolean(kind):
-        return 1
-    return (
-        kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
-    )
+# Encoding
 
 
-# Writing
-
-
-def _encoded(array: pa.Array) -> pa.Array:
-    kind = array.type
-    if (width := width_of(kind)) is not None:
-        return _fixed(array, width)
-    if pa.types.is_struct(kind):
-        children = [pc.struct_field(array, at) for at in range(kind.num_fields)]
-        return _joined([piece for child in children for piece in _part(child)], len(array))
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return _list(_as_list(array))
-    return array.cast(pa.binary()).fill_null(b"").cast(pa.large_binary())
-
-
-def _fixed(array: pa.Array, width: int) -> pa.Array:
+def _encode_fixed(array: pa.Array, width: int) -> pa.Array:
     if pa.types.is_boolean(array.type):
         data = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
     else:
-        data = fixed_width(array, np.uint8).reshape(len(array), width)
+        data = fixed_width_values(array, np.uint8).reshape(len(array), width)
         if array.null_count:
             data = np.where(_valid(array)[:, None], data, np.uint8(0))
     return _binary(data, np.arange(len(array) + 1) * width)
 
 
-def _part(child: pa.Array) -> list[pa.Array]:
-    """A struct's part: whether it is there, its length if it varies, its bytes."""
-    there, encoded = _bytes_of(_valid(child).astype(np.uint8)), _encoded(child)
-    return (
-        [there, encoded]
-        if width_of(child.type) is not None
-        else [there, _bytes_of(pc.binary_length(encoded).to_numpy().astype("<u4")), encoded]
-    )
+def _field_pieces(child: pa.Array) -> list[pa.Array]:
+    """A field of a struct as columns of bytes: presence, length if it varies, content."""
+    presence = _bytes_of(_valid(child).astype(np.uint8))
+    encoded = encode_array(child)
+    if byte_width(child.type) is not None:
+        return [presence, encoded]
+    return [presence, _bytes_of(pc.binary_length(encoded).to_numpy().astype("<u4")), encoded]
 
 
-def _list(array: pa.Array) -> pa.Array:
-    """Sections of all lists side by side, then put together list by list: bytes of neighbours need
-    no move.
+def _encode_lists(array: pa.Array) -> pa.Array:
+    """Encode each section (counts, presence, lengths, content) for all lists at once, then join the
+    sections list by list. Elements of one list are adjacent already, so no bytes are moved.
     """
     offsets, child = offsets_of(array), array.values
     if array.null_count:
@@ -112,12 +108,12 @@ def _list(array: pa.Array) -> pa.Array:
         offsets, child = offsets_of(array), array.values
     first, last = int(offsets[0]), int(offsets[-1])
     child, offsets = child.slice(first, last - first), offsets - first
-    encoded = _encoded(child)
+    encoded = encode_array(child)
     sections = [
         _bytes_of(np.diff(offsets).astype("<u4")),
         _binary(_valid(child).astype(np.uint8), offsets),
     ]
-    if width_of(child.type) is None:
+    if byte_width(child.type) is None:
         sections.append(_binary(pc.binary_length(encoded).to_numpy().astype("<u4"), 4 * offsets))
     starts = _large_offsets(encoded)
     sections.append(
@@ -127,23 +123,19 @@ def _list(array: pa.Array) -> pa.Array:
             [None, pa.py_buffer(starts[offsets]), encoded.buffers()[2]],
         )
     )
-    return _joined(sections, len(array))
+    return _join(sections, len(array))
 
 
-def _as_list(array: pa.Array) -> pa.Array:
-    return array.cast(pa.list_(_entry(array.type))) if pa.types.is_map(array.type) else array
-
-
-def _entry(kind: pa.MapType) -> pa.DataType:
+def _entry_type(kind: pa.MapType) -> pa.DataType:
     return pa.struct(
         [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)]
     )
 
 
-def _joined(pieces: list[pa.Array], count: int) -> pa.Array:
+def _join(pieces: list[pa.Array], count: int) -> pa.Array:
     if not pieces:
         return _binary(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
-    return pc.binary_join_element_wise(*pieces, _NOTHING) if len(pieces) > 1 else pieces[0]
+    return pc.binary_join_element_wise(*pieces, _NO_SEPARATOR) if len(pieces) > 1 else pieces[0]
 
 
 def _bytes_of(values: npt.NDArray[np.generic]) -> pa.Array:
@@ -172,43 +164,43 @@ def _valid(array: pa.Array) -> Mask:
     return valid
 
 
-# Reading
+# Decoding
 
 
-def _decoded(kind: pa.DataType, data: Data, starts: Ints, lengths: Ints) -> pa.Array:
-    if (width := width_of(kind)) is not None:
-        return _fixed_from(kind, _fixed_at(data, starts, width))
+def _decode(kind: pa.DataType, data: Data, starts: Ints, lengths: Ints) -> pa.Array:
+    if (width := byte_width(kind)) is not None:
+        return _decode_fixed(kind, _gather_fixed(data, starts, width))
     if pa.types.is_struct(kind):
-        return _struct_from(kind, data, starts)
+        return _decode_structs(kind, data, starts)
     if pa.types.is_list(kind):
-        return _list_from(kind, data, starts)
+        return _decode_lists(kind, data, starts)
     if pa.types.is_map(kind):
-        entries = _list_from(pa.list_(_entry(kind)), data, starts)
+        entries = _decode_lists(pa.list_(_entry_type(kind)), data, starts)
         return pa.MapArray.from_arrays(
             entries.offsets, entries.values.field(0), entries.values.field(1), type=kind
         )
-    return cut_out(data, starts, lengths).cast(pa.binary()).cast(kind)
+    return gather_ranges(data, starts, lengths).cast(pa.binary()).cast(kind)
 
 
-def _fixed_from(kind: pa.DataType, data: Data) -> pa.Array:
+def _decode_fixed(kind: pa.DataType, data: Data) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pa.array(data != 0)
     return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
 
 
-def _struct_from(kind: pa.StructType, data: Data, starts: Ints) -> pa.Array:
+def _decode_structs(kind: pa.StructType, data: Data, starts: Ints) -> pa.Array:
     at = starts.copy()
     children = []
     for field in kind:
-        there = data[at] != 0
+        is_present = data[at] != 0
         at += 1
-        width = width_of(field.type)
+        width = byte_width(field.type)
         if width is None:
             lengths = _integers_at(data, at)
             at += 4
         else:
             lengths = np.full(len(at), width)
-        children.append(_where(there, _decoded(field.type, data, at, lengths)))
+        children.append(_with_nulls(is_present, _decode(field.type, data, at, lengths)))
         at += lengths
     return (
         pa.StructArray.from_arrays(children, fields=list(kind))
@@ -217,53 +209,52 @@ def _struct_from(kind: pa.StructType, data: Data, starts: Ints) -> pa.Array:
     )
 
 
-def _list_from(kind: pa.ListType, data: Data, starts: Ints) -> pa.Array:
+def _decode_lists(kind: pa.ListType, data: Data, starts: Ints) -> pa.Array:
     counts = _integers_at(data, starts)
     at = starts + 4
     offsets = np.append(0, np.cumsum(counts))
-    there = _gathered(data, at, counts) != 0
+    is_present = data[expand_ranges(at, counts)] != 0
     at = at + counts
-    width = width_of(kind.value_type)
+    width = byte_width(kind.value_type)
     if width is None:
-        lengths = _gathered(data, at, 4 * counts).view("<u4").astype(np.int64)
+        lengths = data[expand_ranges(at, 4 * counts)].view("<u4").astype(np.int64)
         at = at + 4 * counts
     else:
         lengths = np.full(int(offsets[-1]), width)
     within = np.append(0, np.cumsum(lengths))
     element_starts = np.repeat(at - within[offsets[:-1]], counts) + within[:-1]
-    child = _where(there, _decoded(kind.value_type, data, element_starts, lengths))
+    child = _with_nulls(is_present, _decode(kind.value_type, data, element_starts, lengths))
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), child, type=kind)
 
 
-def _where(there: Mask, values: pa.Array) -> pa.Array:
-    return values if there.all() else values.take(pa.array(np.arange(len(values)), mask=~there))
+def _with_nulls(is_present: Mask, values: pa.Array) -> pa.Array:
+    if is_present.all():
+        return values
+    return values.take(pa.array(np.arange(len(values)), mask=~is_present))
 
 
 def _integers_at(data: Data, starts: Ints) -> Ints:
-    return _fixed_at(data, starts, 4).view("<u4").astype(np.int64)
+    return _gather_fixed(data, starts, 4).view("<u4").astype(np.int64)
 
 
-def _gathered(data: Data, starts: Ints, lengths: Ints) -> Data:
-    """The bytes of many runs, side by side."""
-    return data[runs(starts, lengths)]
-
-
-def _fixed_at(data: Data, starts: Ints, width: int) -> Data:
-    """The bytes of many runs of one width, side by side."""
+def _gather_fixed(data: Data, starts: Ints, width: int) -> Data:
+    """The bytes of many ranges of the same width, concatenated."""
     if not len(starts):
         return np.zeros(0, np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)[starts].reshape(-1)
 
 
-def cut_out(data: Data, starts: Ints, lengths: Ints) -> pa.Array:
-    """The bytes of many runs as a column of large binary. The runs lie one behind the other,
-    perhaps with gaps: every second piece is one of them.
+def gather_ranges(data: Data, starts: Ints, lengths: Ints) -> pa.Array:
+    """The bytes of many ranges as a large-binary column, without a copy of the bytes between them.
+
+    The ranges ascend and do not overlap. The column over all their bounds alternates between a
+    range and the gap after it; taking every second element leaves the ranges.
     """
     offsets = np.zeros(2 * len(starts), np.int64)
     offsets[0::2], offsets[1::2] = starts, starts + lengths
-    pieces = pa.LargeBinaryArray.from_buffers(
+    ranges_and_gaps = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(),
         max(len(offsets) - 1, 0),
         [None, pa.py_buffer(offsets), pa.py_buffer(data)],
     )
-    return pieces.take(pa.array(np.arange(0, len(offsets), 2)))
+    return ranges_and_gaps.take(pa.array(np.arange(0, len(offsets), 2)))

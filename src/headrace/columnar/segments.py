@@ -1,9 +1,18 @@
-"""Rows in order of key, tick and arrival, cut into segments: the rows of one key in one tick. Every
-keyed kernel works on these, whole columns at a time.
+"""Rows sorted by key, tick and arrival, and cut into segments: a segment holds the rows of one key in
+one tick. Every keyed kernel processes segments, a whole column at a time.
 
-A key's history within a call is a row of *versions*: what it was before, and what it is after each
-of its segments. A kernel may add keys of which no row came, to see what they amount to: they have
-no segment, and one version.
+Rows in, in the pipeline's order, and the segments they give:
+
+    tick  key          segment  key  tick  rows
+     7     b              0      a    7    1
+     7     a              1      a    8    3, 4
+     7     b              2      b    7    0, 2
+     8     a
+     8     a
+
+Within one call a key has *versions*: its value before the call, and its value after each of its
+segments. Key `a` above has three versions, `b` has two. A kernel may add keys without rows, to read
+their value: they have no segment, and one version.
 """
 
 from __future__ import annotations
@@ -17,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import whole
-from headrace.columnar.sort import Codes, codes_of, stable_sort
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, TICK, UPDATE_BEFORE
+from headrace.columnar.keys import as_array
+from headrace.columnar.sort import Codes, key_codes, stable_sort
 from headrace.errors import BugError
 
 _NO_KEYS = pa.nulls(0, pa.binary())
@@ -27,15 +36,26 @@ _NO_KEYS = pa.nulls(0, pa.binary())
 
 @dataclass(frozen=True)
 class Segments:
-    """`order` lists the rows by key, tick and arrival; the rest describes them in that order."""
+    """The segments of some rows.
+
+    Attributes:
+        rows: the rows, in the pipeline's order.
+        order: the row indices, sorted by key, tick and arrival.
+        starts: the index into `order` of the first row of each segment.
+        ticks: the tick of each segment.
+        firsts: the first segment of each key.
+        keys: the distinct keys, in order.
+        exists: for each version whether its key has rows; None until rows have been counted.
+
+    """
 
     rows: pa.Table
     order: Ints
-    starts: Ints  # the first row of each segment
-    ticks: Ints  # the tick of each segment
-    firsts: Ints  # the first segment of each key
-    keys: pa.Array  # the distinct keys, in order
-    exists: Mask | None = None  # whether a key has rows, by version; known once rows are counted
+    starts: Ints
+    ticks: Ints
+    firsts: Ints
+    keys: pa.Array
+    exists: Mask | None = None
     _ordered: dict[str, pa.Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -43,12 +63,12 @@ class Segments:
 
     @cached_property
     def key_of(self) -> Ints:
-        """The key that each segment belongs to, as its number."""
+        """The index of the key of each segment."""
         return np.repeat(np.arange(len(self.firsts)), np.diff(self.firsts, append=len(self)))
 
     @cached_property
     def segment_of(self) -> Ints:
-        """The segment that each row belongs to."""
+        """The segment of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     @cached_property
@@ -58,18 +78,20 @@ class Segments:
 
     @cached_property
     def signs(self) -> Ints | None:
-        """1 for a row that comes, -1 for a row that goes; None if all come."""
+        """1 for a row that is added, -1 for a row that is retracted; None if there are no
+        retractions.
+        """
         if CHANGE_TYPE not in self.rows.schema.names:
             return None
-        goes = pc.is_in(
-            whole(self.rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"])
+        retracts = pc.is_in(
+            as_array(self.rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_BEFORE])
         )
-        return np.where(goes.to_numpy(zero_copy_only=False)[self.order], -1, 1)
+        return np.where(retracts.to_numpy(zero_copy_only=False)[self.order], -1, 1)
 
     def column(self, name: str) -> pa.Array:
-        """A column in this order. Several aggregates may read the same one."""
+        """A column of the rows in the order of `order`. Cached, as several aggregates may read it."""
         if name not in self._ordered:
-            self._ordered[name] = whole(self.rows.column(name)).take(pa.array(self.order))
+            self._ordered[name] = as_array(self.rows.column(name)).take(pa.array(self.order))
         return self._ordered[name]
 
     # Versions
@@ -79,51 +101,54 @@ class Segments:
         return len(self.firsts) + len(self)
 
     @cached_property
-    def before_all(self) -> Ints:
+    def initial_versions(self) -> Ints:
         """The version of each key before its first segment."""
         return self.firsts + np.arange(len(self.firsts))
 
     @cached_property
     def after(self) -> Ints:
-        """The version after each segment; the one before it is one less."""
+        """The version after each segment; the version before it is one less."""
         return np.arange(len(self)) + self.key_of + 1
 
     def rounds(self) -> Iterator[Ints]:
-        """Segments that can be worked on together: the first of every key, then the second of those
-        that have one, …
+        """Segments that can be processed together: the first one of every key, then the second one
+        of every key that has two, and so on.
         """
-        turn = np.arange(len(self)) - self.firsts[self.key_of]
-        by_turn = np.argsort(turn, kind="stable")
-        yield from np.split(by_turn, np.flatnonzero(np.diff(turn[by_turn])) + 1)
+        round_of = np.arange(len(self)) - self.firsts[self.key_of]
+        by_round = np.argsort(round_of, kind="stable")
+        yield from np.split(by_round, np.flatnonzero(np.diff(round_of[by_round])) + 1)
 
     @cached_property
-    def one_tick(self) -> bool:
+    def has_one_tick(self) -> bool:
         return len(self) == 0 or bool(self.ticks.min() == self.ticks.max())
 
     @cached_property
-    def one_round(self) -> bool:
-        """Whether every key has one segment, as when there is but one tick."""
+    def has_one_round(self) -> bool:
+        """Whether every key has exactly one segment, as is the case with a single tick."""
         return len(self) == len(self.firsts) and bool((np.diff(self.firsts) == 1).all())
 
 
-def cut(rows: pa.Table, keys: pa.Array) -> Segments:
-    """The segments of rows that come in the pipeline's order; `keys` are the rows' key bytes."""
-    segments, _ = cut_codes(rows, codes_of(keys))
+def segment_rows(rows: pa.Table, keys: pa.Array) -> Segments:
+    """The segments of rows, which are in the pipeline's order. `keys` are the rows' key bytes."""
+    segments, _ = segment_codes(rows, key_codes(keys))
     return replace(
         segments, keys=keys.take(pa.array(segments.order[segments.starts[segments.firsts]]))
     )
 
 
-def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tuple[Segments, Codes]:
-    """The segments by numbers instead of keys, and the distinct numbers in their order. `entries`
-    are the rows that the numbers belong to, if not one to each row: a row may be left out, or be in
-    several keys.
+def segment_codes(
+    rows: pa.Table, codes: Codes, entries: Ints | None = None
+) -> tuple[Segments, Codes]:
+    """The segments of rows by integer codes instead of keys, and the distinct codes in order.
+
+    `entries` are the row indices that the codes belong to, for rows that are left out or are in
+    several keys; without it there is one code per row.
     """
-    ticks = whole(rows.column(TICK)).to_numpy()
+    ticks = as_array(rows.column(TICK)).to_numpy()
     if len(ticks) and (np.diff(ticks) < 0).any():
-        raise BugError("Rows came to a kernel out of the order of their ticks.")
-    position, ordered = stable_sort(codes)
-    order = position if entries is None else entries[position]
+        raise BugError("The rows of a kernel are not in the order of their ticks.")
+    sorted_codes, ordered = stable_sort(codes)
+    order = sorted_codes if entries is None else entries[sorted_codes]
     ticks = ticks[order]
     new_key = np.ones(len(order), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
@@ -133,28 +158,29 @@ def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tupl
     firsts = np.flatnonzero(new_key[starts])
     return (
         Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS),
-        codes[position[starts[firsts]]],
+        codes[sorted_codes[starts[firsts]]],
     )
 
 
-def with_keys(segments: Segments, known: Codes, codes: Codes) -> Segments:
-    """The same with more keys, of which no row came: all have the `codes`, in order, of which the
-    segments' own are the `known`.
+def add_empty_keys(segments: Segments, own_codes: Codes, all_codes: Codes) -> Segments:
+    """Segments with additional keys that have no rows. `all_codes` are the codes of all keys, in
+    order; `own_codes` are those of the segments' own keys.
     """
-    return replace(
-        segments, firsts=np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)]
-    )
+    firsts = np.append(segments.firsts, len(segments))
+    return replace(segments, firsts=firsts[np.searchsorted(own_codes, all_codes)])
 
 
-def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
-    """The rows in order of key, and of arrival within a key; and for each of them whether a new key
-    begins there.
+def order_by_key(keys: pa.Array) -> tuple[Ints, Mask]:
+    """The row indices sorted by key, in arrival order within a key; and for each of them whether it
+    is the first of its key.
     """
-    return by_code(codes_of(keys))
+    return order_by_code(key_codes(keys))
 
 
-def by_code(codes: Codes) -> tuple[Ints, Mask]:
-    """The same by numbers that stand for keys."""
+def order_by_code(codes: Codes) -> tuple[Ints, Mask]:
+    """The row indices sorted by code, in arrival order within a code; and for each of them whether
+    it is the first of its code.
+    """
     order, ordered = stable_sort(codes)
     new_key = np.ones(len(codes), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]

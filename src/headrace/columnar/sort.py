@@ -1,5 +1,8 @@
-"""Keys as numbers in the same order: several parts put together into one number, and sorted as
-numbers are, which is several times as fast as sorting keys.
+"""Keys as integer codes in the same order, and sorting by them.
+
+Sorting 64-bit integers is several times as fast as sorting byte strings or a `lexsort` over several
+columns. So keys become codes, several columns are packed into one word, and the row index is packed
+into the low bits where it fits.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, fixed_width
+from headrace.columnar.buffers import Ints, fixed_width_values
 
 Codes = npt.NDArray[np.uint64]
 _WORD_BITS = 64
-_SAMPLE, _FEW = 4096, 0.97
+_SAMPLE_ROWS = 4096
+_FEW_RATIO = 0.97
 
 
-def codes_of(keys: pa.Array) -> Codes:
-    """A number for each key, in the order of the keys' bytes."""
+def key_codes(keys: pa.Array) -> Codes:
+    """A code for each key: codes compare as the keys' bytes do."""
     if pa.types.is_fixed_size_binary(keys.type):
-        fixed = _as_numbers(keys) if keys.type.byte_width <= _WORD_BITS // 8 else _in_one_word(keys)
+        fixed = (
+            _short_codes(keys) if keys.type.byte_width <= _WORD_BITS // 8 else _packed_codes(keys)
+        )
         if fixed is not None:
             return fixed
     encoded = keys.dictionary_encode()
@@ -32,9 +38,10 @@ def codes_of(keys: pa.Array) -> Codes:
     return codes
 
 
-def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
+def _short_codes(keys: pa.FixedSizeBinaryArray) -> Codes:
+    """Keys of at most eight bytes as big-endian integers."""
     width: int = keys.type.byte_width
-    data = fixed_width(keys, np.uint8)
+    data = fixed_width_values(keys, np.uint8)
     padded = data
     if width < 8:
         padded = np.zeros((len(keys), 8), np.uint8)
@@ -42,37 +49,35 @@ def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
     return padded.view(">u8").astype(np.uint64).reshape(-1)
 
 
-def _in_one_word(keys: pa.FixedSizeBinaryArray) -> Codes | None:
-    """The bits in which longer keys differ, as one number; None if they are too many. Keys of
-    several columns mostly differ in few.
+def _packed_codes(keys: pa.FixedSizeBinaryArray) -> Codes | None:
+    """The bits in which longer keys differ, packed into one word; None if they do not fit. Keys of
+    several columns mostly differ in few bits.
     """
     width: int = keys.type.byte_width
     padded = np.zeros((len(keys), -(-width // 8) * 8), np.uint8)
-    padded[:, :width] = fixed_width(keys, np.uint8).reshape(-1, width)
+    padded[:, :width] = fixed_width_values(keys, np.uint8).reshape(-1, width)
     codes, used = np.zeros(len(keys), np.uint64), 0
-    for word in (
-        padded.view(">u8").T[::-1] if len(keys) else ()
-    ):  # the last is the least significant
-        plain = word.astype(np.uint64)
-        plain -= plain.min()
-        differ = int(np.bitwise_or.reduce(plain))
-        if not differ:
+    least_significant_first = padded.view(">u8").T[::-1] if len(keys) else ()
+    for word in least_significant_first:
+        values = word.astype(np.uint64)
+        values -= values.min()
+        differing = int(np.bitwise_or.reduce(values))
+        if not differing:
             continue
-        empty = (differ & -differ).bit_length() - 1  # low bits that are alike
-        bits = differ.bit_length() - empty
+        equal_low_bits = (differing & -differing).bit_length() - 1
+        bits = differing.bit_length() - equal_low_bits
         if used + bits > _WORD_BITS:
             return None
-        codes |= (plain >> np.uint64(empty)) << np.uint64(used)
+        codes |= (values >> np.uint64(equal_low_bits)) << np.uint64(used)
         used += bits
     return codes
 
 
 def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
-    """Where each code of the sorted sequence comes from, equal ones in their old order; and the
-    sorted sequence, less the smallest of them.
+    """The stable sort order of codes, and the sorted codes minus the smallest code.
 
-    Sorting numbers is several times as fast as sorting positions by them: where both fit into one
-    word, that is what is done.
+    Sorting integers is several times as fast as sorting indices by them, so code and index are
+    sorted together in one word where both fit.
     """
     if not len(codes):
         return np.zeros(0, np.int64), codes
@@ -88,17 +93,17 @@ def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
     return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift
 
 
-def are_few(codes: Codes) -> bool:
-    """Whether the distinct codes are so few that finding them by hashing is quicker than sorting
-    all, by a sample.
+def has_few_distinct(codes: Codes) -> bool:
+    """Whether hashing is likely to be faster than sorting, judged by the distinct codes of a
+    sample.
     """
-    sample = codes[:: max(1, len(codes) // _SAMPLE)]
-    return len(np.unique(sample)) < _FEW * len(sample)
+    sample = codes[:: max(1, len(codes) // _SAMPLE_ROWS)]
+    return len(np.unique(sample)) < _FEW_RATIO * len(sample)
 
 
-def ranked_by_hashing(codes: Codes) -> tuple[Ints, Ints]:
-    """Where each distinct code is first, in order of the codes; and the place of each code among
-    them.
+def rank_by_hashing(codes: Codes) -> tuple[Ints, Ints]:
+    """The index of the first occurrence of each distinct code, in order of the codes; and the rank
+    of each code among the distinct ones.
     """
     encoded = pa.array(codes).dictionary_encode()
     numbers = encoded.indices.to_numpy()
@@ -109,104 +114,102 @@ def ranked_by_hashing(codes: Codes) -> tuple[Ints, Ints]:
     return firsts[order], ranks[numbers]
 
 
-# Several parts in one number
+# Several parts in one code
 
 
-def joint(codes: Codes, numbers: Ints) -> Codes:
-    """A number for each pair, in the order of the pairs."""
-    distinct, places = ranked(numbers)
-    return spread_out(codes, len(distinct)) + places.astype(np.uint64)
+def pair_codes(codes: Codes, numbers: Ints) -> Codes:
+    """A code for each pair of code and number, in the order of the pairs."""
+    distinct, ranks = rank_integers(numbers)
+    return spread_codes(codes, len(distinct)) + ranks.astype(np.uint64)
 
 
-def spread_out(codes: Codes, room: int) -> Codes:
-    """Numbers in the same order, from 0 on, so far apart that one below `room` can be added to
+def spread_codes(codes: Codes, gap: int) -> Codes:
+    """Codes in the same order, from 0, at least `gap` apart: a number below `gap` can be added to
     each.
     """
     if not len(codes):
         return codes
     lowest = codes.min()
-    if (int(codes.max()) - int(lowest) + 1) * max(room, 1) >= 1 << _WORD_BITS:
-        codes, lowest = _dense(codes), np.uint64(0)
-    spread: Codes = (codes - lowest) * np.uint64(room)
+    if (int(codes.max()) - int(lowest) + 1) * max(gap, 1) >= 1 << _WORD_BITS:
+        codes, lowest = rank_by_hashing(codes)[1].astype(np.uint64), np.uint64(0)
+    spread: Codes = (codes - lowest) * np.uint64(gap)
     return spread
 
 
-def _dense(codes: Codes) -> Codes:
-    """Numbers in the same order, without gaps."""
-    return ranked_by_hashing(codes)[1].astype(np.uint64)
-
-
-def ranked(numbers: Ints) -> tuple[Ints, Ints]:
-    """The distinct numbers in order, and the place of each among them. Quickest where they lie
-    close together.
+def rank_integers(numbers: Ints) -> tuple[Ints, Ints]:
+    """The distinct numbers in order, and the rank of each number among them. Fastest where the
+    numbers are close together.
     """
     if not len(numbers):
         return numbers, numbers
     lowest, highest = int(numbers.min()), int(numbers.max())
     if highest - lowest > 4 * len(numbers) + 1000:
-        distinct, places = np.unique(numbers, return_inverse=True)
-        return distinct, places
-    there = np.zeros(highest - lowest + 1, np.bool_)
-    there[numbers - lowest] = True
-    return np.flatnonzero(there) + lowest, (np.cumsum(there) - 1)[numbers - lowest]
+        distinct, ranks = np.unique(numbers, return_inverse=True)
+        return distinct, ranks
+    occurs = np.zeros(highest - lowest + 1, np.bool_)
+    occurs[numbers - lowest] = True
+    return np.flatnonzero(occurs) + lowest, (np.cumsum(occurs) - 1)[numbers - lowest]
 
 
-# Rows in order of several whole-number columns. Columns are put together into words, as many as
-# fit: sorting words is several times as fast as a `lexsort`.
+# Rows in the order of several integer columns
 
-Column = npt.NDArray[np.integer[Any]]
+IntegerColumn = npt.NDArray[np.integer[Any]]
 
 
-def order_of(columns: Sequence[Column], *, likely: int = 0) -> Ints | None:
-    """Where each row of the ordered sequence comes from, rows that are alike in their old order;
-    None if rows lie in order as they are.
+def row_order(columns: Sequence[IntegerColumn], *, likely: int = 0) -> Ints | None:
+    """The stable sort order of rows by several columns, the first being the most significant; None
+    if the rows are in order already.
 
-    The first column decides most. With `likely`, the others behind so many are tried first as they
-    are: mostly rows that are alike in those lie in their order.
+    With `likely`, rows are first sorted by that many leading columns only: rows that are equal in
+    those are mostly in the order of the others already.
     """
     if not len(columns[0]):
         return None
     if likely:
-        order, rest = order_of(columns[:likely]), words(columns[likely:])
-        if not rest or (len(rest) == 1 and _stays(columns[:likely], rest[0], order)):
-            return order
-    found: Ints | None = None
-    for word in words(columns):
-        in_order = word if found is None else word[found]
-        if (in_order[1:] >= in_order[:-1]).all():
+        likely_order, rest = row_order(columns[:likely]), pack_words(columns[likely:])
+        if not rest or (
+            len(rest) == 1 and _is_ordered_within_ties(columns[:likely], rest[0], likely_order)
+        ):
+            return likely_order
+    order: Ints | None = None
+    for word in pack_words(columns):
+        ordered = word if order is None else word[order]
+        if (ordered[1:] >= ordered[:-1]).all():
             continue
-        position, _ = stable_sort(in_order)
-        found = position if found is None else found[position]
-    return found
+        step, _ = stable_sort(ordered)
+        order = step if order is None else order[step]
+    return order
 
 
-def words(columns: Sequence[Column]) -> list[Codes]:
-    """Columns put together, the least significant first; with room left for a row's position.
-    Columns with one value are left out.
+def pack_words(columns: Sequence[IntegerColumn]) -> list[Codes]:
+    """Columns packed into as few words as possible, the least significant word first. Each word
+    leaves room for a row index; columns with a single value are left out.
     """
-    room = _WORD_BITS - (len(columns[0]) - 1).bit_length()
-    found: list[Codes] = []
-    used = room
+    available = _WORD_BITS - (len(columns[0]) - 1).bit_length()
+    packed: list[Codes] = []
+    used = available
     for column in reversed(columns):
         low, high = int(column.min()), int(column.max())
         bits = (high - low).bit_length()
         if not bits:
             continue
-        plain = column.astype(np.uint64) - np.uint64(low % 2**64)
-        if used + bits > room:
-            found.append(plain)
+        values = column.astype(np.uint64) - np.uint64(low % 2**64)
+        if used + bits > available:
+            packed.append(values)
             used = bits
         else:
-            found[-1] |= plain << np.uint64(used)
+            packed[-1] |= values << np.uint64(used)
             used += bits
-    return found
+    return packed
 
 
-def _stays(columns: Sequence[Column], word: Codes, order: Ints | None) -> bool:
-    """Whether rows that are alike in the columns lie in order of the word."""
-    alike = np.ones(len(word) - 1, np.bool_)
+def _is_ordered_within_ties(
+    columns: Sequence[IntegerColumn], word: Codes, order: Ints | None
+) -> bool:
+    """Whether rows that are equal in the columns are in the order of the word."""
+    is_tie = np.ones(len(word) - 1, np.bool_)
     for column in columns:
-        in_order = column if order is None else column[order]
-        alike &= in_order[1:] == in_order[:-1]
-    in_order = word if order is None else word[order]
-    return bool((in_order[1:] >= in_order[:-1])[alike].all())
+        ordered = column if order is None else column[order]
+        is_tie &= ordered[1:] == ordered[:-1]
+    ordered = word if order is None else word[order]
+    return bool((ordered[1:] >= ordered[:-1])[is_tie].all())

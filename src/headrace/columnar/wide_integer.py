@@ -1,7 +1,7 @@
-"""Integers of two or three 64-bit words, for many keys at once: sums that cannot overflow, whatever
-comes and goes.
+"""Integers of two or three 64-bit words, for many keys at once: sums that cannot overflow, however
+many rows are added and retracted.
 
-A wide integer is a tuple of arrays of words, the lowest first, in two's complement.
+A wide integer is a tuple of arrays of words in two's complement, the lowest word first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def add(left: Wide, right: Wide) -> Wide:
     return tuple(total)
 
 
-def of_integers(values: Ints, words: int) -> Wide:
+def from_integers(values: Ints, words: int) -> Wide:
     return values.view(np.uint64), *([_sign(values)] * (words - 1))
 
 
-def of_limbs(limbs: Sequence[Ints], words: int) -> Wide:
-    """The sum of limbs that are 32 bits apart, the lowest first; each may be any signed number."""
-    total = of_integers(limbs[0], words)
+def from_limbs(limbs: Sequence[Ints], words: int) -> Wide:
+    """The sum of signed limbs that are 32 bits apart, the lowest first."""
+    total = from_integers(limbs[0], words)
     for at, limb in enumerate(limbs[1:], 1):
         total = add(total, _shifted(limb, 32 * at, words))
     return total
@@ -55,25 +55,25 @@ def _shifted(values: Ints, bits: int, words: int) -> Wide:
 
 
 def segment_sums(values: Ints, signs: Ints | None, starts: Ints, words: int) -> Wide:
-    """The sum of each segment, of values that come less those that go."""
+    """The sum of each segment; `signs` is -1 for values that are retracted."""
     lowest, highest = int(values.min(initial=0)), int(values.max(initial=0))
     max_rows = int(np.diff(starts, append=len(values)).max(initial=1))
     if max(-lowest, highest) * max_rows < 1 << 63:
         signed = values if signs is None else values * signs
-        return of_integers(
+        return from_integers(
             signed if len(starts) == len(values) else np.add.reduceat(signed, starts), words
         )
     return limb_sums([values & _LOW, values >> np.int64(32)], signs, starts, words)
 
 
 def limb_sums(limbs: Sequence[Ints], signs: Ints | None, starts: Ints, words: int) -> Wide:
-    """The same for values given as 32-bit limbs, the highest one signed."""
-    return of_limbs(
+    """The sum of each segment for values given as 32-bit limbs, of which the highest is signed."""
+    return from_limbs(
         [np.add.reduceat(limb if signs is None else limb * signs, starts) for limb in limbs], words
     )
 
 
-def limbs_of(word: Words, *, signed: bool) -> tuple[Ints, Ints]:
+def split_limbs(word: Words, *, signed: bool) -> tuple[Ints, Ints]:
     """The low and the high half of each word."""
     halves = word.view(np.int64)
     return halves & _LOW, (
@@ -82,7 +82,7 @@ def limbs_of(word: Words, *, signed: bool) -> tuple[Ints, Ints]:
 
 
 def fits_one_word(wide: Wide) -> Mask:
-    """Which of them are plain 64-bit integers."""
+    """Mask of the integers that fit into 64 bits."""
     sign = _sign(wide[0].view(np.int64))
     fits: Mask = wide[1] == sign
     for word in wide[2:]:
@@ -90,8 +90,8 @@ def fits_one_word(wide: Wide) -> Mask:
     return fits
 
 
-def as_python(wide: Wide, which: Ints) -> list[int]:
-    """Some of them as Python's integers: for the few cases that need more than words."""
+def to_python(wide: Wide, which: Ints) -> list[int]:
+    """The integers at some indices as Python integers, for the few that need exact arithmetic."""
     signed = [word[which].tolist() for word in wide[:-1]] + [
         wide[-1].view(np.int64)[which].tolist()
     ]
@@ -101,20 +101,20 @@ def as_python(wide: Wide, which: Ints) -> list[int]:
     ]
 
 
-def of_python(values: Sequence[int], words: int) -> Wide:
+def from_python(values: Sequence[int], words: int) -> Wide:
     mask = (1 << 64) - 1
     return tuple(
         np.array([value >> (64 * at) & mask for value in values], np.uint64) for at in range(words)
     )
 
 
-def within(wide: Wide, most: int) -> Mask:
-    """Which are between -most and most; `most` has two words at the most."""
+def within(wide: Wide, limit: int) -> Mask:
+    """Mask of the integers between -limit and limit; `limit` must fit into two words."""
     high, low = wide[1].view(np.int64), wide[0]
     fits = np.ones(len(low), np.bool_)
     for word in wide[2:]:
         fits &= word == _sign(high)
-    return fits & ~_above(high, low, most) & ~_below(high, low, -most)
+    return fits & ~_above(high, low, limit) & ~_below(high, low, -limit)
 
 
 def _above(high: Ints, low: Words, bound: int) -> Mask:

@@ -346,7 +346,7 @@ class _Parser:
 
     def _struct(self) -> _Type:
         fields = self._fields_in_brackets()
-        refuse_duplicates(fields, where=f"The struct {self.column!r}")
+        check_duplicates(fields, where=f"The struct {self.column!r}")
         return _Type(pa.struct(fields))
 
     def _fields_in_brackets(self) -> list[pa.Field]:
@@ -420,7 +420,7 @@ class _Parser:
         )
 
 
-def refuse_duplicates(fields: list[pa.Field], *, where: str) -> None:
+def check_duplicates(fields: list[pa.Field], *, where: str) -> None:
     """Spark finds columns whatever their case, so names that differ only in case are the same."""
     seen: dict[str, str] = {}
     for field in fields:

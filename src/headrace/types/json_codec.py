@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from headrace.columnar.buffers import compact_offsets, elements, entries
+from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.errors import BadRows, BugError
 
 # How each type of a schema travels in JSON, and the way back from what a JSON parser yields to the
@@ -39,7 +39,7 @@ _FIRST_DAY, _LAST_DAY = (
 )  # 0001-01-01 and 9999-12-31: outside them ISO 8601 needs more than four digits
 
 
-def is_text(kind: pa.DataType) -> bool:
+def is_text_encoded(kind: pa.DataType) -> bool:
     """Types whose JSON is a string that stands for something else."""
     return bool(
         pa.types.is_decimal(kind)
@@ -52,7 +52,7 @@ def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
     """The type that a column's JSON parses to. Parsed exactly, floats are text too: NaN has no
     number, and a FLOAT read as a double rounds twice.
     """
-    if is_text(kind) or (exact and pa.types.is_floating(kind)):
+    if is_text_encoded(kind) or (exact and pa.types.is_floating(kind)):
         return pa.string()
     if pa.types.is_duration(kind):
         return pa.int64()
@@ -74,13 +74,13 @@ def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
     return kind
 
 
-def is_quick(kind: pa.DataType) -> bool:
+def is_arrow_readable(kind: pa.DataType) -> bool:
     """Whether Arrow's JSON reader can read the type: it knows no objects with arbitrary names,
     which is what maps are.
     """
     if pa.types.is_map(kind):
         return False
-    return all(is_quick(kind.field(i).type) for i in range(kind.num_fields))
+    return all(is_arrow_readable(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -101,10 +101,10 @@ def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _from_base64(array: pa.StringArray) -> pa.BinaryArray:
-    decode = binascii.a2b_base64
+    decode_rows = binascii.a2b_base64
     try:
         values = [
-            None if value is None else decode(value, strict_mode=True)
+            None if value is None else decode_rows(value, strict_mode=True)
             for value in array.to_pylist()
         ]
     except (binascii.Error, ValueError) as error:
@@ -160,7 +160,7 @@ def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:
         return False
     kind = field.type
     if pa.types.is_map(kind):
-        return has_every_required_value(entries(array)[1], kind.item_field)
+        return has_every_required_value(map_entries(array)[1], kind.item_field)
     if pa.types.is_list(kind):
         return has_every_required_value(array.flatten(), kind.value_field)
     if pa.types.is_struct(kind):
@@ -181,7 +181,7 @@ def fits_iso_years(array: pa.Array) -> bool:
     if pa.types.is_timestamp(kind):
         return _within(array.cast(pa.int64()), _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1)
     if pa.types.is_map(kind):
-        return all(map(fits_iso_years, entries(array)))
+        return all(map(fits_iso_years, map_entries(array)))
     if pa.types.is_list(kind):
         return fits_iso_years(array.flatten())
     if pa.types.is_struct(kind):
@@ -220,7 +220,7 @@ def _within(numbers: pa.Array, first: int, last: int) -> bool:
 # by `json_rows.py` for what the quick way refuses.
 
 
-Shape = Callable[[Any], Any]
+WireConverter = Callable[[Any], Any]
 Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _RANGES: dict[pa.DataType, int] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
@@ -231,50 +231,50 @@ _FLOAT_BOUND = (
 _DOUBLE_BOUND = (1 << 1024) - (1 << 970)
 
 
-class Misshapen(Exception):
+class JsonMismatch(Exception):
     """A JSON value that is not of the column's type; the text says why."""
 
 
-def parse_exactly(
+def parse_rows_exactly(
     values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str], parser: Parser
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
     """Rows of wire values by index, and the reasons of those that do not fit."""
-    shapes = {column.name: shape(column) for column in schema}
+    shapes = {column.name: wire_converter(column) for column in schema}
     rows: dict[int, dict[str, Any]] = {}
     misfits: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
             rows[index] = _row(parser(value), shapes, ignored)
-        except Misshapen as error:
+        except JsonMismatch as error:
             misfits[index] = str(error)
     return rows, misfits
 
 
-def parse(value: bytes) -> Any:
+def parse_json(value: bytes) -> Any:
     """Strict JSON: UTF-8, no NaN; numbers with a point keep every digit."""
     try:
         return json.loads(value.decode(), parse_float=Decimal, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Misshapen(f"it is not JSON: {error}") from None
+        raise JsonMismatch(f"it is not JSON: {error}") from None
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _row(parsed: Any, shapes: dict[str, Shape], ignored: Collection[str]) -> dict[str, Any]:
+def _row(parsed: Any, shapes: dict[str, WireConverter], ignored: Collection[str]) -> dict[str, Any]:
     if not isinstance(parsed, dict):
-        raise Misshapen(f"it is {_named(parsed)}, not an object")
+        raise JsonMismatch(f"it is {_named(parsed)}, not an object")
     for name in parsed:
         if name not in shapes and name not in ignored:
-            raise Misshapen(f"it has the unknown column {name!r}")
+            raise JsonMismatch(f"it has the unknown column {name!r}")
     return {
         name: _inside(f"column {name!r}", shaped, parsed.get(name))
         for name, shaped in shapes.items()
     }
 
 
-def shape(field: pa.Field) -> Shape:
+def wire_converter(field: pa.Field) -> WireConverter:
     """A function that gives the wire value of one JSON value, or raises Misshapen."""
     shaped, nullable = _shape(field.type), field.nullable
 
@@ -282,13 +282,13 @@ def shape(field: pa.Field) -> Shape:
         if value is not None:
             return shaped(value)
         if not nullable:
-            raise Misshapen("it is null, but the schema says NOT NULL")
+            raise JsonMismatch("it is null, but the schema says NOT NULL")
         return None
 
     return checked
 
 
-def _shape(kind: pa.DataType) -> Shape:
+def _shape(kind: pa.DataType) -> WireConverter:
     if pa.types.is_boolean(kind):
         return _boolean
     if pa.types.is_integer(kind) or pa.types.is_duration(kind):
@@ -297,7 +297,7 @@ def _shape(kind: pa.DataType) -> Shape:
         return _float(_FLOAT_BOUND if kind.bit_width == 32 else _DOUBLE_BOUND)
     if pa.types.is_decimal(kind):
         return _decimal
-    if is_text(kind) or pa.types.is_string(kind):
+    if is_text_encoded(kind) or pa.types.is_string(kind):
         return _text
     if pa.types.is_map(kind):
         return _object_map(kind) if pa.types.is_string(kind.key_type) else _pairs_map(kind)
@@ -317,15 +317,15 @@ def _named(value: Any) -> str:
     return names[type(value)]
 
 
-def _refuse(value: Any, wanted: str) -> Misshapen:
-    return Misshapen(f"it is {_named(value)}, not {wanted}")
+def _refuse(value: Any, wanted: str) -> JsonMismatch:
+    return JsonMismatch(f"it is {_named(value)}, not {wanted}")
 
 
-def _inside(place: str, shaped: Shape, value: Any) -> Any:
+def _inside(place: str, shaped: WireConverter, value: Any) -> Any:
     try:
         return shaped(value)
-    except Misshapen as error:
-        raise Misshapen(f"{place}: {error}") from None
+    except JsonMismatch as error:
+        raise JsonMismatch(f"{place}: {error}") from None
 
 
 def _boolean(value: Any) -> Any:
@@ -334,18 +334,18 @@ def _boolean(value: Any) -> Any:
     return value
 
 
-def _integer(bits: int) -> Shape:
+def _integer(bits: int) -> WireConverter:
     def integer(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int):
             raise _refuse(value, "a whole number")
         if not -(1 << bits) <= value < 1 << bits:
-            raise Misshapen(f"{value} is out of range")
+            raise JsonMismatch(f"{value} is out of range")
         return value
 
     return integer
 
 
-def _float(bound: int) -> Shape:
+def _float(bound: int) -> WireConverter:
     """As text, which is parsed to the column's own precision once; a number that would become
     infinite is refused.
     """
@@ -356,7 +356,7 @@ def _float(bound: int) -> Shape:
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             raise _refuse(value, "a number")
         if not -bound < value < bound:
-            raise Misshapen(f"{value:.6g} is beyond the column's range")
+            raise JsonMismatch(f"{value:.6g} is beyond the column's range")
         return str(value)
 
     return floating
@@ -375,12 +375,12 @@ def _text(value: Any) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Misshapen("it has half of a surrogate pair") from None
+            raise JsonMismatch("it has half of a surrogate pair") from None
     return value
 
 
-def _list(kind: pa.ListType) -> Shape:
-    element = shape(kind.value_field)
+def _list(kind: pa.ListType) -> WireConverter:
+    element = wire_converter(kind.value_field)
 
     def listed(value: Any) -> Any:
         if not isinstance(value, list):
@@ -390,22 +390,22 @@ def _list(kind: pa.ListType) -> Shape:
     return listed
 
 
-def _struct(kind: pa.StructType) -> Shape:
-    parts = {child.name: shape(child) for child in kind}
+def _struct(kind: pa.StructType) -> WireConverter:
+    parts = {child.name: wire_converter(child) for child in kind}
 
     def structured(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _refuse(value, "an object")
         for name in value:
             if name not in parts:
-                raise Misshapen(f"it has the unknown field {name!r}")
+                raise JsonMismatch(f"it has the unknown field {name!r}")
         return {name: _inside(f".{name}", part, value.get(name)) for name, part in parts.items()}
 
     return structured
 
 
-def _object_map(kind: pa.MapType) -> Shape:
-    item = shape(kind.item_field)
+def _object_map(kind: pa.MapType) -> WireConverter:
+    item = wire_converter(kind.item_field)
 
     def mapped(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -418,8 +418,8 @@ def _object_map(kind: pa.MapType) -> Shape:
     return mapped
 
 
-def _pairs_map(kind: pa.MapType) -> Shape:
-    key, item = shape(kind.key_field), shape(kind.item_field)
+def _pairs_map(kind: pa.MapType) -> WireConverter:
+    key, item = wire_converter(kind.key_field), wire_converter(kind.item_field)
 
     def mapped(value: Any) -> Any:
         if not isinstance(value, list) or not all(
@@ -528,9 +528,9 @@ def _plain_decimal(array: pa.Array) -> pa.StringArray:
 
 
 def _base64(array: pa.Array) -> pa.StringArray:
-    encode = base64.b64encode
+    encode_rows = base64.b64encode
     return pa.array(
-        [None if value is None else encode(value) for value in array.to_pylist()], pa.binary()
+        [None if value is None else encode_rows(value) for value in array.to_pylist()], pa.binary()
     ).cast(pa.string())
 
 
@@ -591,7 +591,7 @@ def _map_text(array: pa.MapArray) -> pa.StringArray:
     """Keys may not be null, so a map is an object when its keys are strings and an array of pairs
     otherwise.
     """
-    keys, values = entries(array)
+    keys, values = map_entries(array)
     if pa.types.is_string(array.type.key_type):
         return _joined(
             array,
@@ -629,7 +629,10 @@ _TEXTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Strin
     (pa.types.is_null, lambda array: pa.nulls(len(array), pa.string())),
     (pa.types.is_struct, _struct_text),
     (pa.types.is_map, _map_text),
-    (pa.types.is_list, lambda array: _joined(array, json_text_or_null(elements(array)), "[", "]")),
+    (
+        pa.types.is_list,
+        lambda array: _joined(array, json_text_or_null(list_elements(array)), "[", "]"),
+    ),
 )
 
 MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 bits wide
@@ -646,13 +649,13 @@ class Decoded:
     misfits: dict[int, str] = field(default_factory=dict)
 
 
-def encode(batch: pa.RecordBatch) -> list[bytes]:
+def encode_rows(batch: pa.RecordBatch) -> list[bytes]:
     """One JSON object a row."""
-    values: list[bytes] = encoded(batch).to_pylist()
+    values: list[bytes] = encode_column(batch).to_pylist()
     return values
 
 
-def encoded(batch: pa.RecordBatch) -> pa.BinaryArray:
+def encode_column(batch: pa.RecordBatch) -> pa.BinaryArray:
     """The same as a column."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not fits_iso_years(column):
@@ -664,18 +667,20 @@ def encoded(batch: pa.RecordBatch) -> pa.BinaryArray:
     return object_text(batch.schema.names, batch.columns).cast(pa.binary())
 
 
-def decode(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()) -> Decoded:
+def decode_rows(
+    values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()
+) -> Decoded:
     """The rows of JSON values. Columns that a value lacks are null; `ignored` are names it may have
     although the schema does not.
     """
     quick = (
         _decode_quickly(values, schema)
-        if values and all(is_quick(column.type) for column in schema)
+        if values and all(is_arrow_readable(column.type) for column in schema)
         else None
     )
     if quick is not None:
         return Decoded(quick)
-    return decode_exactly(values, schema, ignored=ignored)
+    return decode_rows_exactly(values, schema, ignored=ignored)
 
 
 def _decode_quickly(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:
@@ -749,17 +754,17 @@ def _is_finite(column: pa.Array) -> bool:
     return True
 
 
-def decode_exactly(
+def decode_rows_exactly(
     values: Sequence[bytes],
     schema: pa.Schema,
     *,
     ignored: Collection[str] = (),
-    parser: Parser = parse,
+    parser: Parser = parse_json,
 ) -> Decoded:
     """The slow and exact way. `parser` gives a row's JSON object for a value, or raises
     Misshapen.
     """
-    rows, misfits = parse_exactly(values, schema, ignored, parser)
+    rows, misfits = parse_rows_exactly(values, schema, ignored, parser)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):
         column = schema.field(len(columns))

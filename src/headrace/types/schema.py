@@ -22,7 +22,7 @@ from headrace.columnar.columns import (
     TIMESTAMP_COLUMN,
 )
 from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
-from headrace.types.ddl import SPARK_METADATA_KEY, TYPE_KEY, parse_columns, refuse_duplicates
+from headrace.types.ddl import SPARK_METADATA_KEY, TYPE_KEY, check_duplicates, parse_columns
 
 RESERVED_COLUMNS = (
     PARTITION_COLUMN,
@@ -60,7 +60,7 @@ def parse_schema(ddl: str) -> pa.Schema:
             "The schema has no columns.",
             fix="name at least one, as in 'order_id BIGINT, amount DOUBLE'.",
         )
-    refuse_duplicates(fields, where="The schema")
+    check_duplicates(fields, where="The schema")
     for field in fields:
         if field.name.lower() in RESERVED_COLUMNS:
             raise BadSchema(
@@ -290,5 +290,5 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
 # that sinks fill.
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -29,10 +29,10 @@ from headrace.columnar.columns import (
 from headrace.errors import BadRows, nearest
 from headrace.log.values import TopicInfo
 from headrace.types.schema import declared_schema
-from headrace.types.values import Column, Misfit, column
+from headrace.types.values import ColumnConverter, Misfit, column_converter
 
 Convert = Callable[[Any], Any]
-PLACE_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
+SYSTEM_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
 """Where a consumed row was: ignored, so that the output of `consume --json` can be produced
 again.
 """
@@ -48,7 +48,7 @@ class TextRow:
     values: dict[str, Any]
 
 
-class RowTyper:
+class TextRowParser:
     """Makes Arrow batches of one topic's rows out of text rows."""
 
     def __init__(self, info: TopicInfo, source: str) -> None:
@@ -79,7 +79,7 @@ class RowTyper:
         try:
             return typed.array(values)
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError):
-            position, why = typed.culprit(values)
+            position, why = typed.find_misfit(values)
             fix = (
                 "an empty field is null: give a value."
                 if csv and values[position] is None
@@ -99,7 +99,7 @@ class RowTyper:
             raise BadRows(
                 f"{place}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}"
             )
-        known = self._names | PLACE_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
+        known = self._names | SYSTEM_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
         if extra := sorted(given - known):
             raise BadRows(
                 f"{place}: {self.info.name} has no column {extra[0]!r}:"
@@ -120,8 +120,12 @@ class _Columns:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self.names = list(schema.names)
-        self._json = [_TypedColumn(column(field), from_json(field.type)) for field in schema]
-        self._csv = [_TypedColumn(column(field), from_csv(field.type)) for field in schema]
+        self._json = [
+            _TypedColumn(column_converter(field), json_converter(field.type)) for field in schema
+        ]
+        self._csv = [
+            _TypedColumn(column_converter(field), csv_converter(field.type)) for field in schema
+        ]
 
     def of(self, *, csv: bool) -> list[_TypedColumn]:
         return self._csv if csv else self._json
@@ -129,7 +133,7 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _TypedColumn:
-    column: Column
+    column: ColumnConverter
     from_text: Convert | None
 
     def array(self, values: list[Any]) -> pa.Array:
@@ -139,7 +143,7 @@ class _TypedColumn:
             [None if value is None else self.from_text(value) for value in values]
         )
 
-    def culprit(self, values: list[Any]) -> tuple[int, str]:
+    def find_misfit(self, values: list[Any]) -> tuple[int, str]:
         """The first value that does not fit, and why."""
         for position, value in enumerate(values):
             try:
@@ -149,11 +153,11 @@ class _TypedColumn:
         return 0, "the rows are too large for one append"
 
 
-def from_csv(kind: pa.DataType) -> Convert | None:
+def csv_converter(kind: pa.DataType) -> Convert | None:
     """A CSV field, which is always text: nested columns hold JSON."""
     if not pa.types.is_nested(kind):
-        return from_json(kind)
-    inner = from_json(kind) or (lambda value: value)
+        return json_converter(kind)
+    inner = json_converter(kind) or (lambda value: value)
 
     def convert(text: str) -> Any:
         try:
@@ -166,14 +170,14 @@ def from_csv(kind: pa.DataType) -> Convert | None:
     return convert
 
 
-def from_json(kind: pa.DataType) -> Convert | None:
+def json_converter(kind: pa.DataType) -> Convert | None:
     """How a JSON value becomes a Python value of a type; None if it is one already."""
     if pa.types.is_struct(kind):
         return _struct(kind)
     if pa.types.is_map(kind):
         return _map(kind)
     if pa.types.is_list(kind):
-        return _list(from_json(kind.value_type))
+        return _list(json_converter(kind.value_type))
     for is_kind, convert in _FROM_TEXT:
         if is_kind(kind):
             return convert
@@ -189,7 +193,7 @@ def _list(inner: Convert | None) -> Convert | None:
 
 
 def _struct(kind: pa.StructType) -> Convert:
-    parts = {child.name: from_json(child.type) for child in kind}
+    parts = {child.name: json_converter(child.type) for child in kind}
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -201,7 +205,7 @@ def _struct(kind: pa.StructType) -> Convert:
 
 def _map(kind: pa.MapType) -> Convert:
     """An object, whose keys are text, or an array of pairs."""
-    key, item = from_json(kind.key_type), from_json(kind.item_type)
+    key, item = json_converter(kind.key_type), json_converter(kind.item_type)
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, dict) else value

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import compact_offsets, elements, entries
+from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.errors import BugError
 from headrace.types.ddl import TYPE_KEY
 from headrace.types.schema import is_spatial, is_variant
@@ -33,7 +33,7 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnConverter:
     """How the values of one column become Arrow: `exact` are Python types that need no second look,
     `convert` looks at one value.
     """
@@ -51,7 +51,7 @@ class Column:
             values = [self.convert(value) for value in values]
         return pa.array(values, self.field.type, from_pandas=False)
 
-    def culprit(self, values: Sequence[Any]) -> tuple[int, str]:
+    def find_misfit(self, values: Sequence[Any]) -> tuple[int, str]:
         """The first value that does not fit, and why."""
         for row, value in enumerate(values):
             try:
@@ -61,11 +61,11 @@ class Column:
         return 0, "the column as a whole is too large for one append"
 
 
-def column(field: pa.Field) -> Column:
+def column_converter(field: pa.Field) -> ColumnConverter:
     """The converter of a field."""
     exact = _exact_types(field)
-    return Column(
-        field.name, field, exact | {type(None)} if field.nullable else exact, converter(field)
+    return ColumnConverter(
+        field.name, field, exact | {type(None)} if field.nullable else exact, value_converter(field)
     )
 
 
@@ -105,7 +105,7 @@ def time_precision(field: pa.Field) -> int | None:
     return int(name[:-1].partition("(")[2]) if name.startswith("TIME(") else None
 
 
-def converter(field: pa.Field) -> Convert:
+def value_converter(field: pa.Field) -> Convert:
     """A function that gives what Arrow should store for one value, or raises Misfit."""
     convert = _converter(field)
     nullable = field.nullable
@@ -258,7 +258,7 @@ def _duration(value: Any) -> Any:
 
 
 def _list_converter(kind: pa.ListType) -> Convert:
-    element = converter(kind.value_field)
+    element = value_converter(kind.value_field)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, list | tuple | np.ndarray):
@@ -269,7 +269,7 @@ def _list_converter(kind: pa.ListType) -> Convert:
 
 
 def _map_converter(kind: pa.MapType) -> Convert:
-    key, item = converter(kind.key_field), converter(kind.item_field)
+    key, item = value_converter(kind.key_field), value_converter(kind.item_field)
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, Mapping) else value
@@ -286,7 +286,7 @@ def _map_converter(kind: pa.MapType) -> Convert:
 
 
 def _struct_converter(kind: pa.StructType) -> Convert:
-    parts = {child.name: converter(child) for child in kind}
+    parts = {child.name: value_converter(child) for child in kind}
     unpack = _unpack_variant if is_variant(kind) else _unpack_spatial if is_spatial(kind) else None
 
     def convert(value: Any) -> Any:
@@ -368,20 +368,20 @@ types = pa.types
 _MS_PER_DAY = 24 * 3600 * 1000
 
 
-def fit(array: pa.Array, field: pa.Field) -> pa.Array:
+def fit_column(array: pa.Array, field: pa.Field) -> pa.Array:
     """`array` as `field` wants it. Raises Misfit or one of Arrow's errors; `culprit` then finds the
     row.
     """
-    fitted = array if array.type.equals(field.type) else cast(array, field)
-    check(fitted, field)
+    fitted = array if array.type.equals(field.type) else cast_losslessly(array, field)
+    check_column(fitted, field)
     return fitted
 
 
-def culprit(
+def find_misfit(
     array: pa.Array,
     field: pa.Field,
     error: Exception,
-    fits: Callable[[pa.Array, pa.Field], object] = fit,
+    fits: Callable[[pa.Array, pa.Field], object] = fit_column,
 ) -> tuple[int, str]:
     """The first row that does not fit, and why, by halving: a look at every row on its own would
     take long. `error` is that of the whole.
@@ -414,7 +414,7 @@ def needs_check(field: pa.Field) -> bool:
     )
 
 
-def check(array: pa.Array, field: pa.Field) -> None:
+def check_column(array: pa.Array, field: pa.Field) -> None:
     """Refuse nulls where none may be, texts longer than declared, and times finer than declared, at
     any depth.
     """
@@ -428,7 +428,7 @@ def check(array: pa.Array, field: pa.Field) -> None:
         _check_time(array, precision)
     for child, part in _children(array, field.type):
         try:
-            check(child, part)
+            check_column(child, part)
         except Misfit as error:
             raise Misfit(f"in {part.name!r}: {error}") from None
 
@@ -438,9 +438,9 @@ def _children(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Fie
     count.
     """
     if types.is_map(kind):
-        parts = list(zip(entries(array), (kind.key_field, kind.item_field), strict=True))
+        parts = list(zip(map_entries(array), (kind.key_field, kind.item_field), strict=True))
     elif types.is_list(kind):
-        parts = [(elements(array), kind.value_field)]
+        parts = [(list_elements(array), kind.value_field)]
     elif types.is_struct(kind):
         present = array.drop_null() if array.null_count else array
         parts = list(zip(present.flatten(), kind, strict=True))
@@ -459,7 +459,7 @@ def _check_time(array: pa.Array, precision: int) -> None:
 # Casts that lose nothing
 
 
-def cast(array: pa.Array, field: pa.Field) -> pa.Array:
+def cast_losslessly(array: pa.Array, field: pa.Field) -> pa.Array:
     """`array` with the type of `field`, every value unchanged, or Misfit."""
     source, target = array.type, field.type
     if source.equals(target) and not types.is_nested(target):
@@ -467,9 +467,9 @@ def cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if types.is_null(source):
         return pa.nulls(len(array), target)
     if types.is_dictionary(source):
-        return cast(array.dictionary_decode(), field)
+        return cast_losslessly(array.dictionary_decode(), field)
     if types.is_run_end_encoded(source):
-        return cast(pc.run_end_decode(array), field)
+        return cast_losslessly(pc.run_end_decode(array), field)
     if types.is_nested(target):
         return _cast_nested(array, field)
     for is_target, step in _CASTS:
@@ -553,15 +553,15 @@ def _cast_nested(array: pa.Array, field: pa.Field) -> pa.Array:
     if types.is_struct(target) and types.is_struct(source):
         return _cast_struct(array, target)
     if types.is_map(target) and types.is_map(source):
-        keys, items = entries(array)
-        parts = cast(keys, target.key_field), cast(items, target.item_field)
+        keys, items = map_entries(array)
+        parts = cast_losslessly(keys, target.key_field), cast_losslessly(items, target.item_field)
         return pa.MapArray.from_arrays(
             compact_offsets(array), *parts, type=target, mask=_mask(array)
         )
     if types.is_list(target) and not types.is_map(source) and _is_list(source):
         return pa.ListArray.from_arrays(
             compact_offsets(array),
-            cast(elements(array), target.value_field),
+            cast_losslessly(list_elements(array), target.value_field),
             type=target,
             mask=_mask(array),
         )
@@ -586,7 +586,7 @@ def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.StructArray
     if sorted(present) != sorted(wanted):
         raise Misfit(f"it has the fields {', '.join(present)}, not {', '.join(wanted)}")
     parts = array.flatten()
-    children = [cast(parts[present.index(child.name)], child) for child in target]
+    children = [cast_losslessly(parts[present.index(child.name)], child) for child in target]
     return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))
 
 

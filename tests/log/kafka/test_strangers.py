@@ -116,7 +116,7 @@ def test_misfits_go_to_dead_letters_once_and_stop_nobody(
         rows = [row for _ in range(3) for batch in consumer.poll() for row in batch.to_pylist()]
         assert [(row["n"], row["_offset"]) for row in rows] == [(1, 0), (3, 4)]
         consumer.commit()
-    letters = dead.letters(log, topic)
+    letters = dead.read_dead_letters(log, topic)
     assert [(letter["source_offset"], letter["payload"], letter["key"]) for letter in letters] == [
         (1, b"garbage", b"k"),
         (2, b'{"n":"two"}', b"k"),
@@ -125,7 +125,7 @@ def test_misfits_go_to_dead_letters_once_and_stop_nobody(
     assert "not JSON" in letters[0]["reason"]
     assert "column 'n'" in letters[1]["reason"]
     assert [finding.offset for finding in log.verify(topic)] == [1, 2, 3]
-    (counted,) = [each for each in dead.topics(log) if each.of == topic]
+    (counted,) = [each for each in dead.dead_topics(log) if each.of == topic]
     assert counted.rows >= 3
 
 
@@ -141,7 +141,10 @@ def test_many_readers_divert_a_record_once(
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(4))) == [[1, 2]] * 4
-    assert [letter["payload"] for letter in dead.letters(log, topic)] == [b"garbage", b"more"]
+    assert [letter["payload"] for letter in dead.read_dead_letters(log, topic)] == [
+        b"garbage",
+        b"more",
+    ]
 
 
 def test_a_dead_letter_can_be_replayed_after_a_fix(
@@ -165,4 +168,4 @@ def test_a_queues_misfits_are_diverted_and_settled(
         received = next(filter(None, (queue.receive(5, wait="1 second") for _ in range(20))))
         assert [message.row for message in received] == [{"n": 1}]
         received[0].ack()
-    assert [letter["payload"] for letter in dead.letters(log, topic)] == [b"garbage"]
+    assert [letter["payload"] for letter in dead.read_dead_letters(log, topic)] == [b"garbage"]

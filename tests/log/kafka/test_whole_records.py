@@ -6,20 +6,20 @@ import pyarrow as pa
 import pytest
 
 from headrace.log.kafka.records import decode_anything, takes_anything
-from headrace.log.topic_config import declared
+from headrace.log.topic_config import declared_topic
 from headrace.log.values import TopicInfo
-from headrace.types.json_codec import encode
+from headrace.types.json_codec import encode_rows
 
 
 def topic(schema: str, *, is_table: bool = False) -> TopicInfo:
-    return declared(
+    return declared_topic(
         "t", schema, "value" if is_table else None, partitions=1, is_table=is_table, options={}
     )
 
 
 def test_anything_is_a_value() -> None:
     info = topic("value STRING")
-    (ours,) = encode(pa.record_batch({"value": ['our "own"']}))
+    (ours,) = encode_rows(pa.record_batch({"value": ['our "own"']}))
     given = [b'{"op": "c"}', None, b"plain", ours, b'{"value": 5}', b'{"value":null}', b"\xff\xfe"]
     decoded = decode_anything(info, given)
     assert decoded.batch.column(0).to_pylist() == [
@@ -35,7 +35,7 @@ def test_anything_is_a_value() -> None:
 
 def test_bytes_are_always_a_value() -> None:
     info = topic("value BINARY")
-    (ours,) = encode(pa.record_batch({"value": pa.array([b"\x00ours"], pa.binary())}))
+    (ours,) = encode_rows(pa.record_batch({"value": pa.array([b"\x00ours"], pa.binary())}))
     decoded = decode_anything(info, [b"\xff\xfe", ours, None])
     assert decoded.batch.column(0).to_pylist() == [b"\xff\xfe", b"\x00ours", None]
     assert decoded.kept is None

@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from headrace.errors import BadRows
-from headrace.log.spark.columns import check_writable, fits
+from headrace.log.spark.columns import check_writable, type_fits
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
 
@@ -103,5 +103,5 @@ def test_what_fits_is_taken() -> None:
 )
 def test_a_type_fits_if_no_value_can_be_lost(given: str, wanted: str, good: bool) -> None:
     one, other = (parse_schema(f"c {kind}").field("c").type for kind in (given, wanted))
-    assert fits(one, other) is good
-    assert fits(pa.null(), other)
+    assert type_fits(one, other) is good
+    assert type_fits(pa.null(), other)

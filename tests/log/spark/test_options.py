@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.log.spark.options import Address, read_options, write_options
-from headrace.log.spark.reader import beginning, cut, from_json, pieces, to_json
+from headrace.log.spark.reader import (
+    batch_start,
+    limit_ends,
+    offsets_from_json,
+    offsets_to_json,
+    split_ranges,
+)
 
 GOOD = {"log": "file:data", "topic": "orders"}
 
@@ -81,7 +87,10 @@ def test_a_cut_takes_as_much_as_it_may_and_shares_it_evenly(
 ) -> None:
     begin = {partition: first for partition, (first, _) in waiting.items()}
     ends = {partition: first + count for partition, (first, count) in waiting.items()}
-    taken = {partition: end - begin[partition] for partition, end in cut(begin, ends, most).items()}
+    taken = {
+        partition: end - begin[partition]
+        for partition, end in limit_ends(begin, ends, most).items()
+    }
     assert sum(taken.values()) == min(most, sum(count for _, count in waiting.values()))
     assert all(0 <= taken[partition] <= count for partition, (_, count) in waiting.items())
     cut_short = [
@@ -98,7 +107,7 @@ def test_tasks_cover_every_offset_once(
 ) -> None:
     begin = {partition: first for partition, (first, _) in waiting.items()}
     ends = {partition: first + count for partition, (first, count) in waiting.items()}
-    tasks = list(pieces(begin, ends, split_rows))
+    tasks = list(split_ranges(begin, ends, split_rows))
     covered = [
         (partition, offset) for partition, start, stop in tasks for offset in range(start, stop)
     ]
@@ -111,8 +120,8 @@ def test_tasks_cover_every_offset_once(
 
 
 def test_offsets_survive_the_checkpoint() -> None:
-    assert from_json(to_json({1: 5, 0: 3})) == {0: 3, 1: 5}
-    first = to_json({0: 9}, began_at={0: 4})
-    assert from_json(first) == {0: 9}
-    assert beginning({"0": 7}, first) == {0: 4}, "the first batch remembers where it began"
-    assert beginning({"0": 7}, {"0": 9}) == {0: 7}
+    assert offsets_from_json(offsets_to_json({1: 5, 0: 3})) == {0: 3, 1: 5}
+    first = offsets_to_json({0: 9}, began_at={0: 4})
+    assert offsets_from_json(first) == {0: 9}
+    assert batch_start({"0": 7}, first) == {0: 4}, "the first batch remembers where it began"
+    assert batch_start({"0": 7}, {"0": 9}) == {0: 7}

@@ -20,7 +20,7 @@ from headrace.errors import (
 )
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.spark.options import write_options
-from headrace.log.spark.writer import BATCH_PROPERTY, RUN_PROPERTY, TaskRows, TopicStreamWriter
+from headrace.log.spark.writer import BATCH_PROPERTY, RUN_PROPERTY, TaskResult, TopicStreamWriter
 from tests.log.spark.conftest import ORDERS, orders
 
 
@@ -42,13 +42,12 @@ PROPERTIES: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def spark_tells_tasks_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("staging", "stream_writer"):
-        monkeypatch.setattr(f"headrace.log.spark.{module}.task_property", PROPERTIES.get)
+    monkeypatch.setattr("headrace.log.spark.writer.task_property", PROPERTIES.get)
 
 
 def task(
     log: hr.Log, first: int, count: int, *, batch: int = 0, run: str = "run-1", **options: str
-) -> TaskRows:
+) -> TaskResult:
     """What a task of a batch returns."""
     PROPERTIES.update({BATCH_PROPERTY: str(batch), RUN_PROPERTY: run})
     return writer(log, **options).write(iter(orders(first, count).to_batches()))

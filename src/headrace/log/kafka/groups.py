@@ -27,7 +27,7 @@ from headrace.log.kafka.connection import (
 )
 from headrace.log.kafka.errors import doing
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import place_word
+from headrace.log.topic_config import resolve_offset_alias
 from headrace.log.values import GroupInfo, MemberInfo, Offsets, PartitionLag
 
 MAX_TIMES_KEPT = 100_000
@@ -93,7 +93,7 @@ class Groups:
         places = [(topic, partition) for partition in chosen]
         offsets = {
             partition: offset
-            for (_, partition), offset in self._targets(places, place_word(to)).items()
+            for (_, partition), offset in self._targets(places, resolve_offset_alias(to)).items()
         }
         alter_offsets(self._broker, group, topic, offsets)
         return Offsets({topic: offsets})

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, MissingExtra
+from headrace.errors import BadSchema, HeadraceError
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
 from headrace.log.kafka import staging
 from headrace.log.kafka.cluster import Place
@@ -28,10 +28,10 @@ from headrace.log.kafka.records import control_record, to_rows
 from headrace.log.kafka.sender import Delivery, send
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import check_name, declared
+from headrace.log.topic_config import check_name, declared_topic
 from headrace.log.values import (
     AppendResult,
-    Control,
+    ControlRecord,
     Duration,
     Finding,
     GroupInfo,
@@ -114,12 +114,6 @@ def _topic_stats(connection: Connection, name: str) -> TopicStats:
     )
 
 
-try:
-    import confluent_kafka  # noqa: F401
-except ImportError as error:
-    raise MissingExtra("confluent-kafka", "kafka") from error
-
-
 class KafkaLog(Log):
     """Options are librdkafka's: `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`.
     Safe for several threads.
@@ -146,7 +140,9 @@ class KafkaLog(Log):
         **options: Any,
     ) -> TopicInfo:
         return self._topics.create(
-            declared(name, schema, key, partitions=partitions, is_table=False, options=options),
+            declared_topic(
+                name, schema, key, partitions=partitions, is_table=False, options=options
+            ),
             exist_ok=exist_ok,
         )
 
@@ -161,7 +157,9 @@ class KafkaLog(Log):
         **options: Any,
     ) -> TopicInfo:
         return self._topics.create(
-            declared(name, schema, key, partitions=partitions, is_table=True, options=options),
+            declared_topic(
+                name, schema, key, partitions=partitions, is_table=True, options=options
+            ),
             exist_ok=exist_ok,
         )
 
@@ -260,7 +258,7 @@ class KafkaLog(Log):
 
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
-    ) -> list[Control]:
+    ) -> list[ControlRecord]:
         (span,) = ranges(self._connection, self.topic(topic), partition, start, stop)
         return controls(self._connection, topic, span)
 

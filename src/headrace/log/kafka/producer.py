@@ -36,7 +36,7 @@ from headrace.log.kafka.sender import (
     send,
     send_in_transaction,
 )
-from headrace.log.partitioning import Chooser
+from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
 from headrace.log.values import (
@@ -102,7 +102,7 @@ class KafkaProducer(Producer):
     ) -> None:
         self._connection, self.topic, self.id = connection, topic, id
         self._info, self._uid = connection.topics.described(topic)
-        self._chooser = Chooser(partitioner)
+        self._assigner = PartitionAssigner(partitioner)
         self._guard = RLock()
         self._ledger = Ledger()
         self._client: Client | None = None
@@ -180,7 +180,7 @@ class KafkaProducer(Producer):
         except BadRows:
             self._info, self._uid = self._connection.topics.described(self.topic)
             batch = make(self._info)
-        numbers: Any = self._chooser.partitions(self._info, batch, partition)
+        numbers: Any = self._assigner.assign(self._info, batch, partition)
         return to_records(self._info, batch, np.asarray(numbers), self._connection.max_bytes)
 
     def _send_plainly(self, records: list[Record]) -> Offsets:

@@ -445,7 +445,7 @@ class KafkaQueue(Queue):
             f"queue {self.group}",
             f"delivered {self.delivery_limit} times without being acknowledged",
         )
-        texts = dead_letters.row_to_text(
+        texts = dead_letters.rows_to_json(
             to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic)
         )
         letters = [

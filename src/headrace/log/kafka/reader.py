@@ -26,7 +26,7 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.fetcher import Fetcher, OffsetLost
 from headrace.log.kafka.records import Misfit, control_payload, to_rows
 from headrace.log.partitioning import check_partition
-from headrace.log.values import Control, TopicInfo, readable_schema
+from headrace.log.values import ControlRecord, TopicInfo, readable_schema
 
 # Records that do not fit their topic's schema, which only foreign producers can write: they go to
 # dead letters, each once, and never stop the stream.
@@ -67,13 +67,15 @@ class DeadLetters:
             except (
                 ConfigurationError
             ) as error:  # a reader without the right to write: the records stay where they are
-                logger.error("They cannot be put into %s: %s", dead_letters.dead_name(topic), error)
+                logger.error(
+                    "They cannot be put into %s: %s", dead_letters.dead_topic_name(topic), error
+                )
 
     def _divert_once(self, topic: str, misfits: Sequence[Misfit]) -> None:
         """1. fence whoever else diverts; 2. look what is there; 3. add the rest and commit; if
         fenced meanwhile, look again.
         """
-        name = dead_letters.ensure_topic(self._log, topic)
+        name = dead_letters.ensure_dead_topic(self._log, topic)
         for _ in range(MAX_ATTEMPTS):
             transaction = self._log.transaction(f"dead.{topic}")
             seen = self._read(topic, name)
@@ -82,7 +84,7 @@ class DeadLetters:
                 transaction.abort()
                 return
             transaction.append(
-                name, dead_letters.letters_to_rows(_letter(topic, misfit) for misfit in fresh)
+                name, dead_letters.dead_letters_to_rows(_letter(topic, misfit) for misfit in fresh)
             )
             try:
                 transaction.commit()
@@ -262,7 +264,7 @@ def explained(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange:
     )
 
 
-def controls(connection: Connection, topic: str, span: Range) -> list[Control]:
+def controls(connection: Connection, topic: str, span: Range) -> list[ControlRecord]:
     partition, start, stop = span
     found = []
     with connection.broker.fetchers.lease() as fetcher:
@@ -272,7 +274,7 @@ def controls(connection: Connection, topic: str, span: Range) -> list[Control]:
                     payload = control_payload(message.headers())
                     if payload is not None:
                         found.append(
-                            Control(
+                            ControlRecord(
                                 partition,
                                 message.offset() or 0,
                                 from_us(message.timestamp()[1] * 1000),

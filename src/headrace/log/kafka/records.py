@@ -33,7 +33,14 @@ from headrace.errors import BadRows
 from headrace.log.kafka.sender import Record, RecordHeaders
 from headrace.log.partitioning import key_bytes
 from headrace.log.values import TopicInfo, readable_schema
-from headrace.types.json_codec import Decoded, Misshapen, decode, decode_exactly, encoded, parse
+from headrace.types.json_codec import (
+    Decoded,
+    JsonMismatch,
+    decode_rows,
+    decode_rows_exactly,
+    encode_column,
+    parse_json,
+)
 from headrace.types.schema import declared_schema
 
 # A table's key read back from a record's key bytes: all that a tombstone has. The inverse of
@@ -48,25 +55,25 @@ def key_columns(keys: Sequence[bytes | None], info: TopicInfo) -> Decoded:
     schema = pa.schema([info.arrow_schema.field(name) for name in names])
     given = [key or b"" for key in keys]
     if len(names) > 1:
-        return decode_exactly(given, schema, parser=lambda key: _named_parts(key, names))
+        return decode_rows_exactly(given, schema, parser=lambda key: _named_parts(key, names))
     kind = schema.types[0]
     if pa.types.is_binary(kind):
         return Decoded(pa.RecordBatch.from_arrays([pa.array(given, kind)], schema=schema))
-    parser = _text if pa.types.is_string(kind) else parse
-    return decode_exactly(given, schema, parser=lambda key: {names[0]: parser(key)})
+    parser = _text if pa.types.is_string(kind) else parse_json
+    return decode_rows_exactly(given, schema, parser=lambda key: {names[0]: parser(key)})
 
 
 def _text(key: bytes) -> Any:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise Misshapen("its key is not UTF-8") from None
+        raise JsonMismatch("its key is not UTF-8") from None
 
 
 def _named_parts(key: bytes, names: tuple[str, ...]) -> Any:
-    parts = parse(key)
+    parts = parse_json(key)
     if not isinstance(parts, list) or len(parts) != len(names):
-        raise Misshapen(f"its key is not a JSON array of {', '.join(names)}")
+        raise JsonMismatch(f"its key is not a JSON array of {', '.join(names)}")
     return dict(zip(names, parts, strict=True))
 
 
@@ -99,7 +106,7 @@ def decode_anything(info: TopicInfo, values: Sequence[bytes | None]) -> Decoded:
     ours = [
         row for row, value in enumerate(values) if value is not None and value.startswith(_OURS)
     ]
-    decoded = decode([values[row] or b"" for row in ours], info.arrow_schema)
+    decoded = decode_rows([values[row] or b"" for row in ours], info.arrow_schema)
     kept = ours if decoded.kept is None else [ours[row] for row in decoded.kept]
     found: list[Any] = list(values)
     for row, value in zip(kept, decoded.batch.column(0).to_pylist(), strict=True):
@@ -172,7 +179,7 @@ def to_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa.Rec
     """
     rows = batch.select(declared_schema(info.arrow_schema).names)
     keys = key_bytes(rows, info.key) if info.key else pa.nulls(batch.num_rows, pa.binary())
-    columns = {KEY: keys, VALUE: encoded(rows)}
+    columns = {KEY: keys, VALUE: encode_column(rows)}
     if info.is_table:
         changes = batch.column(CHANGE_TYPE)
         columns[VALUE] = pc.if_else(
@@ -354,7 +361,7 @@ def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequen
     if takes_anything(info):
         return decode_anything(info, values)
     if None not in values:
-        return decode(
+        return decode_rows(
             [value for value in values if value is not None], info.arrow_schema, ignored=ignored
         )
     return _decode_some(
@@ -369,7 +376,7 @@ def _decode_some(
     values: Sequence[bytes | None], rows: list[int], schema: pa.Schema, ignored: Sequence[str]
 ) -> Decoded:
     """Some of the values; the others, which are null, are misfits."""
-    decoded = decode([values[row] or b"" for row in rows], schema, ignored=ignored)
+    decoded = decode_rows([values[row] or b"" for row in rows], schema, ignored=ignored)
     misfits = {
         row: "it has no value, and the topic is no table"
         for row, value in enumerate(values)
@@ -387,7 +394,7 @@ def _decode_table(
     values = [message.value() for message in messages]
     alive = [row for row, value in enumerate(values) if value is not None]
     dead = [row for row, value in enumerate(values) if value is None]
-    rows = decode(
+    rows = decode_rows(
         [values[row] or b"" for row in alive], declared_schema(info.arrow_schema), ignored=ignored
     )
     keys = key_columns([messages[row].key() for row in dead], info)

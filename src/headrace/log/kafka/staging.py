@@ -24,7 +24,7 @@ from headrace.log.kafka.config import DEFAULT_MAX_BYTES
 from headrace.log.kafka.producer import appended
 from headrace.log.kafka.records import record_parts, to_columns
 from headrace.log.kafka.sender import Block
-from headrace.log.partitioning import Chooser
+from headrace.log.partitioning import PartitionAssigner
 from headrace.log.topic_config import check_name
 from headrace.log.values import Staged, TopicInfo
 
@@ -47,11 +47,11 @@ class StagingWriter:
     ) -> None:
         self._info, self._partition, self._max_bytes = info, partition, max_bytes
         self._directory = _group_directory(group, directory) / uuid.uuid4().hex
-        self._chooser = Chooser()
+        self._assigner = PartitionAssigner()
         self._files: dict[int, tuple[Path, pa.RecordBatchFileWriter, int]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        numbers = self._chooser.partitions(self._info, batch, self._partition)
+        numbers = self._assigner.assign(self._info, batch, self._partition)
         columns = to_columns(self._info, batch, self._max_bytes)
         for number in np.unique(numbers).tolist():
             part = columns.filter(pa.array(numbers == number))

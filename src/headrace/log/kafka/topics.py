@@ -20,7 +20,7 @@ from headrace.log.kafka.cluster import Broker
 from headrace.log.kafka.errors import code, translated
 from headrace.log.kafka.notes import CompactedPartition, ensure_topic
 from headrace.log.kafka.sender import Delivery, Record, send
-from headrace.log.topic_config import altered, check_same, stored_schema
+from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
 
@@ -196,7 +196,7 @@ class TopicStore:
         if known is None and exist_ok:
             return self._describe(replace(info, partitions=partitions))
         found = info if known is None else load(info.name, known, partitions)[0]
-        return check_same(found, info, exist_ok=exist_ok)
+        return check_existing_topic(found, info, exist_ok=exist_ok)
 
     def _describe(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
         self._store(info.name, dump(info, uid or uuid.uuid4().hex))
@@ -221,7 +221,7 @@ class TopicStore:
         description.
         """
         info, uid = self.described(name)
-        changed = altered(
+        changed = altered_topic(
             info,
             columns=columns,
             partitions=partitions,

@@ -45,7 +45,7 @@ from headrace.log.kafka.sender import (
     send_in_transaction,
 )
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
-from headrace.log.partitioning import Chooser, check_partition
+from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged, TopicInfo
 
@@ -82,7 +82,7 @@ class KafkaTransaction(Transaction):
         self._is_sound = True  # whether the client can be used again
         self._replaced: HeadraceError | None = None
         self._deadline = time.monotonic() + self._timeout_us / 1e6
-        self._chooser = Chooser()
+        self._assigner = PartitionAssigner()
         self._plan = _Plan()
         self._delivery = Delivery()
         self._begun = False
@@ -176,7 +176,7 @@ class KafkaTransaction(Transaction):
             to_records(
                 info,
                 batch,
-                self._chooser.partitions(info, batch, partition),
+                self._assigner.assign(info, batch, partition),
                 self._connection.max_bytes,
             )
         )

@@ -36,7 +36,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 # Reading
 
 
-def readable(info: TopicInfo, *, headers: bool) -> pa.Schema:
+def readable_columns(info: TopicInfo, *, headers: bool) -> pa.Schema:
     """Every column that a reader of a topic can ask for."""
     return pa.schema(
         [
@@ -49,7 +49,7 @@ def readable(info: TopicInfo, *, headers: bool) -> pa.Schema:
 
 def spark_schema(info: TopicInfo, columns: Iterable[str] | None, *, headers: bool) -> str:
     """The DDL of what a read gives: all columns, or those named, in their order."""
-    full = readable(info, headers=headers)
+    full = readable_columns(info, headers=headers)
     chosen = full.names if columns is None else list(columns)
     for name in chosen:
         if name not in full.names:
@@ -64,13 +64,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> None:
     """A schema given with `.schema(...)` may leave columns out, but not change one."""
-    full = readable(info, headers=headers)
+    full = readable_columns(info, headers=headers)
     for field in arrow_schema(wanted):
         if field.name not in full.names:
             raise UnknownColumn(field.name, full.names, where=f"The topic {info.name!r}")
         if not (
-            fits(field.type, full.field(field.name).type)
-            and fits(full.field(field.name).type, field.type)
+            type_fits(field.type, full.field(field.name).type)
+            and type_fits(full.field(field.name).type, field.type)
         ):
             raise ConfigurationError(
                 f"The schema given for reading {info.name!r} has {field.name!r} as {field.type};"
@@ -79,7 +79,7 @@ def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> Non
             )
 
 
-def labelled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def relabel(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch under Spark's names for the same types (the element of a list is `element` there); no
     value is touched.
     """
@@ -136,7 +136,7 @@ def _check_type(schema: StructType, field: pa.Field, where: str) -> None:
         given = to_arrow_type(kind, timezone="UTC")
     except PySparkException:
         given = None
-    if given is None or not fits(given, field.type):
+    if given is None or not type_fits(given, field.type):
         raise BadRows(
             f"{where} has the column {field.name!r} as {_spark_name(field)}; the DataFrame has it"
             f" as {kind.simpleString().upper()}.",
@@ -153,7 +153,7 @@ def _spark_name(field: pa.Field) -> str:
     ).removeprefix("c ")
 
 
-def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+def type_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether every value of one type has its place in another."""
     if types.is_null(given):
         return True
@@ -190,23 +190,23 @@ def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_map(wanted):
         return (
             bool(types.is_map(given))
-            and fits(given.key_type, wanted.key_type)
-            and fits(given.item_type, wanted.item_type)
+            and type_fits(given.key_type, wanted.key_type)
+            and type_fits(given.item_type, wanted.item_type)
         )
     if types.is_list(wanted):
         return (
             bool(types.is_list(given))
             and not types.is_map(given)
-            and fits(given.value_type, wanted.value_type)
+            and type_fits(given.value_type, wanted.value_type)
         )
     if not types.is_struct(given) or sorted(part.name for part in given) != sorted(
         part.name for part in wanted
     ):
         return False
-    return all(fits(given.field(part.name).type, part.type) for part in wanted)
+    return all(type_fits(given.field(part.name).type, part.type) for part in wanted)
 
 
-def as_changes(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
+def with_default_change(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
     """On a table's topic, rows that do not say what kind of change they are, are the newest of
     their keys.
     """

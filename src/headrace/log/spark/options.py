@@ -193,7 +193,7 @@ def shared_log(address: Address) -> Log:
     if kept is not None and kept[:2] == (os.getpid(), _identity(address)):
         _open.move_to_end(address)
         return kept[2]
-    forget(address)
+    close_shared_log(address)
     log = (
         open_log(address.log, create=False)
         if address.log.startswith("file:")
@@ -201,11 +201,11 @@ def shared_log(address: Address) -> Log:
     )
     _open[address] = (os.getpid(), _identity(address), log)
     while len(_open) > MAX_OPEN_LOGS:
-        forget(next(iter(_open)))
+        close_shared_log(next(iter(_open)))
     return log
 
 
-def forget(address: Address) -> None:
+def close_shared_log(address: Address) -> None:
     """Close a log's handle; the next one who needs it opens it again."""
     process, _, log = _open.pop(address, (0, None, None))
     if (

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import BadDuration, BadPartition, ConfigurationError, InputError
 from headrace.log.api import Log
-from headrace.log.spark.columns import arrow_schema, labelled
+from headrace.log.spark.columns import arrow_schema, relabel
 from headrace.log.spark.options import ReadOptions, shared_log
 
 # Where a read begins and ends, and how much one batch takes. Offsets go to Spark's checkpoint as
@@ -46,31 +46,31 @@ _FORMS = (
 # As Spark keeps them
 
 
-def to_json(offsets: Offsets, *, began_at: Offsets | None = None) -> dict[str, Any]:
+def offsets_to_json(offsets: Offsets, *, began_at: Offsets | None = None) -> dict[str, Any]:
     named: dict[str, Any] = {
         str(partition): offset for partition, offset in sorted(offsets.items())
     }
-    return named if began_at is None else named | {_FROM: to_json(began_at)}
+    return named if began_at is None else named | {_FROM: offsets_to_json(began_at)}
 
 
-def from_json(stored: Mapping[str, Any]) -> Offsets:
+def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
     return {int(partition): offset for partition, offset in stored.items() if partition != _FROM}
 
 
-def beginning(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offsets:
+def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offsets:
     """Where the batch from `start` to `end` begins: the first one remembers it."""
-    return from_json(end.get(_FROM, start))
+    return offsets_from_json(end.get(_FROM, start))
 
 
 # As users say them
 
 
-def resolve(log: Log, topic: str, text: str, *, option: str) -> Offsets:
+def resolve_offsets(log: Log, topic: str, text: str, *, option: str) -> Offsets:
     """Offsets for what `startingOffsets` or `endingOffsets` says, as of now."""
     if text.lower() == "earliest":
         return log.start_offsets(topic)
     if text.lower() == "latest":
-        return latest(log, topic)
+        return end_offsets(log, topic)
     if text.startswith("{"):
         return _named(log, topic, text, option=option)
     try:
@@ -81,7 +81,7 @@ def resolve(log: Log, topic: str, text: str, *, option: str) -> Offsets:
         ) from None
 
 
-def latest(log: Log, topic: str) -> Offsets:
+def end_offsets(log: Log, topic: str) -> Offsets:
     """The ends of all partitions at one moment; on the embedded log, never in the middle of a
     transaction.
     """
@@ -89,7 +89,7 @@ def latest(log: Log, topic: str) -> Offsets:
 
 
 def _named(log: Log, topic: str, text: str, *, option: str) -> Offsets:
-    earliest, ends = log.start_offsets(topic), latest(log, topic)
+    earliest, ends = log.start_offsets(topic), end_offsets(log, topic)
     offsets = dict(earliest if option == "startingOffsets" else ends)
     try:
         given = {int(partition): offset for partition, offset in json.loads(text).items()}
@@ -119,7 +119,9 @@ def _named(log: Log, topic: str, text: str, *, option: str) -> Offsets:
 # As they move on
 
 
-def still_there(log: Log, topic: str, begin: Offsets, ends: Offsets, *, on_lost: str) -> Offsets:
+def available_start(
+    log: Log, topic: str, begin: Offsets, ends: Offsets, *, on_lost: str
+) -> Offsets:
     """Where reading can begin now: `begin`, unless retention has overtaken it. A partition that was
     added since is read whole.
     """
@@ -152,7 +154,7 @@ def still_there(log: Log, topic: str, begin: Offsets, ends: Offsets, *, on_lost:
     return {partition: max(offset, earliest[partition]) for partition, offset in begin.items()}
 
 
-def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
+def limit_ends(begin: Offsets, ends: Offsets, most: int) -> Offsets:
     """Ends for a batch of at most so many offsets, shared out evenly: what one partition does not
     need, the others get.
 
@@ -168,7 +170,9 @@ def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
     return cuts
 
 
-def pieces(begin: Offsets, ends: Offsets, split_rows: int | None) -> Iterator[tuple[int, int, int]]:
+def split_ranges(
+    begin: Offsets, ends: Offsets, split_rows: int | None
+) -> Iterator[tuple[int, int, int]]:
     """(partition, start, stop) for each task: one a partition, or several of at most `split_rows`
     offsets.
     """
@@ -194,7 +198,7 @@ class OffsetSlice(InputPartition):
 
 
 def slices(begin: Offsets, ends: Offsets, options: ReadOptions) -> list[OffsetSlice]:
-    return [OffsetSlice(*piece) for piece in pieces(begin, ends, options.split_rows)]
+    return [OffsetSlice(*piece) for piece in split_ranges(begin, ends, options.split_rows)]
 
 
 def read_slice(
@@ -220,7 +224,7 @@ def read_slice(
         on_corrupt=options.on_corrupt,
     )
     for batch in batches:
-        yield labelled(batch, wanted)
+        yield relabel(batch, wanted)
 
 
 class TopicReader(DataSourceReader):
@@ -229,8 +233,8 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> list[OffsetSlice]:
         log, topic = shared_log(self.options.address), self.options.topic
-        begin = resolve(log, topic, self.options.starting, option="startingOffsets")
-        ends = resolve(log, topic, self.options.ending, option="endingOffsets")
+        begin = resolve_offsets(log, topic, self.options.starting, option="startingOffsets")
+        ends = resolve_offsets(log, topic, self.options.ending, option="endingOffsets")
         for partition in sorted(begin):
             if begin[partition] > ends[partition]:
                 raise ConfigurationError(
@@ -265,8 +269,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Asked several times; what "latest" means must not change in between."""
         if self._first is None:
-            self._first = to_json(
-                resolve(
+            self._first = offsets_to_json(
+                resolve_offsets(
                     self._log(), self.options.topic, self.options.starting, option="startingOffsets"
                 )
             )
@@ -280,31 +284,35 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = latest(self._log(), self.options.topic)
+        self._target = end_offsets(self._log(), self.options.topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Up to where the next batch goes. `start` itself, if there is nothing new: that is how
         `availableNow` ends.
         """
-        ends = self._target or latest(self._log(), self.options.topic)
-        begin = still_there(
-            self._log(), self.options.topic, from_json(start), ends, on_lost=self.options.on_lost
-        )
-        if isinstance(limit, ReadMaxRows):
-            ends = cut(begin, ends, limit.max_rows)
-        if start == self._first:
-            return to_json(ends, began_at=from_json(start))
-        return start if ends == from_json(start) else to_json(ends)
-
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return to_json(latest(self._log(), self.options.topic))
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetSlice]:
-        ends = from_json(end)
-        begin = still_there(
+        ends = self._target or end_offsets(self._log(), self.options.topic)
+        begin = available_start(
             self._log(),
             self.options.topic,
-            beginning(start, end),
+            offsets_from_json(start),
+            ends,
+            on_lost=self.options.on_lost,
+        )
+        if isinstance(limit, ReadMaxRows):
+            ends = limit_ends(begin, ends, limit.max_rows)
+        if start == self._first:
+            return offsets_to_json(ends, began_at=offsets_from_json(start))
+        return start if ends == offsets_from_json(start) else offsets_to_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return offsets_to_json(end_offsets(self._log(), self.options.topic))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetSlice]:
+        ends = offsets_from_json(end)
+        begin = available_start(
+            self._log(),
+            self.options.topic,
+            batch_start(start, end),
             ends,
             on_lost=self.options.on_lost,
         )

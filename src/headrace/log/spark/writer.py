@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from headrace.columnar.buffers import compact_offsets, elements, entries
+from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.errors import (
     BatchConflict,
     ConfigurationError,
@@ -43,8 +43,8 @@ from headrace.errors import (
 )
 from headrace.log.api import Log
 from headrace.log.rows import to_batch
-from headrace.log.spark.columns import as_changes
-from headrace.log.spark.options import WriteOptions, forget, shared_log
+from headrace.log.spark.columns import with_default_change
+from headrace.log.spark.options import WriteOptions, close_shared_log, shared_log
 from headrace.log.values import Staged, TopicInfo
 
 # What the rows of a batch are, in a few bytes: the same for the same rows, whatever their order and
@@ -135,12 +135,12 @@ def _values(array: pa.Array) -> Hashes:
         parts = dict(zip((child.name for child in kind), array.flatten(), strict=True))
         return _mixed(_combined(parts, len(array)) + _STEP)
     if types.is_map(kind):
-        keys, items = entries(array)
+        keys, items = map_entries(array)
         return _sequences(
             _combined({"key": keys, "value": items}, len(keys)), compact_offsets(array)
         )
     if types.is_list(kind):
-        return _sequences(_hashes(elements(array)), compact_offsets(array))
+        return _sequences(_hashes(list_elements(array)), compact_offsets(array))
     if types.is_string(kind) or types.is_binary(kind):
         return _texts(array)
     if types.is_boolean(kind):
@@ -235,7 +235,7 @@ named after its run.
 
 
 @dataclass(frozen=True)
-class TaskRows(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The rows of one task. `run` and `query` are Spark's ids of the streaming query, if it is
     one.
     """
@@ -260,16 +260,16 @@ def task_property(name: str) -> str | None:
     return task.getLocalProperty(name) if task is not None else None
 
 
-def stage(
+def stage_rows(
     options: WriteOptions, batches: Iterable[pa.RecordBatch], *, group: str, digested: bool
-) -> TaskRows:
+) -> TaskResult:
     """Put a task's rows aside; returns what the driver needs to make them visible."""
     log = shared_log(options.address)
     info = log.topic(options.topic)
     digests: list[Digest] = []
     rows = _fitted(batches, info, digests if digested else None)
     staged = log.stage(options.topic, rows, directory=options.staging_directory, group=group)
-    return TaskRows(
+    return TaskResult(
         staged, sum(digests, Digest()), task_property(RUN_PROPERTY), task_property(QUERY_PROPERTY)
     )
 
@@ -283,20 +283,20 @@ def _fitted(
     batches: Iterable[pa.RecordBatch], info: TopicInfo, digests: list[Digest] | None
 ) -> Iterator[pa.RecordBatch]:
     for rows in batches:
-        batch = to_batch(as_changes(rows, info), info.arrow_schema, topic=info.name)
+        batch = to_batch(with_default_change(rows, info), info.arrow_schema, topic=info.name)
         if digests is not None:
             digests.append(digest(batch))
         yield batch
 
 
-def finished(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRows]:
+def task_results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     """What the tasks that succeeded wrote, in the order of the tasks: so a partition's rows keep
     their order.
     """
-    return [message for message in messages if isinstance(message, TaskRows)]
+    return [message for message in messages if isinstance(message, TaskResult)]
 
 
-def discard(options: WriteOptions, group: str) -> None:
+def discard_staged(options: WriteOptions, group: str) -> None:
     """Remove what a job put aside and no transaction took."""
     shared_log(options.address).discard_group(group, directory=options.staging_directory)
 
@@ -323,20 +323,20 @@ class TopicWriter(DataSourceArrowWriter):
         self.options = options
         self.group = group_name(uuid4())
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskRows:
-        return stage(self.options, iterator, group=self.group, digested=False)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        return stage_rows(self.options, iterator, group=self.group, digested=False)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        parts = [part for part in finished(messages) if part.staged.rows]
+        parts = [part for part in task_results(messages) if part.staged.rows]
         try:
             if parts:
                 self._commit(shared_log(self.options.address), parts)
         except BaseException:
-            forget(self.options.address)
+            close_shared_log(self.options.address)
             raise
-        discard(self.options, self.group)
+        discard_staged(self.options, self.group)
 
-    def _commit(self, log: Log, parts: list[TaskRows]) -> None:
+    def _commit(self, log: Log, parts: list[TaskResult]) -> None:
         """One transaction. Another write that took the same id at the same moment is no reason to
         fail: nothing was stored, so it is tried again.
         """
@@ -355,7 +355,7 @@ class TopicWriter(DataSourceArrowWriter):
                 return
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        discard(self.options, self.group)
+        discard_staged(self.options, self.group)
 
 
 VERSION = 1
@@ -364,7 +364,7 @@ PAST_RUNS = 16
 
 
 @dataclass(frozen=True)
-class LastBatch:
+class WriterBatch:
     """The note of a writer and topic: the last batch stored."""
 
     batch: int
@@ -375,7 +375,7 @@ class LastBatch:
 
 
 @dataclass(frozen=True)
-class Owner:
+class WriterOwner:
     """The note of a writer: the run that writes under this name, and those before it."""
 
     run: str
@@ -397,8 +397,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         self.batch_note = f"spark-writer.{self.name}.{options.topic}"
         self.owner_note = f"spark-owner.{self.name}"
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskRows:
-        return stage(
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        return stage_rows(
             self.options, iterator, group=self._group(task_property(BATCH_PROPERTY)), digested=True
         )
 
@@ -406,7 +406,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return group_name(self.options.address.log, self.options.topic, self.name, batch)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's names
-        discard(self.options, self._group(batchId))
+        discard_staged(self.options, self._group(batchId))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """The commit, step by step:
@@ -419,8 +419,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         5. discard what was staged and not taken; if the commit failed, Spark calls `abort`, which
            does it
         """
-        parts, log = finished(messages), shared_log(self.options.address)
-        batch = LastBatch(batchId, *_total(parts), next((part.query for part in parts), None))
+        parts, log = task_results(messages), shared_log(self.options.address)
+        batch = WriterBatch(batchId, *_total(parts), next((part.query for part in parts), None))
         last, owner = log.note(self.batch_note), log.note(self.owner_note)  # 1
         new_owner = self._owned(owner, next((part.run for part in parts), None))  # 2
         if not self._is_repeat(batch, last):
@@ -430,13 +430,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 batch,
                 {self.batch_note: (last, _dump(batch)), self.owner_note: (owner, new_owner)},
             )
-        discard(self.options, self._group(batchId))  # 5
+        discard_staged(self.options, self._group(batchId))  # 5
 
     def _store(
         self,
         log: Log,
-        parts: list[TaskRows],
-        batch: LastBatch,
+        parts: list[TaskResult],
+        batch: WriterBatch,
         notes: dict[str, tuple[str | None, str | None]],
     ) -> None:
         try:
@@ -453,13 +453,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 fix="stop one of the two queries, or give each its own writer.",
             ) from error
         except BaseException:
-            forget(self.options.address)
+            close_shared_log(self.options.address)
             if not self._happened(batch):  # 4
                 raise
 
     def _owned(self, owner: str | None, run: str | None) -> str | None:
         """The owner's note after this commit. TransactionFenced if this run was replaced."""
-        known = Owner(**_load(owner)) if owner is not None else None
+        known = WriterOwner(**_load(owner)) if owner is not None else None
         if run is None or (known is not None and known.run == run):
             return owner
         if known is not None and run in known.past:
@@ -468,22 +468,24 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 f" (run {known.run}). Nothing of this batch is stored.",
                 fix="stop one of the two queries, or give each its own writer.",
             )
-        return _dump(Owner(run, (known.run, *known.past)[:PAST_RUNS] if known is not None else ()))
+        return _dump(
+            WriterOwner(run, (known.run, *known.past)[:PAST_RUNS] if known is not None else ())
+        )
 
-    def _is_repeat(self, batch: LastBatch, stored: str | None) -> bool:
+    def _is_repeat(self, batch: WriterBatch, stored: str | None) -> bool:
         """Whether the batch is stored already. BatchConflict if its number is taken by other rows,
         or was passed long ago.
         """
         if stored is None:
             return False
-        last = LastBatch(**_load(stored))
+        last = WriterBatch(**_load(stored))
         if batch.batch > last.batch:
             return False
         if (batch.batch, batch.rows, batch.digest) == (last.batch, last.rows, last.digest):
             return True
         raise self._conflict(batch, last)
 
-    def _conflict(self, batch: LastBatch, last: LastBatch) -> BatchConflict:
+    def _conflict(self, batch: WriterBatch, last: WriterBatch) -> BatchConflict:
         where = f"as {self.name!r} into {self.options.topic!r}"
         if batch.batch < last.batch:
             found = (
@@ -506,17 +508,17 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             ),
         )
 
-    def _happened(self, batch: LastBatch) -> bool:
+    def _happened(self, batch: WriterBatch) -> bool:
         """Whether a commit that failed was stored after all."""
         return shared_log(self.options.address).note(self.batch_note) == _dump(batch)
 
 
-def _total(parts: list[TaskRows]) -> tuple[int, str]:
+def _total(parts: list[TaskResult]) -> tuple[int, str]:
     total = sum((part.digest for part in parts), Digest())
     return total.rows, total.text
 
 
-def _dump(note: LastBatch | Owner) -> str:
+def _dump(note: WriterBatch | WriterOwner) -> str:
     return json.dumps(asdict(note))
 
 

@@ -1,4 +1,4 @@
-"""Fields of JSON texts, taken apart over whole columns: what Python's parser gives, and Inexact
+"""Fields of JSON texts, taken apart over whole columns: what Python's parser gives, and NeedsSpark
 wherever Spark might give something else.
 """
 

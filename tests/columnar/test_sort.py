@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.columnar.keys import encode_keys
-from headrace.columnar.sort import codes_of
+from headrace.columnar.sort import key_codes
 
 numbers = st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1) | st.integers(-1000, 1000)
 
 
 def check(keys: pa.Array) -> None:
-    codes, plain = codes_of(keys), keys.to_pylist()
+    codes, plain = key_codes(keys), keys.to_pylist()
     assert [plain[at] for at in np.argsort(codes, kind="stable")] == sorted(plain)
     assert (
         len(set(zip(plain, codes.tolist(), strict=True)))

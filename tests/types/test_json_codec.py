@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadRows
 from headrace.types import json_codec as json_rows
-from headrace.types.json_codec import decode, decode_exactly, encode
+from headrace.types.json_codec import decode_rows, decode_rows_exactly, encode_rows
 from headrace.types.schema import parse_schema
 
 MIXED = parse_schema(
@@ -88,19 +88,19 @@ def same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
 @given(st.lists(rows(finite), min_size=1, max_size=5))
 def test_plain_rows_come_back_the_quick_way(sample: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(sample, schema=MIXED)
-    values = encode(batch)
+    values = encode_rows(batch)
     assert [json.loads(value) for value in values]
     quick = json_rows._decode_quickly(values, MIXED)
     assert quick is not None
     assert same(quick, batch)
-    assert same(decode_exactly(values, MIXED).batch, batch)
+    assert same(decode_rows_exactly(values, MIXED).batch, batch)
 
 
 @settings(max_examples=40)
 @given(st.lists(rows({}), max_size=5))
 def test_any_rows_come_back(sample: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(sample, schema=WITH_MAPS)
-    decoded = decode(encode(batch), WITH_MAPS)
+    decoded = decode_rows(encode_rows(batch), WITH_MAPS)
     assert decoded.misfits == {}
     assert decoded.kept is None
     assert same(decoded.batch, batch)
@@ -111,7 +111,7 @@ def test_slices_come_back() -> None:
         [{"list": [date(2024, 1, n + 1)], "m": [(str(n), None)]} for n in range(9)],
         schema=WITH_MAPS,
     )
-    assert same(decode(encode(batch.slice(3, 4)), WITH_MAPS).batch, batch.slice(3, 4))
+    assert same(decode_rows(encode_rows(batch.slice(3, 4)), WITH_MAPS).batch, batch.slice(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, re
     for columns in (schema, pa.schema([column for column in schema if column.name != "m"])):
         if "m" not in columns.names and b'"m"' in value:
             continue
-        decoded = decode([b'{"n":7}', value, b'{"n":8}'], columns)
+        decoded = decode_rows([b'{"n":7}', value, b'{"n":8}'], columns)
         assert list(decoded.misfits) == [1]
         assert reason in decoded.misfits[1]
         assert decoded.kept == [0, 2]
@@ -168,7 +168,7 @@ def test_what_others_write_is_read_generously() -> None:
         b'{"at":"2024-01-01T02:00:00+02:00"}',
         b'{"n":1,"n":2}',
     ]
-    decoded = decode(values, schema)
+    decoded = decode_rows(values, schema)
     assert decoded.misfits == {}
     assert decoded.batch.column("n").to_pylist() == [1, None, None, 2]
     assert decoded.batch.column("d").to_pylist()[1] == 1.0
@@ -178,7 +178,7 @@ def test_what_others_write_is_read_generously() -> None:
 
 def test_columns_of_a_newer_schema_can_be_ignored() -> None:
     schema = parse_schema("n BIGINT")
-    assert decode([b'{"n":1,"later":2}'], schema, ignored=["later"]).batch.column(
+    assert decode_rows([b'{"n":1,"later":2}'], schema, ignored=["later"]).batch.column(
         "n"
     ).to_pylist() == [1]
 
@@ -189,7 +189,7 @@ def test_years_that_iso_cannot_write_are_refused() -> None:
         [pa.array([[2**62]], pa.list_(pa.int64())).cast(schema.types[0])], schema=schema
     )
     with pytest.raises(BadRows, match="'at'"):
-        encode(batch)
+        encode_rows(batch)
 
 
 def test_a_float_is_parsed_to_its_own_precision_once() -> None:
@@ -197,7 +197,7 @@ def test_a_float_is_parsed_to_its_own_precision_once() -> None:
     tricky = (  # just below the middle of two floats: by way of a double it would be rounded up
         b'{"f":1.00000017881393432617187499}'
     )
-    for found in (decode([tricky], schema).batch, decode_exactly([tricky], schema).batch):
+    for found in (decode_rows([tricky], schema).batch, decode_rows_exactly([tricky], schema).batch):
         assert found.column("f").to_pylist() == [1.0000001192092896]
 
 
@@ -240,7 +240,10 @@ def test_both_ways_agree_on_mangled_values() -> None:
             at = chance.randint(0, len(value))
             value[at : at + chance.choice([0, 0, 1, 4])] = chance.choice(pieces)
         values = [good, bytes(value)]
-        quick, exact = json_rows._decode_quickly(values, schema), decode_exactly(values, schema)
+        quick, exact = (
+            json_rows._decode_quickly(values, schema),
+            decode_rows_exactly(values, schema),
+        )
         if quick is not None:
             taken += 1
             assert exact.misfits == {}
@@ -252,4 +255,4 @@ def test_not_a_number_is_a_string() -> None:
     batch = pa.RecordBatch.from_pylist(
         [{"d": math.nan}, {"d": -math.inf}], schema=parse_schema("d DOUBLE")
     )
-    assert encode(batch) == [b'{"d":"NaN"}', b'{"d":"-Infinity"}']
+    assert encode_rows(batch) == [b'{"d":"NaN"}', b'{"d":"-Infinity"}']

@@ -338,7 +338,8 @@ def test_a_struct_that_looks_like_a_variant_is_none() -> None:
 
 def test_no_pyspark_is_needed() -> None:
     code = (
-        "import sys; from headrace.log import schema, rows, keys, json_text; from headrace import"
+        "import sys; from headrace.types import schema, json_codec; from headrace.log import rows,"
+        " partitioning; from headrace import"
         " durations; assert 'pyspark' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

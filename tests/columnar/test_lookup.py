@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.columnar.lookup import sorting
+from headrace.columnar.lookup import sort_order
 
 NUMBERS = st.integers(-3, 3) | st.sampled_from([-(2**62), 2**62, 2**40])
 
@@ -19,7 +19,7 @@ def test_rows_are_sorted_and_equal_ones_stay_in_their_order(
 ) -> None:
     rows = sorted(rows) if in_order else rows
     columns = [np.array([row[at] for row in rows], np.int64) for at in range(3)]
-    assert sorting(*columns).tolist() == sorted(range(len(rows)), key=lambda at: rows[at])
+    assert sort_order(*columns).tolist() == sorted(range(len(rows)), key=lambda at: rows[at])
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(min_size=2, max_size=2)), max_size=20))
@@ -29,4 +29,4 @@ def test_bytes_are_sorted_too(rows: list[tuple[int, bytes]]) -> None:
         np.array([row[1] for row in rows], "S2"),
     )
     shown = [(number, text) for number, text in zip(numbers.tolist(), texts.tolist(), strict=True)]
-    assert sorting(numbers, texts).tolist() == sorted(range(len(rows)), key=lambda at: shown[at])
+    assert sort_order(numbers, texts).tolist() == sorted(range(len(rows)), key=lambda at: shown[at])

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from headrace.columnar.keys import (
     GROUPS,
-    canonical,
+    as_array,
+    canonicalize,
     decode_keys,
     encode_keys,
     key_groups,
     key_list,
-    whole,
 )
 from headrace.columnar.murmur2 import murmur2
 from headrace.errors import InputError, UnknownColumn
@@ -127,7 +127,7 @@ def test_zeros_and_nans_are_one_key_each() -> None:
     array = pa.array([0.0, -0.0, math.nan, -math.nan, odd_nan])
     keys = encoded(array.to_pylist(), pa.float64())
     assert len(set(keys)) == 2
-    assert canonical(array).view(pa.int64()).to_pylist() == [0, 0, *[0x7FF8000000000000] * 3]
+    assert canonicalize(array).view(pa.int64()).to_pylist() == [0, 0, *[0x7FF8000000000000] * 3]
 
 
 def test_key_groups_are_murmur2_of_the_bytes() -> None:
@@ -180,4 +180,4 @@ def test_values_can_be_read_back_from_a_key(
             assert not names or encode_keys(pa.table(decoded, names), names).cast(
                 pa.binary()
             ) == which.cast(pa.binary())
-        assert [canonical(whole(table[name])) for name in names] == decode_keys(keys, fields)
+        assert [canonicalize(as_array(table[name])) for name in names] == decode_keys(keys, fields)

@@ -1,4 +1,4 @@
-"""Columns in few bytes: they come back as they were, whatever their numbers."""
+"""Integer columns packed into few bytes are unpacked as they were, whatever their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.columnar.packed_array import Form, by_widths, row_type
+from headrace.columnar.packed_array import PackedLayout, group_by_widths, row_dtype
 
 KINDS = [np.dtype(kind) for kind in ("<i8", "u1", "<u4", "<u8", "<f8")]
 LOW, HIGH = -(2**63), 2**63 - 1
@@ -32,11 +32,11 @@ def numbers(kind: np.dtype[Any], count: int) -> st.SearchStrategy[list[Any]]:
 @given(st.data(), st.integers(0, 5), st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
 def test_columns_come_back(data: st.DataObject, count: int, kinds: list[np.dtype[Any]]) -> None:
     columns = [np.array(data.draw(numbers(kind, count)), kind) for kind in kinds]
-    form = Form.of(columns)
-    rows = np.frombuffer(form.packed(columns).tobytes(), row_type(form.widths))
-    (alike,) = by_widths(np.frombuffer(form.to_bytes(), np.uint8).reshape(1, -1))
-    assert (alike.widths, tuple(alike.lowest[0].tolist())) == (form.widths, form.lowest)
-    back = alike.unpacked(rows, np.array([count]), kinds)
+    layout = PackedLayout.of(columns)
+    rows = np.frombuffer(layout.pack(columns).tobytes(), row_dtype(layout.widths))
+    (group,) = group_by_widths(np.frombuffer(layout.to_bytes(), np.uint8).reshape(1, -1))
+    assert (group.widths, tuple(group.lowest[0].tolist())) == (layout.widths, layout.lowest)
+    back = group.unpack(rows, np.array([count]), kinds)
     for column, same in zip(columns, back, strict=True):
         assert same.dtype == column.dtype
         assert same.tobytes() == column.tobytes()
@@ -57,31 +57,33 @@ def test_columns_come_back(data: st.DataObject, count: int, kinds: list[np.dtype
 def test_a_column_has_the_width_of_what_its_numbers_differ_by(
     values: list[int], width: int
 ) -> None:
-    assert Form.of([np.array(values)]).widths == (width,)
+    assert PackedLayout.of([np.array(values)]).widths == (width,)
 
 
 def test_a_column_of_one_number_takes_no_bytes_behind_the_first() -> None:
     columns = [np.array([1, 2, 3]), np.array([9, 9, 9])]
-    assert Form.of(columns).widths == (1, 0)
-    assert Form.of(columns).packed(columns).tobytes() == bytes([0, 1, 2])
+    assert PackedLayout.of(columns).widths == (1, 0)
+    assert PackedLayout.of(columns).pack(columns).tobytes() == bytes([0, 1, 2])
 
 
-def test_entries_of_many_forms_are_read_together_if_their_widths_are_the_same() -> None:
+def test_entries_of_many_layouts_are_read_together_if_their_widths_are_the_same() -> None:
     written = [
         [np.array([base, base + 1]), np.array([base, base])] for base in (-5, 2**40, 2**63 - 2)
     ] + [[np.array([0, 300]), np.array([1, 1])]]
-    forms = [Form.of(columns) for columns in written]
-    some, wide = by_widths(np.array([list(form.to_bytes()) for form in forms], np.uint8))
-    assert (some.which.tolist(), some.widths, wide.which.tolist(), wide.widths) == (
+    layouts = [PackedLayout.of(columns) for columns in written]
+    some, wide = group_by_widths(
+        np.array([list(layout.to_bytes()) for layout in layouts], np.uint8)
+    )
+    assert (some.entries.tolist(), some.widths, wide.entries.tolist(), wide.widths) == (
         [0, 1, 2],
         (1, 0),
         [3],
         (2, 0),
     )
     rows = np.concatenate(
-        [form.packed(columns) for form, columns in zip(forms[:3], written[:3], strict=True)]
+        [layout.pack(columns) for layout, columns in zip(layouts[:3], written[:3], strict=True)]
     )
-    back = some.unpacked(rows, np.array([2, 2, 2]), [np.dtype("<i8")] * 2)
+    back = some.unpack(rows, np.array([2, 2, 2]), [np.dtype("<i8")] * 2)
     assert [column.tolist() for column in back] == [
         np.concatenate(columns).tolist() for columns in zip(*written[:3], strict=True)
     ]
