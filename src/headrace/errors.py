@@ -197,6 +197,10 @@ class StreamOnly(PlanError):
     """A table given to an operation that only streams have, or the other way round. Says why."""
 
 
+class UnknownOperation(PlanError, AttributeError):
+    """A stream or table has no operation of that name. Says what to write instead."""
+
+
 class OffsetOutOfRange(InputError):
     """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there
     is.

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadExpression, HeadraceError, UnknownColumn
-from headrace.plan.expressions import Expression, failed, read, read_named, safe
+from headrace.plan.expressions import (
+    Expression,
+    failed,
+    parse_expression,
+    parse_named_expression,
+    safe,
+)
 from headrace.plan.expressions.catalogue import (
     AGGREGATES,
     NOT_THE_SAME_EACH_TIME,
@@ -29,7 +35,7 @@ SCHEMA = parse_schema(
 
 
 def of(text: str) -> Expression:
-    return read(text, SCHEMA, where="orders.select")
+    return parse_expression(text, SCHEMA, where="orders.select")
 
 
 TYPES = [
@@ -100,7 +106,7 @@ def test_a_bare_null_has_no_type() -> None:
 
 def test_names_behind_as() -> None:
     def named(text: str) -> tuple[str | None, str]:
-        name, expression = read_named(text, SCHEMA, where="x")
+        name, expression = parse_named_expression(text, SCHEMA, where="x")
         return name, expression.text
 
     assert named("a + 1 AS total") == ("total", "a + 1")
@@ -354,7 +360,7 @@ def test_monsters_are_refused_quickly(text: str) -> None:
 
 def test_other_things_than_text_are_refused() -> None:
     with pytest.raises(BadExpression, match="was given a int, not an expression"):
-        read(7, SCHEMA, where="x")  # type: ignore[arg-type]
+        parse_expression(7, SCHEMA, where="x")  # type: ignore[arg-type]
 
 
 def test_braces_and_quotes_are_only_text() -> None:
@@ -364,7 +370,10 @@ def test_braces_and_quotes_are_only_text() -> None:
     odd = pa.schema(
         [pa.field("a`b", pa.int32()), pa.field("{0}", pa.struct([pa.field("{x}", pa.int32())]))]
     )
-    assert read("`a``b` + `{0}`.`{x}`", odd, where="x").safe == "try_add(`a``b`, `{0}`.`{x}`)"
+    assert (
+        parse_expression("`a``b` + `{0}`.`{x}`", odd, where="x").safe
+        == "try_add(`a``b`, `{0}`.`{x}`)"
+    )
 
 
 @given(st.text(max_size=40))

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 
-from headrace.plan.expressions import Expression, read
+from headrace.plan.expressions import Expression, parse_expression
 from headrace.types.schema import to_spark_ddl
 from tests.pipeline.nasty_rows import SCHEMA, comparable, has_nulls, nasty_rows
 
@@ -47,7 +47,7 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
 
 
 def told(text: str) -> Expression:
-    return read(text, SCHEMA, where="expression")
+    return parse_expression(text, SCHEMA, where="expression")
 
 
 def batches(cases: list[str]) -> list[Any]:

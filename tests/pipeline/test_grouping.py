@@ -100,7 +100,7 @@ def test_sketches_refuse_tables(spec: AggregateSpec) -> None:
     with pytest.raises(
         StreamOnly,
         match=(
-            r"(?s)'x' of the step t.aggregate is .*cannot take rows back, and t is a"
+            r"(?s)'x' of the step t.aggregate is .*cannot retract rows, and t is a"
             r" table.*count_distinct"
         ),
     ):
@@ -195,7 +195,7 @@ def test_a_users_aggregate_says_its_type_and_whether_it_takes_tables() -> None:
         type_name(wide().group_by("k").aggregate(m=agg.custom(Mean(), "d")).schema.field("m").type)
         == "DOUBLE"
     )
-    with pytest.raises(StreamOnly, match="cannot take rows back"):
+    with pytest.raises(StreamOnly, match="cannot retract rows"):
         wide(is_table=True).group_by("s").aggregate(m=agg.custom(Mean(), "d"))
     assert wide(is_table=True).group_by("s").aggregate(m=agg.custom(BackMean(), "d")).key == ("s",)
 
@@ -255,7 +255,7 @@ REFUSED = [
     (
         {"x": agg.first("NULL")},
         UnfitColumn,
-        "type of 'NULL' in 'x' of the step t.aggregate cannot be told",
+        "type of 'NULL' in 'x' of the step t.aggregate is not known",
     ),
 ]
 

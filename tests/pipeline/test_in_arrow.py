@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.columnar.columns import ORDER_FIELDS
-from headrace.columnar.expressions import Compute, Constant, Keep
+from headrace.columnar.expressions import Constant, Filter, Projection
 from headrace.columnar.json_fields import NeedsSpark
-from headrace.plan.expressions import Expression, read
+from headrace.plan.expressions import Expression, parse_expression
 from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 from headrace.types.schema import to_spark_ddl
 from tests.pipeline.nasty_rows import SCHEMA, comparable, nasty_rows
@@ -88,7 +88,7 @@ SPARKS = [
 
 
 def told(text: str) -> Expression:
-    return read(text, SCHEMA, where="expression")
+    return parse_expression(text, SCHEMA, where="expression")
 
 
 def usable(text: str) -> Expression | None:
@@ -104,7 +104,7 @@ def usable(text: str) -> Expression | None:
 def computed(expression: Expression) -> pa.Array:
     rows = ROWS.combine_chunks().to_batches()[0]
     node = pickle.loads(pickle.dumps(compile_to_arrow(expression, SCHEMA)))
-    values = node.over(rows)
+    values = node.evaluate(rows)
     return pa.repeat(values, rows.num_rows) if isinstance(values, pa.Scalar) else values
 
 
@@ -197,7 +197,7 @@ JSON_TEXTS = [
 )
 def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str) -> None:
     schema = pa.schema([("s", pa.string())])
-    expression = read(text, schema, where="test")
+    expression = parse_expression(text, schema, where="test")
     assert compile_to_arrow(expression, schema) is None
     node = compile_to_arrow(expression, schema, optimistic=True)
     assert node is not None
@@ -209,7 +209,7 @@ def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str
     sure = 0
     for given, (theirs, failed) in zip(JSON_TEXTS, rows, strict=True):
         try:
-            (ours,) = node.over(
+            (ours,) = node.evaluate(
                 pa.record_batch([pa.array([given, None], pa.string())], schema=schema)
             ).to_pylist()[:1]
         except NeedsSpark:
@@ -234,15 +234,15 @@ def placed(rows: pa.RecordBatch) -> pa.RecordBatch:
 def test_steps_keep_the_order_of_rows() -> None:
     rows = placed(pa.RecordBatch.from_pydict({"x": [1.0, None, 3.0], "name": ["a", "b", "c"]}))
     schema = pa.schema([("twice", pa.float64()), ("one", pa.int32())])
-    double = compile_to_arrow(read("x * 2.0", rows.schema, where="test"), rows.schema)
+    double = compile_to_arrow(parse_expression("x * 2.0", rows.schema, where="test"), rows.schema)
     assert double is not None
-    made = Compute((("twice", double), ("one", Constant(1, pa.int32()))), schema)(rows)
+    made = Projection((("twice", double), ("one", Constant(1, pa.int32()))), schema)(rows)
     assert made.select(["twice", "one", "_offset"]).to_pylist() == [
         {"twice": 2.0, "one": 1, "_offset": 0},
         {"twice": None, "one": 1, "_offset": 1},
         {"twice": 6.0, "one": 1, "_offset": 2},
     ]
-    condition = compile_to_arrow(read("x > 1", rows.schema, where="test"), rows.schema)
+    condition = compile_to_arrow(parse_expression("x > 1", rows.schema, where="test"), rows.schema)
     assert condition is not None
-    assert Keep(condition)(rows).column("name").to_pylist() == ["c"]
-    assert Keep(Constant(False, pa.bool_()))(rows).num_rows == 0
+    assert Filter(condition)(rows).column("name").to_pylist() == ["c"]
+    assert Filter(Constant(False, pa.bool_()))(rows).num_rows == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BadPipelineFile, UnknownColumn
-from headrace.pipeline.loader import load
+from headrace.pipeline.loader import load_pipeline
 
 ONE = """
 import headrace as hr
@@ -24,31 +24,31 @@ def written(folder: Path, text: str, name: str = "shop.py") -> Path:
 
 
 def test_the_one_pipeline_of_a_file(tmp_path: Path) -> None:
-    pipeline = load(written(tmp_path, ONE))
+    pipeline = load_pipeline(written(tmp_path, ONE))
     assert (pipeline.name, pipeline.log) == ("shop", "file:data")
-    assert pipeline.plan() == load(str(tmp_path / "shop.py"), "shop").plan()
+    assert pipeline.plan() == load_pipeline(str(tmp_path / "shop.py"), "shop").plan()
 
 
 def test_the_same_pipeline_under_two_names_is_one(tmp_path: Path) -> None:
-    assert load(written(tmp_path, ONE + "alias = shop\n")).name == "shop"
+    assert load_pipeline(written(tmp_path, ONE + "alias = shop\n")).name == "shop"
 
 
 def test_one_of_several_is_chosen_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, ONE + 'other = hr.Pipeline("other")\n')
-    assert load(path, "other").name == "other"
+    assert load_pipeline(path, "other").name == "other"
     with pytest.raises(
         BadPipelineFile, match=r"declares 2 pipelines: other, shop.*\n.*--pipeline other"
     ):
-        load(path)
+        load_pipeline(path)
     with pytest.raises(BadPipelineFile, match="no pipeline 'othr': did you mean 'other'"):
-        load(path, "othr")
+        load_pipeline(path, "othr")
 
 
 def test_a_file_can_import_its_neighbours(tmp_path: Path) -> None:
     written(tmp_path, 'NAME = "from_beside"\n', "neighbour_of_the_shop.py")
     before = list(sys.path)
     assert (
-        load(
+        load_pipeline(
             written(
                 tmp_path,
                 "import headrace as hr\nfrom neighbour_of_the_shop import NAME\np ="
@@ -70,7 +70,7 @@ def test_what_a_file_defines_can_be_sent_to_workers_that_do_not_have_it(tmp_path
         " Mine()\n",
     )
     sent = tmp_path / "sent"
-    sent.write_bytes(cloudpickle.dumps(load(path).mine))  # type: ignore[attr-defined, no-untyped-call]
+    sent.write_bytes(cloudpickle.dumps(load_pipeline(path).mine))  # type: ignore[attr-defined, no-untyped-call]
     path.unlink()
     script = f"import pickle; print(pickle.loads(open({str(sent)!r}, 'rb').read()).twice(7))"
     done = subprocess.run(
@@ -85,7 +85,7 @@ def test_dataclasses_work_in_a_file(tmp_path: Path) -> None:
         " ClassVar\n" + ONE
     )
     assert (
-        load(
+        load_pipeline(
             written(
                 tmp_path, text + "@dataclass\nclass Mine:\n    x: int\n    y: ClassVar[int] = 1\n"
             )
@@ -96,7 +96,9 @@ def test_dataclasses_work_in_a_file(tmp_path: Path) -> None:
 
 def test_names_after_main_are_not_run(tmp_path: Path) -> None:
     assert (
-        load(written(tmp_path, ONE + 'if __name__ == "__main__":\n    raise SystemExit(3)\n')).name
+        load_pipeline(
+            written(tmp_path, ONE + 'if __name__ == "__main__":\n    raise SystemExit(3)\n')
+        ).name
         == "shop"
     )
 
@@ -114,18 +116,18 @@ BAD = [
 @pytest.mark.parametrize(("text", "said"), BAD, ids=[said for _, said in BAD])
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(BadPipelineFile, match=said):
-        load(written(tmp_path, text))
+        load_pipeline(written(tmp_path, text))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadPipelineFile, match="There is no file"):
-        load(tmp_path / "none.py")
+        load_pipeline(tmp_path / "none.py")
     with pytest.raises(BadPipelineFile, match="it is a directory"):
-        load(tmp_path)
+        load_pipeline(tmp_path)
 
 
 def test_an_error_of_ours_keeps_its_kind_and_gets_its_place(tmp_path: Path) -> None:
     path = written(tmp_path, ONE + 'shop.write("more", orders.where("amont > 0"))\n')
     with pytest.raises(UnknownColumn, match="did you mean 'amount'") as caught:
-        load(path)
+        load_pipeline(path)
     assert caught.value.__notes__ == [f"in {path}, line 6"]

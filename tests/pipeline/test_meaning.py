@@ -19,9 +19,9 @@ from headrace.plan.plan import PipelinePlan
 from headrace.runtime.arrangement import (
     Arrangement,
     arranged,
-    plan_query,
     known_names,
     note_name,
+    plan_query,
 )
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark

@@ -16,7 +16,7 @@ from headrace.plan.plan import (
     TopicStep,
     ViewOutput,
     WhereStep,
-    ordered,
+    topological_order,
 )
 from tests.pipeline.shops import Shop
 
@@ -112,7 +112,7 @@ def test_a_cycle_is_refused() -> None:
     where = plan.step("revenue.where")
     object.__setattr__(where, "inputs", (plan.step("revenue.select"),))
     with pytest.raises(CyclicPlan, match="needs its own result"):
-        ordered([where])
+        topological_order([where])
     with pytest.raises(CyclicPlan):
         PipelinePlan("again", plan.inputs, plan.outputs)
 
@@ -123,7 +123,7 @@ def test_a_plan_of_thousands_of_steps_is_no_reason_to_fail() -> None:
     for number in range(1200):
         stream = stream.where(f"amount > {number}")
     shop.write("few", stream)
-    assert stream.step.place == "orders.….where.where.where.where"
+    assert stream.step.path == "orders.….where.where.where.where"
     plan = shop.plan()
     assert len(plan.steps()) == 1203
     assert plan.outputs[0].input.lineage != plan.step("few.where").lineage

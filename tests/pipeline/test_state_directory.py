@@ -15,7 +15,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import StateElsewhere
-from headrace.pipeline.loader import load
+from headrace.pipeline.loader import load_pipeline
 from headrace.runtime.run import state_of
 from headrace.runtime.state_directory import StateDirectory
 from headrace.testing.pipelines import PipelineTest
@@ -96,7 +96,7 @@ def test_state_is_beside_the_file_whoever_runs_it(
     )
     file.write_text(said)
     monkeypatch.chdir(tmp_path)
-    assert state_of(load(file), None) == folder / "shop.state"
+    assert state_of(load_pipeline(file), None) == folder / "shop.state"
     ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
     assert Path(ran.stdout.strip()) == folder / "shop.state"
     names: dict[str, Any] = {}

@@ -266,7 +266,7 @@ REFUSED: list[tuple[str, Operation, type[Exception], str]] = [
         "a null column",
         lambda shop: shop.orders.select(x="NULL"),
         UnfitColumn,
-        "type of the column 'x' of the step orders.select cannot be told.*\\n.*CAST",
+        "type of the column 'x' of the step orders.select is not known.*\\n.*CAST",
     ),
     (
         "an unknown policy",

@@ -1,8 +1,8 @@
-"""`rows.df()`: a stream or table of a pipeline as a streaming DataFrame, for anything that Spark
-can do with one.
+"""`rows.df()`: a stream or table of a pipeline as a streaming DataFrame of Spark.
 
-A topic is read as `format("headrace")` reads it, row-local steps are Spark SQL on top of it. What
-keeps state is not computed a second time: it is read from the topic that the pipeline writes it to.
+A topic is read with `format("headrace")`, and row-local steps become Spark SQL on top of it. A step
+that keeps state is not computed a second time: its rows are read from the topic that the pipeline
+writes them to.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ if TYPE_CHECKING:
 def dataframe(
     rows: Relation, spark: SparkSession | None, log: str | None, options: Mapping[str, Any]
 ) -> DataFrame:
-    """A table's rows come as its changes, with `_change_type`. `options` are those of reading with
-    `format("headrace")`.
+    """Rows as a streaming DataFrame; a table's as its changes, with `_change_type`. `options` are
+    those of reading with `format("headrace")`.
     """
     from headrace.log.spark.session import spark as session
 
     with open_log(address_of(rows.pipeline, log)) as opened:
-        return _Frames(rows, opened, spark or session(), options).of(rows.step)
+        return _FrameBuilder(rows, opened, spark or session(), options).frame(rows.step)
 
 
 @dataclass(frozen=True)
-class _Frames:
-    asked: Relation
+class _FrameBuilder:
+    rows: Relation
     log: Log
     spark: SparkSession
     options: Mapping[str, Any]
 
-    def of(self, step: Step) -> DataFrame:
+    def frame(self, step: Step) -> DataFrame:
         if isinstance(step, TopicStep) and step.device_time is None:
             make_input(self.log, step, set(self.log.topics()))
             added = [f"`{TIMESTAMP_COLUMN}` AS `{step.processed_at}`"] if step.processed_at else []
             return self._read(
                 step.topic, step, [f"`{name}`" for name in step.stored_schema.names] + added
             )
-        if (topic := self._written_to(step)) is not None:
+        if (topic := self._derived_topic(step)) is not None:
             return self._read(topic, step, [f"`{name}`" for name in step.schema.names])
         if isinstance(step, SelectStep):
             columns = [
                 f"{expression.safe} AS `{name}`"
                 for (name, _), expression in zip(step.columns, step.expressions, strict=True)
             ]
-            return self.of(step.input).selectExpr(*columns, *_change(step))
+            return self.frame(step.input).selectExpr(*columns, *_change_column(step))
         if isinstance(step, WhereStep) and not step.is_table:
-            return self.of(step.input).where(step.expression.safe)
+            return self.frame(step.input).where(step.expression.safe)
         if isinstance(step, KeyByStep):
-            return self.of(step.input)
+            return self.frame(step.input)
         if isinstance(step, UnionStep):
             return reduce(
-                lambda left, right: left.unionByName(right), [self.of(each) for each in step.inputs]
+                lambda left, right: left.unionByName(right),
+                [self.frame(each) for each in step.inputs],
             )
-        raise self._refused(step)
+        raise self._not_supported(step)
 
     def _read(self, topic: str, step: Step, columns: list[str]) -> DataFrame:
         read = (
@@ -77,24 +78,25 @@ class _Frames:
             .option("topic", topic)
             .load()
         )
-        return read.selectExpr(*columns, *_change(step))
+        return read.selectExpr(*columns, *_change_column(step))
 
-    def _written_to(self, step: Step) -> str | None:
-        """The derived topic that has these rows."""
-        topic = self.asked.pipeline.topic_of(step)
+    def _derived_topic(self, step: Step) -> str | None:
+        """The derived topic that has the step's rows, if there is one; it is created if it is
+        missing.
+        """
+        topic = self.rows.pipeline.topic_of(step)
         if topic is not None and topic not in self.log.topics():
-            make_topics(self.log, self.asked.pipeline.plan())
+            make_topics(self.log, self.rows.pipeline.plan())
         return topic
 
-    def _refused(self, step: Step) -> NotSupported:
-        what = self.asked.step.path
-        why = f"{step.path} ({step.operation}) has to remember rows" + (
-            ", as every condition on a table's changes has" if isinstance(step, WhereStep) else ""
-        )
-        name = self.asked.pipeline.name
+    def _not_supported(self, step: Step) -> NotSupported:
+        reason = f"{step.path} ({step.operation}) keeps state"
+        if isinstance(step, WhereStep):
+            reason += ", as every condition on a table's changes does"
+        name = self.rows.pipeline.name
         return NotSupported(
-            f"{what} cannot be had as a DataFrame: {why}, and the pipeline's run is where that is"
-            " done.",
+            f"{self.rows.step.path} cannot be had as a DataFrame: {reason}, and only a run of the"
+            " pipeline does.",
             fix=(
                 f"write it to a topic, as in {name}.write('changes', …): then df() reads that"
                 " topic."
@@ -102,5 +104,5 @@ class _Frames:
         )
 
 
-def _change(step: Step) -> list[str]:
+def _change_column(step: Step) -> list[str]:
     return [f"`{CHANGE_TYPE}`"] if step.is_table else []

@@ -1,9 +1,8 @@
-"""Search the other way round, for small needs: one query over documents that are there already. To
-try a query on a topic's history before it is stored.
+"""`hr.search`: one query over documents that exist already, to try a query on a topic's history
+before it is stored. For stored queries over a stream there is `Stream.search`.
 
-hr.search.match(articles, 'storm AND price:<20')                 # Arrow, pandas or Spark; the rows
-that fit, with score, highlights and explanation headrace search-test articles "storm AND price:<20"
---from 7d
+    hr.search.match(articles, "storm AND price:<20")                   Arrow, pandas or Spark
+    headrace search-test articles "storm AND price:<20" --from 7d      a topic's history
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from headrace.operators.search.kernel import (
     highlight_lists,
 )
 from headrace.operators.search.syntax import filter_kind
-from headrace.pipeline.search import Asked, search_language
+from headrace.pipeline.search import SearchOptions, search_language
 from headrace.types.schema import to_spark_ddl
 
 if TYPE_CHECKING:
@@ -31,14 +30,32 @@ if TYPE_CHECKING:
 
 
 Names = str | Sequence[str]
-_FOUND = pa.schema(
+_MATCH_COLUMNS = pa.schema(
     [(SCORE, pa.float64()), (HIGHLIGHTS, HIGHLIGHT_TYPE), (EXPLANATION, pa.string())]
 )
 
 
 class Search:
-    """A query that is ready for documents with these columns. `text`: those whose words are
-    searched, all strings unless given; `filters`: all others, unless given.
+    """A query that is compiled for documents with some columns.
+
+    Args:
+        query: The query, as in `"storm AND price:<20"`.
+        schema: The documents' columns.
+        text: The columns whose words are searched; all STRING columns if left out.
+        filters: The columns for exact values and ranges; all others if left out.
+        language: The language of a stemmer, such as `"english"`.
+        stop_words: Words that are ignored.
+        default: What words side by side mean: `"or"` or `"and"`.
+
+    Raises:
+        BadSearch: The query cannot be parsed.
+        UnknownColumn: A column does not exist.
+
+    Example:
+        ```python
+        storms = hr.search.Search("storm", pa.schema([("title", pa.string())]))
+        storms.match(pa.table({"title": ["a storm", "sunshine"]})).num_rows  # 1
+        ```
     """
 
     def __init__(
@@ -52,46 +69,53 @@ class Search:
         stop_words: Iterable[str] = (),
         default: str = "or",
     ) -> None:
-        text = (
-            text
-            if text is not None
-            else [field.name for field in schema if pa.types.is_string(field.type)]
-        )
-        named = {text} if isinstance(text, str) else set(text)
-        filters = (
-            filters
-            if filters is not None
-            else [
+        if text is None:
+            text = [field.name for field in schema if pa.types.is_string(field.type)]
+        if filters is None:
+            text_columns = {text} if isinstance(text, str) else set(text)
+            filters = [
                 field.name
                 for field in schema
-                if field.name not in named and filter_kind(field.type) is not None
+                if field.name not in text_columns and filter_kind(field.type) is not None
             ]
-        )
-        asked = Asked(
+        options = SearchOptions(
             query, text, filters, language=language, stop_words=tuple(stop_words), default=default
         )
-        self._language = search_language(schema, asked, where="search.match")
+        self._language = search_language(schema, options, where="search.match")
         self._index = QueryIndex.empty(self._language).changed(
             {b"": Stored.of(self._language, query)}
         )
 
     def match(self, documents: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The documents that fit, with why."""
-        found = self._index.match(documents, reasons=True)
+        """The documents that match, with `score`, `highlights` and `explanation`.
+
+        Args:
+            documents: Documents with the columns that the query was compiled for.
+
+        Returns:
+            The matching documents, in their order.
+
+        Example:
+            ```python
+            storms = hr.search.Search("storm", pa.schema([("title", pa.string())]))
+            storms.match(pa.table({"title": ["a storm", "sunshine"]}))
+            ```
+        """
+        matches = self._index.match(documents, reasons=True)
         table = documents if isinstance(documents, pa.Table) else pa.Table.from_batches([documents])
-        kept = table.take(pa.array(found.documents))
+        kept = table.take(pa.array(matches.documents))
         texts = {name: table.column(name) for name in self._language.fields.text}
         columns = [
-            pa.array(found.scores),
-            highlight_lists(texts, found),
-            pa.array(found.explanations, pa.string()),
+            pa.array(matches.scores),
+            highlight_lists(texts, matches),
+            pa.array(matches.explanations, pa.string()),
         ]
-        for field, column in zip(_FOUND, columns, strict=True):
+        for field, column in zip(_MATCH_COLUMNS, columns, strict=True):
             kept = kept.append_column(field, column)
         return kept
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same for many batches: what Spark's `mapInArrow` runs."""
+        """Match batches of documents one by one; Spark's `mapInArrow` calls this."""
         for batch in batches:
             yield from self.match(batch).to_batches()
 
@@ -106,10 +130,31 @@ def match(
     stop_words: Iterable[str] = (),
     default: str = "or",
 ) -> Any:
-    """The documents that fit a query, with `score`, `highlights` and `explanation`.
+    """Find the documents that match a query.
 
-    Documents are an Arrow table, a DataFrame of pandas or of Spark (whose workers then do it), or a
-    list of dicts; the result is of the same kind.
+    Args:
+        documents: An Arrow table, a DataFrame of pandas or of Spark, or a list of dicts.
+        query: The query, as in `"storm AND price:<20"`.
+        text: The column or columns whose words are searched; all STRING columns if left out.
+        filters: The columns for exact values and ranges; all others if left out.
+        language: The language of a stemmer, such as `"english"`, for documents and query.
+        stop_words: Words that are ignored in documents and query.
+        default: What words side by side mean: `"or"`, one of them must match, or `"and"`.
+
+    Returns:
+        The matching documents with `score`, `highlights` and `explanation`, in the kind that was
+        given. A Spark DataFrame is matched by Spark's workers.
+
+    Raises:
+        BadSearch: The query cannot be parsed.
+        UnknownColumn: A column does not exist.
+        InputError: `documents` is of another kind, or has one of the result's columns.
+
+    Example:
+        ```python
+        documents = [{"title": "a storm at sea", "price": 12.5}, {"title": "sun", "price": 3.0}]
+        hr.search.match(documents, "storm AND price:<20")
+        ```
     """
     on_spark, as_pandas = hasattr(documents, "mapInArrow"), hasattr(documents, "to_records")
     table = (
@@ -125,7 +170,7 @@ def match(
             fix="give it an Arrow table, a DataFrame of pandas or Spark, or a list of dicts.",
         )
     schema = _spark_columns(documents) if on_spark else table.schema
-    taken = [name for name in schema.names if name in _FOUND.names]
+    taken = [name for name in schema.names if name in _MATCH_COLUMNS.names]
     if taken:
         raise InputError(
             f"The documents have a column {taken[0]!r}, which the result has too.",
@@ -141,15 +186,11 @@ def match(
         default=default,
     )
     if on_spark:
-        return _mapped(documents, search)
-    found = search.match(table)
-    return (
-        found.to_pandas()
-        if as_pandas
-        else found.to_pylist()
-        if isinstance(documents, list)
-        else found
-    )
+        return _match_on_spark(documents, search)
+    result = search.match(table)
+    if as_pandas:
+        return result.to_pandas()
+    return result.to_pylist() if isinstance(documents, list) else result
 
 
 def _spark_columns(documents: DataFrame) -> pa.Schema:
@@ -158,9 +199,9 @@ def _spark_columns(documents: DataFrame) -> pa.Schema:
     return to_arrow_schema(documents.schema, timezone="UTC")
 
 
-def _mapped(documents: DataFrame, search: Search) -> DataFrame:
+def _match_on_spark(documents: DataFrame, search: Search) -> DataFrame:
     from pyspark.sql.types import StructType
 
-    told = StructType.fromDDL(to_spark_ddl(_FOUND))
-    assert isinstance(told, StructType)
-    return documents.mapInArrow(search, StructType([*documents.schema.fields, *told.fields]))
+    added = StructType.fromDDL(to_spark_ddl(_MATCH_COLUMNS))
+    assert isinstance(added, StructType)
+    return documents.mapInArrow(search, StructType([*documents.schema.fields, *added.fields]))

@@ -1,4 +1,4 @@
-"""Finds the pipeline that a Python file declares. Every command that takes a FILE uses this."""
+"""Loads the pipeline that a Python file declares, for every command that takes a FILE."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from headrace.pipeline.pipeline import Pipeline
 
 
 def load_pipeline(file: str | Path, name: str | None = None) -> Pipeline:
-    """The one pipeline in a file, or the one with a name. BadPipelineFile if there is none, or more
-    than one to choose from.
+    """Run a Python file, and return the pipeline that it declares.
+
+    Args:
+        file: The file's path.
+        name: The pipeline's name, if the file declares several.
+
+    Raises:
+        BadPipelineFile: The file fails, declares no pipeline, or several and `name` does not
+            choose one.
     """
     path = Path(file)
-    found = pipelines_in(path)
+    pipelines = pipelines_in(path)
     if name is not None:
-        if name not in found:
-            raise BadPipelineFile(f"{path} declares no pipeline {name!r}: {nearest(name, found)}")
-        return found[name]
-    if not found:
+        if name not in pipelines:
+            raise BadPipelineFile(
+                f"{path} declares no pipeline {name!r}: {nearest(name, pipelines)}"
+            )
+        return pipelines[name]
+    if not pipelines:
         raise BadPipelineFile(
             f"{path} declares no pipeline.",
             fix=(
@@ -31,31 +40,30 @@ def load_pipeline(file: str | Path, name: str | None = None) -> Pipeline:
                 " log='file:data')."
             ),
         )
-    if len(found) > 1:
+    if len(pipelines) > 1:
         raise BadPipelineFile(
-            f"{path} declares {len(found)} pipelines: {', '.join(sorted(found))}.",
-            fix=f"choose one, as in --pipeline {min(found)}.",
+            f"{path} declares {len(pipelines)} pipelines: {', '.join(sorted(pipelines))}.",
+            fix=f"choose one, as in --pipeline {min(pipelines)}.",
         )
-    return next(iter(found.values()))
+    return next(iter(pipelines.values()))
 
 
 def pipelines_in(path: Path) -> dict[str, Pipeline]:
-    """The pipelines among the names that a file defines, by their own names."""
-    module = run_file(path)
-    found: dict[str, Pipeline] = {}
-    for value in vars(module).values():
+    """The pipelines among the top-level names of a file, by the pipelines' own names."""
+    pipelines: dict[str, Pipeline] = {}
+    for value in vars(run_file(path)).values():
         if isinstance(value, Pipeline):
-            if found.get(value.name, value) is not value:
+            if pipelines.get(value.name, value) is not value:
                 raise BadPipelineFile(
                     f"{path} declares two pipelines named {value.name!r}.",
                     fix="rename one of them.",
                 )
-            found[value.name] = value
-    return found
+            pipelines[value.name] = value
+    return pipelines
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run a file as a module of its own; it can import what lies beside it."""
+    """Run a file as a module of its own. It can import modules of its directory."""
     if not path.is_file():
         raise BadPipelineFile(
             f"There is no file {path}{': it is a directory' if path.is_dir() else ''}.",
@@ -70,30 +78,30 @@ def run_file(path: Path) -> ModuleType:
     sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - running it is what the user asked for
+        code = compile(path.read_bytes(), str(path), "exec")
+        exec(code, module.__dict__)  # noqa: S102 - the user asked to run this file
     except HeadraceError as error:
         error.add_note(f"in {path}, line {_line_in(error, path)}")
         raise
     except (Exception, SystemExit) as error:
         raise BadPipelineFile(
-            f"{path} fails{_at(error, path)}: {type(error).__name__}: {error}",
+            f"{path} fails{_line_text(error, path)}: {type(error).__name__}: {error}",
             fix="run it with Python to see more.",
         ) from error
     finally:
         sys.path.remove(folder)
-        del sys.modules[
-            name
-        ]  # workers cannot import it: what is not found there is pickled whole, with its code
+        # Workers cannot import the module. What is not in sys.modules is pickled with its code.
+        del sys.modules[name]
     return module
 
 
-def _at(error: BaseException, path: Path) -> str:
+def _line_text(error: BaseException, path: Path) -> str:
     line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
     return f" in line {line}" if line else ""
 
 
 def _line_in(error: BaseException, path: Path) -> int | None:
-    """The line of the file where it went wrong: the deepest frame that is in it."""
+    """The line of the file at which it failed: that of the deepest frame in the file."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,9 +1,12 @@
-"""Patterns in a plan: `stream.match(…)`, the steps it makes, and what is checked when it is
-declared.
+"""Patterns when they are declared: what `hr.pattern(…)` and `stream.match(…)` check, and the steps
+they add to the plan.
 
-Conditions that a row alone decides become columns, `_fits0`, `_fits1`, …, which are computed before
-rows are sent to shards; what no symbol can use is left out there, if no row must directly follow
-another.
+A condition that reads only its own row is computed before rows are shuffled to shards, as a BOOLEAN
+column (`_fits0`, `_fits1`, …). Rows that no symbol can match are dropped there, unless the pattern
+needs to see every row.
+
+The steps are in `headrace.plan.match_steps`, the kernels in `headrace.operators.patterns`. The same
+patterns in SQL are in `sql`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ import pyarrow as pa
 
 from headrace.errors import PlanError, UnknownColumn, nearest
 from headrace.log.topic_config import check_name
-from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
+from headrace.operators.patterns.compiled_pattern import (
+    CompiledPattern,
+    PatternSpec,
+    compile_pattern,
+)
 from headrace.operators.patterns.parser import (
     ALL_ROWS,
     DROP,
@@ -29,10 +36,10 @@ from headrace.operators.patterns.parser import (
 from headrace.operators.windows.late import Divert, Drop, LatePolicy, drop
 from headrace.operators.windows.specs import positive_us
 from headrace.pipeline.relation import Relation
-from headrace.pipeline.windows import RESERVED, checked_time
+from headrace.pipeline.windows import RESERVED, require_event_time
 from headrace.plan import columns as cols
 from headrace.plan.expressions.literals import quoted_name
-from headrace.plan.match_steps import MatchStep, RuledMatchStep
+from headrace.plan.match_steps import MatchStep, RuleMatchStep
 from headrace.plan.plan import SelectStep, Step, TimeColumn, WhereStep
 from headrace.types.schema import type_name
 
@@ -42,7 +49,7 @@ FITS = "_fits"
 
 @dataclass(frozen=True)
 class PatternText:
-    """One of several patterns, as `hr.pattern` makes it."""
+    """One of several patterns, as `hr.pattern` returns it."""
 
     pattern: str
     define: tuple[tuple[str, str], ...]
@@ -61,24 +68,48 @@ def pattern(
     after_match: str = PAST_LAST,
     subsets: Mapping[str, Sequence[str]] | None = None,
 ) -> PatternText:
-    """A pattern for `stream.match({"name": hr.pattern(…), …})`, which looks for several at once."""
+    """Declare one of several patterns, for `stream.match({"name": hr.pattern(…), …})`.
+
+    Args:
+        pattern: The pattern, such as `"small{3,} big"`.
+        define: A condition per symbol. A symbol without one matches any row.
+        measures: The result's columns, by name. A column that another pattern measures and this
+            one does not is null.
+        within: The longest time from a match's first row to its last.
+        after_match: Where to look next, as in `Stream.match`.
+        subsets: Names for several symbols together, for measures.
+
+    Returns:
+        The pattern. It is checked when it is given to `match`, which raises PlanError if it cannot
+        be used.
+
+    Example:
+        ```python
+        found = orders.key_by("customer_id").match(
+            {
+                "burst": hr.pattern("small{3,}", define={"small": "amount < 10"}),
+                "jump": hr.pattern("small big", define={"small": "amount < 10", "big": "amount > 99"}),
+            }
+        )
+        ```
+    """
     members = tuple(
-        (name, (each,) if isinstance(each, str) else tuple(each))
-        for name, each in (subsets or {}).items()
+        (name, (symbols,) if isinstance(symbols, str) else tuple(symbols))
+        for name, symbols in (subsets or {}).items()
     )
     return PatternText(
-        pattern,
-        tuple((define or {}).items()),
-        tuple((measures or {}).items()),
-        within,
-        after_match,
-        members,
+        pattern=pattern,
+        define=tuple((define or {}).items()),
+        measures=tuple((measures or {}).items()),
+        within=within,
+        after_match=after_match,
+        subsets=members,
     )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `match` was asked for, beside the patterns."""
+class MatchOptions:
+    """The arguments of `match` other than the patterns."""
 
     rows: str = ONE_ROW
     late: LatePolicy | None = None
@@ -88,30 +119,37 @@ class Asked:
     when_full: str = DROP
 
 
-def matched(
+def match_step(
     stream: Relation,
     patterns: Mapping[str, PatternText],
-    asked: Asked,
+    options: MatchOptions,
     name: str | None,
     *,
     several: bool,
 ) -> MatchStep:
-    """`stream.match(…)`, checked."""
+    """Check `stream.match(…)` with patterns that are written out, and make its steps."""
     where = stream.step_label("match", name)
-    over = checked_time(stream.step, where=where)
-    late = checked_late(asked, where)
+    over = require_event_time(stream.step, where=where)
+    late = check_match_options(options, where)
     if not patterns:
         raise PlanError(f"The step {where} has no patterns.", fix="give at least one.")
-    specs = tuple((each, _spec(each, text, asked, where)) for each, text in patterns.items())
-    specs = _with_all_measures(specs) if several else specs
-    found = [compiled(spec, stream.schema, where=where, lenient=several) for _, spec in specs]
-    for each in found:
-        for definition in each.definitions:
+    specs = tuple((key, _pattern_spec(key, text, options, where)) for key, text in patterns.items())
+    if several:
+        specs = _with_all_measures(specs)
+    compiled_patterns = [
+        compile_pattern(spec, stream.schema, where=where, lenient=several) for _, spec in specs
+    ]
+    for compiled_pattern in compiled_patterns:
+        for definition in compiled_pattern.definitions:
             if definition.alone:
-                cols.condition(definition.condition, stream.schema, where=where)
-    bits = _bits(stream.schema, found)
-    before = _before(
-        stream.step, found, bits, over, keeps_all=asked.rows == ALL_ROWS or isinstance(late, Divert)
+                cols.parse_condition(definition.condition, stream.schema, where=where)
+    bits = _condition_columns(stream.schema, compiled_patterns)
+    before = _conditions_step(
+        stream.step,
+        compiled_patterns,
+        bits,
+        over,
+        keeps_all=options.rows == ALL_ROWS or isinstance(late, Divert),
     )
     step = MatchStep(
         name=where,
@@ -122,21 +160,21 @@ def matched(
         over=over,
         patterns=specs,
         bits=bits,
-        rows=asked.rows,
+        rows=options.rows,
         several=several,
         late=late,
-        timed_out=asked.timed_out,
-        when_full=asked.when_full,
+        timed_out=options.timed_out,
+        when_full=options.when_full,
     )
-    return replace(step, name=name or "", schema=checked_result(step, where))
+    return replace(step, name=name or "", schema=match_result_schema(step, where))
 
 
-def checked_result(step: MatchStep, where: str) -> pa.Schema:
-    """The columns of matches."""
+def match_result_schema(step: MatchStep, where: str) -> pa.Schema:
+    """The schema of a step's matches. Raises PlanError if two columns have one name."""
     from headrace.operators.patterns.settings import match_schema
 
     schema = match_schema(step.settings)
-    twice = sorted({each for each in schema.names if schema.names.count(each) > 1})
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise PlanError(
             f"The result of the step {where} would have two columns named {twice[0]!r}.",
@@ -145,18 +183,21 @@ def checked_result(step: MatchStep, where: str) -> pa.Schema:
     return cols.check_columns(schema, where=f"The step {where}")
 
 
-def checked_late(asked: Asked, where: str) -> LatePolicy:
-    """What becomes of late rows; and that the rest of what was asked for makes sense."""
-    late = asked.late or drop()
+def check_match_options(options: MatchOptions, where: str) -> LatePolicy:
+    """The policy for late rows. Raises PlanError if an option has no such value."""
+    late = options.late or drop()
     if not isinstance(late, Drop | Divert):
         raise PlanError(
-            f"The step {where} has late={late!r}: what was told of a match cannot be corrected.",
-            fix='use hr.late.drop() or hr.late.divert("late_rows"), and a longer delay= of the event time.',
+            f"The step {where} has late={late!r}: a match that was emitted cannot be corrected.",
+            fix=(
+                'use hr.late.drop() or hr.late.divert("late_rows"), and a longer delay= of the event'
+                " time."
+            ),
         )
-    for topic in [
-        *([late.topic] if isinstance(late, Divert) else []),
-        *([asked.timed_out] if asked.timed_out else []),
-    ]:
+    topics = [late.topic] if isinstance(late, Divert) else []
+    if options.timed_out:
+        topics.append(options.timed_out)
+    for topic in topics:
         check_name(topic, what="topic", error=PlanError)
         if topic.startswith(RESERVED):
             raise PlanError(
@@ -164,15 +205,15 @@ def checked_late(asked: Asked, where: str) -> LatePolicy:
                 fix="choose another name.",
             )
     for value, known, what in (
-        (asked.rows, (ONE_ROW, ALL_ROWS), "rows"),
-        (asked.when_full, (DROP, STOP), "when_full"),
+        (options.rows, (ONE_ROW, ALL_ROWS), "rows"),
+        (options.when_full, (DROP, STOP), "when_full"),
     ):
         if value not in known:
             raise PlanError(
                 f"The step {where} has {what}={value!r}: {nearest(str(value), known)}",
                 fix=f"use {known[0]!r} or {known[1]!r}.",
             )
-    for number, what in ((asked.max_rows, "max_rows"), (asked.max_matches, "max_matches")):
+    for number, what in ((options.max_rows, "max_rows"), (options.max_matches, "max_matches")):
         if not 1 <= number <= 1_000_000:
             raise PlanError(
                 f"The step {where} has {what}={number!r}.", fix="give from 1 to 1,000,000."
@@ -180,7 +221,7 @@ def checked_late(asked: Asked, where: str) -> LatePolicy:
     return late
 
 
-def _spec(name: str, text: PatternText, asked: Asked, where: str) -> PatternSpec:
+def _pattern_spec(name: str, text: PatternText, options: MatchOptions, where: str) -> PatternSpec:
     if not isinstance(text, PatternText):
         raise PlanError(
             f"The step {where} has {text!r} as the pattern {name!r}.",
@@ -190,93 +231,92 @@ def _spec(name: str, text: PatternText, asked: Asked, where: str) -> PatternSpec
         None if text.within is None else positive_us(text.within, f"within of the step {where}")
     )
     return PatternSpec(
-        text.pattern,
-        text.define,
-        text.measures,
-        within_us,
-        text.after_match,
-        text.subsets,
-        asked.max_rows,
-        asked.max_matches,
+        pattern=text.pattern,
+        define=text.define,
+        measures=text.measures,
+        within_us=within_us,
+        after_match=text.after_match,
+        subsets=text.subsets,
+        max_rows=options.max_rows,
+        max_matches=options.max_matches,
     )
 
 
 def _with_all_measures(
     specs: tuple[tuple[str, PatternSpec], ...],
 ) -> tuple[tuple[str, PatternSpec], ...]:
-    """All patterns give the same columns: what one does not measure is null."""
-    names = dict.fromkeys(name for _, spec in specs for name, _ in spec.measures)
-    return tuple(
-        (
-            name,
-            replace(
-                spec,
-                measures=tuple((each, dict(spec.measures).get(each, "NULL")) for each in names),
-            ),
-        )
-        for name, spec in specs
-    )
+    """The patterns with the same columns: what one does not measure is null."""
+    columns = dict.fromkeys(column for _, spec in specs for column, _ in spec.measures)
+
+    def completed(spec: PatternSpec) -> PatternSpec:
+        own = dict(spec.measures)
+        return replace(spec, measures=tuple((each, own.get(each, "NULL")) for each in columns))
+
+    return tuple((name, completed(spec)) for name, spec in specs)
 
 
-def _bits(schema: pa.Schema, found: Sequence[CompiledPattern]) -> tuple[tuple[str, str], ...]:
-    """Each different condition once."""
-    texts = dict.fromkeys(
-        each.condition for pattern in found for each in pattern.definitions if each.alone
+def _condition_columns(
+    schema: pa.Schema, patterns: Sequence[CompiledPattern]
+) -> tuple[tuple[str, str], ...]:
+    """A column's name for each different condition that reads only its own row."""
+    conditions = dict.fromkeys(
+        definition.condition
+        for pattern in patterns
+        for definition in pattern.definitions
+        if definition.alone
     )
     prefix = FITS
     while any(name.startswith(prefix) for name in schema.names):
         prefix = f"_{prefix}"
-    return tuple((f"{prefix}{at}", text) for at, text in enumerate(texts))
+    return tuple((f"{prefix}{index}", text) for index, text in enumerate(conditions))
 
 
-def _before(
+def _conditions_step(
     step: Step,
-    found: Sequence[CompiledPattern],
+    patterns: Sequence[CompiledPattern],
     bits: tuple[tuple[str, str], ...],
     over: TimeColumn,
     *,
     keeps_all: bool,
 ) -> Step:
-    """The input with the columns that are needed and the conditions, without the rows that nobody
-    can use.
+    """The input with the columns that are needed and those of the conditions, without the rows that
+    no symbol can match.
     """
     if not bits:
         return step
-    needed = {
-        *step.key,
-        over.name,
-        over.producer,
-        *(name for each in found for name in each.columns),
-    }
+    needed = {*step.key, over.name, over.producer}
+    needed |= {column for pattern in patterns for column in pattern.columns}
     kept = [field for field in step.schema if keeps_all or field.name in needed]
     schema = pa.schema([*kept, *(pa.field(name, pa.bool_()) for name, _ in bits)])
     columns = (*((field.name, field.name) for field in kept), *bits)
     before: Step = SelectStep(inputs=(step,), schema=schema, key=step.key, columns=columns)
-    if not any(_sees_every_row(each) for each in found):
+    if not any(map(_needs_every_row, patterns)):
         condition = " OR ".join(quoted_name(name) for name, _ in bits)
         before = WhereStep(inputs=(before,), schema=schema, key=step.key, condition=condition)
     return before
 
 
-def _sees_every_row(pattern: CompiledPattern) -> bool:
-    defined = {each.symbol for each in pattern.definitions if each.alone}
-    plain = pattern.automaton.pattern
+def _needs_every_row(pattern: CompiledPattern) -> bool:
+    """Whether a row that no condition fits matters to the pattern: rows must follow each other
+    directly, it looks back at rows, or a symbol matches any row.
+    """
+    defined = {definition.symbol for definition in pattern.definitions if definition.alone}
+    text = pattern.automaton.pattern
     return (
         pattern.automaton.is_strict
         or bool(pattern.back)
-        or plain.from_first
-        or not set(plain.symbols) <= defined
+        or text.is_anchored
+        or not set(text.symbols) <= defined
     )
 
 
-# Patterns that live in a table: `stream.match(rules, measures=…)`, whose rules come, change and go
-# as rows of a topic, and what is checked when it is declared.
+# Patterns in a table: rules that come, change and go as rows
 
 
-def ruled(
+def rule_match_step(
     stream: Relation,
     rules: Relation,
-    asked: Asked,
+    options: MatchOptions,
     name: str | None,
     *,
     measures: Mapping[str, str] | None,
@@ -284,22 +324,22 @@ def ruled(
     after_match: str,
     max_rules: int,
 ) -> MatchStep:
-    """`stream.match(rules, …)`, checked."""
+    """Check `stream.match(rules, …)`, and make its step."""
     where = stream.step_label("match", name)
-    over = checked_time(stream.step, where=where)
-    late = checked_late(asked, where)
+    over = require_event_time(stream.step, where=where)
+    late = check_match_options(options, where)
     _check_rules(stream, rules, where)
-    if asked.rows == ALL_ROWS:
+    if options.rows == ALL_ROWS:
         raise PlanError(
-            f"The step {where} has rules in a table and rows={ALL_ROWS!r}: how many matches each"
-            " key had of rules that went would have to be kept for ever.",
+            f"The step {where} has rules in a table and rows={ALL_ROWS!r}: the number of matches"
+            " per key would have to be kept for ever, also of rules that are gone.",
             fix="take one row for each match, with measures.",
         )
     if not 1 <= max_rules <= 10_000:
         raise PlanError(
             f"The step {where} has max_rules={max_rules!r}.", fix="give from 1 to 10,000."
         )
-    step = RuledMatchStep(
+    step = RuleMatchStep(
         name=where,
         inputs=(stream.step, rules.step),
         schema=stream.schema,
@@ -310,24 +350,25 @@ def ruled(
         bits=(),
         several=True,
         late=late,
-        timed_out=asked.timed_out,
-        when_full=asked.when_full,
+        timed_out=options.timed_out,
+        when_full=options.when_full,
         measures=tuple((measures or {}).items()),
         after_match=after_match,
         max_rules=max_rules,
         within_us=None if within is None else positive_us(within, f"within of the step {where}"),
-        max_rows=asked.max_rows,
-        max_matches=asked.max_matches,
+        max_rows=options.max_rows,
+        max_matches=options.max_matches,
     )
     if step.settings.counts_matches:
         raise PlanError(
             f"The step {where} has rules in a table, whose matches are not numbered.",
             fix="leave out match_number().",
         )
-    return replace(step, name=name or "", schema=checked_result(step, where))
+    return replace(step, name=name or "", schema=match_result_schema(step, where))
 
 
 def _check_rules(stream: Relation, rules: Relation, where: str) -> None:
+    """Raise if a table does not have the columns of rules."""
     from headrace.operators.patterns.rules import COLUMNS, DEFINE, PATTERN, SUBSETS
 
     if rules.pipeline is not stream.pipeline:

@@ -1,11 +1,14 @@
-"""`hr.Pipeline`: the inputs and outputs of a pipeline, declared. `plan()` gives the inert plan,
-`run()` runs it.
+"""`hr.Pipeline`: the inputs, outputs and background services of a pipeline, declared. `plan()` returns
+the inert plan, `run()` runs it.
+
+Declaring opens nothing and starts nothing. The operations between inputs and outputs are in
+`stream`; running is in `headrace.runtime`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +24,11 @@ from headrace.errors import (
     UnknownTopic,
     nearest,
 )
-from headrace.log.topic_config import check_name, declared
+from headrace.log.topic_config import check_name, declared_topic
 from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, questions_topic
-from headrace.operators.load_shedding import Shed
+from headrace.operators.load_shedding import ShedPolicy
 from headrace.pipeline.stream import Rows, Stream, Table
-from headrace.pipeline.view import View
+from headrace.pipeline.view import View, plan_bundle
 from headrace.pipeline.windows import RESERVED, check_side_outputs
 from headrace.plan.columns import check_columns
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
@@ -45,91 +48,62 @@ from headrace.sinks.declaration import Sink
 from headrace.types.schema import parse_schema, to_ddl, type_name
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from headrace.alerts.alert import Alert, Way
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
-
-
-# `shed=hr.shed(…)` of a topic, as users write it, checked.
-
-
-def shed(*, behind: int, keep: float = 0.0, priority: str | None = None, least: Any = None) -> Shed:
-    """Once more than `behind` rows of an input wait, leave out all but a share `keep` of those that
-    come then; never those whose `priority` column is at least `least`.
-
-    What is left out is counted (`TOPIC.shed` in `headrace status`). It is decided when a tick is
-    cut, and recorded with it, so a replay leaves out the same rows.
-    """
-    if type(behind) is not int or behind < 1:
-        raise PlanError(
-            f"hr.shed has behind={behind!r}.", fix="give a number of rows, as in behind=1_000_000."
-        )
-    if not 0 <= keep < 1:
-        raise PlanError(
-            f"hr.shed has keep={keep!r}.",
-            fix="give the share of rows that stays, from 0 up to but not including 1.",
-        )
-    if (priority is None) != (least is None):
-        raise PlanError(
-            "hr.shed needs both priority= and least=, or neither.",
-            fix='say which rows always stay, as in priority="level", least=3.',
-        )
-    return Shed(behind, keep, priority, least)
-
-
-def check_shed(wanted: Any, schema: pa.Schema, *, where: str) -> None:
-    if not isinstance(wanted, Shed):
-        raise PlanError(
-            f"{where} has shed={wanted!r}.", fix="make it with hr.shed(behind=1_000_000, keep=0.1)."
-        )
-    if wanted.priority is None:
-        return
-    if wanted.priority not in schema.names:
-        raise UnknownColumn(wanted.priority, schema.names, where=where)
-    kind = schema.field(wanted.priority).type
-    try:
-        pa.scalar(wanted.least).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        raise PlanError(
-            f"{where} sheds by {wanted.priority!r}, which is {type_name(kind)}, and"
-            f" least={wanted.least!r} is not.",
-            fix="give a value of that type.",
-        ) from None
-
+    from headrace.runtime.run import OnStatus
+    from headrace.runtime.services import OnAlert, OnReady
+    from headrace.serve.server import Server
 
 MAX_KEPT_CHANGES = 100_000_000
 
-_OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
-_OF_TOPICS = {"retention", "retention_bytes", "compact"}
-_OF_TABLES = {"history"}
+_COMMON_SETTINGS = {"tombstones", "segment_bytes", "segment_age", "compression"}
+_TOPIC_SETTINGS = _COMMON_SETTINGS | {"retention", "retention_bytes", "compact"}
+_TABLE_SETTINGS = _COMMON_SETTINGS | {"history"}
 
 
 class Pipeline:
-    """A pipeline over one log. Declaring opens nothing and starts nothing.
+    """A pipeline over one log: topics in, steps between, topics, views and sinks out.
 
-    `log` is the log's address; it can be left out here and given to `run`, or to the command that
-    runs the file.
+    Args:
+        name: The pipeline's name. Its state, ticks and ledger are found by it.
+        log: The log's address, such as `"file:data"` or `"kafka://localhost:9092"`. It can be left
+            out, and given to `run` or to the command that runs the file.
+
+    Raises:
+        PlanError: The name cannot be used.
+
+    Example:
+        ```python
+        import headrace as hr
+
+        shop = hr.Pipeline("shop", log="file:data")
+        orders = shop.topic("orders", schema="order_id BIGINT, region STRING, amount DOUBLE")
+        revenue = orders.group_by("region").aggregate(total=hr.agg.sum("amount"))
+        shop.view("revenue", revenue)
+        ```
     """
 
     def __init__(self, name: str, *, log: str | None = None) -> None:
         self.name = check_name(name, what="pipeline name", error=PlanError)
         self.log = log
-        self.directory = (
-            Path(sys._getframe(1).f_globals.get("__file__") or "headrace").absolute().parent  # noqa: SLF001
-        )
-        """That of the file which declares the pipeline, or, where there is none, the working
-        directory: its state is there, unless it is told where.
+        declaring_file = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001
+        self.directory = Path(declaring_file or "headrace").absolute().parent
+        """Internal: the directory of the file that declares the pipeline, or else the working
+        directory. The state directory is there by default.
         """
         self.ingested: dict[str, Any] = {}
-        """The DataFrames given to `ingest`, by the name of their entry in the plan."""
+        """Internal: the DataFrames given to `ingest`, by the name of their entry in the plan."""
         self.captures: dict[str, Capture] = {}
-        """The captures that run with the pipeline, by name."""
+        """Internal: the captures that run with the pipeline, by name."""
         self.sinks: dict[str, Sink] = {}
-        """Other systems that follow derived topics, by the topic's name."""
+        """Internal: the sinks, by the derived topic that each follows."""
         self.gateways: dict[str, Gateway] = {}
-        """The gateways that run with the pipeline, by name."""
+        """Internal: the gateways that run with the pipeline, by name."""
         self.alerts: dict[str, Alert] = {}
-        """What somebody is to hear of, by name."""
+        """Internal: the alerts, by name."""
         self._inputs: dict[str, TopicStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
@@ -144,17 +118,47 @@ class Pipeline:
         key: str | Sequence[str] | None = None,
         event_time: EventTime | ProcessingTime | str | None = None,
         partitions: int = 1,
-        shed: Shed | None = None,
+        shed: ShedPolicy | None = None,
         **settings: Any,
     ) -> Stream:
-        """A topic as a stream. It is made when the pipeline first runs, if it is not there; if it
-        is, it must fit this declaration.
+        """Read a topic as a stream. It is created when the pipeline first runs; if it exists, it
+        must fit this declaration.
 
-        `shed=hr.shed(…)` says what is left out, and counted, when too much of it waits.
+        Args:
+            name: The topic's name.
+            schema: Its columns as Spark DDL, as in `"order_id BIGINT, amount DOUBLE"`.
+            key: The column or columns that it is partitioned by.
+            event_time: The column with the event time, or `hr.EventTime(…)`, `hr.device_time(…)`
+                or `hr.processing_time()`.
+            partitions: The number of partitions, if it is created.
+            shed: `hr.shed(…)`: which rows are dropped, and counted, when too many wait.
+            **settings: Settings of `create_topic` for a topic that is created: `retention`,
+                `retention_bytes`, `compact`, `tombstones`, `segment_bytes`, `segment_age`,
+                `compression`.
+
+        Returns:
+            A stream of the topic's rows.
+
+        Raises:
+            BadSchema: The schema cannot be parsed.
+            UnknownColumn: A key or event time names a column that does not exist.
+            DuplicateStep: The topic is declared twice.
+            PlanError: A setting or a name cannot be used.
+
+        Example:
+            ```python
+            clicks = shop.topic(
+                "clicks",
+                schema="user_id BIGINT, page STRING, at TIMESTAMP",
+                key="user_id",
+                event_time=hr.EventTime("at", delay="10 seconds"),
+                retention="30 days",
+            )
+            ```
         """
-        step = self._input(name, schema, key, event_time, partitions, settings, is_table=False)
+        step = self._add_input(name, schema, key, event_time, partitions, settings, is_table=False)
         if shed is not None:
-            check_shed(shed, step.stored_schema, where=f"The topic {name!r}")
+            _check_shed(shed, step.stored_schema, where=f"The topic {name!r}")
             step = self._inputs[name] = replace(step, shed=shed)
         return Stream(self, step)
 
@@ -168,9 +172,42 @@ class Pipeline:
         partitions: int = 1,
         **settings: Any,
     ) -> Table:
-        """A table's topic as a table."""
+        """Read a table's topic as a table. It is created when the pipeline first runs; if it
+        exists, it must fit this declaration.
+
+        Args:
+            name: The topic's name.
+            schema: Its columns as Spark DDL.
+            key: The column or columns of the primary key.
+            event_time: The column with the event time, for joins as of a time.
+            partitions: The number of partitions, if it is created.
+            **settings: Settings of `create_table` for a topic that is created (`tombstones`,
+                `segment_bytes`, `segment_age`, `compression`), and `history`: how long old versions
+                are kept for `as_of` and `history()`.
+
+        Returns:
+            A table with the newest row of each key.
+
+        Raises:
+            BadSchema: The schema cannot be parsed.
+            UnknownColumn: A key or event time names a column that does not exist.
+            DuplicateStep: The topic is declared twice.
+            PlanError: A setting or a name cannot be used.
+
+        Example:
+            ```python
+            prices = shop.table(
+                "prices",
+                schema="item STRING, price DOUBLE, valid_from TIMESTAMP",
+                key="item",
+                event_time="valid_from",
+                history="30 days",
+            )
+            ```
+        """
         return Table(
-            self, self._input(name, schema, key, event_time, partitions, settings, is_table=True)
+            self,
+            self._add_input(name, schema, key, event_time, partitions, settings, is_table=True),
         )
 
     def capture(
@@ -182,11 +219,31 @@ class Pipeline:
         key: str | Sequence[str],
         event_time: EventTime | ProcessingTime | str | None = None,
     ) -> Table:
-        """A table of a database as a table. The capture runs with the pipeline; `schema` names the
-        columns that are used here, which may be some of those there are.
+        """Read a table of a database as a table. The capture runs as long as the pipeline does.
 
-        Hidden columns can be named too, such as `_committed_at TIMESTAMP`, to go by the time at
-        which the database committed.
+        Args:
+            capture: A capture of `hr.cdc`.
+            table: The table's name in the database.
+            schema: The columns that are used, which may be some of the table's. Hidden columns can
+                be named too, such as `_committed_at TIMESTAMP` for the time of the commit.
+            key: The column or columns of the primary key.
+            event_time: The column with the event time.
+
+        Returns:
+            A table that follows the database's.
+
+        Raises:
+            DuplicateStep: Another capture has the same name.
+            BadSchema: The schema cannot be parsed.
+            UnknownColumn: A key or event time names a column that does not exist.
+
+        Example:
+            ```python
+            source = hr.cdc.sqlite("shop.db", tables=["customers"])
+            people = shop.capture(
+                source, "customers", schema="id BIGINT, name STRING", key="id"
+            )
+            ```
         """
         from headrace.cdc.topics import topic_name
 
@@ -195,22 +252,28 @@ class Pipeline:
                 f"Two captures have the name {capture.name!r}.",
                 fix="give one of them another name, with name=….",
             )
-        step = self._input(
-            topic_name(table, capture.prefix),
-            schema,
-            key,
-            event_time,
-            capture.partitions,
-            {},
-            is_table=True,
+        topic = topic_name(table, capture.prefix)
+        step = self._add_input(
+            topic, schema, key, event_time, capture.partitions, {}, is_table=True
         )
-        captured = replace(step, captured_by=capture.name)
-        self._inputs[step.name] = captured
-        return Table(self, captured)
+        step = self._inputs[topic] = replace(step, captured_by=capture.name)
+        return Table(self, step)
 
     def gateway(self, gateway: Gateway) -> None:
-        """Rows come in through a gateway, into topics that were declared with `topic` or `table`,
-        as long as the pipeline runs. `hr.gateways` has the kinds.
+        """Receive rows through a gateway as long as the pipeline runs.
+
+        Args:
+            gateway: A gateway of `hr.gateways`, into topics that were declared with `topic` or
+                `table`.
+
+        Raises:
+            PlanError: One of its topics was not declared.
+            DuplicateStep: Another gateway has the same name.
+
+        Example:
+            ```python
+            shop.gateway(hr.gateways.http({"/orders": "orders"}, port=8080))
+            ```
         """
         for name in gateway.topics:
             self._declared_input(name)
@@ -221,11 +284,25 @@ class Pipeline:
             )
 
     def ingest(self, df: Any, topic: Stream | Table | str, *, name: str | None = None) -> None:
-        """Bring a streaming DataFrame in, through a topic that was declared with `topic` or
-        `table`, as long as the pipeline runs.
+        """Append the rows of a streaming DataFrame to a topic as long as the pipeline runs.
 
-        `df` may also be a function that makes one from the Spark session: then declaring the
-        pipeline starts no Spark.
+        Args:
+            df: A streaming DataFrame, or a function that makes one from the Spark session. With a
+                function, declaring the pipeline starts no Spark.
+            topic: A topic that was declared with `topic` or `table`, or its name.
+            name: The ingest's name, by which its progress is found; `TOPIC.ingest` if left out.
+
+        Raises:
+            PlanError: The topic was not declared, or the DataFrame is no streaming one.
+            DuplicateStep: Another ingest has the same name.
+
+        Example:
+            ```python
+            def new_orders(spark):
+                return spark.readStream.schema("order_id BIGINT").json("incoming/")
+
+            shop.ingest(new_orders, "orders")
+            ```
         """
         step = self._declared_input(topic)
         if not callable(df) and not getattr(df, "isStreaming", True):
@@ -236,28 +313,65 @@ class Pipeline:
                     " df.write.format('headrace')."
                 ),
             )
-        entry = Ingest(
-            check_name(name or f"{step.name}.ingest", what="ingest name", error=PlanError),
-            step.topic,
-        )
-        if entry.name in self.ingested:
+        entry_name = check_name(name or f"{step.name}.ingest", what="ingest name", error=PlanError)
+        if entry_name in self.ingested:
             raise DuplicateStep(
-                f"Something is ingested under the name {entry.name!r} already.",
+                f"Something is ingested under the name {entry_name!r} already.",
                 fix="give it another name with name=….",
             )
-        self._ingests.append(entry)
-        self.ingested[entry.name] = df
+        self._ingests.append(Ingest(entry_name, step.topic))
+        self.ingested[entry_name] = df
 
     def sql(self, query: str, *, name: str | None = None) -> Stream:
-        """A stream of matches, from a query with MATCH_RECOGNIZE over a topic of this pipeline: the
-        same as `match` on that stream.
-        """
-        from headrace.pipeline.sql import matched_by_sql
+        """Find matches of a pattern, by a query with MATCH_RECOGNIZE over a topic of this pipeline.
+        The plan is that of `Stream.match`.
 
-        return matched_by_sql(self.input, query, name)
+        Args:
+            query: The query.
+            name: The step's name.
+
+        Returns:
+            A stream of matches.
+
+        Raises:
+            BadQuery: The query cannot be parsed.
+            UnknownTopic: The topic was not declared.
+            PlanError: The pattern cannot be used.
+
+        Example:
+            ```python
+            bursts = shop.sql('''
+                SELECT customer_id, total FROM orders MATCH_RECOGNIZE (
+                    PARTITION BY customer_id ORDER BY placed_at
+                    MEASURES sum(amount) AS total
+                    PATTERN (small{3,} big) WITHIN INTERVAL '10' MINUTE
+                    DEFINE small AS amount < 10, big AS amount > 1000
+                )
+            ''')
+            ```
+        """
+        from headrace.pipeline.sql import stream_from_sql
+
+        return stream_from_sql(self.input, query, name)
 
     def input(self, name: str) -> Stream:
-        """A topic that was declared before, as a stream."""
+        """Get a topic that was declared before, as a stream.
+
+        Args:
+            name: The topic's name.
+
+        Returns:
+            The stream that `topic` returned for it.
+
+        Raises:
+            UnknownTopic: The topic was not declared.
+            StreamOnly: It is a table.
+
+        Example:
+            ```python
+            large = shop.input("orders").where("amount > 100")
+            ```
+        """
         step = self._inputs.get(name)
         if step is None:
             raise UnknownTopic(name, self._inputs)
@@ -270,13 +384,30 @@ class Pipeline:
     def write(
         self, name: str, rows: Stream | Table, *, partitions: int = 1, **settings: Any
     ) -> None:
-        """Write rows to a derived topic, which is keyed as they are; a table becomes a table's
+        """Write rows to a derived topic, which has the rows' key. A table is written to a table's
         topic.
+
+        Args:
+            name: The topic's name.
+            rows: A stream or table of this pipeline.
+            partitions: The number of partitions.
+            **settings: Settings of the topic, as in `topic` and `table`.
+
+        Raises:
+            DuplicateStep: Another output has the same name.
+            CyclicPlan: The rows are computed from that topic.
+            PlanError: The name or a setting cannot be used.
+
+        Example:
+            ```python
+            shop.write("large_orders", orders.where("amount > 100"), retention="7 days")
+            ```
         """
-        step = self._checked_output(name, rows, "topic")
-        check_columns(step.schema, where=f"The output {name!r}")
-        _check_settings(settings, where=f"The output {name!r}", is_table=step.is_table)
-        declared(
+        where = f"The output {name!r}"
+        step = self._check_output(name, rows, "topic")
+        check_columns(step.schema, where=where)
+        _check_settings(settings, where=where, is_table=step.is_table)
+        declared_topic(
             name,
             to_ddl(step.schema),
             step.key,
@@ -285,17 +416,33 @@ class Pipeline:
             options=settings,
         )
         self._outputs[name] = TopicOutput(
-            name=name, input=step, partitions=partitions, settings=_as_settings(settings)
+            name=name, input=step, partitions=partitions, settings=_sorted_settings(settings)
         )
 
     def view(self, name: str, rows: Table, *, keep_changes: int | None = None) -> View:
-        """Keep a table where it can be asked by key, by range and by SQL. What is returned reads
-        it, once the pipeline has run, and shows it in a notebook.
+        """Keep a table as a view, which is read by key, by range and by SQL, and followed.
 
-        Of its changes the newest `keep_changes` (100,000, unless it says otherwise) are kept: so
-        far back can others resume to follow it, or ask for an earlier tick.
+        Args:
+            name: The view's name.
+            rows: A table of this pipeline.
+            keep_changes: How many of the newest changes are kept, 100,000 by default. A reader can
+                resume following, or read an earlier tick, as far back as these reach.
+
+        Returns:
+            The view, for reading it from Python once the pipeline has run. In a notebook it shows
+            its rows.
+
+        Raises:
+            StreamOnly: `rows` is a stream.
+            DuplicateStep: Another output has the same name.
+            PlanError: The name or `keep_changes` cannot be used.
+
+        Example:
+            ```python
+            revenue_view = shop.view("revenue", revenue)
+            ```
         """
-        step = self._checked_output(name, rows, "view")
+        step = self._check_output(name, rows, "view")
         if keep_changes is not None and not 1 <= keep_changes <= MAX_KEPT_CHANGES:
             raise PlanError(
                 f"The view {name!r} is to keep {keep_changes!r} changes.",
@@ -323,10 +470,24 @@ class Pipeline:
         **settings: Any,
     ) -> None:
         """Keep another system equal to a table, or append a stream's rows to it, as long as the
-        pipeline runs. `hr.sinks` has the kinds.
+        pipeline runs.
 
-        The rows are written to a derived topic (`topic`, or else one named for what it is called
-        there), which the sink follows.
+        Args:
+            sink: A sink of `hr.sinks`.
+            rows: A stream or table of this pipeline.
+            topic: The derived topic that the rows are written to and that the sink follows; named
+                after the sink's table if left out.
+            partitions: The number of partitions of that topic.
+            **settings: Settings of that topic, as in `write`.
+
+        Raises:
+            PlanError: `sink` is no sink, or nothing says what its rows are called there.
+            DuplicateStep: Another output has the same name.
+
+        Example:
+            ```python
+            shop.sink(hr.sinks.sqlite("shop.db", table="revenue"), revenue)
+            ```
         """
         if not isinstance(sink, Sink):
             raise PlanError(
@@ -354,60 +515,129 @@ class Pipeline:
         every: Duration = "0 seconds",
         by: str | Sequence[str] = (),
     ) -> None:
-        """Let somebody hear of rows, as long as the pipeline runs: of a table, a row that comes
-        fires and one that goes resolves; of a stream each row fires.
+        """Notify somebody of rows as long as the pipeline runs. Of a table, a row that is inserted
+        fires and one that is deleted resolves; of a stream, each row fires.
 
-        `to` are webhooks (`hr.sinks.webhook`) and mails (`hr.alerts.email`); every message is also
-        in the topic `alerts`, and shown by `headrace run`. At most one message comes in `every`;
-        what happens meanwhile is in the next one. With `by="region"` each region has messages of
-        its own, at its own pace. `headrace alert silence` silences it for a while.
+        Every message is also in the topic `alerts`, and shown by `headrace run`. `headrace alert
+        silence` silences an alert for a while.
+
+        Args:
+            name: The alert's name.
+            rows: A stream or table of this pipeline.
+            to: Webhooks (`hr.sinks.webhook`) and mails (`hr.alerts.email`).
+            every: At most one message in this time. Rows that come meanwhile are in the next one.
+            by: The column or columns that make a group. Each group has messages of its own, at its
+                own pace.
+
+        Raises:
+            UnknownColumn: `by` names a column that does not exist.
+            DuplicateStep: Another output has the same name.
+            PlanError: `to` cannot be notified.
+
+        Example:
+            ```python
+            shop.alert(
+                "no_revenue",
+                revenue.where("total = 0"),
+                to=hr.sinks.webhook("https://example.com/hook"),
+                every="5 minutes",
+                by="region",
+            )
+            ```
         """
         from headrace.alerts.alert import Alert
         from headrace.durations import to_us
 
-        topic = f"alert.{name}"
         groups = (by,) if isinstance(by, str) else tuple(by)
         for column in groups:
             if column not in rows.schema.names:
                 raise UnknownColumn(column, rows.schema.names, where=f"The alert {name!r}")
         alert = Alert(
-            name,
-            topic,
-            tuple(to) if isinstance(to, Sequence) else (to,),
-            to_us(every, what="every"),
-            groups,
+            name=name,
+            topic=f"alert.{name}",
+            to=tuple(to) if isinstance(to, Sequence) else (to,),
+            every_us=to_us(every, what="every"),
+            by=groups,
         )
         settings: dict[str, Any] = {} if isinstance(rows, Table) else {"retention": "30 days"}
-        self.write(topic, rows, **settings)
+        self.write(alert.topic, rows, **settings)
         self.alerts[name] = alert
 
     def ask(
         self, name: str, *, using: Table, question: str | None = None, keep: str = "1 day"
     ) -> Stream:
-        """Let questions be asked of a table, each answered as of its tick: with `POST /ask/NAME`
-        where the pipeline is served, or by a row in the topic `ask.NAME`.
+        """Answer questions to a table, each as of its tick: `POST /ask/NAME` where the pipeline is
+        served, or a row in the topic `ask.NAME`.
 
-        A question has the table's key, and what `question` adds ("lang STRING"), which comes back
-        with the answer; that has the table's row, and `found`: true, or null if there was none.
-        Both are kept for `keep`.
+        Questions and answers are rows of topics, so a replay gives the same answers.
+
+        Args:
+            name: The question's name.
+            using: The table that answers.
+            question: Further columns of a question besides the table's key, as in `"lang STRING"`.
+                They come back with the answer.
+            keep: How long questions and answers are kept.
+
+        Returns:
+            The answers: the question's columns, the table's row, and `found`, which is true, or
+            null if there is no row.
+
+        Raises:
+            StreamOnly: `using` is a stream.
+            PlanError: A column has the name of one of the answer's, or `using` is no table of this
+                pipeline.
+
+        Example:
+            ```python
+            shop.ask("revenue_of", using=revenue, question="lang STRING")
+            ```
         """
-        return asked(self, name, using, question, keep)
+        check_name(name, what="name of a question", error=PlanError)
+        self._check_answering(name, using)
+        key = [using.schema.field(column) for column in using.key]
+        added = pa.schema([]) if question is None else parse_schema(question)
+        for column in added.names:
+            if column in using.schema.names or column in {ASK_ID, FOUND}:
+                raise PlanError(
+                    f"The question {name!r} has a column {column!r}, which the table or the answer"
+                    " has too.",
+                    fix="rename it.",
+                )
+        schema = pa.schema([pa.field(ASK_ID, pa.string()), *key, *added])
+        questions = self.topic(
+            questions_topic(name), schema=to_ddl(schema), key=ASK_ID, retention=keep
+        )
+        known = using.with_columns(**{FOUND: "true"})
+        answers = questions.join(known, on=list(using.key), how="left", name=f"ask.{name}.join")
+        answers = answers.key_by(ASK_ID)
+        self.write(answers_topic(name), answers, retention=keep)
+        return answers
 
     def topic_of(self, step: Step) -> str | None:
-        """The derived topic that a step's rows are written to, if there is one."""
-        return next(
-            (
-                each.name
-                for each in self._outputs.values()
-                if isinstance(each, TopicOutput) and each.input is step
-            ),
-            None,
-        )
+        """Internal: the derived topic that a step's rows are written to, if there is one."""
+        for output in self._outputs.values():
+            if isinstance(output, TopicOutput) and output.input is step:
+                return output.name
+        return None
 
-    # What becomes of it
+    # Planning and running
 
     def plan(self) -> PipelinePlan:
-        """The inert plan: every step with its stable name."""
+        """Make the inert plan: every step with its stable name. It can be printed and compared.
+
+        Returns:
+            The plan.
+
+        Raises:
+            PlanError: The pipeline has no output, or a topic has two uses that exclude each other.
+            DuplicateStep: Two steps have the same name.
+
+        Example:
+            ```python
+            shop.view("revenue", revenue)
+            print(shop.plan())
+            ```
+        """
         if not self._outputs:
             raise PlanError(
                 f"The pipeline {self.name!r} has no output.",
@@ -415,19 +645,91 @@ class Pipeline:
             )
         inputs = tuple(self._inputs.values())
         plan = PipelinePlan(
-            self.name,
-            inputs,
-            with_names(inputs, tuple(self._outputs.values())),
-            tuple(self._ingests),
+            name=self.name,
+            inputs=inputs,
+            outputs=with_names(inputs, tuple(self._outputs.values())),
+            ingests=tuple(self._ingests),
         )
         check_side_outputs(plan)
         return plan
 
-    def run(self, **options: Any) -> Any:
-        """Run the pipeline until it is stopped; `headrace run FILE` does the same."""
+    def run(
+        self,
+        *,
+        log: str | None = None,
+        state: str | Path | None = None,
+        local: str | Path | None = None,
+        shards: int | None = None,
+        until_caught_up: bool = False,
+        stop: Event | None = None,
+        on_status: OnStatus | None = None,
+        serve: bool = False,
+        port: int | None = None,
+        on_serving: Callable[[Server], None] | None = None,
+        on_gateway: OnReady | None = None,
+        on_alert: OnAlert | None = None,
+        batch_target: Duration = "30 seconds",
+        master: str | None = None,
+        remote: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        **spark_options: Any,
+    ) -> None:
+        """Run the pipeline in this process until it is stopped. `headrace run FILE` does the same.
+
+        Args:
+            log: The log's address, if the pipeline does not name it.
+            state: The directory for state and views, which all machines of a cluster must see.
+                By default NAME.state in the directory of the file that declares the pipeline.
+            local: The directory for each machine's local copy of state. By default in the state
+                directory on one machine, and in the temporary directory on a cluster.
+            shards: How many shards keep state; by default as the state has, or as there are cores.
+            until_caught_up: Return once everything that is in the log has been processed.
+            stop: An event that stops the run when it is set.
+            on_status: Called with the status after every batch.
+            serve: Serve the views over HTTP meanwhile.
+            port: The port to serve at; 8765 or any free one if left out.
+            on_serving: Called with the server once it listens.
+            on_gateway: Called with a gateway and its address once it listens.
+            on_alert: Called with every message of an alert.
+            batch_target: About how long a batch may take. The results do not depend on it.
+            master: Spark's master, such as `"local[2]"` or a cluster's.
+            remote: The address of a Spark Connect server.
+            config: Settings of Spark by their full names.
+            **spark_options: Further options of `hr.spark`: settings of Spark by keyword, with dots
+                as underscores, as in `sql_shuffle_partitions=8`.
+
+        Raises:
+            ConfigurationError: No log is named, or Spark cannot be started.
+            PlanError: The pipeline cannot be planned.
+            FencedError: Another runner of the pipeline has taken over.
+
+        Example:
+            ```python
+            if __name__ == "__main__":
+                shop.run(until_caught_up=True)
+            ```
+        """
         from headrace.runtime.run import run
 
-        return run(self, **options)
+        given = {"master": master, "remote": remote, "config": config}
+        run(
+            self,
+            log=log,
+            state=state,
+            local=local,
+            shards=shards,
+            until_caught_up=until_caught_up,
+            stop=stop,
+            on_status=on_status,
+            serve=serve,
+            port=port,
+            on_serving=on_serving,
+            on_gateway=on_gateway,
+            on_alert=on_alert,
+            batch_target=batch_target,
+            **{name: value for name, value in given.items() if value is not None},
+            **spark_options,
+        )
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name!r}: {len(self._inputs)} inputs, {len(self._outputs)} outputs>"
@@ -436,14 +738,12 @@ class Pipeline:
         return str(self.plan()) if self._outputs else repr(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """In a notebook: the graph."""
-        from headrace.pipeline.view import plan_bundle
-
+        """In a notebook, the graph."""
         return plan_bundle(self.plan()) if self._outputs else {"text/plain": repr(self)}
 
     # Checks
 
-    def _input(
+    def _add_input(
         self,
         name: str,
         schema: str,
@@ -454,11 +754,21 @@ class Pipeline:
         *,
         is_table: bool,
     ) -> TopicStep:
-        self._refuse_taken(name)
+        _refuse_reserved(name)
+        if name in self._inputs:
+            raise DuplicateStep(
+                f"The topic {name!r} is an input already.",
+                fix="declare it once, and use what topic(…) or table(…) returned.",
+            )
+        if name in self._outputs:
+            raise DuplicateStep(
+                f"The pipeline writes an output {name!r}, and cannot read it too.",
+                fix="use the stream or table that is written.",
+            )
         _check_settings(
             settings, where=f"The {'table' if is_table else 'topic'} {name!r}", is_table=is_table
         )
-        info = declared(
+        info = declared_topic(
             name, schema, key, partitions=partitions, is_table=is_table, options=settings
         )
         columns = check_columns(parse_schema(schema), where=f"The topic {name!r}")
@@ -470,7 +780,7 @@ class Pipeline:
                     f"The table {name!r} has hr.device_time, which is for streams.",
                     fix="read it with topic(…), and use to_table(key) behind it.",
                 )
-            columns = pa.schema([*columns, *times.added(columns)])
+            columns = pa.schema([*columns, *times.added_columns(columns)])
         step = TopicStep(
             name=name,
             topic=name,
@@ -479,31 +789,24 @@ class Pipeline:
             is_table=is_table,
             event_time=times,
             partitions=partitions,
-            settings=_as_settings(settings),
+            settings=_sorted_settings(settings),
         )
         self._inputs[name] = step
         return step
 
-    def _refuse_taken(self, name: str) -> None:
-        if name.startswith(RESERVED):
+    def _declared_input(self, topic: Stream | Table | str) -> TopicStep:
+        """The input topic of this pipeline, by its stream, table or name."""
+        step = self._inputs.get(topic) if isinstance(topic, str) else topic.step
+        if not isinstance(step, TopicStep) or self._inputs.get(step.name) is not step:
             raise PlanError(
-                f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's"
-                " own.",
-                fix="choose another name.",
+                f"{topic!r} is not an input topic of the pipeline {self.name!r}.",
+                fix="declare it with topic(…) or table(…) first.",
             )
-        if name in self._inputs:
-            raise DuplicateStep(
-                f"The topic {name!r} is an input already.",
-                fix="declare it once, and use what topic(…) or table(…) returned.",
-            )
-        if name in self._outputs:
-            raise DuplicateStep(
-                f"The pipeline writes an output {name!r}, and cannot read it too.",
-                fix="use the stream or table that is written.",
-            )
+        return step
 
-    def _checked_output(self, name: str, rows: Any, what: str) -> Step:
-        check_name(name, what=f"{what} name", error=PlanError)
+    def _check_output(self, name: str, rows: Any, kind: str) -> Step:
+        """The last step of an output's rows. Raises if it cannot have that name."""
+        check_name(name, what=f"{kind} name", error=PlanError)
         if not isinstance(rows, Rows):
             raise PlanError(
                 f"The output {name!r} was given a {type(rows).__name__}.",
@@ -515,50 +818,67 @@ class Pipeline:
                 fix="write them to a topic there, and read that topic here.",
             )
         if name in self._inputs:
-            self._refuse_input_as_output(name, rows.step, what)
-        if name.startswith(RESERVED):
+            if kind == "view":
+                raise PlanError(
+                    f"The view {name!r} has the name of an input topic.",
+                    fix=f"choose another name, such as {f'all_{name}'!r}.",
+                )
+            if self._inputs[name] in topological_order([rows.step]):
+                raise CyclicPlan(
+                    f"The output {name!r} is computed from the input topic {name!r}: the plan would"
+                    " be a cycle.",
+                    fix="write to another topic.",
+                )
             raise PlanError(
-                f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's"
-                " own.",
-                fix="choose another name.",
+                f"The output {name!r} has the name of an input topic.",
+                fix="choose another name; an input's rows come from outside.",
             )
+        _refuse_reserved(name)
         if name in self._outputs:
             raise DuplicateStep(
-                f"Two outputs have the name {name!r}: a {self._outputs[name].kind} and a {what}.",
+                f"Two outputs have the name {name!r}: a {self._outputs[name].kind} and a {kind}.",
                 fix="rename one of them.",
             )
         return rows.step
 
-    def _refuse_input_as_output(self, name: str, step: Step, what: str) -> None:
-        if what == "view":
+    def _check_answering(self, name: str, using: Any) -> None:
+        """Raise if questions cannot be answered by what was given as `using`."""
+        if isinstance(using, Stream):
+            raise StreamOnly(
+                f"The question {name!r} is to use the stream {using.step.path}: it has no rows that"
+                " a question could meet.",
+                fix="use a table: to_table(key), or group_by(…).aggregate(…).",
+            )
+        if not isinstance(using, Table):
             raise PlanError(
-                f"The view {name!r} has the name of an input topic.",
-                fix=f"choose another name, such as {f'all_{name}'!r}.",
+                f"The question {name!r} is to use a {type(using).__name__}.",
+                fix="give it a table of this pipeline.",
             )
-        if self._inputs[name] in topological_order([step]):
-            raise CyclicPlan(
-                f"The output {name!r} is computed from the input topic {name!r}: the plan would be"
-                " a cycle.",
-                fix="write to another topic.",
+        if using.pipeline is not self:
+            raise PlanError(
+                f"The question {name!r} is to use a table of another pipeline.",
+                fix="write it to a topic, and read that topic here.",
             )
-        raise PlanError(
-            f"The output {name!r} has the name of an input topic.",
-            fix="choose another name; what an input holds comes from outside.",
-        )
+        for column in (ASK_ID, FOUND):
+            if column in using.schema.names:
+                raise PlanError(
+                    f"The question {name!r} uses a table with a column {column!r}, which answers"
+                    " have.",
+                    fix="rename it.",
+                )
 
-    def _declared_input(self, topic: Stream | Table | str) -> TopicStep:
-        step = self._inputs.get(topic) if isinstance(topic, str) else topic.step
-        if not isinstance(step, TopicStep) or self._inputs.get(step.name) is not step:
-            raise PlanError(
-                f"{topic!r} is not an input topic of the pipeline {self.name!r}.",
-                fix="declare it with topic(…) or table(…) first.",
-            )
-        return step
+
+def _refuse_reserved(name: str) -> None:
+    if name.startswith(RESERVED):
+        raise PlanError(
+            f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's own.",
+            fix="choose another name.",
+        )
 
 
 def _check_settings(settings: dict[str, Any], *, where: str, is_table: bool) -> None:
-    """A table's topic keeps a history, another topic has a retention."""
-    known = _OF_ALL | (_OF_TABLES if is_table else _OF_TOPICS)
+    """A table's topic has a history, another topic a retention."""
+    known = _TABLE_SETTINGS if is_table else _TOPIC_SETTINGS
     for option in settings:
         if option not in known:
             raise PlanError(
@@ -567,64 +887,75 @@ def _check_settings(settings: dict[str, Any], *, where: str, is_table: bool) -> 
             )
 
 
-def _as_settings(settings: dict[str, Any]) -> Settings:
+def _sorted_settings(settings: dict[str, Any]) -> Settings:
     return tuple(sorted(settings.items()))
 
 
-# Questions to the stream: `shop.ask("reach", using=reach)`. A question is a row of a topic, meets a
-# table as of its tick, and the answer is a row of another topic.
-#
-# So questions and answers are in the log, a replay answers them again in the same way, and whoever
-# can append can ask; `POST /ask/reach` (`serve/asks`) appends, and waits for the answer.
+# Load shedding
 
 
-def asked(pipeline: Pipeline, name: str, using: Any, question: str | None, keep: str) -> Stream:
-    """What `Pipeline.ask` makes: the topic of questions, the join, the topic of answers."""
-    check_name(name, what="name of a question", error=PlanError)
-    table = _checked(pipeline, name, using)
-    about = pa.schema([table.schema.field(column) for column in table.key])
-    more = pa.schema([]) if question is None else parse_schema(question)
-    for column in more.names:
-        if column in table.schema.names or column in {ASK_ID, FOUND}:
-            raise PlanError(
-                f"The question {name!r} has a column {column!r}, which the table or the answer has"
-                " too.",
-                fix="rename it.",
-            )
-    schema = pa.schema([pa.field(ASK_ID, pa.string()), *about, *more])
-    questions = pipeline.topic(
-        questions_topic(name), schema=to_ddl(schema), key=ASK_ID, retention=keep
-    )
-    known = table.with_columns(**{FOUND: "true"})
-    answers: Stream = questions.join(known, on=list(table.key), how="left", name=f"ask.{name}.join")
-    answers = answers.key_by(ASK_ID)
-    pipeline.write(answers_topic(name), answers, retention=keep)
-    return answers
+def shed(
+    *, behind: int, keep: float = 0.0, priority: str | None = None, min_priority: Any = None
+) -> ShedPolicy:
+    """Drop rows of a topic while too many wait, for `Pipeline.topic(…, shed=hr.shed(…))`.
 
+    Rows are dropped when a tick is cut, and the tick records it, so a replay drops the same rows.
+    They are counted: `TOPIC.shed` in `headrace status`.
 
-def _checked(pipeline: Pipeline, name: str, using: Any) -> Table:
-    from headrace.pipeline.stream import Stream, Table
+    Args:
+        behind: Rows are dropped while more than this many wait.
+        keep: The share of rows that is kept then, from 0 up to but not including 1.
+        priority: A column; rows in which it is at least `min_priority` are always kept.
+        min_priority: The lowest priority that is always kept.
 
-    if isinstance(using, Stream):
-        raise StreamOnly(
-            f"The question {name!r} is to use the stream {using.step.path}: it has no rows that a"
-            " question could meet.",
-            fix="use a table: to_table(key), or group_by(…).aggregate(…).",
+    Returns:
+        The policy.
+
+    Raises:
+        PlanError: A value is out of range, or only one of `priority` and `min_priority` is given.
+
+    Example:
+        ```python
+        clicks = shop.topic(
+            "clicks",
+            schema="user_id BIGINT, level INT",
+            shed=hr.shed(behind=1_000_000, keep=0.1, priority="level", min_priority=3),
         )
-    if not isinstance(using, Table):
+        ```
+    """
+    if type(behind) is not int or behind < 1:
         raise PlanError(
-            f"The question {name!r} is to use a {type(using).__name__}.",
-            fix="give it a table of this pipeline.",
+            f"hr.shed has behind={behind!r}.", fix="give a number of rows, as in behind=1_000_000."
         )
-    if using.pipeline is not pipeline:
+    if not 0 <= keep < 1:
         raise PlanError(
-            f"The question {name!r} is to use a table of another pipeline.",
-            fix="write it to a topic, and read that topic here.",
+            f"hr.shed has keep={keep!r}.",
+            fix="give the share of rows that stays, from 0 up to but not including 1.",
         )
-    for column in (ASK_ID, FOUND):
-        if column in using.schema.names:
-            raise PlanError(
-                f"The question {name!r} uses a table with a column {column!r}, which answers have.",
-                fix="rename it.",
-            )
-    return using
+    if (priority is None) != (min_priority is None):
+        raise PlanError(
+            "hr.shed needs both priority= and min_priority=, or neither.",
+            fix='say which rows always stay, as in priority="level", min_priority=3.',
+        )
+    return ShedPolicy(behind=behind, keep=keep, priority=priority, min_priority=min_priority)
+
+
+def _check_shed(policy: Any, schema: pa.Schema, *, where: str) -> None:
+    """Raise if a topic with these columns cannot be shed so."""
+    if not isinstance(policy, ShedPolicy):
+        raise PlanError(
+            f"{where} has shed={policy!r}.", fix="make it with hr.shed(behind=1_000_000, keep=0.1)."
+        )
+    if policy.priority is None:
+        return
+    if policy.priority not in schema.names:
+        raise UnknownColumn(policy.priority, schema.names, where=where)
+    kind = schema.field(policy.priority).type
+    try:
+        pa.scalar(policy.min_priority).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise PlanError(
+            f"{where} sheds by {policy.priority!r}, which is {type_name(kind)}, and"
+            f" min_priority={policy.min_priority!r} is not.",
+            fix="give a value of that type.",
+        ) from None

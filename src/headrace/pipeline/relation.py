@@ -1,5 +1,8 @@
-"""`Relation`: the last step of a plan under construction, with its pipeline. `Stream` and `Table`
-add the operations (`stream`); joins, windows, patterns and search take relations.
+"""`Relation`: a stream or a table under construction, which is the last step of the plan so far and
+the pipeline that the step belongs to.
+
+`Stream` and `Table` (`stream`) add the operations. Joins, windows, patterns and search take
+relations.
 """
 
 from __future__ import annotations
@@ -15,23 +18,35 @@ from headrace.runtime.declaration import DeclaredPipeline
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """A stream or a table. `step` is the last step of the plan so far."""
+    """A stream or a table: a pipeline, and the last step of its plan so far."""
 
     pipeline: DeclaredPipeline
     step: Step
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its rows."""
+        """The columns of the rows, as an Arrow schema.
+
+        Example:
+            ```python
+            orders.schema.names  # ["order_id", "customer_id", …]
+            ```
+        """
         return self.step.schema
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A table's primary key, or the columns that a stream is keyed by."""
+        """A table's primary key, or the columns that a stream is keyed by; empty if it has none.
+
+        Example:
+            ```python
+            customers.key  # ("customer_id",)
+            ```
+        """
         return self.step.key
 
     def step_label(self, operation: str, name: str | None) -> str:
-        """What errors call the step that is being declared: its name, or the path that leads to
-        it.
+        """Internal: how errors call the step that is being declared: its name, or the path that
+        leads to it.
         """
         return check_step_name(name) or f"{self.step.path}.{operation}"

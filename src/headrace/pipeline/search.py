@@ -1,5 +1,7 @@
-"""Search in a plan: `stream.search(queries, …)`, the steps it makes, and what is checked when it is
-declared.
+"""Search when it is declared: what `stream.search(queries, …)` checks, and the steps it adds to the
+plan. `hr.search` (`document_search`) reads its queries by the same rules.
+
+The steps are in `headrace.plan.search_steps`, the kernels in `headrace.operators.search`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ MATCH, DOCUMENT = "match", "document"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was given to `search`."""
+class SearchOptions:
+    """The arguments of `search`."""
 
     query: str
     text: Names
@@ -41,17 +43,21 @@ class Asked:
     suffix: str | None = None
 
 
-def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) -> Step:
-    """`documents.search(queries, …)`, checked."""
+def search_step(
+    documents: Relation, queries: Any, options: SearchOptions, name: str | None
+) -> Step:
+    """Check `documents.search(queries, …)`, and make its steps: the search and, for one row per
+    document, a step that gathers the shards' matches.
+    """
     where = documents.step_label("search", name)
     _check_inputs(documents, queries, where=where)
-    language = search_language(documents.schema, asked, where=where)
-    _check_query(queries.schema, asked.query, where=where)
-    columns = _query_columns(documents.schema, queries.schema, asked, where=where)
-    gathered = asked.per == DOCUMENT
-    if asked.per not in {MATCH, DOCUMENT}:
+    language = search_language(documents.schema, options, where=where)
+    _check_query(queries.schema, options.query, where=where)
+    columns = _query_columns(documents.schema, queries.schema, options, where=where)
+    gathered = options.per == DOCUMENT
+    if options.per not in {MATCH, DOCUMENT}:
         raise PlanError(
-            f"The step {where} has per={asked.per!r}.",
+            f"The step {where} has per={options.per!r}.",
             fix='choose per="match" or per="document".',
         )
     step = SearchStep(
@@ -59,11 +65,11 @@ def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) 
         inputs=(documents.step, queries.step),
         schema=pa.schema([]),
         key=documents.key,
-        query=asked.query,
+        query=options.query,
         query_columns=columns,
         language=language,
-        highlights=asked.highlights,
-        explain=asked.explain,
+        highlights=options.highlights,
+        explain=options.explain,
         gathered=gathered,
     )
     step = replace(step, schema=step.settings.output)
@@ -72,12 +78,8 @@ def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) 
         return step
     from headrace.operators.search.kernel import PLACE
 
-    found = [
-        field
-        for field in step.schema
-        if field.name not in documents.schema.names and field.name != PLACE
-    ]
-    matches = pa.schema(found)
+    beside_matches = {*documents.schema.names, PLACE}
+    matches = pa.schema([field for field in step.schema if field.name not in beside_matches])
     gather = GatherStep(
         name=f"{name}.gather" if name else "",
         inputs=(step,),
@@ -93,7 +95,6 @@ def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) 
 
 
 def _check_inputs(documents: Relation, queries: Any, *, where: str) -> None:
-
     if not (isinstance(queries, Relation) and queries.step.is_table):
         raise PlanError(
             f"The step {where} was given a {type(queries).__name__} of queries.",
@@ -106,14 +107,15 @@ def _check_inputs(documents: Relation, queries: Any, *, where: str) -> None:
         )
 
 
-def search_language(schema: pa.Schema, asked: Asked, *, where: str) -> Language:
-    """How queries over some columns are read, checked; `hr.search` uses it too."""
+def search_language(schema: pa.Schema, options: SearchOptions, *, where: str) -> Language:
+    """The language of queries over some columns. Raises if a column does not fit."""
     from headrace.operators.search.analyzer import Analysis
     from headrace.operators.search.parser import AND, OR, Language
     from headrace.operators.search.syntax import Fields, filter_kind
 
     text, filters = (
-        tuple([names] if isinstance(names, str) else names) for names in (asked.text, asked.filters)
+        tuple([names] if isinstance(names, str) else names)
+        for names in (options.text, options.filters)
     )
     for name in (*text, *filters):
         if name not in schema.names:
@@ -138,16 +140,16 @@ def search_language(schema: pa.Schema, asked: Asked, *, where: str) -> Language:
                 f" {type_name(schema.field(name).type)}.",
                 fix="name plain columns: numbers, strings, booleans, dates and times.",
             )
-    if asked.default not in {OR, AND}:
+    if options.default not in {OR, AND}:
         raise PlanError(
-            f"The step {where} has default={asked.default!r}.",
+            f"The step {where} has default={options.default!r}.",
             fix='choose default="or" or default="and".',
         )
-    analysis = Analysis(asked.language, frozenset(asked.stop_words)).check()
+    analysis = Analysis(options.language, frozenset(options.stop_words)).check()
     return Language(
         Fields(text, tuple((name, kind) for name, kind in kinds if kind is not None)),
         analysis,
-        asked.default,
+        options.default,
     )
 
 
@@ -163,16 +165,18 @@ def _check_query(schema: pa.Schema, query: str, *, where: str) -> None:
 
 
 def _query_columns(
-    documents: pa.Schema, queries: pa.Schema, asked: Asked, *, where: str
+    documents: pa.Schema, queries: pa.Schema, options: SearchOptions, *, where: str
 ) -> tuple[tuple[str, str], ...]:
-    """All columns of the queries, those that documents have too with the suffix."""
+    """The queries' columns and what they are called in the result: with the suffix, if documents
+    have a column of that name.
+    """
     taken = {name.lower() for name in documents.names}
-    found = []
+    columns = []
     for name in queries.names:
-        if name.lower() in taken and asked.suffix is None:
+        if name.lower() in taken and options.suffix is None:
             raise PlanError(
                 f"Documents and queries of the step {where} have a column {name!r}.",
                 fix='tell them apart with suffix="_query", or select or rename one first.',
             )
-        found.append((name, f"{name}{asked.suffix}" if name.lower() in taken else name))
-    return tuple(found)
+        columns.append((name, f"{name}{options.suffix}" if name.lower() in taken else name))
+    return tuple(columns)

@@ -32,8 +32,8 @@ from headrace.operators.patterns.parser import (
     ONE_ROW,
     PAST_LAST,
     TO_LAST,
+    caret_excerpt,
     parse_pattern,
-    pointed,
 )
 from headrace.plan.plan import time_column
 
@@ -64,7 +64,7 @@ _CLAUSES = (
 _DIALECT = Spark()
 
 
-def matched_by_sql(find_input: Callable[[str], Stream], query: str, name: str | None) -> Stream:
+def stream_from_sql(find_input: Callable[[str], Stream], query: str, name: str | None) -> Stream:
     """The stream that a query with MATCH_RECOGNIZE gives."""
     return _Query(find_input, query).stream(name)
 
@@ -105,7 +105,9 @@ class _Query:
         at: int,
         fix: str = "write SELECT … FROM topic MATCH_RECOGNIZE (PARTITION BY … ORDER BY … PATTERN (…) DEFINE …).",
     ) -> NoReturn:
-        raise BadQuery(f"The query cannot be used: {what}.\n{pointed(self.text, at)}", fix=fix)
+        raise BadQuery(
+            f"The query cannot be used: {what}.\n{caret_excerpt(self.text, at)}", fix=fix
+        )
 
     def _split(self) -> list[Token]:
         if not isinstance(self.text, str) or not self.text.strip():

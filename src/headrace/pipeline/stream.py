@@ -1,35 +1,56 @@
-"""`Stream` and `Table`: what a pipeline's text chains operations on. Each operation checks what it
-is given and adds a step to the inert plan.
+"""`Stream` and `Table`: what a pipeline chains operations on. Each operation checks its arguments and
+adds a step to the inert plan; nothing runs.
 
-A stream only inserts; a table has a primary key and changes. What an operation needs to know about
-types and columns it asks `expressions`.
+A stream only inserts rows. A table has a primary key, and its rows change. `GroupedRows` and
+`WindowedRows` are what `group_by` and `window` return, and wait for `aggregate`.
+
+This module has the signatures and their documentation. The checks are in `joins`, `windows`,
+`aggregates`, `patterns` and `search`; columns and expressions are checked in `headrace.plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
 from headrace.durations import to_us
+from headrace.error_policy import DIVERT, NULL, STOP, check_error_policy
 from headrace.errors import PlanError, StreamOnly
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
 from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
 from headrace.operators.windows.late import LatePolicy, drop
 from headrace.operators.windows.specs import WindowSpec
-from headrace.pipeline.aggregates import aggregated, distinct, first_of_each, top
-from headrace.pipeline.joins import AsOf, Bounds, as_of, history, joined
+from headrace.pipeline.aggregates import (
+    Aggregation,
+    bind_aggregates,
+    distinct_step,
+    first_of_each_key,
+    top_step,
+)
+from headrace.pipeline.foreign_names import (
+    GROUP_REPLACEMENTS,
+    REPLACEMENTS,
+    TABLE_REPLACEMENTS,
+    operations_of,
+    unknown_operation,
+)
+from headrace.pipeline.joins import AsOf, Bounds, as_of, history_step, join_step
 from headrace.pipeline.relation import Relation
-from headrace.pipeline.windows import check_window, checked_time, compared, window_schema
+from headrace.pipeline.windows import (
+    check_window,
+    compare_step,
+    require_event_time,
+    window_schema,
+)
 from headrace.plan import columns as cols
 from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import WAIT
 from headrace.plan.plan import (
-    NULL,
     AggregateStep,
     ChangesStep,
     DedupeStep,
@@ -46,85 +67,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipeline.patterns import PatternText
-    from headrace.plan.match_steps import MatchStep
-
-
-# Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked
-# when it is declared.
-
-
-@dataclass(frozen=True)
-class Windowed:
-    """What `window` gives: waits for `group_by` and `aggregate`."""
-
-    rows: Rows
-    window: WindowSpec
-    late: LatePolicy
-    emit: str
-    by: tuple[str, ...] = ()
-
-    def group_by(self, *columns: str, **named: str) -> Windowed:
-        """Windows of each group, by columns or by named expressions. Without it there is one group
-        of all rows.
-        """
-        where = f"{self.rows.step.path}.window.group_by"
-        if not columns and not named:
-            raise PlanError(
-                f"The step {where} names no columns.",
-                fix="leave out group_by() for windows over all rows.",
-            )
-        rows = self.rows.with_columns(**named) if named else self.rows
-        return Windowed(
-            rows,
-            self.window,
-            self.late,
-            self.emit,
-            cols.key((*columns, *named), rows.schema, where=where),
-        )
-
-    def aggregate(
-        self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
-    ) -> Table:
-        """One row for each group and window, as a table keyed by both."""
-        where = self.rows.step_label("window", name)
-        errors = cols.check_errors(errors, where=where)
-        over = checked_time(self.rows.step, where=where)
-        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
-        aggregation = aggregated(
-            self.rows.step,
-            self.by,
-            aggregates,
-            where=where,
-            keep=kept,
-            in_windows=True,
-            errors=errors,
-        )
-        rows = (
-            self.rows
-            if aggregation.selection is None
-            else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
-        )
-        schema = window_schema(
-            aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where
-        )
-        step = WindowStep(
-            name=name or "",
-            inputs=(rows.step,),
-            schema=schema,
-            key=(*self.by, WINDOW_START, WINDOW_END),
-            is_table=True,
-            window=self.window,
-            late=self.late,
-            emit=self.emit,
-            over=over,
-            by=self.by,
-            aggregates=aggregation.aggregates,
-            errors=errors,
-        )
-        return Table(self.rows.pipeline, step)
-
 
 Names = str | Sequence[str]
+Duration = str | timedelta
 
 
 class Rows(Relation):
@@ -133,39 +78,121 @@ class Rows(Relation):
     def select(
         self, *columns: str, name: str | None = None, errors: str = NULL, **named: str
     ) -> Self:
-        """Only these columns: names, `"*"`, expressions with a name (`"amount * rate AS tax"`), or
-        by keyword (`tax="amount * rate"`).
+        """Keep only these columns, each a column's name or a Spark SQL expression.
+
+        Args:
+            *columns: Names, `"*"` for all columns, or expressions with a name, as in
+                `"amount * rate AS tax"`.
+            name: The step's name, by which its state and dead letters are found. Derived from the
+                output if left out.
+            errors: What becomes of a row on which an expression fails: `"null"` makes the value
+                null and counts it, `"divert"` sends the row to dead letters.
+            **named: Further expressions by the name of their column, as in `tax="amount * rate"`.
+
+        Returns:
+            A stream, or a table with the same key, with these columns.
+
+        Raises:
+            UnknownColumn: An expression reads a column that does not exist.
+            BadExpression: An expression cannot be parsed, or is not allowed.
+            PlanError: A table's key is left out, two columns have one name, or `errors` is not
+                supported.
+
+        Example:
+            ```python
+            taxed = orders.select("order_id", "amount * 0.2 AS tax", region="upper(region)")
+            ```
         """
-        return self._select(
-            cols.selected(self.step, columns, named, where=self.step_label("select", name)),
-            name=name,
-            errors=errors,
+        selection = cols.select_columns(
+            self.step, columns, named, where=self.step_label("select", name)
         )
+        return self.add_selection(selection, name=name, errors=errors)
 
     def with_columns(
         self, *columns: str, name: str | None = None, errors: str = NULL, **named: str
     ) -> Self:
-        """All columns and these; one that is there already is replaced, where it stands."""
-        where = self.step_label("with_columns", name)
-        return self._select(
-            cols.added(self.step, columns, named, where=where), name=name, errors=errors
+        """Add columns, or replace columns of the same name where they stand.
+
+        Args:
+            *columns: Expressions with a name, as in `"amount * rate AS tax"`.
+            name: The step's name.
+            errors: What becomes of a row on which an expression fails: `"null"` or `"divert"`, as
+                in `select`.
+            **named: Expressions by the name of their column.
+
+        Returns:
+            A stream or table with all columns and these.
+
+        Raises:
+            UnknownColumn: An expression reads a column that does not exist.
+            BadExpression: An expression cannot be parsed, or is not allowed.
+            PlanError: A table's key would change, or `errors` is not supported.
+
+        Example:
+            ```python
+            taxed = orders.with_columns(tax="amount * 0.2", day="date(placed_at)")
+            ```
+        """
+        selection = cols.add_columns(
+            self.step, columns, named, where=self.step_label("with_columns", name)
         )
+        return self.add_selection(selection, name=name, errors=errors)
 
     def where(self, condition: str, *, name: str | None = None, errors: str = NULL) -> Self:
-        """The rows for which a condition is true. Where it is null, the row is left out."""
+        """Keep the rows for which a condition is true. A row for which it is null is left out.
+
+        Args:
+            condition: A Spark SQL expression of type BOOLEAN.
+            name: The step's name.
+            errors: What becomes of a row on which the condition fails: `"null"` leaves it out and
+                counts it, `"divert"` sends it to dead letters.
+
+        Returns:
+            A stream or table with the same columns and key.
+
+        Raises:
+            UnknownColumn: The condition reads a column that does not exist.
+            BadExpression: The condition cannot be parsed, or is not allowed.
+            UnfitColumn: The expression is not BOOLEAN.
+            PlanError: `errors` is not supported.
+
+        Example:
+            ```python
+            large = orders.where("amount > 100 AND region = 'north'")
+            ```
+        """
         where = self.step_label("where", name)
-        cols.condition(condition, self.schema, where=where)
+        cols.parse_condition(condition, self.schema, where=where)
         return self._add(
             WhereStep,
             name=name,
             schema=self.schema,
             key=self.key,
             condition=condition,
-            errors=cols.check_errors(errors, where=where),
+            errors=_check_errors(errors, where=where),
         )
 
-    def group_by(self, *columns: str, **named: str) -> Grouped:
-        """Groups for `aggregate`, by columns or by named expressions (`day="date(placed_at)"`)."""
+    def group_by(self, *columns: str, **named: str) -> GroupedRows:
+        """Group rows, for `aggregate`.
+
+        Args:
+            *columns: Names of columns.
+            **named: Further groups by expression, as in `day="date(placed_at)"`.
+
+        Returns:
+            Groups; call `aggregate` on them.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: No column is named, or one cannot be a key.
+
+        Example:
+            ```python
+            revenue = orders.group_by("region", day="date(placed_at)").aggregate(
+                total=hr.agg.sum("amount")
+            )
+            ```
+        """
         where = f"{self.step.path}.group_by"
         if not columns and not named:
             raise PlanError(
@@ -175,79 +202,74 @@ class Rows(Relation):
                     " group_by(everything='true')."
                 ),
             )
-        rows = (
-            self.with_columns(*(f"{text} AS {quoted_name(name)}" for name, text in named.items()))
-            if named
-            else self
-        )
-        return Grouped(rows, cols.key((*columns, *named), rows.schema, where=where))
+        rows = _with_group_columns(self, named)
+        return GroupedRows(rows, cols.key_columns((*columns, *named), rows.schema, where=where))
 
     def window(
         self, window: WindowSpec, *, late: LatePolicy | None = None, emit: str = "final"
-    ) -> Windowed:
-        """Windows over event time, for `group_by` and `aggregate`: `hr.tumbling("1 minute")`,
-        `hr.hopping`, `hr.sliding`, `hr.session`.
+    ) -> WindowedRows:
+        """Assign rows to windows over event time, for `group_by` and `aggregate`.
 
-        A window is told when the clock says that it is complete, or at every change
-        (`emit="changes"`). `late` says what becomes of rows that come after that: `hr.late.drop()`,
-        `hr.late.correct("1 hour")`, `hr.late.divert("late_rows")`.
+        Args:
+            window: `hr.tumbling("1 minute")`, `hr.hopping`, `hr.sliding` or `hr.session`.
+            late: What becomes of rows that arrive behind the watermark: `hr.late.drop()`, the
+                default, `hr.late.correct("1 hour")` or `hr.late.divert("late_rows")`.
+            emit: `"final"` emits a window once, when the watermark passes its end; `"changes"`
+                emits it on every change.
+
+        Returns:
+            Windows; call `aggregate` on them, or `group_by` first.
+
+        Raises:
+            PlanError: The rows have no event time, or an argument does not fit.
+
+        Example:
+            ```python
+            hourly = (
+                orders.window(hr.tumbling("1 hour"), late=hr.late.correct("1 day"))
+                .group_by("region")
+                .aggregate(orders=hr.agg.count())
+            )
+            ```
         """
         late = late or drop()
         check_window(self, window, late=late, emit=emit)
-        return Windowed(self, window, late, emit)
-
-    def join(
-        self,
-        other: Rows | AsOf,
-        *,
-        on: Names | None = None,
-        left_on: Names | None = None,
-        right_on: Names | None = None,
-        how: str = "inner",
-        within: str | timedelta | None = None,
-        before: str | timedelta | None = None,
-        after: str | timedelta | None = None,
-        suffix: str | None = None,
-        late_versions: str = WAIT,
-        name: str | None = None,
-    ) -> Any:
-        """Rows of both sides that are equal in some columns, `on` or `left_on` and `right_on`.
-
-        A stream with a stream: rows at most `within` apart, or from `before` to `after` the left
-        one's time. A stream with a table: each row meets the table as of its tick; with
-        `table.as_of(column)`, the version that was valid at the row's time: it waits until the
-        table's clock has passed that time, or (`late_versions="correct"`) answers at once and is
-        corrected, as a table. A table with a table: a table that changes with both. `how`: "inner",
-        "left", "right", "full". Of columns that both sides have, the right ones get the `suffix`.
-        """
-        step = joined(
-            self,
-            other,
-            on,
-            left_on,
-            right_on,
-            how,
-            Bounds(within, before, after),
-            suffix,
-            name,
-            late_versions,
-        )
-        return (Table if step.is_table else Stream)(self.pipeline, step)
+        return WindowedRows(self, window, late, emit)
 
     def df(
         self, spark: SparkSession | None = None, *, log: str | None = None, **options: Any
     ) -> DataFrame:
-        """A streaming DataFrame, for anything Spark can do. A table's rows come as its changes,
-        with `_change_type`; where an expression fails, it gives null.
+        """Read the rows as a streaming DataFrame, for anything that Spark can do.
 
-        What keeps state must be written to a topic, which is read then. Options are those of
-        reading a topic with `format("headrace")`, such as `startingOffsets`.
+        Row-local steps become Spark SQL, in which an expression that fails gives null. A step that
+        keeps state must be written to a topic, which is read then. A table's rows come as its
+        changes, with `_change_type`.
+
+        Args:
+            spark: The session; `hr.spark()` if left out.
+            log: The log's address, if the pipeline does not name it.
+            **options: Options of reading a topic with `format("headrace")`, such as
+                `startingOffsets`.
+
+        Returns:
+            A streaming DataFrame.
+
+        Raises:
+            NotSupported: A step keeps state, and its rows are written to no topic.
+            ConfigurationError: No log is named.
+
+        Example:
+            ```python
+            def frame():
+                return orders.where("amount > 100").df(startingOffsets="earliest")
+            ```
         """
         from headrace.pipeline.dataframes import dataframe
 
         return dataframe(self, spark, log, options)
 
-    def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
+    def add_selection(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
+        """Internal: these rows behind a step that computes a checked selection."""
         where = self.step_label("select", name)
         if name is not None and name in self.schema.names:
             raise PlanError(
@@ -258,13 +280,12 @@ class Rows(Relation):
                     " name."
                 ),
             )
-        errors = cols.check_errors(errors, where=where)
-        key = selection.key_of(self.step, where=where)
+        errors = _check_errors(errors, where=where)
         return self._add(
             SelectStep,
             name=name,
             schema=selection.schema,
-            key=key,
+            key=selection.key_of(self.step, where=where),
             columns=selection.columns,
             errors=errors,
         )
@@ -279,7 +300,7 @@ class Rows(Relation):
     def _union(self, others: Sequence[Rows], *, name: str | None) -> Self:
         where = self.step_label("union", name)
         for other in others:
-            _check_like(self, other, where=where)
+            _check_united(self, other, where=where)
         steps = [self.step, *(each.step for each in others)]
         return self._add(
             UnionStep,
@@ -289,6 +310,19 @@ class Rows(Relation):
             key=cols.shared_key(steps),
         )
 
+    if not TYPE_CHECKING:  # or every name would pass the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in {"step", "pipeline"}:
+                raise AttributeError(name)
+            table = isinstance(self, Table)
+            raise unknown_operation(
+                f"The {'table' if table else 'stream'} {self.step.path}",
+                name,
+                TABLE_REPLACEMENTS if table else REPLACEMENTS,
+                operations_of(type(self)),
+            )
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.step.path} of the pipeline {self.pipeline.name!r}:"
@@ -297,24 +331,87 @@ class Rows(Relation):
 
 
 class Stream(Rows):
-    """Rows that come and stay."""
+    """Rows that are inserted and never change.
+
+    `Pipeline.topic` returns one, and so does every operation that inserts only.
+
+    Example:
+        ```python
+        large = orders.where("amount > 100").select("order_id", "amount")
+        ```
+    """
 
     def key_by(self, *columns: str, name: str | None = None) -> Stream:
-        """The same rows, keyed: a topic they are written to is partitioned by these columns."""
+        """Key the rows by other columns: a topic they are written to is partitioned by these, and
+        patterns are matched per key.
+
+        Args:
+            *columns: Names of columns.
+            name: The step's name.
+
+        Returns:
+            A stream with the same rows.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: No column is named, or one cannot be a key.
+
+        Example:
+            ```python
+            by_customer = orders.key_by("customer_id")
+            ```
+        """
         where = self.step_label("key_by", name)
         return self._add(
             KeyByStep,
             name=name,
             schema=self.schema,
-            key=cols.key(columns, self.schema, where=where),
+            key=cols.key_columns(columns, self.schema, where=where),
         )
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
-        """The rows of several streams with the same columns."""
+        """Put the rows of several streams into one.
+
+        Args:
+            *others: Streams of the same pipeline with the same columns, in any order.
+            name: The step's name.
+
+        Returns:
+            A stream with the rows of all of them.
+
+        Raises:
+            PlanError: A stream belongs to another pipeline, or its columns differ.
+            StreamOnly: One of them is a table.
+
+        Example:
+            ```python
+            both = orders.where("region = 'north'").union(orders.where("region = 'south'"))
+            ```
+        """
         return self._union(others, name=name)
 
-    def dedupe(self, *, on: Names, within: str | timedelta, name: str | None = None) -> Stream:
-        """The first row of each `on`; one that comes again later than `within` counts as new."""
+    def dedupe(self, *, on: Names, within: Duration, name: str | None = None) -> Stream:
+        """Keep the first row of each key, and drop those that repeat it within some time.
+
+        Args:
+            on: The column or columns that identify a row.
+            within: How long a key is remembered, in event time, or in tick time if the rows have
+                no event time. A row that repeats its key later than that counts as new.
+            name: The step's name.
+
+        Returns:
+            A stream with the same columns.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: `within` is zero.
+            BadDuration: `within` is no duration.
+
+        Example:
+            ```python
+            once = orders.dedupe(on="order_id", within="1 hour")
+            ```
+        """
         where = self.step_label("dedupe", name)
         within_us = to_us(within, what=f"within of the step {where}")
         if within_us == 0:
@@ -327,18 +424,208 @@ class Stream(Rows):
             name=name,
             schema=self.schema,
             key=self.key,
-            on=cols.key(on, self.schema, where=where),
+            on=cols.key_columns(on, self.schema, where=where),
             within_us=within_us,
         )
 
     def to_table(self, key: Names, *, name: str | None = None) -> Table:
-        """The newest row of each key, as a table."""
+        """Keep the newest row of each key, as a table.
+
+        Args:
+            key: The column or columns of the table's primary key.
+            name: The step's name.
+
+        Returns:
+            A table; each row of the stream inserts or replaces its key's row.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: A column cannot be a key.
+
+        Example:
+            ```python
+            latest = orders.to_table("customer_id")
+            ```
+        """
         where = self.step_label("to_table", name)
-        columns = cols.key(key, self.schema, where=where)
         step = ToTableStep(
-            name=name or "", inputs=(self.step,), schema=self.schema, key=columns, is_table=True
+            name=name or "",
+            inputs=(self.step,),
+            schema=self.schema,
+            key=cols.key_columns(key, self.schema, where=where),
+            is_table=True,
         )
         return Table(self.pipeline, step)
+
+    @overload
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: Names | None = ...,
+        left_on: Names | None = ...,
+        right_on: Names | None = ...,
+        how: str = ...,
+        within: Duration | None = ...,
+        before: Duration | None = ...,
+        after: Duration | None = ...,
+        suffix: str | None = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def join(
+        self,
+        other: Table,
+        *,
+        on: Names | None = ...,
+        left_on: Names | None = ...,
+        right_on: Names | None = ...,
+        how: str = ...,
+        suffix: str | None = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def join(
+        self,
+        other: AsOf,
+        *,
+        on: Names | None = ...,
+        left_on: Names | None = ...,
+        right_on: Names | None = ...,
+        how: str = ...,
+        suffix: str | None = ...,
+        late_versions: Literal["wait"] = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def join(
+        self,
+        other: AsOf,
+        *,
+        on: Names | None = ...,
+        left_on: Names | None = ...,
+        right_on: Names | None = ...,
+        how: str = ...,
+        suffix: str | None = ...,
+        late_versions: Literal["correct"],
+        name: str | None = ...,
+    ) -> Table: ...
+
+    def join(
+        self,
+        other: Rows | AsOf,
+        *,
+        on: Names | None = None,
+        left_on: Names | None = None,
+        right_on: Names | None = None,
+        how: str = "inner",
+        within: Duration | None = None,
+        before: Duration | None = None,
+        after: Duration | None = None,
+        suffix: str | None = None,
+        late_versions: str = WAIT,
+        name: str | None = None,
+    ) -> Stream | Table:
+        """Join with a stream, a table, or a table as of a time.
+
+        With a stream, rows meet that are at most `within` apart in event time, or from `before` to
+        `after` the left row's time. With a table, each row meets the table as of its tick. With
+        `table.as_of(column)`, each row meets the version that was valid at the row's time.
+
+        Args:
+            other: A stream, a table, or `table.as_of(column)`, of the same pipeline.
+            on: The column or columns that must be equal on both sides.
+            left_on: Columns of this stream, where the names differ; with `right_on`.
+            right_on: Columns of `other`, where the names differ; with `left_on`.
+            how: `"inner"`, `"left"`, and between streams also `"right"` and `"full"`.
+            within: How far apart rows of two streams may be, on either side.
+            before: How far before the left row the right one may be, instead of `within`.
+            after: How far after the left row the right one may be, instead of `within`.
+            suffix: Added to the right side's columns whose names the left side has too.
+            late_versions: With `as_of`: `"wait"` holds a row back until the table's watermark has
+                passed its time; `"correct"` answers at once and corrects the answer later.
+            name: The step's name.
+
+        Returns:
+            A stream; with `late_versions="correct"` a table, keyed as this stream is.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: The sides do not fit together, or an argument does not fit their kinds.
+
+        Example:
+            ```python
+            paid = orders.join(payments, on="order_id", within="1 hour", suffix="_paid")
+            named = orders.join(customers, on="customer_id", how="left")
+            then = orders.join(customers.as_of("placed_at"), on="customer_id")
+            ```
+        """
+        step = join_step(
+            self,
+            other,
+            on=on,
+            left_on=left_on,
+            right_on=right_on,
+            how=how,
+            bounds=Bounds(within, before, after),
+            suffix=suffix,
+            late_versions=late_versions,
+            name=name,
+        )
+        return (Table if step.is_table else Stream)(self.pipeline, step)
+
+    @overload
+    def match(
+        self,
+        pattern: str,
+        *,
+        define: Mapping[str, str] | None = ...,
+        measures: Mapping[str, str] | None = ...,
+        within: Duration | None = ...,
+        after_match: str = ...,
+        subsets: Mapping[str, Sequence[str]] | None = ...,
+        rows: str = ...,
+        late: LatePolicy | None = ...,
+        timed_out: str | None = ...,
+        max_rows: int = ...,
+        max_matches: int = ...,
+        when_full: str = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def match(
+        self,
+        pattern: Mapping[str, PatternText],
+        *,
+        rows: str = ...,
+        late: LatePolicy | None = ...,
+        timed_out: str | None = ...,
+        max_rows: int = ...,
+        max_matches: int = ...,
+        when_full: str = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def match(
+        self,
+        pattern: Table,
+        *,
+        measures: Mapping[str, str] | None = ...,
+        within: Duration | None = ...,
+        after_match: str = ...,
+        late: LatePolicy | None = ...,
+        timed_out: str | None = ...,
+        max_rows: int = ...,
+        max_matches: int = ...,
+        max_rules: int = ...,
+        when_full: str = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
 
     def match(
         self,
@@ -346,7 +633,7 @@ class Stream(Rows):
         *,
         define: Mapping[str, str] | None = None,
         measures: Mapping[str, str] | None = None,
-        within: str | timedelta | None = None,
+        within: Duration | None = None,
         after_match: str = PAST_LAST,
         subsets: Mapping[str, Sequence[str]] | None = None,
         rows: str = ONE_ROW,
@@ -358,79 +645,113 @@ class Stream(Rows):
         when_full: str = FULL_DROP,
         name: str | None = None,
     ) -> Stream:
-        """Sequences of rows of a key, in the order of their event times, that fit a pattern, such
-        as `"small{3,} big"` with `define={"small": "amount < 10", …}`.
+        """Find sequences of rows that match a pattern, per key and in the order of event time.
 
-        A symbol without a condition fits any row. Between symbols rows follow each other directly;
-        `a -> b` skips to the next b, `a ->> b` to any later one. `within`: from the first row to
-        the last. `after_match`: "skip past last row", "skip to next row", "skip to first a", "skip
-        to last a", "no skip" (every match there is). `rows="all"` gives each row of a match, with
-        `classifier` and `match_number`, instead of one. `timed_out`: a topic for partial matches
-        whose time ran out. Several patterns at once: a dictionary of `hr.pattern(…)`. Patterns that
-        come, change and go: a table with a STRING key and the columns `pattern`, and if needed
-        `define` (JSON, or MAP<STRING, STRING>), `within`, `after_match` and `subsets`; `measures`
-        are the same for all.
-        """
-        from headrace.pipeline.patterns import Asked, matched
-        from headrace.pipeline.patterns import pattern as one
+        Between symbols rows follow each other directly; `a -> b` skips to the next b, `a ->> b` to
+        any later one.
 
-        asked = Asked(rows, late, timed_out, max_rows, max_matches, when_full)
-        if isinstance(pattern, Table):
-            return Stream(
-                self.pipeline,
-                self._ruled(
-                    pattern,
-                    asked,
-                    name,
-                    define or subsets,
-                    measures=measures,
-                    within=within,
-                    after_match=after_match,
-                    max_rules=max_rules,
-                ),
+        Args:
+            pattern: A pattern such as `"small{3,} big"`; or several, as a dictionary of
+                `hr.pattern(…)` by name; or a table of patterns that come, change and go. Such a
+                table has one STRING column as its key and the columns `pattern` and, if needed,
+                `define` (JSON, or MAP<STRING, STRING>), `within`, `after_match` and `subsets`.
+            define: A condition per symbol. A symbol without one matches any row.
+            measures: The result's columns, by name. With a table of patterns they are the same for
+                all.
+            within: The longest time from a match's first row to its last.
+            after_match: Where to look next: `"skip past last row"`, `"skip to next row"`,
+                `"skip to first a"`, `"skip to last a"`, or `"no skip"` for every match there is.
+            subsets: Names for several symbols together, for measures.
+            rows: `"one"` gives one row per match, `"all"` each row of a match, with `classifier`
+                and `match_number`.
+            late: What becomes of rows behind the watermark: `hr.late.drop()`, the default, or
+                `hr.late.divert(topic)`.
+            timed_out: A topic for partial matches whose time ran out.
+            max_rows: The most rows that are buffered per key and pattern.
+            max_matches: The most partial matches per key and pattern.
+            max_rules: The most patterns that a table may hold.
+            when_full: What happens beyond these bounds: `"drop"` drops and counts, `"stop"` ends
+                the run.
+            name: The step's name.
+
+        Returns:
+            A stream of matches, each with `matched_at`, the time at which the match was certain.
+
+        Raises:
+            PlanError: The stream has no event time, or an argument does not fit.
+            UnknownColumn: A condition or measure reads a column that does not exist.
+
+        Example:
+            ```python
+            bursts = orders.key_by("customer_id").match(
+                "small{3,} big",
+                define={"small": "amount < 10", "big": "amount > 1000"},
+                measures={"started": "first(small.placed_at)", "total": "sum(amount)"},
+                within="10 minutes",
             )
-        if not isinstance(pattern, str | Mapping):
+            ```
+        """
+        from headrace.pipeline.patterns import (
+            MatchOptions,
+            match_step,
+            rule_match_step,
+        )
+        from headrace.pipeline.patterns import pattern as pattern_text
+
+        where = self.step_label("match", name)
+        options = MatchOptions(
+            rows=rows,
+            late=late,
+            timed_out=timed_out,
+            max_rows=max_rows,
+            max_matches=max_matches,
+            when_full=when_full,
+        )
+        if isinstance(pattern, Table):
+            if define or subsets:
+                raise PlanError(
+                    f"The step {where} has rules in a table, and define= or subsets= for all of"
+                    " them.",
+                    fix="give these as columns of the table.",
+                )
+            rule_step = rule_match_step(
+                self,
+                pattern,
+                options,
+                name,
+                measures=measures,
+                within=within,
+                after_match=after_match,
+                max_rules=max_rules,
+            )
+            return Stream(self.pipeline, rule_step)
+        texts: dict[str, PatternText]
+        if isinstance(pattern, str):
+            single = pattern_text(
+                pattern,
+                define=define,
+                measures=measures,
+                within=within,
+                after_match=after_match,
+                subsets=subsets,
+            )
+            texts = {"": single}
+        elif isinstance(pattern, Mapping):
+            about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
+            common = next((key for key, value in about.items() if value is not None), None)
+            if common is not None:
+                raise PlanError(
+                    f"The step {where} has several patterns, and {common}= for all of them.",
+                    fix=f"give {common}= to each hr.pattern(…).",
+                )
+            texts = dict(pattern)
+        else:
             raise PlanError(
-                f"The step {self.step_label('match', name)} was given a {type(pattern).__name__}.",
+                f"The step {where} was given a {type(pattern).__name__}.",
                 fix="give it a pattern's text, a dictionary of hr.pattern(…), or a table of rules.",
             )
-        several = not isinstance(pattern, str)
-        about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
-        if several and any(each is not None for each in about.values()):
-            given = next(each for each, value in about.items() if value is not None)
-            raise PlanError(
-                f"The step {self.step_label('match', name)} has several patterns, and {given}= for"
-                " all of them.",
-                fix=f"give {given}= to each hr.pattern(…).",
-            )
-        texts = (
-            dict(pattern)
-            if isinstance(pattern, Mapping)
-            else {
-                "": one(
-                    pattern,
-                    define=define,
-                    measures=measures,
-                    within=within,
-                    after_match=after_match,
-                    subsets=subsets,
-                )
-            }
-        )
-        return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
-
-    def _ruled(
-        self, rules: Table, asked: Any, name: str | None, elsewhere: Any, **more: Any
-    ) -> MatchStep:
-        from headrace.pipeline.patterns import ruled
-
-        if elsewhere:
-            raise PlanError(
-                f"The step {self.step_label('match', name)} has rules in a table, and define= or"
-                " subsets= for all of them.",
-                fix="give these as columns of the table.",
-            )
-        return ruled(self, rules, asked, name, **more)
+        step = match_step(self, texts, options, name, several=not isinstance(pattern, str))
+        return Stream(self.pipeline, step)
 
     def search(
         self,
@@ -448,33 +769,55 @@ class Stream(Rows):
         suffix: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Documents that fit stored queries: a row for each match, with the document's columns, the
-        queries' columns and a score.
+        """Match documents, which are this stream's rows, against stored queries.
 
-        `queries` is a table, whose column `query` has the texts; each document meets the queries in
-        force at its tick. `text`: the columns whose words are searched; `filters`: columns for
-        exact values and ranges. `per="document"` gives one row a document, with a list
-        `matches`. `highlights=True` says where in the texts, `explain=True` why. `language` (of a
-        stemmer, such as "english") and `stop_words` are for both sides. Words side by side: one
-        must fit, or all (`default="and"`).
+        Each document meets the queries that are in force at its tick.
+
+        Args:
+            queries: A table of queries.
+            query: The table's STRING column that has the queries' texts.
+            text: The documents' columns whose words are searched.
+            filters: The documents' columns for exact values and ranges, as in `price:<20`.
+            per: `"match"` gives one row per match, `"document"` one per document, with a list
+                `matches`.
+            highlights: Whether matches say where in the texts the words were found.
+            explain: Whether matches say why they match.
+            language: The language of a stemmer, such as `"english"`, for documents and queries.
+            stop_words: Words that are ignored in documents and queries.
+            default: What words side by side mean: `"or"`, one of them must match, or `"and"`.
+            suffix: Added to the queries' columns whose names documents have too.
+            name: The step's name.
+
+        Returns:
+            A stream with the documents' columns, the queries' columns and `score`.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: `queries` is no table, or a column's type does not fit.
+
+        Example:
+            ```python
+            alerts = articles.search(searches, query="query", text=["title", "body"])
+            ```
         """
-        from headrace.pipeline.search import Asked, searched
+        from headrace.pipeline.search import SearchOptions, search_step
 
-        asked = Asked(
-            query,
-            text,
-            filters,
-            per,
-            highlights,
-            explain,
-            language,
-            tuple(stop_words),
-            default,
-            suffix,
+        options = SearchOptions(
+            query=query,
+            text=text,
+            filters=filters,
+            per=per,
+            highlights=highlights,
+            explain=explain,
+            language=language,
+            stop_words=tuple(stop_words),
+            default=default,
+            suffix=suffix,
         )
-        return Stream(self.pipeline, searched(self, queries, asked, name))
+        return Stream(self.pipeline, search_step(self, queries, options, name))
 
     def changes(self, **_: Any) -> Stream:
+        """Internal: refused, since a stream only inserts."""
         raise StreamOnly(
             f"{self.step.path} is a stream: it only inserts, so it is its own changes.",
             fix="leave out changes().",
@@ -482,15 +825,38 @@ class Stream(Rows):
 
 
 class Table(Rows):
-    """Rows that change, one for each primary key."""
+    """Rows that change, one for each primary key.
+
+    `Pipeline.table`, `Stream.to_table` and `aggregate` return one.
+
+    Example:
+        ```python
+        best = revenue.where("total > 1000").top(10, by="total")
+        ```
+    """
 
     def key_by(self, *columns: str, name: str | None = None) -> Table:
-        """The same rows under another primary key, which must contain the present one so that it
-        stays unique.
+        """Give the rows another primary key, which must contain the present one to stay unique.
+
+        Args:
+            *columns: Names of columns, those of the present key among them.
+            name: The step's name.
+
+        Returns:
+            A table with the same rows.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: A column of the present key is missing.
+
+        Example:
+            ```python
+            by_country = customers.key_by("country", "customer_id")
+            ```
         """
         where = self.step_label("key_by", name)
-        key = cols.key(columns, self.schema, where=where)
-        missing = [each for each in self.key if each not in key]
+        key = cols.key_columns(columns, self.schema, where=where)
+        missing = [column for column in self.key if column not in key]
         if missing:
             raise PlanError(
                 f"The step {where} leaves out {', '.join(map(repr, missing))} of the primary key,"
@@ -503,11 +869,27 @@ class Table(Rows):
         return self._add(KeyByStep, name=name, schema=self.schema, key=key)
 
     def union(self, *others: Table, disjoint: bool = False, name: str | None = None) -> Table:
-        """The rows of several tables with the same columns and primary key: of a key that more than
-        one of them has, the row of the first that has it.
+        """Put the rows of several tables into one. Of a key that several of them have, the row of
+        the first one counts.
 
-        `disjoint=True` promises that no key is in two of them at a time. Then nothing needs to be
-        kept to tell which comes first.
+        Args:
+            *others: Tables of the same pipeline with the same columns and primary key.
+            disjoint: A promise that no key is in two of them at a time. No state is needed then.
+            name: The step's name.
+
+        Returns:
+            A table with the same key.
+
+        Raises:
+            PlanError: A table belongs to another pipeline, or its columns or key differ.
+            StreamOnly: One of them is a stream.
+
+        Example:
+            ```python
+            all_of_them = customers.where("country = 'AT'").union(
+                customers.where("country = 'DE'"), disjoint=True
+            )
+            ```
         """
         where = self.step_label("union", name)
         for other in others:
@@ -518,66 +900,218 @@ class Table(Rows):
                     fix="give them the same key with key_by.",
                 )
         united = self._union(others, name=name)
-        return (
-            united
-            if disjoint or not others
-            else Table(self.pipeline, first_of_each(united.step, name))
+        if disjoint or not others:
+            return united
+        return Table(self.pipeline, first_of_each_key(united.step, name))
+
+    def join(
+        self,
+        other: Table,
+        *,
+        on: Names | None = None,
+        left_on: Names | None = None,
+        right_on: Names | None = None,
+        how: str = "inner",
+        within: None = None,
+        before: None = None,
+        after: None = None,
+        suffix: str | None = None,
+        late_versions: Literal["wait"] = "wait",
+        name: str | None = None,
+    ) -> Table:
+        """Join with a table. The result changes whenever either side does.
+
+        Args:
+            other: A table of the same pipeline.
+            on: The column or columns that must be equal on both sides.
+            left_on: Columns of this table, where the names differ; with `right_on`.
+            right_on: Columns of `other`, where the names differ; with `left_on`.
+            how: `"inner"`, `"left"`, `"right"` or `"full"`.
+            within: For joins of two streams; refused here.
+            before: For joins of two streams; refused here.
+            after: For joins of two streams; refused here.
+            suffix: Added to the right side's columns whose names the left side has too.
+            late_versions: For joins of a stream with `as_of`; refused here.
+            name: The step's name.
+
+        Returns:
+            A table, keyed by the keys of both sides as far as the join does not determine them.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            StreamOnly: `other` is a stream; write `stream.join(table)`.
+            PlanError: The sides do not fit together.
+
+        Example:
+            ```python
+            latest = orders.to_table("order_id").join(customers, on="customer_id")
+            ```
+        """
+        step = join_step(
+            self,
+            other,
+            on=on,
+            left_on=left_on,
+            right_on=right_on,
+            how=how,
+            bounds=Bounds(within, before, after),
+            suffix=suffix,
+            late_versions=late_versions,
+            name=name,
         )
+        return Table(self.pipeline, step)
 
     def top(self, n: int, *, by: Names, per: Names | None = None, name: str | None = None) -> Table:
-        """The first `n` rows, of each group of `per` if it is given: by a column, the largest
-        first, or `"name ASC"`. Rows of equal rank go by their keys.
+        """Keep the first rows by some order, of all rows or of each group.
+
+        Args:
+            n: How many rows.
+            by: The column or columns to order by, largest first unless `"name ASC"`. Rows of equal
+                rank are ordered by key.
+            per: The column or columns that make a group.
+            name: The step's name.
+
+        Returns:
+            A table with the same columns and key.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: `n` is out of range, or no order is named.
+
+        Example:
+            ```python
+            best = revenue.top(10, by="total")
+            oldest = customers.top(3, by="valid_from ASC", per="country")
+            ```
         """
-        return Table(self.pipeline, top(self, n, by, per, name))
+        return Table(self.pipeline, top_step(self, n, by, per, name))
 
     def distinct(self, *columns: str, name: str | None = None) -> Table:
-        """The different values of some columns, or the different rows, each once: a table keyed by
-        these columns, or by all. Null is a value like others.
+        """Keep each different row once, or each different value of some columns. Null is a value
+        like others.
+
+        Args:
+            *columns: Names of columns; all if left out.
+            name: The step's name.
+
+        Returns:
+            A table keyed by these columns.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: A column cannot be a key.
+
+        Example:
+            ```python
+            countries = customers.distinct("country")
+            ```
         """
-        return Table(self.pipeline, distinct(self, columns, name))
+        return Table(self.pipeline, distinct_step(self, columns, name))
 
     def compare(
-        self, period: str | timedelta, *, prefix: str = "previous_", name: str | None = None
+        self, period: Duration, *, prefix: str = "previous_", name: str | None = None
     ) -> Table:
-        """Each window beside the same window a period earlier: its columns again, with a prefix;
-        null where there is none. For tables of windows.
-        """
-        return Table(self.pipeline, compared(self, period, prefix, name))
+        """Put each window next to the same window a period earlier. For tables of windows.
 
-    def as_of(self, column: str, *, history: str | timedelta | None = None) -> AsOf:
-        """For `stream.join`: the row that was valid at the time in the stream's `column`. Old
-        versions are kept for `history`, or as the table was declared.
+        Args:
+            period: How much earlier, a multiple of the windows' step.
+            prefix: Put before the names of the earlier window's columns.
+            name: The step's name.
+
+        Returns:
+            A table with the columns of both windows; those of the earlier one are null where there
+            is none.
+
+        Raises:
+            PlanError: The rows are no windows, or the period does not fit them.
+
+        Example:
+            ```python
+            week_over_week = hourly.compare("7 days")
+            ```
+        """
+        return Table(self.pipeline, compare_step(self, period, prefix, name))
+
+    def as_of(self, column: str, *, history: Duration | None = None) -> AsOf:
+        """Look the table up as of a time, for `stream.join`.
+
+        Args:
+            column: The stream's column with the time, which is its event time.
+            history: How long old versions are kept; by default as the table was declared.
+
+        Returns:
+            What `stream.join` takes as `other`.
+
+        Raises:
+            PlanError: No history is given here or where the table is declared.
+
+        Example:
+            ```python
+            then = orders.join(
+                customers.as_of("placed_at", history="90 days"), on="customer_id"
+            )
+            ```
         """
         return as_of(self, column, history, where=f"{self.step.path}.as_of")
 
     def history(
         self,
         *,
-        kept: str | timedelta | None = None,
+        kept: Duration | None = None,
         valid_to: str = "valid_to",
         name: str | None = None,
     ) -> Table:
-        """Each version of each row: its event time says from when it was valid, `valid_to` until
-        when; null as long as it is.
+        """Every version of each row, with the time until which it was valid.
+
+        Args:
+            kept: How long old versions are kept; by default as the table was declared.
+            valid_to: The name of the column with the end of validity; null for the present
+                version. The table's event time says when a version began to be valid.
+            name: The step's name.
+
+        Returns:
+            A table keyed by the table's key and event time.
+
+        Raises:
+            PlanError: The table has no event time, no history is given, or the column exists.
+
+        Example:
+            ```python
+            versions = customers.history(kept="30 days")
+            ```
         """
-        return Table(self.pipeline, history(self, kept, valid_to, name))
+        return Table(self.pipeline, history_step(self, kept, valid_to, name))
 
     def changes(self, *, column: str = "change_type", name: str | None = None) -> Stream:
-        """The changes as a stream: the columns and, in `column`, insert, update_preimage,
-        update_postimage or delete.
+        """The changes of the table's rows, as a stream.
+
+        Args:
+            column: The name of the column with the kind of change: `insert`, `update_preimage`,
+                `update_postimage` or `delete`.
+            name: The step's name.
+
+        Returns:
+            A stream with the table's columns and `column`.
+
+        Raises:
+            PlanError: The table has a column of that name.
+
+        Example:
+            ```python
+            gone = customers.changes().where("change_type = 'delete'")
+            ```
         """
         where = self.step_label("changes", name)
         schema = cols.with_column(
             self.schema, pa.field(column, pa.string(), nullable=False), where=where
         )
-        return Stream(
-            self.pipeline,
-            ChangesStep(
-                name=name or "", inputs=(self.step,), schema=schema, key=self.key, column=column
-            ),
+        step = ChangesStep(
+            name=name or "", inputs=(self.step,), schema=schema, key=self.key, column=column
         )
+        return Stream(self.pipeline, step)
 
     def dedupe(self, **_: Any) -> Stream:
+        """Internal: refused, since a table has one row per key."""
         raise StreamOnly(
             f"{self.step.path} is a table, and dedupe is for streams: a table has one row for each"
             " key already.",
@@ -588,6 +1122,7 @@ class Table(Rows):
         )
 
     def match(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since patterns are over events."""
         raise StreamOnly(
             f"{self.step.path} is a table, and patterns are sequences of events: a row that"
             " changes is not one.",
@@ -595,13 +1130,15 @@ class Table(Rows):
         )
 
     def search(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since matches of documents are not retracted."""
         raise StreamOnly(
-            f"{self.step.path} is a table, and documents are a stream: what was told of a row that"
-            " changes cannot be taken back.",
+            f"{self.step.path} is a table, and documents are a stream: matches that were emitted"
+            " for a row cannot be retracted when the row changes.",
             fix="use changes(), whose rows are events.",
         )
 
     def to_table(self, *_: Any, **__: Any) -> Table:
+        """Internal: refused, since this is a table."""
         raise StreamOnly(
             f"{self.step.path} is a table already, keyed by {', '.join(self.key)}.",
             fix="leave out to_table, or use key_by.",
@@ -609,8 +1146,8 @@ class Table(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
-    """What `group_by` gives: waits for `aggregate`."""
+class GroupedRows:
+    """Rows in groups, as `group_by` returns them. Call `aggregate` on them."""
 
     rows: Rows
     by: tuple[str, ...]
@@ -618,17 +1155,37 @@ class Grouped:
     def aggregate(
         self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
     ) -> Table:
-        """One row for each group, as a table keyed by the group's columns, with these
-        aggregates.
+        """Compute one row per group.
+
+        Args:
+            name: The step's name.
+            errors: What becomes of a row on which an expression fails (`"null"` or `"divert"`), or
+                which a custom aggregate refuses (`"divert"`, or else the run stops). `"stop"` is
+                supported where no expression can fail.
+            **aggregates: Aggregates of `hr.agg` by the name of their column.
+
+        Returns:
+            A table keyed by the group's columns, with these aggregates.
+
+        Raises:
+            UnknownColumn: An aggregate reads a column that does not exist.
+            UnfitColumn: An aggregate does not take the type of its column.
+            StreamOnly: An aggregate that cannot retract is used over a table.
+            PlanError: No aggregate is named, or `errors` is not supported.
+
+        Example:
+            ```python
+            revenue = orders.group_by("region").aggregate(
+                orders=hr.agg.count(), total=hr.agg.sum("amount * 1.2")
+            )
+            ```
         """
         where = self.rows.step_label("aggregate", name)
-        errors = cols.check_errors(errors, where=where)
-        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, errors=errors)
-        rows = (
-            self.rows
-            if aggregation.selection is None
-            else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
+        check_error_policy(errors, where=f"The step {where}")
+        aggregation = bind_aggregates(
+            self.rows.step, self.by, aggregates, where=where, errors=errors
         )
+        rows = _aggregation_input(self.rows, aggregation, errors, where=where)
         step = AggregateStep(
             name=name or "",
             inputs=(rows.step,),
@@ -641,25 +1198,175 @@ class Grouped:
         )
         return Table(self.rows.pipeline, step)
 
+    if not TYPE_CHECKING:
 
-def _check_like(one: Rows, other: Any, *, where: str) -> None:
-    """That a union's two sides fit together."""
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in {"rows", "by"}:
+                raise AttributeError(name)
+            raise unknown_operation(
+                f"The groups of {self.rows.step.path}",
+                name,
+                GROUP_REPLACEMENTS,
+                operations_of(type(self)),
+            )
+
+
+@dataclass(frozen=True)
+class WindowedRows:
+    """Rows in windows, as `window` returns them. Call `aggregate` on them, or `group_by` first."""
+
+    rows: Rows
+    window_spec: WindowSpec
+    late: LatePolicy
+    emit: str
+    by: tuple[str, ...] = ()
+
+    def group_by(self, *columns: str, **named: str) -> WindowedRows:
+        """Make windows per group. Without it there is one group of all rows.
+
+        Args:
+            *columns: Names of columns.
+            **named: Further groups by expression.
+
+        Returns:
+            Windows; call `aggregate` on them.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: No column is named, or one cannot be a key.
+
+        Example:
+            ```python
+            windows = orders.window(hr.tumbling("1 hour")).group_by("region")
+            ```
+        """
+        where = f"{self.rows.step.path}.window.group_by"
+        if not columns and not named:
+            raise PlanError(
+                f"The step {where} names no columns.",
+                fix="leave out group_by() for windows over all rows.",
+            )
+        rows = _with_group_columns(self.rows, named)
+        key = cols.key_columns((*columns, *named), rows.schema, where=where)
+        return replace(self, rows=rows, by=key)
+
+    def aggregate(
+        self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
+    ) -> Table:
+        """Compute one row per group and window, emitted as `window` was told by `emit=`.
+
+        Args:
+            name: The step's name.
+            errors: What becomes of a row on which an expression fails, or which a custom aggregate
+                refuses, as in `group_by(…).aggregate`.
+            **aggregates: Aggregates of `hr.agg` by the name of their column.
+
+        Returns:
+            A table keyed by the group's columns, `window_start` and `window_end`.
+
+        Raises:
+            UnknownColumn: An aggregate reads a column that does not exist.
+            UnfitColumn: An aggregate does not take the type of its column.
+            PlanError: No aggregate is named, or `errors` is not supported.
+
+        Example:
+            ```python
+            hourly = orders.window(hr.tumbling("1 hour")).aggregate(total=hr.agg.sum("amount"))
+            ```
+        """
+        where = self.rows.step_label("window", name)
+        check_error_policy(errors, where=f"The step {where}")
+        over = require_event_time(self.rows.step, where=where)
+        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
+        aggregation = bind_aggregates(
+            self.rows.step,
+            self.by,
+            aggregates,
+            where=where,
+            keep=kept,
+            in_windows=True,
+            errors=errors,
+        )
+        rows = _aggregation_input(self.rows, aggregation, errors, where=where)
+        time_type = rows.step.schema.field(over.name).type
+        step = WindowStep(
+            name=name or "",
+            inputs=(rows.step,),
+            schema=window_schema(aggregation.schema, self.by, time_type, where=where),
+            key=(*self.by, WINDOW_START, WINDOW_END),
+            is_table=True,
+            window=self.window_spec,
+            late=self.late,
+            emit=self.emit,
+            over=over,
+            by=self.by,
+            aggregates=aggregation.aggregates,
+            errors=errors,
+        )
+        return Table(self.rows.pipeline, step)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in {"rows", "window_spec", "late", "emit", "by"}:
+                raise AttributeError(name)
+            raise unknown_operation(
+                f"The windows of {self.rows.step.path}",
+                name,
+                GROUP_REPLACEMENTS,
+                operations_of(type(self)),
+            )
+
+
+def _check_errors(errors: str, *, where: str) -> str:
+    """A step that computes each row alone makes failed values null, or diverts the row."""
+    return check_error_policy(errors, where=f"The step {where}", supported=(NULL, DIVERT))
+
+
+def _with_group_columns(rows: Rows, named: Mapping[str, str]) -> Rows:
+    """Rows with the columns that `group_by(day="date(placed_at)")` groups by. They are passed as
+    texts, so that a group may be called `name` or `errors`.
+    """
+    if not named:
+        return rows
+    return rows.with_columns(*(f"{text} AS {quoted_name(name)}" for name, text in named.items()))
+
+
+def _aggregation_input(rows: Rows, aggregation: Aggregation, errors: str, *, where: str) -> Rows:
+    """Rows with the columns that aggregates read, where an aggregate reads an expression."""
+    selection = aggregation.selection
+    if selection is None:
+        return rows
+    if errors == STOP:
+        failing = [text.text for _, text in selection.expressions if text.failed is not None]
+        if failing:
+            raise PlanError(
+                f"The step {where} has errors='stop', and aggregates {failing[0]!r}, which can fail"
+                " on a row: stopping at an expression is not supported.",
+                fix="use errors='null' or errors='divert'.",
+            )
+        errors = NULL
+    return rows.add_selection(selection, name=None, errors=errors)
+
+
+def _check_united(first: Rows, other: Any, *, where: str) -> None:
+    """Raise if two sides of a union do not fit together."""
     if not isinstance(other, Rows):
         raise PlanError(
             f"The step {where} was given a {type(other).__name__}.",
             fix="give it streams, or tables.",
         )
-    if other.pipeline is not one.pipeline:
+    if other.pipeline is not first.pipeline:
         raise PlanError(
-            f"The step {where} unites rows of two pipelines, {one.pipeline.name!r} and"
+            f"The step {where} unites rows of two pipelines, {first.pipeline.name!r} and"
             f" {other.pipeline.name!r}.",
             fix="write one of them to a topic, and read that topic here.",
         )
-    if other.step.is_table != one.step.is_table:
-        table = (one if one.step.is_table else other).step.path
+    if other.step.is_table != first.step.is_table:
+        table = (first if first.step.is_table else other).step.path
         raise StreamOnly(
             f"The step {where} unites a stream with the table {table}: a table changes rows, a"
             " stream only inserts.",
             fix="use changes() of the table, or to_table(key) of the stream.",
         )
-    cols.check_same_columns(one.step, other.step, where=where)
+    cols.check_same_columns(first.step, other.step, where=where)

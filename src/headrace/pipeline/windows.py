@@ -1,9 +1,12 @@
-"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked
-when it is declared.
+"""Windows when they are declared: what `rows.window(…)` and `table.compare(…)` check, and the schema
+and steps they make. `check_side_outputs` checks the topics for late rows of a whole plan.
+
+The steps are in `headrace.plan.window_steps`, the kernels in `headrace.operators.windows`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,20 +28,20 @@ from headrace.operators.windows.specs import (
 from headrace.pipeline.relation import Relation
 from headrace.plan.columns import check_columns
 from headrace.plan.plan import (
-    SideOutput,
     KeyByStep,
     PipelinePlan,
     SelectStep,
+    SideOutput,
     Step,
     TimeColumn,
     WhereStep,
-    topological_order,
     time_column,
+    topological_order,
 )
 from headrace.plan.window_steps import WINDOW_END, WINDOW_START, CompareStep, WindowStep
 
 RESERVED = "__"
-"""Names that begin so are Headrace's own."""
+"""The prefix of Headrace's own names."""
 
 
 def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
@@ -62,94 +65,90 @@ def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
                 " own.",
                 fix="choose another name.",
             )
-    time = checked_time(rows.step, where=where)
+    time = require_event_time(rows.step, where=where)
     zone = getattr(window, "timezone", None)
     if zone is not None and rows.schema.field(time.name).type.tz is None:
         raise PlanError(
             f"The step {where} has windows in the time zone {zone}, and {time.name!r} is"
-            " TIMESTAMP_NTZ, of which nobody knows in which zone it is.",
+            " TIMESTAMP_NTZ, whose time zone is not known.",
             fix="leave the time zone out, or make a TIMESTAMP of it before it comes in.",
         )
     check_emit(emit)
 
 
 def check_side_outputs(plan: PipelinePlan) -> None:
-    """That late rows, and others that steps put aside, go to topics that are for them alone, and
-    that steps which share one have the same rows.
+    """Raise PlanError if a side output goes to a topic that the pipeline reads or writes, or if two
+    steps send different rows to one topic.
     """
-    read, written = {step.topic for step in plan.inputs}, {output.name for output in plan.outputs}
-    known: dict[str, tuple[Step, SideOutput]] = {}
-    for step, side_outputs in [(found, each) for found in plan.steps() for each in found.side_outputs]:
-        if side_outputs.topic in read | written:
-            what = "reads, so that they would come again" if side_outputs.topic in read else "writes"
-            raise PlanError(
-                f"The step {step.name!r} {side_outputs.what} to {side_outputs.topic!r}, which the pipeline"
-                f" {what}.",
-                fix="name a topic of its own.",
-            )
-        first, same = known.setdefault(side_outputs.topic, (step, side_outputs))
-        if (same.schema, same.key, same.what) != (side_outputs.schema, side_outputs.key, side_outputs.what):
-            raise PlanError(
-                f"The steps {first.name!r} and {step.name!r} divert late rows to {side_outputs.topic!r},"
-                " and their rows have different columns or keys.",
-                fix="name a topic for each.",
-            )
+    read = {step.topic for step in plan.inputs}
+    written = {output.name for output in plan.outputs}
+    by_topic: dict[str, tuple[Step, SideOutput]] = {}
+    for step in plan.steps():
+        for side in step.side_outputs:
+            if side.topic in read | written:
+                use = "reads, so that they would come again" if side.topic in read else "writes"
+                raise PlanError(
+                    f"The step {step.name!r} {side.what} to {side.topic!r}, which the pipeline"
+                    f" {use}.",
+                    fix="name a topic of its own.",
+                )
+            first, first_side = by_topic.setdefault(side.topic, (step, side))
+            if (first_side.schema, first_side.key, first_side.what) != (
+                side.schema,
+                side.key,
+                side.what,
+            ):
+                raise PlanError(
+                    f"The steps {first.name!r} and {step.name!r} divert late rows to"
+                    f" {side.topic!r}, and their rows have different columns or keys.",
+                    fix="name a topic for each.",
+                )
 
 
-def checked_time(step: Step, *, where: str) -> TimeColumn:
-    """The event time that windows and patterns go by."""
-    found = time_column(step)
-    if found is None:
-        raise PlanError(
-            f"The step {where} needs an event time, and {step.path} has none: {_why(step)}",
-            fix=(
-                'declare the topic with event_time=hr.EventTime("…"), or hr.processing_time() for'
-                " windows over the time of processing, and keep that column."
-            ),
-        )
-    return found
-
-
-def _why(step: Step) -> str:
-    """Where the event time was lost, or that there never was one."""
-    before = [(each, time_column(each)) for each in topological_order([step])]
-    known = [(each, time) for each, time in before if time is not None]
-    if not known:
-        return "no input declares one."
-    each, time = known[-1]
-    return f"{each.path} has {time.name!r}, which is not kept."
+def require_event_time(step: Step, *, where: str) -> TimeColumn:
+    """The event time of a step's rows. Raises PlanError, with where it was lost, if there is
+    none.
+    """
+    time = time_column(step)
+    if time is not None:
+        return time
+    upstream = [(each, time_column(each)) for each in topological_order([step])]
+    timed = [(each, column) for each, column in upstream if column is not None]
+    reason = (
+        f"{timed[-1][0].path} has {timed[-1][1].name!r}, which is not kept."
+        if timed
+        else "no input declares one."
+    )
+    raise PlanError(
+        f"The step {where} needs an event time, and {step.path} has none: {reason}",
+        fix=(
+            'declare the topic with event_time=hr.EventTime("…"), or hr.processing_time() for'
+            " windows over the time of processing, and keep that column."
+        ),
+    )
 
 
 def window_schema(
-    found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str
+    aggregated: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str
 ) -> pa.Schema:
-    """The group, the window, and the aggregates."""
-    taken = {WINDOW_START, WINDOW_END} & set(found.names)
+    """The schema of windows: the group's columns, the window's bounds, and the aggregates."""
+    taken = {WINDOW_START, WINDOW_END} & set(aggregated.names)
     if taken:
         raise PlanError(
             f"The step {where} has a column named {min(taken)!r}, as the windows' own.",
             fix="rename the column, or the result, first.",
         )
+    groups = [aggregated.field(name) for name in by]
     bounds = [pa.field(WINDOW_START, time), pa.field(WINDOW_END, time)]
-    return pa.schema(
-        [
-            *(found.field(name) for name in by),
-            *bounds,
-            *(field for field in found if field.name not in by),
-        ]
-    )
+    return pa.schema([*groups, *bounds, *(each for each in aggregated if each.name not in by)])
 
 
-# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what
-# is checked when it is declared.
-
-
-def compared(
+def compare_step(
     table: Relation, period: str | timedelta, prefix: str, name: str | None
 ) -> CompareStep:
-    """`table.compare(…)`, checked."""
+    """Check `table.compare(…)`, and make its step."""
     where = table.step_label("compare", name)
-    window = _window(table.step, where=where)
+    window = _compared_window(table.step, where=where)
     period_us = positive_us(period, f"period of the step {where}")
     if period_us % window.every_us:
         raise PlanError(
@@ -162,26 +161,27 @@ def compared(
             f"The step {where} has no prefix to tell the earlier window's columns by.",
             fix='give one, such as prefix="previous_".',
         )
-    by = tuple(each for each in table.key if each not in {WINDOW_START, WINDOW_END})
-    fields: dict[str, Any] = {
-        "inputs": (table.step,),
-        "key": (*by, WINDOW_START, WINDOW_END),
-        "is_table": True,
-        "by": by,
-        "period_us": period_us,
-        "window": window,
-        "prefix": prefix,
-    }
-    kernel = CompareStep(name=where, schema=table.schema, **fields).kernel()
+    by = tuple(column for column in table.key if column not in {WINDOW_START, WINDOW_END})
+    step = CompareStep(
+        name=where,
+        inputs=(table.step,),
+        schema=table.schema,
+        key=(*by, WINDOW_START, WINDOW_END),
+        is_table=True,
+        by=by,
+        period_us=period_us,
+        window=window,
+        prefix=prefix,
+    )
     schema = check_columns(
-        pa.schema([field for field in kernel.output if field.name != CHANGE_TYPE]),
+        pa.schema([field for field in step.kernel().output if field.name != CHANGE_TYPE]),
         where=f"The step {where}",
     )
-    return CompareStep(name=name or "", schema=schema, **fields)
+    return replace(step, name=name or "", schema=schema)
 
 
-def _window(step: Step, *, where: str) -> Tumbling | Hopping:
-    """The windows that a table is made of, behind steps that keep each of them."""
+def _compared_window(step: Step, *, where: str) -> Tumbling | Hopping:
+    """The windows of a table's rows, which steps behind the windows must have kept."""
     source = step
     while isinstance(source, SelectStep | WhereStep | KeyByStep | CompareStep):
         source = source.input

@@ -1,7 +1,8 @@
-"""What the operations of `stream` ask about columns: what a selection makes of a schema, which
-columns are a key, which schemas are the same.
+"""Checks of columns when a step is declared: the columns of a selection, the columns of a key,
+conditions, and whether two schemas are the same.
 
-Every check names the step (`where`) and, for an unknown column, the nearest one.
+The operations of `headrace.pipeline` use them. Every check names the step (`where`) and, for an
+unknown column, the nearest one.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import BadExpression, PlanError, UnfitColumn, UnknownColumn, nearest
+from headrace.errors import BadExpression, PlanError, UnfitColumn, UnknownColumn
 from headrace.log.topic_config import check_name
 from headrace.operators.aggregates.specs import AggregateSpec
-from headrace.plan.expressions import Expression, read, read_named
-from headrace.plan.plan import ERRORS, Step
+from headrace.plan.expressions import Expression, parse_expression, parse_named_expression
+from headrace.plan.plan import Step
 from headrace.types.schema import RESERVED_COLUMNS, check_key, type_name
 
 SYSTEM_COLUMNS = (*RESERVED_COLUMNS, "_tick", "_rank")
-"""Columns that ride with rows inside a job or lie beside them in the log."""
+"""Columns that accompany rows inside a job, or in the log."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns of a select: what they are called, how they are computed, what they are."""
+    """The columns of a select: their names, expressions and types."""
 
     expressions: tuple[tuple[str, Expression], ...]
     schema: pa.Schema
@@ -35,8 +36,8 @@ class Selection:
         return tuple((name, expression.text) for name, expression in self.expressions)
 
     def key_of(self, step: Step, *, where: str) -> tuple[str, ...]:
-        """The key under its names after the selection. A table must keep it; a stream that does not
-        has none.
+        """The step's key, under the names that its columns have after the selection. A table must
+        keep its key; a stream that does not keep it has none.
         """
         kept = {
             expression.column: name
@@ -55,7 +56,7 @@ class Selection:
         return ()
 
 
-def selected(
+def select_columns(
     step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str
 ) -> Selection:
     """The columns of `select`: positional ones first, then those by keyword."""
@@ -67,7 +68,7 @@ def selected(
             else [_positional(text, step.schema, where=where)]
         )
     chosen += [
-        (name, read(text, step.schema, where=f"{where}, column {name!r}"))
+        (name, parse_expression(text, step.schema, where=f"{where}, column {name!r}"))
         for name, text in named.items()
     ]
     if not chosen:
@@ -77,25 +78,27 @@ def selected(
     return _selection(chosen, step.schema, where=where)
 
 
-def added(step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str) -> Selection:
-    """The columns of `with_columns`: those there are, each replaced where it stands if it is given
-    anew, then the new ones.
+def add_columns(
+    step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str
+) -> Selection:
+    """The columns of `with_columns`: the step's columns, each replaced in its position if it is
+    declared anew, then the new ones.
     """
-    given = dict(selected(step, columns, named, where=where).expressions)
-    folded = {name.lower(): name for name in given}
+    added = dict(select_columns(step, columns, named, where=where).expressions)
+    folded = {name.lower(): name for name in added}
     kept = [
-        (name, given.pop(folded[name.lower()]) if name.lower() in folded else all_)
-        for name, all_ in _all_columns(step, where=where)
+        (name, added.pop(folded[name.lower()]) if name.lower() in folded else expression)
+        for name, expression in _all_columns(step, where=where)
     ]
-    return _selection([*kept, *given.items()], step.schema, where=where)
+    return _selection([*kept, *added.items()], step.schema, where=where)
 
 
 def _all_columns(step: Step, *, where: str) -> list[tuple[str, Expression]]:
-    return [(name, read(name, step.schema, where=where)) for name in step.schema.names]
+    return [(name, parse_expression(name, step.schema, where=where)) for name in step.schema.names]
 
 
 def _positional(text: str, schema: pa.Schema, *, where: str) -> tuple[str, Expression]:
-    name, expression = read_named(text, schema, where=where)
+    name, expression = parse_named_expression(text, schema, where=where)
     if name is None:
         raise BadExpression(
             f"The step {where} has the expression {text!r}, which has no name.",
@@ -116,7 +119,7 @@ def _field(name: str, expression: Expression, schema: pa.Schema, *, where: str) 
         return schema.field(expression.column).with_name(name)
     if expression.type is None:
         raise UnfitColumn(
-            f"The type of the column {name!r} of the step {where} cannot be told from"
+            f"The type of the column {name!r} of the step {where} is not known: it is"
             f" {expression.text!r}.",
             fix=f"say it: CAST({expression.text} AS STRING), or whichever type it has.",
         )
@@ -124,8 +127,8 @@ def _field(name: str, expression: Expression, schema: pa.Schema, *, where: str) 
 
 
 def check_columns(schema: pa.Schema, *, where: str) -> pa.Schema:
-    """That no two columns have one name, whatever the case (Spark does not tell case apart), and
-    none has a reserved one.
+    """Return the schema. Raise PlanError if two columns have one name, whatever the case (Spark
+    ignores case), or one has a reserved name.
     """
     seen: dict[str, str] = {}
     for name in schema.names:
@@ -137,19 +140,20 @@ def check_columns(schema: pa.Schema, *, where: str) -> pa.Schema:
         if name.lower() in seen:
             raise PlanError(
                 f"{where} has the column {name!r} twice (first as {seen[name.lower()]!r}).",
-                fix="rename one; Spark does not tell case apart.",
+                fix="rename one; Spark ignores case.",
             )
         seen[name.lower()] = name
     return schema
 
 
 def with_column(schema: pa.Schema, field: pa.Field, *, where: str) -> pa.Schema:
+    """The schema with one more column, checked."""
     return check_columns(schema.append(field), where=f"The step {where}")
 
 
-def condition(text: str, schema: pa.Schema, *, where: str) -> Expression:
-    """A condition, which must be true or false."""
-    expression = read(text, schema, where=where)
+def parse_condition(text: str, schema: pa.Schema, *, where: str) -> Expression:
+    """A condition over a schema. Raises UnfitColumn if it is not BOOLEAN."""
+    expression = parse_expression(text, schema, where=where)
     if expression.type is not None and not pa.types.is_boolean(expression.type):
         raise UnfitColumn(
             f"The condition {text!r} of the step {where} is {type_name(expression.type)}, not"
@@ -159,8 +163,10 @@ def condition(text: str, schema: pa.Schema, *, where: str) -> Expression:
     return expression
 
 
-def key(columns: str | Iterable[str], schema: pa.Schema, *, where: str) -> tuple[str, ...]:
-    """The columns of a key: there, plain, each once, at least one."""
+def key_columns(columns: str | Iterable[str], schema: pa.Schema, *, where: str) -> tuple[str, ...]:
+    """The columns of a key, of which there is at least one. Each exists, has a type that can be
+    compared, and is named once.
+    """
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if not names:
         raise PlanError(f"The step {where} names no key columns.", fix="name at least one.")
@@ -168,14 +174,14 @@ def key(columns: str | Iterable[str], schema: pa.Schema, *, where: str) -> tuple
 
 
 def shared_key(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The key that all have, or none."""
+    """The key that all steps have, or none if their keys differ."""
     keys = {step.key for step in steps}
     return steps[0].key if len(keys) == 1 else ()
 
 
 def shared_schema(steps: Sequence[Step]) -> pa.Schema:
-    """The columns of the first; what not all declare alike (NOT NULL, a length, a comment) is
-    dropped.
+    """The first step's columns. What the steps declare differently (NOT NULL, a length, a comment)
+    is dropped.
     """
     return pa.schema(
         [
@@ -191,9 +197,9 @@ def _shared_field(fields: Sequence[pa.Field]) -> pa.Field:
     return first if alike else pa.field(first.name, first.type)
 
 
-def check_same_columns(one: Step, other: Step, *, where: str) -> None:
-    """That two schemas have the same columns with the same types, in any order."""
-    for step, against in ((other, one), (one, other)):
+def check_same_columns(first: Step, second: Step, *, where: str) -> None:
+    """Raise if two steps have different columns, or types of columns. Their order may differ."""
+    for step, against in ((second, first), (first, second)):
         for name in step.schema.names:
             if name not in against.schema.names:
                 raise UnknownColumn(
@@ -201,30 +207,24 @@ def check_same_columns(one: Step, other: Step, *, where: str) -> None:
                     against.schema.names,
                     where=f"The step {where} unites different schemas: {against.path}",
                 )
-    for name in one.schema.names:
-        kinds = [each.schema.field(name).type for each in (one, other)]
-        if kinds[0] != kinds[1]:
+    for name in first.schema.names:
+        first_type = first.schema.field(name).type
+        second_type = second.schema.field(name).type
+        if first_type != second_type:
             raise UnfitColumn(
-                f"The step {where} unites different schemas: {name!r} is {type_name(kinds[0])} in"
-                f" {one.path} and {type_name(kinds[1])} in {other.path}.",
+                f"The step {where} unites different schemas: {name!r} is {type_name(first_type)} in"
+                f" {first.path} and {type_name(second_type)} in {second.path}.",
                 fix=(
                     f"cast it in one of them: with_columns({name}='CAST({name} AS"
-                    f" {type_name(kinds[0])})')."
+                    f" {type_name(first_type)})')."
                 ),
             )
 
 
-def check_errors(errors: str, *, where: str) -> str:
-    if errors not in ERRORS:
-        raise PlanError(
-            f"The step {where} has errors={errors!r}: {nearest(str(errors), ERRORS)}",
-            fix="'null' makes the result null, 'divert' sends the row to dead letters.",
-        )
-    return errors
-
-
 def check_step_name(name: Any) -> str:
-    """A step's name must do as part of a topic's name, since its dead letters are in one."""
+    """The step's name, or "" if it has none. It must be usable as part of a topic's name, since the
+    step's dead letters are in a topic named after it.
+    """
     if name is None:
         return ""
     hint = (

@@ -1,6 +1,8 @@
 """`hr.EventTime`: which column says when a row happened, how far rows may be out of order, and who
-produces them. Where no column says so, there is `hr.device_time` for devices whose clocks are
-wrong, and `hr.processing_time`.
+produces them. `hr.device_time` corrects the clocks of devices, and `hr.processing_time` takes the
+time at which a row is processed.
+
+The watermarks that follow from it are computed in `headrace.engine.watermarks`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,32 @@ from headrace.types.schema import type_name
 
 @dataclass(frozen=True, init=False)
 class EventTime:
-    """Event time of a topic. Within a producer, rows come at most `delay` out of order.
+    """The event time of a topic, for `event_time=` of `Pipeline.topic` and `Pipeline.table`.
 
-    A producer silent for longer than `idle` of tick time no longer holds time back. A row whose
-    time is more than `max_ahead` ahead of its tick's time does not move the clock: it is diverted
-    and counted.
+    The watermark follows the slowest producer that is not idle.
+
+    Args:
+        column: The TIMESTAMP column that says when a row happened.
+        delay: How far out of order the rows of one producer may come. The watermark stays this far
+            behind the producer's newest row.
+        producer: The column that says who sent a row, such as a device. Without it the topic is one
+            producer.
+        idle: How long a producer may be silent, in tick time, before it no longer holds the
+            watermark back.
+        max_ahead: A row further ahead of its tick's time than this does not move the watermark: it
+            goes to dead letters, and is counted.
+
+    Raises:
+        PlanError: A duration is longer than 10 years.
+        BadDuration: A duration cannot be parsed.
+
+    Example:
+        ```python
+        at = hr.EventTime("placed_at", delay="10 seconds", producer="till")
+        orders = shop.topic(
+            "till_orders", schema="till STRING, placed_at TIMESTAMP", event_time=at
+        )
+        ```
     """
 
     column: str
@@ -31,8 +54,8 @@ class EventTime:
     idle_us: int = 60_000_000
     max_ahead_us: int = 86_400_000_000
     delay_given: bool = False
-    """Whether a delay was named: a table's clock follows the ticks unless its event time names a
-    delay or a producer.
+    """Internal: whether a delay was declared. A table's watermark follows the ticks unless its event
+    time declares a delay or a producer.
     """
 
     def __init__(
@@ -58,7 +81,7 @@ class EventTime:
             object.__setattr__(self, name, value)
 
     def check(self, schema: pa.Schema, *, where: str) -> None:
-        """That the columns are there and that the one with the time holds times."""
+        """Internal: raise if the columns do not exist or have other types."""
         for name in (self.column, self.producer):
             if name is not None and name not in schema.names:
                 raise UnknownColumn(name, schema.names, where=where)
@@ -66,8 +89,8 @@ class EventTime:
         if self.producer is not None:
             _check_plain(schema.field(self.producer), f"{where} has the producer column")
 
-    def added(self, schema: pa.Schema) -> list[pa.Field]:  # noqa: ARG002
-        """The columns that are not in the topic, but come with its rows."""
+    def added_columns(self, schema: pa.Schema) -> list[pa.Field]:  # noqa: ARG002
+        """Internal: the columns that the topic does not have, and its rows get when read."""
         return []
 
     def __str__(self) -> str:
@@ -79,8 +102,8 @@ class EventTime:
 
 @dataclass(frozen=True, init=False)
 class DeviceTime(EventTime):
-    """The time of a row by a clock that is put right: `column` and `flag` are added to the topic's
-    columns. Each device is a producer.
+    """The event time of rows whose devices' clocks are corrected, as `hr.device_time` returns it.
+    `column` and `flag` are added to the topic's columns. Each device is a producer.
     """
 
     event: str = ""
@@ -141,7 +164,7 @@ class DeviceTime(EventTime):
                 )
             taken.add(name.lower())
 
-    def added(self, schema: pa.Schema) -> list[pa.Field]:
+    def added_columns(self, schema: pa.Schema) -> list[pa.Field]:
         return [
             pa.field(self.column, schema.field(self.event).type),
             pa.field(self.flag, pa.string()),
@@ -167,13 +190,40 @@ def device_time(
     column: str = "event_time",
     flag: str = "time_flag",
 ) -> DeviceTime:
-    """For `event_time=`: when rows happened, though the devices' clocks are wrong.
+    """Correct the clocks of devices, for `event_time=` of `Pipeline.topic`.
 
-    `event` and `sent` name the columns with the times at which a row happened and was sent by its
-    device's clock, `received` the one by yours; `device` who sent it. From those the device's
-    offset is learned, smoothed tick by tick, and the corrected time is in the column `column`. A
-    row that lies more than `tolerance` off what its device's clock was, or lacks a time, says so in
-    `flag`, which is null otherwise; such rows are counted.
+    Each device's offset is estimated from the times at which its rows were sent and received, and
+    smoothed tick by tick. The corrected time is in a column of its own.
+
+    Args:
+        event: The TIMESTAMP column with the time at which a row happened, by the device's clock.
+        sent: The column with the time at which it was sent, by the device's clock.
+        received: The column with the time at which it was received, by your clock.
+        device: The column that says which device sent it.
+        delay: How far out of order a device's rows may come, as in `hr.EventTime`.
+        idle: How long a device may be silent before it no longer holds the watermark back.
+        max_ahead: How far ahead of its tick's time a row may be.
+        tolerance: A row whose times are further than this from the device's estimated offset is
+            flagged, and counted.
+        column: The name of the added column with the corrected time.
+        flag: The name of the added column that says why a row is flagged; null otherwise.
+
+    Returns:
+        The event time.
+
+    Raises:
+        PlanError: `tolerance` is zero, or a duration is longer than 10 years.
+
+    Example:
+        ```python
+        readings = shop.topic(
+            "readings",
+            schema="meter STRING, at TIMESTAMP, sent TIMESTAMP, received TIMESTAMP, kwh DOUBLE",
+            event_time=hr.device_time(
+                event="at", sent="sent", received="received", device="meter"
+            ),
+        )
+        ```
     """
     return DeviceTime(
         event=event,
@@ -191,20 +241,21 @@ def device_time(
 
 @dataclass(frozen=True)
 class ProcessingTime:
-    """The time of the tick that a row was taken in with, as a column of its own. The clock follows
-    the ticks, so nothing is ever late.
+    """The time of the tick that a row belongs to, in a column of its own, as `hr.processing_time`
+    returns it. The watermark follows the ticks, so no row is ever late.
     """
 
     column: str = "processed_at"
 
     def check(self, schema: pa.Schema, *, where: str) -> None:
+        """Raise if the topic has a column of that name."""
         if self.column in schema.names:
             raise PlanError(
                 f"{where} has a column {self.column!r} already.",
-                fix='name another: hr.processing_time(column="taken_in_at").',
+                fix='name another: hr.processing_time(column="arrived_at").',
             )
 
-    def added(self, schema: pa.Schema) -> list[pa.Field]:  # noqa: ARG002
+    def added_columns(self, schema: pa.Schema) -> list[pa.Field]:  # noqa: ARG002
         return [pa.field(self.column, pa.timestamp("us", "UTC"))]
 
     def __str__(self) -> str:
@@ -212,7 +263,19 @@ class ProcessingTime:
 
 
 def processing_time(column: str = "processed_at") -> ProcessingTime:
-    """For `event_time=`: rows happen when they are processed. They get a column with that time."""
+    """Use the time at which rows are processed, for `event_time=` of `Pipeline.topic`.
+
+    Args:
+        column: The name of the added column with that time.
+
+    Returns:
+        The event time. No row is late by it.
+
+    Example:
+        ```python
+        pings = shop.topic("pings", schema="host STRING", event_time=hr.processing_time())
+        ```
+    """
     return ProcessingTime(column)
 
 
@@ -233,8 +296,8 @@ def _check_plain(field: pa.Field, what: str) -> None:
 
 
 def _bounded_us(duration: str | timedelta, what: str) -> int:
-    """Longer than ten years would be for ever: windows would never be told, producers never given
-    up, no time would be absurd.
+    """A duration in microseconds. More than ten years would be for ever: windows would never be
+    emitted, and producers never count as idle.
     """
     us = to_us(duration, what=what)
     if us > LONGEST_US:

@@ -1,5 +1,8 @@
-"""Operations on tables alone: the first rows of each group, the different rows, and settling what
-was told under two keys or more than once.
+"""The steps of joins and of other operations on tables: rankings, distinct rows, versions, and the
+steps that settle a join's changes.
+
+`headrace.pipeline.joins` and `headrace.pipeline.aggregates` check and build them; the kernels are in
+`headrace.operators.joins`.
 """
 
 from __future__ import annotations
@@ -34,6 +37,14 @@ class TopStep(Step):
     order: tuple[Order, ...]
     per: tuple[str, ...]
 
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.per
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
+
     def kernel(self) -> TopKernel:
         from headrace.operators.joins.top import TopKernel
 
@@ -49,15 +60,23 @@ class TopStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DistinctStep(Step):
-    """The different rows, or the different values of some columns: those it is keyed by."""
+    """Each different row once, or each different value of some columns: those of its key."""
 
     operation: ClassVar[str] = "distinct"
     stateful: ClassVar[bool] = True
 
-    def kernel(self) -> AggregateKernel:
-        from headrace.operators.joins.top import distinct
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
 
-        return distinct(self.name, self.input.schema, self.input.key, self.key)
+    @property
+    def key_may_be_null(self) -> bool:
+        return True
+
+    def kernel(self) -> AggregateKernel:
+        from headrace.operators.joins.top import distinct_kernel
+
+        return distinct_kernel(self.name, self.input.schema, self.input.key, self.key)
 
     def summary(self) -> str:
         return ", ".join(self.key)
@@ -65,12 +84,16 @@ class DistinctStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SettleStep(Step):
-    """A table's changes, of which those of one key may come from different shards, as one change
-    for each key and tick.
+    """A table's changes, merged to one change per key and tick. Before, the changes of one key may
+    come from different shards.
     """
 
     operation: ClassVar[str] = "settle"
     stateful: ClassVar[bool] = True
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
 
     def kernel(self) -> SettleKernel:
         from headrace.operators.joins.sides import SettleKernel
@@ -80,8 +103,8 @@ class SettleStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewestStep(Step):
-    """Of rows with one key the latest by event time: behind a join that corrects what it told of a
-    stream, which may bring a key more than once.
+    """The latest row of each key by event time. It stands behind a join that corrects its answers,
+    since a stream may have a key more than once.
     """
 
     operation: ClassVar[str] = "newest"
@@ -103,19 +126,16 @@ class NewestStep(Step):
         return f"of each {', '.join(self.key)} by {self.row_time}"
 
 
-# Joins in a plan: `rows.join(other, …)`, the step it makes, and what is checked when it is
-# declared.
-
-
 if TYPE_CHECKING:
     JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
 
 WAIT, CORRECT = "wait", "correct"
+"""What a join as of a time does while a version may still come: wait, or answer and correct."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinStep(Step):
-    """Two inputs, joined. `columns` says where each of the result's columns comes from."""
+    """A join of two inputs. `columns` says where each column of the result comes from."""
 
     operation: ClassVar[str] = "join"
     stateful: ClassVar[bool] = True
@@ -127,11 +147,24 @@ class JoinStep(Step):
     before_us: int = 0
     after_us: int = 0
     history_us: int | None = None
-    """With versions: for how long old ones are kept."""
+    """How long old versions are kept, in a join as of a time; None in others."""
     late_versions: str = WAIT
 
     @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.left.on
+
+    @property
+    def input_keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        return self.left.on, self.right.on
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
+
+    @property
     def kind(self) -> str:
+        """The kinds of both sides: "stream-stream", "stream-table" or "table-table"."""
         left, right = self.inputs
         return f"{'table' if left.is_table else 'stream'}-{'table' if right.is_table else 'stream'}"
 
@@ -170,38 +203,44 @@ class JoinStep(Step):
 
     @property
     def allowed_lateness_us(self) -> int:
-        """A join that corrects what it told does so as far back as versions are kept."""
+        """A join that corrects its answers does so as far back as versions are kept."""
         return self.history_us or 0 if self.late_versions == CORRECT else 0
 
     @property
     def watermark_inputs(self) -> tuple[Step, ...]:
-        """A stream that looks things up in a table goes by its own time."""
-        return (
-            self.inputs[:1]
-            if self.kind == "stream-table" and self.history_us is None
-            else self.inputs
-        )
+        """A stream that is joined with a table keeps its own watermark."""
+        if self.kind == "stream-table" and self.history_us is None:
+            return self.inputs[:1]
+        return self.inputs
+
+    @property
+    def key_may_be_null(self) -> bool:
+        if self.kind == "table-table":
+            may_miss = {
+                "inner": set(),
+                "left": {"right"},
+                "right": {"left"},
+                "full": {"left", "right"},
+            }[self.how]
+            if any(side in may_miss and name in self.key for side, _, name in self.columns):
+                return True
+        return super().key_may_be_null
 
     @property
     def versioned_inputs(self) -> tuple[int, ...]:
         return (1,) if self.history_us is not None else ()
 
     def time(self, inputs: Times) -> TimeColumn | None:
-        """The left row's."""
-        before = inputs[0]
-        named = {(kind, column): name for kind, column, name in self.columns}
-        if before is None or self.is_table:
+        """The event time of the left row."""
+        left_time = inputs[0]
+        if left_time is None or self.is_table:
             return None
-        name = (
-            named.get(("time", before.name))
-            or named.get(("left", before.name))
-            or named.get(("key", before.name))
-        )
-        return (
-            None
-            if name is None
-            else TimeColumn(name, before.shift_us, named.get(("left", before.producer or "")))
-        )
+        names = {(kind, column): name for kind, column, name in self.columns}
+        for kind in ("time", "left", "key"):
+            if (name := names.get((kind, left_time.name))) is not None:
+                producer = names.get(("left", left_time.producer or ""))
+                return TimeColumn(name, left_time.shift_us, producer)
+        return None
 
     def details(self) -> dict[str, Any]:
         bounds: dict[str, Any] = (
@@ -223,23 +262,18 @@ class JoinStep(Step):
         on = ", ".join(
             a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True)
         )
-        within = (
-            f", {_bounds_text(self.before_us, self.after_us)}"
-            if self.kind == "stream-stream"
-            else ""
-        )
-        versions = (
-            ""
-            if self.history_us is None
-            else (
+        text = f"{self.how} on {on}"
+        if self.kind == "stream-stream":
+            text += f", {_bounds_text(self.before_us, self.after_us)}"
+        if self.history_us is not None:
+            text += (
                 f" as of {self.left.time}, history {format_us(self.history_us)}, late versions"
                 f" {self.late_versions}"
             )
-        )
-        return f"{self.how} on {on}{within}{versions}"
+        return text
 
     def identity(self) -> dict[str, Any]:
-        """How much of the past is kept can be changed."""
+        """How long versions are kept may change."""
         return {name: value for name, value in super().identity().items() if name != "history_us"}
 
 
@@ -251,7 +285,7 @@ def _bounds_text(before_us: int, after_us: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HistoryStep(Step):
-    """Each version of a table's rows, with the time until which it was valid."""
+    """Each version of a table's rows, with the time at which it ceased to be valid."""
 
     operation: ClassVar[str] = "history"
     stateful: ClassVar[bool] = True
@@ -259,6 +293,14 @@ class HistoryStep(Step):
     valid_from: str
     valid_to: str
     history_us: int
+
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.input.key
+
+    @property
+    def key_may_be_null(self) -> bool:
+        return False
 
     @property
     def versioned_inputs(self) -> tuple[int, ...]:

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from headrace.durations import format_us
-from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
+from headrace.operators.patterns.compiled_pattern import (
+    CompiledPattern,
+    PatternSpec,
+    compile_pattern,
+)
 from headrace.operators.patterns.parser import DROP, ONE_ROW
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.plan.plan import SideOutput, Step, TimeColumn, Times, watermark_paths
@@ -47,6 +51,18 @@ class MatchStep(Step):
     when_full: str = DROP
 
     @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.by
+
+    @property
+    def late_topic(self) -> str | None:
+        return self.late.topic if isinstance(self.late, Divert) else None
+
+    @property
+    def timeout_topic(self) -> str | None:
+        return self.timed_out
+
+    @property
     def plain_schema(self) -> pa.Schema:
         """The user's columns of what comes in."""
         names = {name for name, _ in self.bits}
@@ -55,7 +71,7 @@ class MatchStep(Step):
     @cached_property
     def compiled(self) -> tuple[tuple[str, CompiledPattern], ...]:
         return tuple(
-            (name, compiled(spec, self.plain_schema, where=self.path, lenient=self.several))
+            (name, compile_pattern(spec, self.plain_schema, where=self.path, lenient=self.several))
             for name, spec in self.patterns
         )
 
@@ -90,7 +106,7 @@ class MatchStep(Step):
     @property
     def _closed_behind_us(self) -> int:
         return max(
-            (path.closed_back_us - path.complete_back_us for path in watermark_paths(self.input)),
+            (path.horizon_lag_us - path.watermark_lag_us for path in watermark_paths(self.input)),
             default=0,
         )
 
@@ -129,7 +145,7 @@ class MatchStep(Step):
         )
         return (*late, *out)
 
-    def renamed(self, version: str) -> dict[str, Any]:
+    def version_fields(self, version: str) -> dict[str, Any]:
         late = (
             {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
             if isinstance(self.late, Divert)
@@ -172,12 +188,14 @@ class MatchStep(Step):
             )
         return f"{self.patterns[0][1]}{by}"
 
-    def drawn(self) -> list[str]:
+    def diagram(self) -> list[str]:
         """The automata, for people."""
         lines = []
         for name, found in self.compiled:
             lines += [f"{name}:"] if self.several else []
-            lines += [f"{'  ' if self.several else ''}{line}" for line in found.automaton.drawn()]
+            lines += [
+                f"{'  ' if self.several else ''}{line}" for line in found.automaton.describe()
+            ]
         return lines
 
 
@@ -202,7 +220,7 @@ def _said(spec: PatternSpec) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RuledMatchStep(MatchStep):
+class RuleMatchStep(MatchStep):
     """Matches of the patterns that a table has, as a stream. Inputs: the rows, the rules."""
 
     stateful: ClassVar[bool] = True
@@ -215,15 +233,19 @@ class RuledMatchStep(MatchStep):
     max_matches: int
 
     @property
+    def input_keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        return self.by, None
+
+    @property
     def watermark_inputs(self) -> tuple[Step, ...]:
         """Rules have no time of their own."""
         return self.inputs[:1]
 
     @cached_property
     def settings(self) -> MatchSettings:
-        from headrace.operators.patterns.rules import prototype
+        from headrace.operators.patterns.rules import prototype_settings
 
-        return prototype(super().settings, self.measures)
+        return prototype_settings(super().settings, self.measures)
 
     @property
     def rule_settings(self) -> RuleSettings:
@@ -278,5 +300,5 @@ class RuledMatchStep(MatchStep):
         by = f" by {', '.join(self.by)}" if self.by else ""
         return f"the patterns of {self.inputs[1].name}{by}"
 
-    def drawn(self) -> list[str]:
+    def diagram(self) -> list[str]:
         return []

@@ -1,9 +1,14 @@
-"""The inert plan of a pipeline: what `Pipeline`, `Stream` and `Table` build, and what the planner,
-the drawings and the tests read.
+"""The inert plan of a pipeline: the steps that `Pipeline`, `Stream` and `Table` build, and that the
+runtime turns into Spark jobs.
 
-Plain frozen values, without a JVM or a log: they can be printed, compared and drawn. A step knows
-its inputs, the schema of its rows (the user's columns, in Arrow's types as `log/schema` gives them)
-and whether it is a table. Its name is stable; `names` gives one where the user gave none.
+Steps are frozen values without a JVM or a log, so they can be printed, compared and drawn. A step
+knows its inputs, the schema of its rows (the user's columns, as Arrow types), whether it is a table,
+its kernel, and which state fits it (`identity`). Its name is stable: `names` derives one where the
+user gave none.
+
+This module has the base class, the steps over single rows, aggregation, outputs, the plan itself,
+and event time in a plan. Windows, joins, patterns and search are in `window_steps`, `join_steps`,
+`match_steps` and `search_steps`.
 """
 
 from __future__ import annotations
@@ -17,21 +22,17 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from headrace.columnar.expressions import Filter, Projection, RowStep
 from headrace.durations import format_us
+from headrace.error_policy import DIVERT, NULL
 from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
-from headrace.operators.load_shedding import Shed
+from headrace.operators.load_shedding import ShedPolicy
 from headrace.operators.watermark import WatermarkPath, WatermarkSpec
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
-from headrace.plan.expressions import Expression, read
+from headrace.plan.expressions import Expression, parse_expression
 from headrace.types.schema import to_ddl
-
-NULL, DIVERT = "null", "divert"
-ERRORS = (NULL, DIVERT)
-"""What becomes of a row on which an expression fails: the result is null, or the row goes to dead
-letters.
-"""
 
 Settings = tuple[tuple[str, Any], ...]
 _MAX_SHOWN = 4
@@ -39,8 +40,8 @@ _MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The column that says when a row happened: its value and `shift_us` is the event time.
-    `producer`: the column that says who sent it.
+    """The column that has a step's event time, which is its value plus `shift_us`. `producer` is the
+    column that says who sent a row.
     """
 
     name: str
@@ -53,8 +54,8 @@ Times = Sequence[TimeColumn | None]
 
 @dataclass(frozen=True)
 class SideOutput:
-    """A topic of its own that a step writes beside its rows, with their columns and key; and how
-    people call that.
+    """A topic that a step writes besides its result, such as late rows; with the rows' columns and
+    key. `what` is a verb phrase for messages, such as "diverts late rows".
     """
 
     topic: str
@@ -65,8 +66,10 @@ class SideOutput:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One operation. `name` is empty until the plan is made, unless the user gave one. `key`: a
-    table's primary key, or what a stream is keyed by.
+    """One operation of a plan.
+
+    `name` is empty until the plan is made, unless the user gave one. `key` is a table's primary
+    key, or the columns that a stream is keyed by.
     """
 
     operation: ClassVar[str] = "step"
@@ -85,89 +88,140 @@ class Step:
 
     @property
     def watermark_delay_us(self) -> int:
-        """How far behind its inputs' time this step's rows can be."""
+        """How far this step's rows can be behind the watermark of its inputs."""
         return 0
 
     @property
     def keeps_state(self) -> bool:
-        """Whether this step needs state between batches."""
+        """Whether this step has state between batches."""
         return self.stateful
 
     def kernel(self) -> Kernel | TimedKernel:
-        """The kernel that computes this step. NotSupported if there is none."""
+        """The kernel that computes this step. Raises NotSupported if there is none."""
         raise NotSupported(
             f"The step {self.name!r} ({self.operation}) can be declared and drawn, but not run"
             " yet.",
             fix="leave it out.",
         )
 
-    def drawn(self) -> list[str]:
-        """Further lines for the tree of the plan, such as a pattern's automaton."""
+    @property
+    def key_may_be_null(self) -> bool:
+        """Whether columns of a table's key can be null, as those of distinct values and of outer
+        joins can.
+        """
+        return any(source.key_may_be_null for source in self.inputs)
+
+    def diagram(self) -> list[str]:
+        """Further lines for the tree of the plan, such as a pattern's automaton; empty by
+        default.
+        """
         return []
 
     @property
     def watermark_inputs(self) -> tuple[Step, ...]:
-        """The inputs by whose clocks this step's rows go."""
+        """The inputs from whose watermarks this step's watermark follows."""
         return self.inputs
 
     @property
     def versioned_inputs(self) -> tuple[int, ...]:
-        """The inputs of which every version is needed, not only what each tick left: such a table
-        is read as it lies in its topic.
+        """The indices of inputs of which every version is needed, not only the last one of each
+        tick. Such a table is read directly from its topic.
         """
         return ()
 
     @property
     def allowed_lateness_us(self) -> int:
-        """For how long after its time has passed this step still corrects what it told."""
+        """How long after the watermark has passed them this step still corrects rows that it has
+        emitted.
+        """
         return 0
 
     @property
     def side_outputs(self) -> tuple[SideOutput, ...]:
-        """What this step writes beside its rows: late ones, for example."""
+        """The topics that this step writes besides its result."""
         return ()
 
-    def renamed(self, version: str) -> dict[str, Any]:  # noqa: ARG002
-        """The fields that name topics, under the names that they have in another version of the
-        pipeline.
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        """The columns by which this step's state is sharded; none if one shard has all of it."""
+        return self.key
+
+    @property
+    def input_keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        """For each input, the columns that decide to which shard a row goes; None sends every row
+        to every shard.
+        """
+        return (self.shard_key,) * max(1, len(self.inputs))
+
+    @property
+    def allows_null_keys(self) -> bool:
+        """Whether rows with a null shard key are processed. If not, they become dead letters."""
+        return False
+
+    @property
+    def computes_event_time(self) -> bool:
+        """Whether the event time of this step's rows is known only after its kernel has run. Steps
+        that go by its watermark run behind another shuffle.
+        """
+        return False
+
+    @property
+    def late_topic(self) -> str | None:
+        """The topic that late rows are written to, if any."""
+        return None
+
+    @property
+    def timeout_topic(self) -> str | None:
+        """The topic that partial matches are written to when they time out, if any."""
+        return None
+
+    def row_step(self, *, optimistic: bool) -> RowStep | None:  # noqa: ARG002
+        """This step as a function over Arrow batches, where rows are read; None if Spark must
+        compute it. `optimistic`: also if some values may turn out to need Spark.
+        """
+        return None
+
+    def version_fields(self, version: str) -> dict[str, Any]:  # noqa: ARG002
+        """The fields that name topics, with the names that the topics have in another version of
+        the pipeline.
         """
         return {}
 
     def time(self, inputs: Times) -> TimeColumn | None:
         """The event time of this step's rows, given that of its inputs; None if it has none.
-        `timing.time_column` asks all steps on the way.
+        `time_column` calls this for all steps upstream.
         """
-        return (
-            inputs[0]
-            if inputs and inputs[0] is not None and inputs[0].name in self.schema.names
-            else None
-        )
+        if inputs and inputs[0] is not None and inputs[0].name in self.schema.names:
+            return inputs[0]
+        return None
 
     @property
     def path(self) -> str:
-        """How errors call this step before it has a name: the way that leads to it, such as
+        """How errors call this step before it has a name: the operations that lead to it, such as
         `orders.where.select`.
         """
-        step, way = self, []
+        step = self
+        operations = []
         while not step.name and step.inputs:
-            if step.operation not in {"settle", "newest"}:  # which nobody declares
-                way.append(step.operation)
+            if step.operation not in {"settle", "newest"}:  # which users do not declare
+                operations.append(step.operation)
             step = step.input
-        shown = way if len(way) <= _MAX_SHOWN + 1 else [*way[:_MAX_SHOWN], "…"]
-        return ".".join([step.name, *reversed(shown)])
+        if len(operations) > _MAX_SHOWN + 1:
+            operations = [*operations[:_MAX_SHOWN], "…"]
+        return ".".join([step.name, *reversed(operations)])
 
     def details(self) -> dict[str, Any]:
-        """What this step does, in plain values: the part that makes it differ from another of its
-        kind.
+        """What this step does, in plain values: what distinguishes it from others of its
+        operation.
         """
         return {}
 
     def summary(self) -> str:
-        """What this step does, in a few words for people."""
+        """What this step does, in a few words."""
         return ", ".join(f"{name}: {value}" for name, value in self.details().items())
 
     def describe(self) -> dict[str, Any]:
-        """Everything there is to know, flat: inputs by their names."""
+        """Everything about this step, in plain values; inputs by name."""
         return {
             "step": self.name,
             "operation": self.operation,
@@ -179,7 +233,7 @@ class Step:
         }
 
     def identity(self) -> dict[str, Any]:
-        """What this step's state depends on: with another identity, the state is another's."""
+        """What this step's state depends on. State fits a step of the same identity only."""
         details = {name: value for name, value in self.details().items() if name != "errors"}
         return {
             "operation": self.operation,
@@ -191,23 +245,26 @@ class Step:
 
     @cached_property
     def signature(self) -> str:
-        """A digest of the identity, whatever this step and others are called."""
+        """A digest of the identity, in which names of steps do not count."""
         return digest(self.identity())
 
     @cached_property
     def lineage(self) -> str:
-        """A digest of this step and everything upstream of it, whatever the steps are called."""
+        """A digest of this step and everything upstream of it, in which names of steps do not
+        count.
+        """
         digests: dict[int, str] = {}
-        for each in topological_order([self]):
-            digests[id(each)] = digest(
-                [each.signature, [digests[id(given)] for given in each.inputs]]
-            )
+        for step in topological_order([self]):
+            digests[id(step)] = digest([step.signature, [digests[id(up)] for up in step.inputs]])
         return digests[id(self)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Step):
             return NotImplemented
-        return self is other or _flat([self]) == _flat([other])
+        if self is other:
+            return True
+        mine, theirs = topological_order([self]), topological_order([other])
+        return [step.describe() for step in mine] == [step.describe() for step in theirs]
 
     def __hash__(self) -> int:
         return hash((self.operation, self.name))
@@ -223,12 +280,10 @@ class TopicStep(Step):
     event_time: EventTime | ProcessingTime | None = None
     partitions: int = 1
     settings: Settings = ()
-    shed: Shed | None = None
-    """What is left out when too much of it waits."""
+    shed: ShedPolicy | None = None
+    """Which rows are dropped when too many wait."""
     captured_by: str | None = None
-    """The capture that fills it, and makes it: the topic may have more columns than are
-    declared.
-    """
+    """The capture that creates and fills it. The topic may have more columns than are declared."""
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         if self.event_time is None:
@@ -240,25 +295,21 @@ class TopicStep(Step):
 
     @property
     def processed_at(self) -> str | None:
-        """The column with the time of processing, which is put in when rows are read."""
+        """The column with the time of processing, which is added when rows are read."""
         return self.event_time.column if isinstance(self.event_time, ProcessingTime) else None
 
     @property
     def device_time(self) -> DeviceTime | None:
-        """How the devices' clocks are put right, if they are: that is done by device, with
-        state.
-        """
+        """How the devices' clocks are corrected, with state per device; None if they are not."""
         return self.event_time if isinstance(self.event_time, DeviceTime) else None
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The columns that the topic has."""
-        added = (
-            []
-            if self.event_time is None
-            else [each.name for each in self.event_time.added(self.schema)]
-        )
-        return pa.schema([field for field in self.schema if field.name not in added])
+        """The columns of the topic itself, without those added when rows are read."""
+        event_time = self.event_time
+        added = [] if event_time is None else event_time.added_columns(self.schema)
+        names = {column.name for column in added}
+        return pa.schema([field for field in self.schema if field.name not in names])
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
@@ -274,19 +325,10 @@ class TopicStep(Step):
         }
 
     def identity(self) -> dict[str, Any]:
-        times = self.device_time
-        corrected = (
-            {}
-            if times is None
-            else {
-                "device": [
-                    times.device,
-                    times.sent,
-                    times.received,
-                    str(self.schema.field(times.device).type),
-                ]
-            }
-        )
+        corrected = {}
+        if (times := self.device_time) is not None:
+            device_type = str(self.schema.field(times.device).type)
+            corrected = {"device": [times.device, times.sent, times.received, device_type]}
         return {
             "operation": self.operation,
             "topic": self.topic,
@@ -306,6 +348,14 @@ class TopicStep(Step):
         """
         return self.is_table or self.device_time is not None
 
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.key if self.device_time is None else (self.device_time.device,)
+
+    @property
+    def computes_event_time(self) -> bool:
+        return self.device_time is not None
+
     def kernel(self) -> Kernel | TimedKernel:
         from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
         from headrace.operators.joins.latest import LatestKernel
@@ -322,7 +372,7 @@ class TopicStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SelectStep(Step):
-    """Columns computed from each row alone. `columns`: (result's name, Spark SQL)."""
+    """Columns computed from each row alone. `columns` has each one's name and Spark SQL."""
 
     operation: ClassVar[str] = "select"
 
@@ -331,13 +381,13 @@ class SelectStep(Step):
 
     @cached_property
     def expressions(self) -> tuple[Expression, ...]:
-        """The columns' expressions, read over the input's schema: their types, what they read, and
-        the forms that cannot fail.
-        """
-        return tuple(read(text, self.input.schema, where=self.path) for _, text in self.columns)
+        """The columns' expressions, parsed over the input's schema."""
+        return tuple(
+            parse_expression(text, self.input.schema, where=self.path) for _, text in self.columns
+        )
 
     def time(self, inputs: Times) -> TimeColumn | None:
-        """It lives on in a column that is taken over as it is."""
+        """The input's event time, if a column of the result is its column."""
         (before,) = inputs
         names = {
             expression.column: name
@@ -347,12 +397,20 @@ class SelectStep(Step):
         }
         if before is None or before.name not in names:
             return None
-        same = (
-            before.name
-            if dict(self.columns).get(before.name) == before.name
-            else names[before.name]
-        )
-        return replace(before, name=same, producer=names.get(before.producer))
+        keeps_name = dict(self.columns).get(before.name) == before.name
+        name = before.name if keeps_name else names[before.name]
+        return replace(before, name=name, producer=names.get(before.producer))
+
+    def row_step(self, *, optimistic: bool) -> RowStep | None:
+        from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+
+        columns = []
+        for (name, _), expression in zip(self.columns, self.expressions, strict=True):
+            node = compile_to_arrow(expression, self.input.schema, optimistic=optimistic)
+            if node is None:
+                return None
+            columns.append((name, node))
+        return Projection(tuple(columns), self.schema)
 
     def details(self) -> dict[str, Any]:
         return {"columns": dict(self.columns), "errors": self.errors}
@@ -374,7 +432,13 @@ class WhereStep(Step):
 
     @cached_property
     def expression(self) -> Expression:
-        return read(self.condition, self.input.schema, where=self.path)
+        return parse_expression(self.condition, self.input.schema, where=self.path)
+
+    def row_step(self, *, optimistic: bool) -> RowStep | None:
+        from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+
+        condition = compile_to_arrow(self.expression, self.input.schema, optimistic=optimistic)
+        return None if condition is None else Filter(condition)
 
     def details(self) -> dict[str, Any]:
         return {"condition": self.condition, "errors": self.errors}
@@ -385,7 +449,7 @@ class WhereStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyByStep(Step):
-    """The same rows under another key, which is `key`."""
+    """The input's rows under another key."""
 
     operation: ClassVar[str] = "key_by"
 
@@ -403,9 +467,17 @@ class AggregateStep(Step):
     by: tuple[str, ...]
     aggregates: tuple[tuple[str, AggregateSpec], ...]
     errors: str = NULL
-    """What becomes of a row on which a user's own aggregate raises: with "null" the query stops and
-    says why, with "divert" the row goes to dead letters.
+    """What becomes of a row on which a custom aggregate raises: "divert" sends it to dead letters,
+    anything else stops the query.
     """
+
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.by
+
+    @property
+    def key_may_be_null(self) -> bool:
+        return False
 
     def details(self) -> dict[str, Any]:
         return {
@@ -415,7 +487,7 @@ class AggregateStep(Step):
         }
 
     def identity(self) -> dict[str, Any]:
-        """What is kept depends on the types that are read; how much may be kept can be changed."""
+        """State depends on the types that are read. Bounds of state may change."""
         read = {
             name: str(self.input.schema.field(spec.column).type)
             for name, spec in self.aggregates
@@ -453,9 +525,7 @@ class AggregateStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnionStep(Step):
-    """The rows of all inputs, which have the same columns (in any order; the first input's is
-    kept).
-    """
+    """The rows of all inputs, which have the same columns. The first input decides their order."""
 
     operation: ClassVar[str] = "union"
 
@@ -468,7 +538,7 @@ class UnionStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DedupeStep(Step):
-    """The first row of each `on` within a time."""
+    """The first row of each value of `on`; repetitions within a time are dropped."""
 
     operation: ClassVar[str] = "dedupe"
     stateful: ClassVar[bool] = True
@@ -476,11 +546,15 @@ class DedupeStep(Step):
     on: tuple[str, ...]
     within_us: int
 
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.on
+
     def details(self) -> dict[str, Any]:
         return {"on": list(self.on), "within_us": self.within_us}
 
     def identity(self) -> dict[str, Any]:
-        """Only what it compares is kept, so other columns may come and go."""
+        """State has the compared columns only, so other columns may change."""
         kept = pa.schema([self.schema.field(name) for name in self.on])
         return {"operation": self.operation, "schema": to_ddl(kept), **self.details()}
 
@@ -502,6 +576,10 @@ class ToTableStep(Step):
 
     operation: ClassVar[str] = "to_table"
     stateful: ClassVar[bool] = True
+
+    @property
+    def key_may_be_null(self) -> bool:
+        return False
 
     def summary(self) -> str:
         return f"key {', '.join(self.key)}"
@@ -526,7 +604,7 @@ class ChangesStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Output:
-    """Where a step's rows go."""
+    """An output: where a step's rows go."""
 
     kind: ClassVar[str] = "output"
 
@@ -563,8 +641,8 @@ class TopicOutput(Output):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewOutput(Output):
-    """A table kept where it can be asked by key, and its newest changes for those who follow it or
-    ask for an earlier tick.
+    """A view: a table that is read by key, and its newest changes for readers that follow it or
+    read an earlier tick.
     """
 
     kind: ClassVar[str] = "view"
@@ -574,7 +652,7 @@ class ViewOutput(Output):
 
 @dataclass(frozen=True)
 class Ingest:
-    """A streaming DataFrame that is brought in through a topic. The DataFrame itself is no part of
+    """A streaming DataFrame whose rows are appended to a topic. The DataFrame itself is not part of
     the plan.
     """
 
@@ -584,8 +662,15 @@ class Ingest:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A whole pipeline: its inputs, used or not, and its outputs, which hold on to the steps
-    between.
+    """A whole pipeline: its inputs, used or not, and its outputs, from which the steps between are
+    reached.
+
+    Example:
+        ```python
+        shop.view("revenue", revenue)
+        plan = shop.plan()
+        [step.name for step in plan.steps()]
+        ```
     """
 
     name: str
@@ -597,14 +682,31 @@ class PipelinePlan:
     def __post_init__(self) -> None:
         self._steps.update(
             (each.name, each)
-            for each in topological_order([*self.inputs, *(output.input for output in self.outputs)])
+            for each in topological_order(
+                [*self.inputs, *(output.input for output in self.outputs)]
+            )
         )
 
     def steps(self) -> tuple[Step, ...]:
-        """All steps, each after its inputs."""
+        """All steps, each after its inputs.
+
+        Returns:
+            The steps, inputs among them.
+        """
         return tuple(self._steps.values())
 
     def step(self, name: str) -> Step:
+        """Get a step by name.
+
+        Args:
+            name: The step's name, as `headrace plan` shows it.
+
+        Returns:
+            The step.
+
+        Raises:
+            PlanError: There is no step of that name.
+        """
         if name not in self._steps:
             raise PlanError(
                 f"The pipeline {self.name!r} has no step {name!r}: {nearest(name, self._steps)}"
@@ -612,14 +714,18 @@ class PipelinePlan:
         return self._steps[name]
 
     def consumers(self, step: Step) -> tuple[Step | Output, ...]:
-        """The steps and outputs that a step feeds."""
-        feeds = [
-            each for each in self.steps() for given in each.inputs if given is step
-        ]  # a step joined with itself feeds the join twice
-        return (*feeds, *(each for each in self.outputs if each.input is step))
+        """Internal: the steps and outputs that a step feeds. A step that is joined with itself feeds
+        the join twice.
+        """
+        steps = [each for each in self.steps() for source in each.inputs if source is step]
+        return (*steps, *(output for output in self.outputs if output.input is step))
 
     def describe(self) -> dict[str, Any]:
-        """The plan in plain values, for programs."""
+        """The plan in plain values.
+
+        Returns:
+            Steps, outputs and ingests as dictionaries that can be written as JSON.
+        """
         return {
             "pipeline": self.name,
             "steps": [each.describe() for each in self.steps()],
@@ -628,7 +734,7 @@ class PipelinePlan:
         }
 
     def check_kernels(self) -> None:
-        """Raise NotSupported before anything starts if a step that keeps state has no kernel."""
+        """Internal: raise NotSupported if a step that keeps state has no kernel."""
         for step in self.steps():
             if step.keeps_state:
                 step.kernel()
@@ -638,8 +744,8 @@ class PipelinePlan:
 
 
 def tree(plan: PipelinePlan) -> str:
-    """Each output, and below it the steps that lead to it. A step that was drawn already is only
-    named.
+    """The plan as text: each output, and below it the steps that lead to it. A step that stands
+    above already is only named.
     """
     lines = [f"pipeline {plan.name}"]
     drawn: set[str] = set()
@@ -654,20 +760,19 @@ def tree(plan: PipelinePlan) -> str:
 
 
 def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
-    """Depth first, with a list of what is left to draw instead of recursion."""
+    """The lines of a step and everything upstream of it, depth first and without recursion."""
     lines: list[str] = []
-    left: list[tuple[Step, str, bool]] = [(first, indent, True)]
-    while left:
-        step, indent, last = left.pop()
+    stack: list[tuple[Step, str, bool]] = [(first, indent, True)]
+    while stack:
+        step, indent, last = stack.pop()
         known = step.name in drawn and bool(step.inputs)
-        lines.append(
-            f"{indent}{_branch(last)}{step.name} "
-            f" {'(as above)' if known else step_text(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip()
-        )
+        text = "(as above)" if known else step_text(step)
+        state = "" if known or not step.stateful else "  [keeps state]"
+        lines.append(f"{indent}{_branch(last)}{step.name}  {text}{state}".rstrip())
         if not known:
-            lines += [f"{indent}{_indent(last)}    {line}" for line in step.drawn()]
+            lines += [f"{indent}{_indent(last)}    {line}" for line in step.diagram()]
             drawn.add(step.name)
-            left += [
+            stack += [
                 (each, indent + _indent(last), position == len(step.inputs) - 1)
                 for position, each in enumerate(step.inputs)
             ][::-1]
@@ -675,7 +780,7 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
 
 
 def step_text(step: Step) -> str:
-    """A step in one line: what it is, and what it does."""
+    """A step in one line: its operation and its summary."""
     kind = (
         ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
     )
@@ -691,52 +796,44 @@ def _indent(last: bool) -> str:
 
 
 def topological_order(last: Iterable[Step]) -> list[Step]:
-    """These steps and all upstream of them, each once and after its inputs. CyclicPlan if a step
-    needs itself.
+    """These steps and all upstream of them, each once and after its inputs. Raises CyclicPlan if a
+    step needs its own result.
+
+    The search is depth first without recursion, since a plan may have thousands of steps.
     """
     done: dict[int, Step] = {}
-    for step in last:
-        _visit(step, done)
+    for final in last:
+        path: list[tuple[Step, Iterator[Step]]] = [(final, iter(final.inputs))]
+        on_path = {id(final)}
+        while path:
+            step, rest = path[-1]
+            following = next((each for each in rest if id(each) not in done), None)
+            if following is None:
+                done.setdefault(id(step), step)
+                on_path.discard(id(step))
+                path.pop()
+            elif id(following) in on_path:
+                raise CyclicPlan(
+                    f"The step {following.name or following.operation!r} needs its own result.",
+                    fix="break the cycle with a topic of another pipeline.",
+                )
+            else:
+                on_path.add(id(following))
+                path.append((following, iter(following.inputs)))
     return list(done.values())
 
 
-def _visit(last: Step, done: dict[int, Step]) -> None:
-    """Depth first, without recursion: a pipeline of a thousand steps is no reason to fail."""
-    path: list[tuple[Step, Iterator[Step]]] = [(last, iter(last.inputs))]
-    on_path = {id(last)}
-    while path:
-        step, rest = path[-1]
-        following = next((each for each in rest if id(each) not in done), None)
-        if following is None:
-            done.setdefault(id(step), step)
-            on_path.discard(id(step))
-            path.pop()
-        elif id(following) in on_path:
-            raise CyclicPlan(
-                f"The step {following.name or following.operation!r} needs its own result.",
-                fix="break the cycle with a topic of another pipeline.",
-            )
-        else:
-            on_path.add(id(following))
-            path.append((following, iter(following.inputs)))
-
-
-def _flat(steps: Iterable[Step]) -> list[dict[str, Any]]:
-    return [each.describe() for each in topological_order(steps)]
-
-
 def digest(value: Any) -> str:
-    """Of plain values."""
+    """A short digest of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-# Time in a plan: how each input's clock goes, which way leads from there to a step's clocks, and
-# which column of a step is its event time.
+# Event time in a plan
 
 
 def watermark_spec(step: TopicStep) -> WatermarkSpec:
-    """A table's clock follows the ticks unless its event time names a delay or a producer; so does
-    that of a topic without event time.
+    """How an input's watermark moves. A table's follows the ticks unless its event time declares a
+    delay or a producer, and so does that of a topic without event time.
     """
     times = step.event_time
     if not isinstance(times, EventTime) or (
@@ -749,38 +846,41 @@ def watermark_spec(step: TopicStep) -> WatermarkSpec:
 
 
 def read_watermark_spec(step: TopicStep) -> WatermarkSpec:
-    """What tasks that read a topic tell of its clock: nothing, if times are known only behind
-    them.
+    """How an input's watermark moves where its rows are read: by nothing but ticks, if event times
+    are known only behind a kernel.
     """
     return watermark_spec(step) if step.device_time is None else WatermarkSpec(step.name)
 
 
 def watermark_paths(step: Step) -> tuple[WatermarkPath, ...]:
-    """From the inputs' clocks to this step's: what all steps on the way hold back and allow for
-    adds up; of several ways to one input the longest counts.
+    """How a step's watermark follows from those of the inputs: delays and allowed lateness of the
+    steps between add up, and of several paths to one input the longest counts.
     """
-    found: dict[int, dict[str, WatermarkPath]] = {}
-    for each in topological_order([step]):
-        if isinstance(each, TopicStep):
-            found[id(each)] = {each.name: WatermarkPath(each.name)}
+    paths: dict[int, dict[str, WatermarkPath]] = {}
+    for current in topological_order([step]):
+        if isinstance(current, TopicStep):
+            paths[id(current)] = {current.name: WatermarkPath(current.name)}
             continue
-        paths: dict[str, WatermarkPath] = {}
-        for path in (path for given in each.watermark_inputs for path in found[id(given)].values()):
-            known = paths.get(path.name, WatermarkPath(path.name))
-            complete, closed = (
-                path.complete_back_us + each.watermark_delay_us,
-                path.closed_back_us + each.watermark_delay_us + each.allowed_lateness_us,
-            )
-            paths[path.name] = WatermarkPath(
-                path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed)
-            )
-        found[id(each)] = paths
-    return tuple(found[id(step)].values())
+        longest: dict[str, WatermarkPath] = {}
+        for source in current.watermark_inputs:
+            for path in paths[id(source)].values():
+                known = longest.get(path.name, WatermarkPath(path.name))
+                watermark_us = path.watermark_lag_us + current.watermark_delay_us
+                horizon_us = (
+                    path.horizon_lag_us + current.watermark_delay_us + current.allowed_lateness_us
+                )
+                longest[path.name] = WatermarkPath(
+                    path.name,
+                    max(known.watermark_lag_us, watermark_us),
+                    max(known.horizon_lag_us, horizon_us),
+                )
+        paths[id(current)] = longest
+    return tuple(paths[id(step)].values())
 
 
 def time_column(step: Step) -> TimeColumn | None:
-    """The event time of a step's rows, if it has one."""
-    found: dict[int, TimeColumn | None] = {}
-    for each in topological_order([step]):
-        found[id(each)] = each.time([found[id(given)] for given in each.inputs])
-    return found[id(step)]
+    """The event time of a step's rows; None if it has none."""
+    times: dict[int, TimeColumn | None] = {}
+    for current in topological_order([step]):
+        times[id(current)] = current.time([times[id(source)] for source in current.inputs])
+    return times[id(step)]

@@ -41,6 +41,14 @@ class SearchStep(Step):
         return tuple(names[name] for name in self.inputs[1].key)
 
     @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.query_key
+
+    @property
+    def input_keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        return None, self.inputs[1].key
+
+    @property
     def settings(self) -> SearchSettings:
         from headrace.operators.search.kernel import SearchSettings
 
@@ -104,6 +112,10 @@ class GatherStep(Step):
     documents: pa.Schema
     matches: pa.Schema
     order: tuple[str, ...]
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
 
     def kernel(self) -> GatherKernel:
         from headrace.operators.search.kernel import GatherKernel

@@ -1,5 +1,8 @@
-"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked
-when it is declared.
+"""The steps of windows: `WindowStep` for `window(…).aggregate(…)`, `CompareStep` for
+`table.compare(…)`.
+
+`headrace.pipeline.windows` checks and builds them; the kernels are in
+`headrace.operators.windows`.
 """
 
 from __future__ import annotations
@@ -8,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.durations import format_us
+from headrace.error_policy import DIVERT, NULL
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import TimedKernel
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Sliding, Tumbling, WindowSpec, identity
-from headrace.plan.plan import DIVERT, NULL, SideOutput, Step, TimeColumn, Times
+from headrace.plan.plan import SideOutput, Step, TimeColumn, Times
 
 if TYPE_CHECKING:
     from headrace.operators.windows.comparison import CompareKernel
@@ -23,7 +27,9 @@ WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowStep(Step):
-    """A table keyed by group and window. `over` is the event time of the rows that come in."""
+    """One aggregate per group and window, as a table keyed by both. `over` is the event time of the
+    input's rows.
+    """
 
     operation: ClassVar[str] = "window"
     stateful: ClassVar[bool] = True
@@ -37,28 +43,31 @@ class WindowStep(Step):
     errors: str = NULL
 
     @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.by
+
+    @property
+    def late_topic(self) -> str | None:
+        return self.late.topic if isinstance(self.late, Divert) else None
+
+    @property
     def allowed_lateness_us(self) -> int:
         return self.late.lateness_us
 
     @property
     def side_outputs(self) -> tuple[SideOutput, ...]:
-        return (
-            (SideOutput(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),)
-            if isinstance(self.late, Divert)
-            else ()
-        )
+        if not isinstance(self.late, Divert):
+            return ()
+        source = self.input
+        return (SideOutput(self.late.topic, source.schema, source.key, "diverts late rows"),)
 
-    def renamed(self, version: str) -> dict[str, Any]:
-        return (
-            {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
-            if isinstance(self.late, Divert)
-            else {}
-        )
+    def version_fields(self, version: str) -> dict[str, Any]:
+        if not isinstance(self.late, Divert):
+            return {}
+        return {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
-        """A window happened when it was over: its last microsecond. A sliding one ends with its
-        row.
-        """
+        """A window's event time is its last microsecond. A sliding window ends with its row."""
         return TimeColumn(WINDOW_END, 0 if isinstance(self.window, Sliding) else -1)
 
     def details(self) -> dict[str, Any]:
@@ -73,7 +82,7 @@ class WindowStep(Step):
         }
 
     def identity(self) -> dict[str, Any]:
-        """How late rows may be can be changed; what windows are and what they keep cannot."""
+        """How late rows may be can change; the windows and their aggregates cannot."""
         read = {
             name: str(self.input.schema.field(spec.column).type)
             for name, spec in self.aggregates
@@ -102,7 +111,7 @@ class WindowStep(Step):
 
     def kernel(self) -> TimedKernel:
         from headrace.operators.windows.factory import window_kernel
-        from headrace.operators.windows.kernel import WindowStep as WindowSettings
+        from headrace.operators.windows.kernel import WindowSettings
 
         source = self.input
         settings = WindowSettings(
@@ -123,14 +132,10 @@ class WindowStep(Step):
         return window_kernel(settings)
 
 
-# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what
-# is checked when it is declared.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompareStep(Step):
-    """A table of windows with the columns of the same window a period earlier under names with a
-    prefix; null where there is none.
+    """A table of windows, each with the columns of the same window a period earlier, whose names have
+    a prefix; null where there is none.
     """
 
     operation: ClassVar[str] = "compare"
@@ -140,6 +145,10 @@ class CompareStep(Step):
     period_us: int
     window: Tumbling | Hopping
     prefix: str
+
+    @property
+    def shard_key(self) -> tuple[str, ...]:
+        return self.by
 
     def kernel(self) -> CompareKernel:
         from headrace.operators.windows.comparison import CompareKernel

@@ -18,9 +18,9 @@ from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.expressions.parser import parse
 from headrace.plan.expressions.type_checker import Reader
 from headrace.plan.expressions.type_rules import MONTHS, VOID
-from headrace.plan.expressions.typed_expression import MAX_TEXT, Piece, Refused
+from headrace.plan.expressions.typed_expression import MAX_TEXT, ExpressionRefused, TypedExpression
 
-__all__ = ["Expression", "failed", "read", "read_named", "safe"]
+__all__ = ["Expression", "failed", "parse_expression", "parse_named_expression", "safe"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Expression:
     failed: str | None
 
 
-def read(text: str, schema: pa.Schema, *, where: str) -> Expression:
+def parse_expression(text: str, schema: pa.Schema, *, where: str) -> Expression:
     """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it
     cannot be used.
 
@@ -54,7 +54,9 @@ def read(text: str, schema: pa.Schema, *, where: str) -> Expression:
     return _read(parse(text, where=where), text, schema, where=where)
 
 
-def read_named(text: str, schema: pa.Schema, *, where: str) -> tuple[str | None, Expression]:
+def parse_named_expression(
+    text: str, schema: pa.Schema, *, where: str
+) -> tuple[str | None, Expression]:
     """An expression that may have its name behind AS; a column names itself."""
     if text in schema.names:
         return text, _column(text, schema)
@@ -83,19 +85,19 @@ def _without_name(text: str, tree: exp.Alias) -> str:
 
 def safe(text: str, schema: pa.Schema) -> str:
     """The same expression, with null where it would fail."""
-    return read(text, schema, where="expression").safe
+    return parse_expression(text, schema, where="expression").safe
 
 
 def failed(text: str, schema: pa.Schema) -> str | None:
     """A condition that is true for the rows on which the expression fails."""
-    return read(text, schema, where="expression").failed
+    return parse_expression(text, schema, where="expression").failed
 
 
 def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expression:
     reader = Reader(schema, where=f"The step {where}")
     try:
         piece = reader.read(tree)
-    except Refused as refused:
+    except ExpressionRefused as refused:
         raise BadExpression(
             f"The step {where} cannot use {text!r}: {refused.message}", fix=refused.fix
         ) from None
@@ -120,6 +122,6 @@ def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expres
     )
 
 
-def _column_type(piece: Piece) -> pa.DataType | None:
+def _column_type(piece: TypedExpression) -> pa.DataType | None:
     """Some types are only steps on the way."""
     return None if piece.type in (VOID, MONTHS) else piece.type

@@ -21,7 +21,12 @@ from headrace.plan.expressions.type_rules import (
     is_integer,
     is_time,
 )
-from headrace.plan.expressions.typed_expression import Piece, Refused, partial, total
+from headrace.plan.expressions.typed_expression import (
+    ExpressionRefused,
+    TypedExpression,
+    partial,
+    total,
+)
 from headrace.types.schema import type_name
 
 _TRY = {"+": "try_add", "-": "try_subtract", "*": "try_multiply", "/": "try_divide", "%": "try_mod"}
@@ -34,10 +39,10 @@ _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], pa.DataType]] = {
 }
 
 
-def arithmetic(sign: str, left: Piece, right: Piece) -> Piece:
+def arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     """`left sign right`, for + - * / and %."""
     if left.is_null or right.is_null:
-        raise Refused(
+        raise ExpressionRefused(
             f"NULL {sign} anything is null.", "leave it out, or cast it: CAST(NULL AS INT)."
         )
     if is_number(left.type) and is_number(right.type):
@@ -49,7 +54,7 @@ def arithmetic(sign: str, left: Piece, right: Piece) -> Piece:
     raise _misfit(sign, left, right)
 
 
-def _numbers(sign: str, left: Piece, right: Piece) -> Piece:
+def _numbers(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     kind = number_type(sign, left, right)
     exact = pa.types.is_decimal(kind)
     surely = not exact and _not_zero(right) if sign in ("/", "%") else pa.types.is_floating(kind)
@@ -60,11 +65,11 @@ def _numbers(sign: str, left: Piece, right: Piece) -> Piece:
     )
 
 
-def _not_zero(piece: Piece) -> bool:
+def _not_zero(piece: TypedExpression) -> bool:
     return piece.is_literal and piece.value != 0
 
 
-def number_type(sign: str, left: Piece, right: Piece) -> pa.DataType:
+def number_type(sign: str, left: TypedExpression, right: TypedExpression) -> pa.DataType:
     """Decimals with integers are exact, anything with floating numbers is floating, and `/` is
     never whole.
     """
@@ -76,17 +81,19 @@ def number_type(sign: str, left: Piece, right: Piece) -> pa.DataType:
     return DOUBLE if sign == "/" else type_rules.wider(one, other)
 
 
-def _decimal(piece: Piece) -> pa.DataType:
+def _decimal(piece: TypedExpression) -> pa.DataType:
     return type_rules.decimal_of(
         piece.type, piece.value if piece.is_literal and isinstance(piece.value, int) else None
     )
 
 
-def _tried(kind: pa.DataType, sign: str, left: Piece, right: Piece) -> Piece:
+def _tried(
+    kind: pa.DataType, sign: str, left: TypedExpression, right: TypedExpression
+) -> TypedExpression:
     return partial(kind, f"({{0}} {sign} {{1}})", f"{_TRY[sign]}({{0}}, {{1}})", left, right)
 
 
-def _moments(sign: str, left: Piece, right: Piece) -> Piece:
+def _moments(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     if is_time(left.type) and is_time(right.type) and sign == "-":
         return _difference(left, right)
     if sign == "+" and not is_time(left.type):
@@ -102,7 +109,7 @@ def _moments(sign: str, left: Piece, right: Piece) -> Piece:
     raise _misfit(sign, left, right)
 
 
-def _difference(left: Piece, right: Piece) -> Piece:
+def _difference(left: TypedExpression, right: TypedExpression) -> TypedExpression:
     """The time between two moments; always as INTERVAL DAY TO SECOND."""
     kind = type_rules.common([left.type, right.type])
     if kind is None:
@@ -118,7 +125,7 @@ def _difference(left: Piece, right: Piece) -> Piece:
     )
 
 
-def _intervals(sign: str, left: Piece, right: Piece) -> Piece:
+def _intervals(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     name = type_name(INTERVAL)
     both = left.type == right.type == INTERVAL
     scaled = (sign == "*" and (is_number(left.type) or is_number(right.type))) or (
@@ -135,10 +142,10 @@ def _intervals(sign: str, left: Piece, right: Piece) -> Piece:
     )
 
 
-def whole_division(left: Piece, right: Piece) -> Piece:
+def whole_division(left: TypedExpression, right: TypedExpression) -> TypedExpression:
     """DIV: there is no form of it that tries, so what would fail is left out beforehand."""
     if not (is_integer(left.type) and is_integer(right.type)):
-        raise Refused(
+        raise ExpressionRefused(
             f"DIV takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}.",
             "use floor(a / b).",
         )
@@ -156,11 +163,11 @@ def whole_division(left: Piece, right: Piece) -> Piece:
     )
 
 
-def positive_remainder(left: Piece, right: Piece) -> Piece:
+def positive_remainder(left: TypedExpression, right: TypedExpression) -> TypedExpression:
     if not all(
         is_number(each.type) and not pa.types.is_decimal(each.type) for each in (left, right)
     ):
-        raise Refused(
+        raise ExpressionRefused(
             f"pmod takes whole and floating numbers, not {type_name(left.type)} and"
             f" {type_name(right.type)}.",
             "cast them to DOUBLE.",
@@ -169,7 +176,7 @@ def positive_remainder(left: Piece, right: Piece) -> Piece:
     return partial(kind, "pmod({0}, {1})", "pmod({0}, nullif({1}, 0))", left, right)
 
 
-def negated(piece: Piece) -> Piece:
+def negated(piece: TypedExpression) -> TypedExpression:
     """The least integer of a type has no negative."""
     if is_integer(piece.type):
         return partial(
@@ -184,10 +191,10 @@ def negated(piece: Piece) -> Piece:
         )
     if is_number(piece.type):
         return total(piece.type, "(- {0})", piece)
-    raise Refused(f"- takes numbers and intervals, not {type_name(piece.type)}.")
+    raise ExpressionRefused(f"- takes numbers and intervals, not {type_name(piece.type)}.")
 
 
-def absolute(piece: Piece) -> Piece:
+def absolute(piece: TypedExpression) -> TypedExpression:
     if is_integer(piece.type):
         wider = "DECIMAL(20,0)" if piece.type == BIGINT else "BIGINT"
         return partial(
@@ -198,18 +205,18 @@ def absolute(piece: Piece) -> Piece:
         )
     if is_number(piece.type):
         return total(piece.type, "abs({0})", piece)
-    raise Refused(f"abs takes numbers, not {type_name(piece.type)}.")
+    raise ExpressionRefused(f"abs takes numbers, not {type_name(piece.type)}.")
 
 
-def rounded(name: str, piece: Piece, digits: Piece | None) -> Piece:
+def rounded(name: str, piece: TypedExpression, digits: TypedExpression | None) -> TypedExpression:
     """Round and bround, to a number of digits that is written out."""
     if not is_number(piece.type):
-        raise Refused(f"{name} takes numbers, not {type_name(piece.type)}.")
+        raise ExpressionRefused(f"{name} takes numbers, not {type_name(piece.type)}.")
     scale = 0 if digits is None else digits.value
     if digits is not None and not (
         digits.is_literal and isinstance(scale, int) and abs(scale) <= 30
     ):
-        raise Refused(
+        raise ExpressionRefused(
             f"The number of digits of {name} must be written out, from -30 to 30.",
             f"write it as in {name}(amount, 2).",
         )
@@ -232,14 +239,14 @@ def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
     kept = max(0, min(kind.scale, scale))
     precision = max(kind.precision - kind.scale + 1 + kept, 1 - scale)
     if precision > type_rules.MAX_DECIMAL_DIGITS:
-        raise Refused(
+        raise ExpressionRefused(
             f"A rounded {type_name(kind)} could need more than 38 digits.",
             "cast it to a DECIMAL with fewer digits first.",
         )
     return pa.decimal128(precision, kept)
 
 
-def whole(name: str, piece: Piece) -> Piece:
+def whole(name: str, piece: TypedExpression) -> TypedExpression:
     """Floor and ceil."""
     if pa.types.is_decimal(piece.type):
         digits = piece.type.precision - piece.type.scale + 1
@@ -255,21 +262,21 @@ def whole(name: str, piece: Piece) -> Piece:
             f"(CASE WHEN try_cast(nanvl({{0}}, 0D) AS BIGINT) IS NOT NULL THEN {name}({{0}}) END)",
             piece,
         )
-    raise Refused(f"{name} takes numbers, not {type_name(piece.type)}.")
+    raise ExpressionRefused(f"{name} takes numbers, not {type_name(piece.type)}.")
 
 
-def bitwise(sign: str, left: Piece, right: Piece) -> Piece:
+def bitwise(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     if not (is_integer(left.type) and is_integer(right.type)):
-        raise Refused(
+        raise ExpressionRefused(
             f"{sign} takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}."
         )
     return total(type_rules.wider(left.type, right.type), f"({{0}} {sign} {{1}})", left, right)
 
 
-def shifted(sign: str, left: Piece, right: Piece) -> Piece:
+def shifted(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     """Spark shifts INT and BIGINT, by an INT."""
     if not is_integer(left.type) or not is_integer(right.type) or right.type == BIGINT:
-        raise Refused(
+        raise ExpressionRefused(
             f"{sign} takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}.",
             "cast them: BIGINT on the left, INT on the right.",
         )
@@ -278,8 +285,8 @@ def shifted(sign: str, left: Piece, right: Piece) -> Piece:
     )
 
 
-def _misfit(sign: str, left: Piece, right: Piece) -> Refused:
+def _misfit(sign: str, left: TypedExpression, right: TypedExpression) -> ExpressionRefused:
     shown = f"{type_name(left.type)} {sign} {type_name(right.type)}"
-    return Refused(
+    return ExpressionRefused(
         f"{shown} has no meaning here.", "cast one side: CAST(… AS DOUBLE), CAST(… AS TIMESTAMP)."
     )

@@ -18,13 +18,13 @@ from sqlglot import exp
 
 from headrace.columnar.expressions import (
     Arithmetic,
-    Column,
+    ArrowExpression,
+    ColumnReference,
     Comparison,
     Constant,
     JsonField,
     JsonNumber,
     Logic,
-    Node,
 )
 from headrace.columnar.json_fields import NAME
 from headrace.plan.expressions import Expression
@@ -39,7 +39,7 @@ from headrace.plan.expressions.type_rules import (
     STRING,
     is_integer,
 )
-from headrace.plan.expressions.typed_expression import Piece
+from headrace.plan.expressions.typed_expression import TypedExpression
 
 _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
@@ -49,12 +49,14 @@ class _NotHere(Exception):
     """An expression for Spark."""
 
 
-def compile_to_arrow(expression: Expression, schema: pa.Schema, *, optimistic: bool = False) -> Node | None:
+def compile_to_arrow(
+    expression: Expression, schema: pa.Schema, *, optimistic: bool = False
+) -> ArrowExpression | None:
     """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`:
     also what may turn out to be Spark's at some row.
     """
     if expression.column is not None:
-        return Column(expression.column)
+        return ColumnReference(expression.column)
     if expression.type is None or pa.types.is_decimal(expression.type):
         return None
     try:
@@ -76,19 +78,19 @@ class _Compiler:
         self._reader = Reader(schema, where="expression")
         self._optimistic = optimistic
 
-    def node(self, tree: exp.Expr) -> Node:
+    def node(self, tree: exp.Expr) -> ArrowExpression:
         maker = self._makers.get(type(tree))
         if maker is None:
             raise _NotHere
         return maker(self, tree)
 
-    def _piece(self, tree: exp.Expr) -> Piece:
+    def _piece(self, tree: exp.Expr) -> TypedExpression:
         return self._reader.read(tree)
 
-    def _leaf(self, tree: exp.Expr) -> Node:
+    def _leaf(self, tree: exp.Expr) -> ArrowExpression:
         piece = self._piece(tree)
         if piece.column is not None:
-            return Column(piece.column)
+            return ColumnReference(piece.column)
         if piece.is_literal and (is_integer(piece.type) or piece.type in (DOUBLE, STRING, BOOLEAN)):
             return Constant(piece.value, piece.type)
         if piece.is_literal and pa.types.is_decimal(
@@ -97,20 +99,20 @@ class _Compiler:
             return Constant(float(piece.value), DOUBLE)
         raise _NotHere
 
-    def _within(self, tree: exp.Paren) -> Node:
+    def _within(self, tree: exp.Paren) -> ArrowExpression:
         return self.node(tree.this)
 
-    def _arithmetic(self, tree: exp.Binary) -> Node:
+    def _arithmetic(self, tree: exp.Binary) -> ArrowExpression:
         if self._piece(tree).type != DOUBLE or not all(
             _becomes_double(self._piece(side)) for side in (tree.this, tree.expression)
         ):
             raise _NotHere
         return Arithmetic(_ARITHMETIC[type(tree)], self.node(tree.this), self.node(tree.expression))
 
-    def _comparison(self, tree: exp.Binary) -> Node:
+    def _comparison(self, tree: exp.Binary) -> ArrowExpression:
         return self._compared(_COMPARISONS[type(tree)], tree.this, tree.expression)
 
-    def _compared(self, sign: str, left: exp.Expr, right: exp.Expr) -> Node:
+    def _compared(self, sign: str, left: exp.Expr, right: exp.Expr) -> ArrowExpression:
         pieces = [self._piece(side) for side in (left, right)]
         kinds = {piece.type for piece in pieces}
         if all(map(is_integer, kinds)):
@@ -123,26 +125,26 @@ class _Compiler:
             raise _NotHere
         return Comparison(sign, self.node(left), self.node(right), common)
 
-    def _both(self, tree: exp.Binary) -> Node:
+    def _both(self, tree: exp.Binary) -> ArrowExpression:
         return Logic(
             "and" if isinstance(tree, exp.And) else "or",
             (self._truth(tree.this), self._truth(tree.expression)),
         )
 
-    def _not(self, tree: exp.Not) -> Node:
+    def _not(self, tree: exp.Not) -> ArrowExpression:
         return Logic("not", (self._truth(tree.this),))
 
-    def _truth(self, tree: exp.Expr) -> Node:
+    def _truth(self, tree: exp.Expr) -> ArrowExpression:
         if self._piece(tree).type != BOOLEAN:
             raise _NotHere
         return self.node(tree)
 
-    def _is(self, tree: exp.Is) -> Node:
+    def _is(self, tree: exp.Is) -> ArrowExpression:
         if not isinstance(tree.expression, exp.Null):
             raise _NotHere
         return Logic("is null", (self.node(tree.this),))
 
-    def _in(self, tree: exp.In) -> Node:
+    def _in(self, tree: exp.In) -> ArrowExpression:
         alike = {self._piece(each).type for each in (tree.this, *tree.expressions)}
         if alike != {STRING} and not all(
             map(is_integer, alike)
@@ -150,7 +152,7 @@ class _Compiler:
             raise _NotHere
         return Logic("or", tuple(self._compared("=", tree.this, each) for each in tree.expressions))
 
-    def _between(self, tree: exp.Between) -> Node:
+    def _between(self, tree: exp.Between) -> ArrowExpression:
         return Logic(
             "and",
             (
@@ -159,7 +161,7 @@ class _Compiler:
             ),
         )
 
-    def json_number(self, tree: exp.Expr) -> Node:
+    def json_number(self, tree: exp.Expr) -> ArrowExpression:
         """CAST(get_json_object(…) AS a number)."""
         kind = self._piece(tree).type
         if not isinstance(tree, exp.TryCast | exp.Cast) or kind not in (INT, BIGINT, DOUBLE):
@@ -182,9 +184,9 @@ class _Compiler:
             or not NAME.fullmatch(name)
         ):
             raise _NotHere
-        return JsonField(Column(column.column), name, floating)
+        return JsonField(ColumnReference(column.column), name, floating)
 
-    _makers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], Node]]] = {
+    _makers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], ArrowExpression]]] = {
         **dict.fromkeys((exp.Column, exp.Literal, exp.Boolean, exp.Neg), _leaf),
         exp.Paren: _within,
         **dict.fromkeys(_ARITHMETIC, _arithmetic),
@@ -199,7 +201,7 @@ class _Compiler:
     }
 
 
-def _becomes_double(piece: Piece) -> bool:
+def _becomes_double(piece: TypedExpression) -> bool:
     """Whether Arrow converts it as Spark does. A decimal that is not written out may be rounded
     differently.
     """

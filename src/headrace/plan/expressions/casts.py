@@ -23,7 +23,13 @@ from headrace.plan.expressions.type_rules import (
     VOID,
     is_time,
 )
-from headrace.plan.expressions.typed_expression import Piece, Refused, leaf, partial, total
+from headrace.plan.expressions.typed_expression import (
+    ExpressionRefused,
+    TypedExpression,
+    leaf,
+    partial,
+    total,
+)
 from headrace.types.schema import type_name
 
 _SURE_DIGITS = {
@@ -40,14 +46,14 @@ _TIME_TEXT = re.compile(
 )
 
 
-def cast(piece: Piece, kind: pa.DataType, *, written: bool = True) -> Piece:
+def cast(piece: TypedExpression, kind: pa.DataType, *, written: bool = True) -> TypedExpression:
     """`piece` as another type. `written` tells a user's CAST, which may be of any kind Spark has,
     from one that we add.
     """
     if piece.type == kind and not written:
         return piece
     if not possible(piece.type, kind):
-        raise Refused(
+        raise ExpressionRefused(
             f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
         )
     name = type_name(kind)
@@ -60,10 +66,10 @@ def cast(piece: Piece, kind: pa.DataType, *, written: bool = True) -> Piece:
     return partial(kind, f"CAST({{0}} AS {name})", f"try_cast({{0}} AS {name})", piece)
 
 
-def try_cast(piece: Piece, kind: pa.DataType) -> Piece:
+def try_cast(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
     """A user's own TRY_CAST: null is what was asked for, and no failure."""
     if not possible(piece.type, kind):
-        raise Refused(
+        raise ExpressionRefused(
             f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
         )
     template = (
@@ -147,13 +153,13 @@ def _fits(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(room > whole or (room == whole and target.scale >= one.scale))
 
 
-def literal_as(piece: Piece, kind: pa.DataType) -> Piece:
+def literal_as(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
     """A text that stands beside a date, a time, a number or a truth value, read as one now:
     'placed_at > "2026-01-31"'.
     """
     text = str(piece.value).strip()
     if not _reads_as(text, kind):
-        raise Refused(
+        raise ExpressionRefused(
             f"The text {piece.value!r} is compared with {type_name(kind)}, and cannot be read as"
             " such.",
             _example(kind),
@@ -195,10 +201,10 @@ def _example(kind: pa.DataType) -> str:
     return f"write it as in {dict(examples).get(kind, '12.5')}."
 
 
-def typed_literal(piece: Piece, kind: pa.DataType) -> Piece:
+def typed_literal(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
     """DATE '2026-01-31' and its like."""
     if kind not in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
-        raise Refused(
+        raise ExpressionRefused(
             f"A literal of type {type_name(kind)} cannot be written so.",
             f"use CAST({piece.sql} AS {type_name(kind)}).",
         )

@@ -22,8 +22,8 @@ from headrace.plan.expressions.catalogue import (
 )
 from headrace.plan.expressions.type_rules import BOOLEAN, INT, STRING
 from headrace.plan.expressions.typed_expression import (
-    Piece,
-    Refused,
+    ExpressionRefused,
+    TypedExpression,
     branches,
     either,
     failed_any,
@@ -92,7 +92,7 @@ class Binding:
 
     types: dict[str, pa.DataType] = field(default_factory=dict)
 
-    def fit(self, piece: Piece, pattern: str) -> Piece | None:
+    def fit(self, piece: TypedExpression, pattern: str) -> TypedExpression | None:
         """The argument as a parameter takes it, with a cast added that cannot fail unseen; None if
         it does not fit.
         """
@@ -104,7 +104,7 @@ class Binding:
             return piece if self._nested(piece.type, pattern) else None
         return _plain(piece, _type(pattern))
 
-    def _variable(self, piece: Piece, name: str) -> Piece | None:
+    def _variable(self, piece: TypedExpression, name: str) -> TypedExpression | None:
         bound = self.types.setdefault(name, piece.type)
         if piece.type == bound:
             return piece
@@ -141,7 +141,7 @@ class Binding:
         return _type(pattern)
 
 
-def _plain(piece: Piece, kind: pa.DataType) -> Piece | None:
+def _plain(piece: TypedExpression, kind: pa.DataType) -> TypedExpression | None:
     if piece.type == kind or (kind == type_rules.INT and piece.type in _SMALL_INTEGERS):
         return piece
     if kind == type_rules.DOUBLE and type_rules.is_number(piece.type):
@@ -153,7 +153,7 @@ def _plain(piece: Piece, kind: pa.DataType) -> Piece | None:
     )
 
 
-def call_by_signature(name: str, arguments: Sequence[Piece]) -> Piece:
+def call_by_signature(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """The piece of a call, or Refused with what the function takes."""
     lines = signatures().get(name)
     if lines is None:
@@ -162,16 +162,16 @@ def call_by_signature(name: str, arguments: Sequence[Piece]) -> Piece:
         if line.accepts(len(arguments)) and (made := _called(line, arguments)) is not None:
             return made
     given = ", ".join(type_name(each.type) for each in arguments)
-    raise Refused(
+    raise ExpressionRefused(
         f"{name}({given}) does not fit.",
         f"it takes {' or '.join(map(str, lines))}; cast what does not fit, as in CAST(… AS"
         " STRING).",
     )
 
 
-def _called(line: Signature, arguments: Sequence[Piece]) -> Piece | None:
+def _called(line: Signature, arguments: Sequence[TypedExpression]) -> TypedExpression | None:
     binding = Binding()
-    fitted: list[Piece] = []
+    fitted: list[TypedExpression] = []
     for position, argument in enumerate(arguments):
         options = (binding.fit(argument, pattern) for pattern in line.parameter(position).takes)
         piece = next((each for each in options if each is not None), None)
@@ -184,7 +184,7 @@ def _called(line: Signature, arguments: Sequence[Piece]) -> Piece | None:
     return _made(line, binding.result(line.result), fitted)
 
 
-def _made(line: Signature, kind: pa.DataType, pieces: Sequence[Piece]) -> Piece:
+def _made(line: Signature, kind: pa.DataType, pieces: Sequence[TypedExpression]) -> TypedExpression:
     places = ", ".join(f"{{{position}}}" for position in range(len(pieces)))
     template = f"{line.name}({places})"
     if line.safe is None:
@@ -196,26 +196,28 @@ def _made(line: Signature, kind: pa.DataType, pieces: Sequence[Piece]) -> Piece:
     return partial(kind, template, safe, *pieces)
 
 
-def _unknown(name: str) -> Refused:
+def _unknown(name: str) -> ExpressionRefused:
     if name in NOT_THE_SAME_EACH_TIME:
-        return Refused(
+        return ExpressionRefused(
             f"{name} is not the same each time, and a replay must give the same rows.",
             "put the time or the number into the rows when they are appended.",
         )
     if name in AGGREGATES:
-        return Refused(
+        return ExpressionRefused(
             f"{name} looks at more than one row.",
             "use group_by(…).aggregate(…) with hr.agg, as in"
             f" hr.agg.{'sum' if name != 'count' else 'count'}(…).",
         )
     if name in WINDOW_FUNCTIONS:
-        return Refused(f"{name} looks at more than one row.", "use window(…) on the stream.")
+        return ExpressionRefused(
+            f"{name} looks at more than one row.", "use window(…) on the stream."
+        )
     if name in ROW_MAKERS:
-        return Refused(
+        return ExpressionRefused(
             f"{name} makes several rows of one, and an expression gives one value.",
             "use Stream.df() for it, and ingest the result.",
         )
-    return Refused(
+    return ExpressionRefused(
         f"There is no function {name!r} for expressions:"
         f" {nearest(name, [*signatures(), *SPECIAL_NAMES])}",
         "use another, or Stream.df() for anything Spark can do.",
@@ -263,11 +265,11 @@ def _type(name: str) -> pa.DataType:
     return parse_columns(f"x {name}")[0].type
 
 
-Maker = Callable[[str, Sequence[Piece]], Piece]
+Maker = Callable[[str, Sequence[TypedExpression]], TypedExpression]
 NULL = leaf(type_rules.VOID, "NULL", value=None)
 
 
-def call(name: str, arguments: Sequence[Piece]) -> Piece:
+def call(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """Any function but those that read their arguments in another way (struct, if and CASE are the
     reader's).
     """
@@ -282,22 +284,26 @@ def call(name: str, arguments: Sequence[Piece]) -> Piece:
             if most > 9
             else f"{least} to {most}"
         )
-        raise Refused(f"{name} was given {len(arguments)} arguments.", f"it takes {wanted}.")
+        raise ExpressionRefused(
+            f"{name} was given {len(arguments)} arguments.", f"it takes {wanted}."
+        )
     return maker(name, arguments)
 
 
-def common_type(pieces: Sequence[Piece], *, what: str) -> pa.DataType:
+def common_type(pieces: Sequence[TypedExpression], *, what: str) -> pa.DataType:
     kind = type_rules.common(each.type for each in pieces)
     if kind is None:
         shown = ", ".join(dict.fromkeys(type_name(each.type) for each in pieces))
-        raise Refused(
+        raise ExpressionRefused(
             f"The values of {what} have no type in common: {shown}.",
             "cast them to the same type, as in CAST(… AS STRING).",
         )
     return kind
 
 
-def alternatives(pieces: Sequence[Piece], *, what: str) -> tuple[pa.DataType, list[Piece]]:
+def alternatives(
+    pieces: Sequence[TypedExpression], *, what: str
+) -> tuple[pa.DataType, list[TypedExpression]]:
     """Values of which one is taken, all with the same type. Numbers are left to Spark, which widens
     them.
     """
@@ -312,13 +318,13 @@ def alternatives(pieces: Sequence[Piece], *, what: str) -> tuple[pa.DataType, li
     ]
 
 
-def coalesce(name: str, arguments: Sequence[Piece]) -> Piece:
+def coalesce(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """Values are looked at in order, up to the first that is not null."""
     kind, pieces = alternatives(arguments, what=name)
     failed = None
     for piece in reversed(pieces):
         failed = either(piece.failed, when(f"{piece.safe} IS NULL", failed, None))
-    return Piece(
+    return TypedExpression(
         kind,
         f"coalesce({', '.join(each.sql for each in pieces)})",
         f"coalesce({', '.join(each.safe for each in pieces)})",
@@ -326,33 +332,41 @@ def coalesce(name: str, arguments: Sequence[Piece]) -> Piece:
     )
 
 
-def chosen(condition: Piece, then: Piece, otherwise: Piece, *, what: str = "if") -> Piece:
+def chosen(
+    condition: TypedExpression,
+    then: TypedExpression,
+    otherwise: TypedExpression,
+    *,
+    what: str = "if",
+) -> TypedExpression:
     truth(condition, what=what)
     kind, (then, otherwise) = alternatives([then, otherwise], what=what)
     return branches(kind, [condition], [then], otherwise)
 
 
-def truth(piece: Piece, *, what: str) -> Piece:
+def truth(piece: TypedExpression, *, what: str) -> TypedExpression:
     if piece.type not in (BOOLEAN, type_rules.VOID):
-        raise Refused(
+        raise ExpressionRefused(
             f"A condition of {what} is {type_name(piece.type)}, not BOOLEAN.",
             "compare it with something, as in 'amount > 0'.",
         )
     return piece
 
 
-def compared(sign: str, left: Piece, right: Piece) -> Piece:
+def compared(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     """A comparison; NULL on either side is a mistake, but for <=>."""
     left, right = sides(left, right, what=sign)
     return total(BOOLEAN, f"({{0}} {sign} {{1}})", left, right)
 
 
-def sides(left: Piece, right: Piece, *, what: str) -> tuple[Piece, Piece]:
+def sides(
+    left: TypedExpression, right: TypedExpression, *, what: str
+) -> tuple[TypedExpression, TypedExpression]:
     """Two values that are compared, with a text that is written out read as what it stands
     beside.
     """
     if what != "<=>" and (left.is_null or right.is_null):
-        raise Refused(
+        raise ExpressionRefused(
             f"Nothing is {what} NULL: the result is always null.", "write IS NULL or IS NOT NULL."
         )
     if left.type == STRING and left.is_literal and right.type not in (STRING, type_rules.VOID):
@@ -361,7 +375,7 @@ def sides(left: Piece, right: Piece, *, what: str) -> tuple[Piece, Piece]:
         right = casts.literal_as(right, left.type)
     kind = type_rules.common([left.type, right.type])
     if kind is None or not type_rules.comparable(kind):
-        raise Refused(
+        raise ExpressionRefused(
             f"{type_name(left.type)} {what} {type_name(right.type)} cannot be compared.",
             "cast one side to the other's type.",
         )
@@ -370,14 +384,16 @@ def sides(left: Piece, right: Piece, *, what: str) -> tuple[Piece, Piece]:
     return left, right
 
 
-def element(sequence: Piece, index: Piece, *, from_zero: bool) -> Piece:
+def element(
+    sequence: TypedExpression, index: TypedExpression, *, from_zero: bool
+) -> TypedExpression:
     """`items[0]` and `element_at(items, 1)`. Outside of an array is a failure, a key that a map
     does not have is null.
     """
     if pa.types.is_map(sequence.type):
         key = Binding({"K": sequence.type.key_type}).fit(index, "K")
         if key is None:
-            raise Refused(
+            raise ExpressionRefused(
                 f"The map's keys are {type_name(sequence.type.key_type)}, not"
                 f" {type_name(index.type)}.",
                 "cast the key.",
@@ -393,7 +409,7 @@ def element(sequence: Piece, index: Piece, *, from_zero: bool) -> Piece:
         or not type_rules.is_integer(index.type)
         or index.type == type_rules.BIGINT
     ):
-        raise Refused(
+        raise ExpressionRefused(
             f"{type_name(sequence.type)} has no element at a {type_name(index.type)}.",
             "take elements of an ARRAY by an INT, of a MAP by its key.",
         )
@@ -418,11 +434,11 @@ def element(sequence: Piece, index: Piece, *, from_zero: bool) -> Piece:
     )
 
 
-def concatenated(name: str, arguments: Sequence[Piece]) -> Piece:
+def concatenated(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """Texts, bytes or arrays, one behind the other; null if one is."""
     kind = common_type(arguments, what=name)
     if kind not in (STRING, type_rules.BINARY) and not pa.types.is_list(kind):
-        raise Refused(
+        raise ExpressionRefused(
             f"{name} takes texts, bytes or arrays, not {type_name(kind)}.",
             "cast numbers and times: CAST(… AS STRING).",
         )
@@ -433,32 +449,32 @@ def concatenated(name: str, arguments: Sequence[Piece]) -> Piece:
     )
 
 
-def _same_type(name: str, arguments: Sequence[Piece]) -> Piece:
+def _same_type(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """For greatest and least, and for arrays of values."""
     kind, pieces = alternatives(arguments, what=name)
     places = ", ".join(f"{{{position}}}" for position in range(len(pieces)))
     return total(pa.list_(kind) if name == "array" else kind, f"{name}({places})", *pieces)
 
 
-def _nullif(_: str, arguments: Sequence[Piece]) -> Piece:
+def _nullif(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     left, right = sides(*arguments, what="=")
     return total(left.type, "nullif({0}, {1})", left, right)
 
 
-def _nvl2(_: str, arguments: Sequence[Piece]) -> Piece:
+def _nvl2(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     given = total(BOOLEAN, "({0} IS NOT NULL)", arguments[0])
     return chosen(given, arguments[1], arguments[2], what="nvl2")
 
 
-def _is_null(name: str, arguments: Sequence[Piece]) -> Piece:
+def _is_null(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     return total(BOOLEAN, f"({{0}} IS {'' if name == 'isnull' else 'NOT '}NULL)", arguments[0])
 
 
-def _rounded(name: str, arguments: Sequence[Piece]) -> Piece:
+def _rounded(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     return arithmetic.rounded(name, arguments[0], arguments[1] if len(arguments) > 1 else None)
 
 
-def _tried(name: str, arguments: Sequence[Piece]) -> Piece:
+def _tried(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """A user's own try_add and its like: null is what was asked for."""
     sign = {
         "try_add": "+",
@@ -468,20 +484,20 @@ def _tried(name: str, arguments: Sequence[Piece]) -> Piece:
         "try_mod": "%",
     }[name]
     made = arithmetic.arithmetic(sign, *arguments)
-    return Piece(made.type, made.safe, made.safe, failed_any(arguments))
+    return TypedExpression(made.type, made.safe, made.safe, failed_any(arguments))
 
 
-def _cast_by_name(name: str, arguments: Sequence[Piece]) -> Piece:
+def _cast_by_name(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     return casts.cast(arguments[0], parse_columns(f"x {name}")[0].type)
 
 
-def _regexp_extract(name: str, arguments: Sequence[Piece]) -> Piece:
+def _regexp_extract(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     group = arguments[2] if len(arguments) > 2 else leaf(INT, "1", value=1)
     for each in (arguments[1], group):
         literals.check("literal", each, function=name)
     groups = literals.groups_in(arguments[1].value)
     if not isinstance(group.value, int) or not 0 <= group.value <= groups:
-        raise Refused(
+        raise ExpressionRefused(
             f"The pattern {arguments[1].value!r} has {groups} groups, and {name} asks for"
             f" {group.value!r}.",
             "0 is the whole match.",
@@ -490,7 +506,7 @@ def _regexp_extract(name: str, arguments: Sequence[Piece]) -> Piece:
     return total(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
 
 
-def _regexp_replace(name: str, arguments: Sequence[Piece]) -> Piece:
+def _regexp_replace(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     for each in arguments[1:]:
         literals.check("literal", each, function=name)
     literals.replacement(arguments[2].value, literals.groups_in(arguments[1].value))
@@ -498,37 +514,39 @@ def _regexp_replace(name: str, arguments: Sequence[Piece]) -> Piece:
     return total(STRING, f"{name}({{0}}, {{1}}, {{2}})", *arguments)
 
 
-def texts(name: str, arguments: Sequence[Piece]) -> Sequence[Piece]:
+def texts(name: str, arguments: Sequence[TypedExpression]) -> Sequence[TypedExpression]:
     for each in arguments:
         if each.type != STRING:
-            raise Refused(
+            raise ExpressionRefused(
                 f"{name} takes texts, not {type_name(each.type)}.", "cast it: CAST(… AS STRING)."
             )
     return arguments
 
 
-def _from_json(name: str, arguments: Sequence[Piece]) -> Piece:
+def _from_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     texts(name, arguments)
     literals.check("literal", arguments[1], function=name)
     try:
         fields = parse_columns(str(arguments[1].value))
     except BadSchema as error:
-        raise Refused(f"The schema of {name} cannot be read: {error.message}", error.fix) from None
+        raise ExpressionRefused(
+            f"The schema of {name} cannot be read: {error.message}", error.fix
+        ) from None
     return total(pa.struct(fields), f"{name}({{0}}, {{1}})", *arguments)
 
 
-def _to_json(name: str, arguments: Sequence[Piece]) -> Piece:
+def _to_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     if not pa.types.is_nested(arguments[0].type):
-        raise Refused(
+        raise ExpressionRefused(
             f"{name} takes structs, arrays and maps, not {type_name(arguments[0].type)}.",
             "wrap it: to_json(struct(…)).",
         )
     return total(STRING, f"{name}({{0}})", *arguments)
 
 
-def _named_struct(name: str, arguments: Sequence[Piece]) -> Piece:
+def _named_struct(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     if len(arguments) % 2:
-        raise Refused(
+        raise ExpressionRefused(
             f"{name} was given {len(arguments)} arguments.",
             "give names and values in turn: named_struct('a', 1, 'b', 2).",
         )
@@ -542,7 +560,7 @@ def _named_struct(name: str, arguments: Sequence[Piece]) -> Piece:
     )
 
 
-def structure(members: Sequence[tuple[str, Piece]]) -> Piece:
+def structure(members: Sequence[tuple[str, TypedExpression]]) -> TypedExpression:
     """A struct of named values."""
     fields = [pa.field(name, piece.type) for name, piece in members]
     inner = ", ".join(
@@ -552,7 +570,7 @@ def structure(members: Sequence[tuple[str, Piece]]) -> Piece:
     return total(pa.struct(fields), f"named_struct({inner})", *(piece for _, piece in members))
 
 
-def _positive_remainder(_: str, arguments: Sequence[Piece]) -> Piece:
+def _positive_remainder(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     return arithmetic.positive_remainder(*arguments)
 
 

@@ -12,7 +12,7 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
-from headrace.plan.expressions.typed_expression import Piece, Refused
+from headrace.plan.expressions.typed_expression import ExpressionRefused, TypedExpression
 
 _NOT_IN_JAVA = re.compile(r"\(\?P|\(\?#|\(\?\(|\\Z\w|\[\]|\[\^\]|\{,|(?<!\\)\{(?!\d+(,\d*)?\})")
 _FORMAT_LETTERS = {
@@ -65,14 +65,14 @@ def pattern(value: Any) -> None:
 def _compiled(value: Any) -> re.Pattern[str]:
     text = str(value)
     if odd := _NOT_IN_JAVA.search(text):
-        raise Refused(
+        raise ExpressionRefused(
             f"The pattern {text!r} has {odd[0]!r}, which Spark does not take.",
             "escape it with a backslash, or write it another way.",
         )
     try:
         return re.compile(re.sub(r"(?<!\\)\(\?<(?=[A-Za-z])", "(?P<", text))
     except re.error as error:
-        raise Refused(f"The pattern {text!r} cannot be read: {error}.") from None
+        raise ExpressionRefused(f"The pattern {text!r} cannot be read: {error}.") from None
 
 
 def groups_in(value: Any) -> int:
@@ -82,7 +82,7 @@ def groups_in(value: Any) -> int:
 def like_pattern(value: Any) -> None:
     """LIKE fails on a backslash before anything but `_`, `%` and itself."""
     if re.search(r"\\(?![_%\\])", str(value).replace("\\\\", "")):
-        raise Refused(
+        raise ExpressionRefused(
             f"The pattern {value!r} has a backslash before a plain character.",
             "in a LIKE pattern write a backslash only before _, % or another one.",
         )
@@ -92,7 +92,7 @@ def replacement(value: Any, groups: int) -> None:
     """`$1` stands for a group, which must be there."""
     for match in re.finditer(r"(\\.)|\$(\d)?", str(value)):
         if match[1] is None and (match[2] is None or int(match[2]) > groups):
-            raise Refused(
+            raise ExpressionRefused(
                 f"The replacement {value!r} has {match[0]!r}, but the pattern has {groups} groups.",
                 "write a plain dollar sign as '\\\\$'.",
             )
@@ -111,12 +111,12 @@ def write_format(value: Any) -> None:
 def _format(value: Any, *, forbidden: str) -> None:
     text = re.sub(r"'[^']*'", "", str(value))
     if "'" in text:
-        raise Refused(f"The format {value!r} has a quote that is not closed.")
+        raise ExpressionRefused(f"The format {value!r} has a quote that is not closed.")
     for match in re.finditer(r"([A-Za-z])\1*", text):
         letter, length = match[1], len(match[0])
         if letter in forbidden or length > _FORMAT_LETTERS.get(letter, 0):
             known = "".join(each for each in _FORMAT_LETTERS if each not in forbidden)
-            raise Refused(
+            raise ExpressionRefused(
                 f"The format {value!r} has {match[0]!r}.",
                 f"use the letters {known}, as in 'yyyy-MM-dd HH:mm:ss'; put text in single quotes.",
             )
@@ -136,13 +136,13 @@ def weekday(value: Any) -> None:
 
 def _one_of(value: Any, known: tuple[str, ...], what: str) -> None:
     if str(value).lower() not in known:
-        raise Refused(f"{value!r} is no {what}.", f"use one of {', '.join(known)}.")
+        raise ExpressionRefused(f"{value!r} is no {what}.", f"use one of {', '.join(known)}.")
 
 
 def zone(value: Any) -> None:
     text = str(value)
     if not re.fullmatch(r"[+-]\d\d:\d\d", text) and text not in zoneinfo.available_timezones():
-        raise Refused(
+        raise ExpressionRefused(
             f"{text!r} is no time zone.", "write it as in 'Europe/Vienna', 'UTC' or '+02:00'."
         )
 
@@ -150,29 +150,31 @@ def zone(value: Any) -> None:
 def small(value: Any) -> None:
     """A length that is written out, since a row with a huge one could bring a worker down."""
     if not isinstance(value, int) or not 0 <= value <= 10_000:
-        raise Refused(f"{value!r} is no length.", "write a number from 0 to 10,000.")
+        raise ExpressionRefused(f"{value!r} is no length.", "write a number from 0 to 10,000.")
 
 
 def part(value: Any) -> None:
     if not isinstance(value, int) or value == 0:
-        raise Refused(
+        raise ExpressionRefused(
             f"{value!r} is no position.", "positions count from 1, or from the end with -1."
         )
 
 
 def from_one(value: Any) -> None:
     if not isinstance(value, int) or value < 0:
-        raise Refused(f"{value!r} is no length.", "write zero or more.")
+        raise ExpressionRefused(f"{value!r} is no length.", "write zero or more.")
 
 
 def hash_bits(value: Any) -> None:
     if value not in (0, 224, 256, 384, 512):
-        raise Refused(f"sha2 has no {value!r} bits.", "use 224, 256, 384 or 512.")
+        raise ExpressionRefused(f"sha2 has no {value!r} bits.", "use 224, 256, 384 or 512.")
 
 
 def not_empty(value: Any) -> None:
     if value == "":
-        raise Refused("The text that separates parts is empty.", "name what stands between them.")
+        raise ExpressionRefused(
+            "The text that separates parts is empty.", "name what stands between them."
+        )
 
 
 def url_part(value: Any) -> None:
@@ -205,10 +207,10 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def check(name: str, piece: Piece, *, function: str) -> None:
+def check(name: str, piece: TypedExpression, *, function: str) -> None:
     """That an argument is written out, and right."""
     if not piece.is_literal:
-        raise Refused(
+        raise ExpressionRefused(
             f"An argument of {function} must be written out, not computed.",
             f"write it as a literal; {function} checks it when the pipeline is declared.",
         )

@@ -28,8 +28,8 @@ from headrace.plan.expressions.type_rules import (
     VOID,
 )
 from headrace.plan.expressions.typed_expression import (
-    Piece,
-    Refused,
+    ExpressionRefused,
+    TypedExpression,
     branches,
     either,
     leaf,
@@ -76,22 +76,22 @@ class Reader:
         self.columns: dict[str, None] = {}
         self._fields = {field.name.lower(): field for field in schema}
 
-    def read(self, node: exp.Expr) -> Piece:
+    def read(self, node: exp.Expr) -> TypedExpression:
         maker = self._makers.get(type(node))
         if maker is None:
-            raise Refused(
+            raise ExpressionRefused(
                 f"{_named(node)} is not allowed in an expression.",
                 "use columns, literals, operators and functions of one row; Stream.df() does the"
                 " rest.",
             )
         return maker(self, node)
 
-    def _both(self, node: exp.Expr) -> tuple[Piece, Piece]:
+    def _both(self, node: exp.Expr) -> tuple[TypedExpression, TypedExpression]:
         return self.read(node.this), self.read(node.expression)
 
     # Leaves
 
-    def _column(self, node: exp.Column) -> Piece:
+    def _column(self, node: exp.Column) -> TypedExpression:
         """A column, or a member of one: `address.city`."""
         parts = node.parts
         name = parts[0].name
@@ -104,10 +104,10 @@ class Reader:
             piece = self._member(piece, part.name)
         return piece
 
-    def _member(self, piece: Piece, name: str) -> Piece:
+    def _member(self, piece: TypedExpression, name: str) -> TypedExpression:
         kind = piece.type
         if not pa.types.is_struct(kind) or is_variant(kind) or is_spatial(kind):
-            raise Refused(
+            raise ExpressionRefused(
                 f"{type_name(kind)} has no member {name!r}.", "only a STRUCT has members."
             )
         found = next((field for field in kind if field.name.lower() == name.lower()), None)
@@ -121,25 +121,25 @@ class Reader:
             piece,
         )
 
-    def _dot(self, node: exp.Dot) -> Piece:
+    def _dot(self, node: exp.Dot) -> TypedExpression:
         if not isinstance(node.expression, exp.Identifier):
-            raise Refused(
+            raise ExpressionRefused(
                 f"{node.sql('spark')} is no column.", "call functions by their plain name."
             )
         return self._member(self.read(node.this), node.expression.name)
 
-    def _literal(self, node: exp.Literal) -> Piece:
+    def _literal(self, node: exp.Literal) -> TypedExpression:
         if node.is_string:
             return leaf(STRING, literals.quoted_text(node.this), value=node.this)
         return _number(str(node.this))
 
-    def _boolean(self, node: exp.Boolean) -> Piece:
+    def _boolean(self, node: exp.Boolean) -> TypedExpression:
         return leaf(BOOLEAN, "true" if node.this else "false", value=bool(node.this))
 
-    def _null(self, _: exp.Null) -> Piece:
+    def _null(self, _: exp.Null) -> TypedExpression:
         return functions.NULL
 
-    def _hex(self, node: exp.HexString) -> Piece:
+    def _hex(self, node: exp.HexString) -> TypedExpression:
         digits = str(node.this)
         return leaf(
             BINARY,
@@ -147,10 +147,10 @@ class Reader:
             value=bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}"),
         )
 
-    def _raw(self, node: exp.RawString) -> Piece:
+    def _raw(self, node: exp.RawString) -> TypedExpression:
         return leaf(STRING, literals.quoted_text(node.this), value=node.this)
 
-    def _interval(self, node: exp.Interval) -> Piece:
+    def _interval(self, node: exp.Interval) -> TypedExpression:
         """INTERVAL '1' DAY and its like, one unit at a time."""
         unit = node.args.get("unit")
         value = node.this
@@ -159,18 +159,18 @@ class Reader:
             or not isinstance(value, exp.Literal)
             or not re.fullmatch(r"[+-]?\d{1,12}(\.\d{1,6})?", value.this)
         ):
-            raise Refused(
+            raise ExpressionRefused(
                 "An interval must be a number and one unit, written out.",
                 "write it as in INTERVAL '90' MINUTE; add up what has several units.",
             )
         name = unit.name.upper().removesuffix("S")
         if name not in _TIME_UNITS and name not in _MONTH_UNITS:
-            raise Refused(
+            raise ExpressionRefused(
                 f"An interval has no unit {unit.name!r}.",
                 f"use one of {', '.join((*_MONTH_UNITS, *_TIME_UNITS)).lower()}.",
             )
         if "." in value.this and name != "SECOND":
-            raise Refused(
+            raise ExpressionRefused(
                 f"An interval of {value.this} {name.lower()}s is not whole.", "use a smaller unit."
             )
         kind = type_rules.MONTHS if name in _MONTH_UNITS else INTERVAL
@@ -180,67 +180,67 @@ class Reader:
 
     # Operators
 
-    def _paren(self, node: exp.Paren) -> Piece:
+    def _paren(self, node: exp.Paren) -> TypedExpression:
         return self.read(node.this)
 
-    def _negative(self, node: exp.Neg) -> Piece:
+    def _negative(self, node: exp.Neg) -> TypedExpression:
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
             return _number(f"-{node.this.this}")
         return arithmetic.negated(self.read(node.this))
 
-    def _arithmetic(self, node: exp.Binary) -> Piece:
+    def _arithmetic(self, node: exp.Binary) -> TypedExpression:
         return arithmetic.arithmetic(_ARITHMETIC[type(node)], *self._both(node))
 
-    def _whole_division(self, node: exp.IntDiv) -> Piece:
+    def _whole_division(self, node: exp.IntDiv) -> TypedExpression:
         return arithmetic.whole_division(*self._both(node))
 
-    def _bitwise(self, node: exp.Binary) -> Piece:
+    def _bitwise(self, node: exp.Binary) -> TypedExpression:
         _want_parentheses(node)
         return arithmetic.bitwise(_BITWISE[type(node)], *self._both(node))
 
-    def _shift(self, node: exp.Binary) -> Piece:
+    def _shift(self, node: exp.Binary) -> TypedExpression:
         _want_parentheses(node)
         return arithmetic.shifted(_SHIFTS[type(node)], *self._both(node))
 
-    def _bitwise_not(self, node: exp.BitwiseNot) -> Piece:
+    def _bitwise_not(self, node: exp.BitwiseNot) -> TypedExpression:
         piece = self.read(node.this)
         if not type_rules.is_integer(piece.type):
-            raise Refused(f"~ takes whole numbers, not {type_name(piece.type)}.")
+            raise ExpressionRefused(f"~ takes whole numbers, not {type_name(piece.type)}.")
         return total(piece.type, "(~ {0})", piece)
 
-    def _joined(self, node: exp.DPipe) -> Piece:
+    def _joined(self, node: exp.DPipe) -> TypedExpression:
         _want_parentheses(node)
         return functions.concatenated("||", self._both(node))
 
-    def _comparison(self, node: exp.Binary) -> Piece:
+    def _comparison(self, node: exp.Binary) -> TypedExpression:
         for operand in (node.this, node.expression):
             if isinstance(operand, (*_PREDICATES, *_COMPARISONS)):
-                raise Refused(
+                raise ExpressionRefused(
                     f"What {node.sql('spark')!r} compares is not plain.",
                     "put parentheses around the inner comparison.",
                 )
         return functions.compared(_COMPARISONS[type(node)], *self._both(node))
 
-    def _distinct(self, node: exp.NullSafeNEQ) -> Piece:
+    def _distinct(self, node: exp.NullSafeNEQ) -> TypedExpression:
         return total(BOOLEAN, "(NOT {0})", functions.compared("<=>", *self._both(node)))
 
-    def _and(self, node: exp.And) -> Piece:
+    def _and(self, node: exp.And) -> TypedExpression:
         """The right side counts only if the left one does not decide."""
         left, right = (functions.truth(each, what="AND") for each in self._both(node))
         return _logical(
             "AND", left, right, when(f"coalesce({left.safe}, true)", right.failed, None)
         )
 
-    def _or(self, node: exp.Or) -> Piece:
+    def _or(self, node: exp.Or) -> TypedExpression:
         left, right = (functions.truth(each, what="OR") for each in self._both(node))
         return _logical(
             "OR", left, right, when(f"coalesce({left.safe}, false)", None, right.failed)
         )
 
-    def _not(self, node: exp.Not) -> Piece:
+    def _not(self, node: exp.Not) -> TypedExpression:
         return total(BOOLEAN, "(NOT {0})", functions.truth(self.read(node.this), what="NOT"))
 
-    def _is(self, node: exp.Is) -> Piece:
+    def _is(self, node: exp.Is) -> TypedExpression:
         piece = self.read(node.this)
         if isinstance(node.expression, exp.Null):
             return total(BOOLEAN, "({0} IS NULL)", piece)
@@ -250,13 +250,13 @@ class Reader:
                 f"({{0}} IS {str(bool(node.expression.this)).upper()})",
                 functions.truth(piece, what="IS"),
             )
-        raise Refused(
+        raise ExpressionRefused(
             f"{node.sql('spark')!r} is not allowed.", "write IS NULL, IS TRUE or IS FALSE."
         )
 
-    def _in(self, node: exp.In) -> Piece:
+    def _in(self, node: exp.In) -> TypedExpression:
         if not node.expressions:
-            raise Refused(
+            raise ExpressionRefused(
                 "IN takes a list of values, not a query.",
                 "write the values out, or join with a table.",
             )
@@ -267,7 +267,7 @@ class Reader:
         widest = next((left for left, _ in pairs if left is not value), value)
         return total(BOOLEAN, f"({{0}} IN ({items}))", widest, *(right for _, right in pairs))
 
-    def _between(self, node: exp.Between) -> Piece:
+    def _between(self, node: exp.Between) -> TypedExpression:
         value = self.read(node.this)
         low, high = self.read(node.args["low"]), self.read(node.args["high"])
         above, below = functions.compared(">=", value, low), functions.compared("<=", value, high)
@@ -275,7 +275,7 @@ class Reader:
             "AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None)
         )
 
-    def _like(self, node: exp.Like | exp.ILike) -> Piece:
+    def _like(self, node: exp.Like | exp.ILike) -> TypedExpression:
         value, pattern = self._text_and_pattern(node, "LIKE")
         literals.like_pattern(pattern.value)
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
@@ -286,7 +286,7 @@ class Reader:
             pattern,
         )
 
-    def _rlike(self, node: exp.RegexpLike) -> Piece:
+    def _rlike(self, node: exp.RegexpLike) -> TypedExpression:
         value, pattern = self._text_and_pattern(node, "RLIKE")
         literals.pattern(pattern.value)
         return total(
@@ -296,18 +296,20 @@ class Reader:
             pattern,
         )
 
-    def _text_and_pattern(self, node: exp.Expr, word: str) -> tuple[Piece, Piece]:
+    def _text_and_pattern(
+        self, node: exp.Expr, word: str
+    ) -> tuple[TypedExpression, TypedExpression]:
         value, pattern = self._both(node)
         if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
-            raise Refused(
+            raise ExpressionRefused(
                 f"{word} takes a text and a pattern that is written out.",
                 f"write it as in \"name {word} 'A%'\", and cast what is no text.",
             )
         return value, pattern
 
-    def _bracket(self, node: exp.Bracket) -> Piece:
+    def _bracket(self, node: exp.Bracket) -> TypedExpression:
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
-            raise Refused(
+            raise ExpressionRefused(
                 "Brackets take one index.", "use slice(items, 1, 3) for several elements."
             )
         piece = self.read(node.this)
@@ -318,7 +320,7 @@ class Reader:
 
     # Conditions, casts and calls
 
-    def _case(self, node: exp.Case) -> Piece:
+    def _case(self, node: exp.Case) -> TypedExpression:
         value = None if node.this is None else self.read(node.this)
         conditions = [self._condition(value, each) for each in node.args["ifs"]]
         default = node.args.get("default")
@@ -327,7 +329,7 @@ class Reader:
         kind, pieces = functions.alternatives([*results, *others], what="CASE")
         return branches(kind, conditions, pieces[: len(results)], pieces[-1] if others else None)
 
-    def _condition(self, value: Piece | None, node: exp.If) -> Piece:
+    def _condition(self, value: TypedExpression | None, node: exp.If) -> TypedExpression:
         test = self.read(node.this)
         return (
             functions.truth(test, what="CASE")
@@ -335,7 +337,7 @@ class Reader:
             else functions.compared("=", value, test)
         )
 
-    def _if(self, node: exp.If) -> Piece:
+    def _if(self, node: exp.If) -> TypedExpression:
         otherwise = node.args.get("false")
         return functions.chosen(
             self.read(node.this),
@@ -343,7 +345,7 @@ class Reader:
             functions.NULL if otherwise is None else self.read(otherwise),
         )
 
-    def _cast(self, node: exp.Cast) -> Piece:
+    def _cast(self, node: exp.Cast) -> TypedExpression:
         """CAST; `DATE '2026-01-31'` comes as a plain Cast, what the user calls CAST as TryCast, and
         TRY_CAST as that with `safe`.
         """
@@ -353,17 +355,17 @@ class Reader:
             return casts.typed_literal(piece, kind)
         return casts.try_cast(piece, kind) if node.args.get("safe") else casts.cast(piece, kind)
 
-    def _extract(self, node: exp.Extract) -> Piece:
+    def _extract(self, node: exp.Extract) -> TypedExpression:
         unit = node.this.name.upper()
         piece = self.read(node.expression)
         if unit not in _PARTS or not type_rules.is_time(piece.type):
-            raise Refused(
+            raise ExpressionRefused(
                 f"EXTRACT({unit} FROM {type_name(piece.type)}) is not allowed.",
                 f"take one of {', '.join(_PARTS).lower()} from a date or a timestamp.",
             )
         return total(INT, f"extract({unit} FROM {{0}})", piece)
 
-    def _substring(self, node: exp.Substring) -> Piece:
+    def _substring(self, node: exp.Substring) -> TypedExpression:
         return functions.call(
             "substring",
             [
@@ -373,7 +375,7 @@ class Reader:
             ],
         )
 
-    def _trim(self, node: exp.Trim) -> Piece:
+    def _trim(self, node: exp.Trim) -> TypedExpression:
         text = functions.call("trim", [self.read(node.this)])
         if node.expression is None:
             return text
@@ -384,7 +386,7 @@ class Reader:
             *functions.texts("trim", [self.read(node.this), self.read(node.expression)]),
         )
 
-    def _position(self, node: exp.StrPosition) -> Piece:
+    def _position(self, node: exp.StrPosition) -> TypedExpression:
         return functions.call(
             "locate",
             [
@@ -394,7 +396,7 @@ class Reader:
             ],
         )
 
-    def _call(self, node: exp.Anonymous) -> Piece:
+    def _call(self, node: exp.Anonymous) -> TypedExpression:
         name = str(node.this).lower()
         if name == "struct":
             return functions.structure(
@@ -405,13 +407,13 @@ class Reader:
             )
         return functions.call(name, [self.read(each) for each in node.expressions])
 
-    def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, Piece]:
+    def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, TypedExpression]:
         if isinstance(node, exp.Alias):
             return node.alias, self.read(node.this)
         piece = self.read(node)
         return piece.column or f"col{position}", piece
 
-    _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], Piece]]] = {
+    _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], TypedExpression]]] = {
         exp.Column: _column,
         exp.Dot: _dot,
         exp.Literal: _literal,
@@ -452,7 +454,7 @@ class Reader:
     }
 
 
-def _number(text: str) -> Piece:
+def _number(text: str) -> TypedExpression:
     """A number as Spark types it: the least of INT and BIGINT that holds it, else DECIMAL; with an
     exponent, DOUBLE.
     """
@@ -462,7 +464,7 @@ def _number(text: str) -> Piece:
     if "." in text or not -(2**63) <= value < 2**63:
         kind = type_rules.literal_decimal(value)
         if kind.precision > type_rules.MAX_DECIMAL_DIGITS:
-            raise Refused(f"The number {text} has more than 38 digits.")
+            raise ExpressionRefused(f"The number {text} has more than 38 digits.")
         return leaf(kind, f"({text})", value=value)
     return leaf(
         INT if -(2**31) <= value < 2**31 else type_rules.BIGINT,
@@ -471,8 +473,10 @@ def _number(text: str) -> Piece:
     )
 
 
-def _logical(word: str, left: Piece, right: Piece, right_failed: str | None) -> Piece:
-    return Piece(
+def _logical(
+    word: str, left: TypedExpression, right: TypedExpression, right_failed: str | None
+) -> TypedExpression:
+    return TypedExpression(
         BOOLEAN,
         f"({left.sql} {word} {right.sql})",
         f"({left.safe} {word} {right.safe})",
@@ -487,7 +491,7 @@ def _want_parentheses(node: exp.Expr) -> None:
             operand
         ) is not type(node)
         if mixed:
-            raise Refused(
+            raise ExpressionRefused(
                 f"{node.sql('spark')!r} can be understood in two ways.",
                 "put parentheses around its parts.",
             )
@@ -497,10 +501,10 @@ def _cast_type(node: exp.DataType) -> pa.DataType:
     try:
         field = parse_columns(f"x {node.sql('spark')}")[0]
     except BadSchema as error:
-        raise Refused(f"The type {node.sql('spark')} is not known.", error.fix) from None
+        raise ExpressionRefused(f"The type {node.sql('spark')} is not known.", error.fix) from None
     spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
     if spelled not in ("", type_name(field.type)) or field.type == VOID:
-        raise Refused(
+        raise ExpressionRefused(
             f"A cast to {node.sql('spark')} is not allowed.",
             "use STRING, or a type without a length.",
         )

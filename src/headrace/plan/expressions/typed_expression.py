@@ -21,7 +21,7 @@ nested.
 """
 
 
-class Refused(Exception):
+class ExpressionRefused(Exception):
     """Something an expression must not do; the reader adds the step and the expression."""
 
     def __init__(self, message: str, fix: str = "") -> None:
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TypedExpression:
     """See the module. `value` is a literal's value; `column` the column that the piece is;
     `whole_days` marks an interval literal of days.
     """
@@ -52,14 +52,14 @@ class Piece:
         return bool(pa.types.is_null(self.type))
 
 
-def leaf(kind: pa.DataType, sql: str, **more: Any) -> Piece:
+def leaf(kind: pa.DataType, sql: str, **more: Any) -> TypedExpression:
     """A column or a literal: nothing in it can fail."""
-    return Piece(kind, sql, sql, **more)
+    return TypedExpression(kind, sql, sql, **more)
 
 
-def total(kind: pa.DataType, template: str, *pieces: Piece) -> Piece:
+def total(kind: pa.DataType, template: str, *pieces: TypedExpression) -> TypedExpression:
     """An operation that cannot fail. `template` has `{0}`, `{1}`, … for its operands."""
-    return Piece(
+    return TypedExpression(
         kind,
         _filled(template, (each.sql for each in pieces)),
         _filled(template, (each.safe for each in pieces)),
@@ -71,9 +71,9 @@ def partial(
     kind: pa.DataType,
     template: str,
     safe_template: str,
-    *pieces: Piece,
+    *pieces: TypedExpression,
     failed_if: str | None = None,
-) -> Piece:
+) -> TypedExpression:
     """An operation that can fail, and its form that gives null instead.
 
     It failed if it gives null although no operand is null; where null can be a result as well,
@@ -89,17 +89,17 @@ def partial(
         if failed_if is None
         else f"coalesce({_filled(failed_if, (each.safe for each in pieces))}, false)"
     )
-    return Piece(
+    return TypedExpression(
         kind, sql, safe, either(failed_any(pieces), "(" + " AND ".join([*given, own]) + ")")
     )
 
 
-def renamed(piece: Piece, kind: pa.DataType) -> Piece:
+def renamed(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
     """The same texts, known to have another type."""
     return replace(piece, type=kind)
 
 
-def failed_any(pieces: Iterable[Piece]) -> str | None:
+def failed_any(pieces: Iterable[TypedExpression]) -> str | None:
     return either(*(each.failed for each in pieces))
 
 
@@ -119,8 +119,11 @@ def when(condition: str, then: str | None, otherwise: str | None) -> str | None:
 
 
 def branches(
-    kind: pa.DataType, conditions: Sequence[Piece], results: Sequence[Piece], default: Piece | None
-) -> Piece:
+    kind: pa.DataType,
+    conditions: Sequence[TypedExpression],
+    results: Sequence[TypedExpression],
+    default: TypedExpression | None,
+) -> TypedExpression:
     """CASE WHEN …: conditions are looked at in order, up to the first that is true."""
 
     def text(form: str) -> str:
@@ -133,7 +136,7 @@ def branches(
     failed = None if default is None else default.failed
     for condition, result in zip(reversed(conditions), reversed(results), strict=True):
         failed = either(condition.failed, when(condition.safe, result.failed, failed))
-    return Piece(kind, text("sql"), text("safe"), failed)
+    return TypedExpression(kind, text("sql"), text("safe"), failed)
 
 
 def _filled(template: str, texts: Iterable[str]) -> str:
@@ -143,5 +146,5 @@ def _filled(template: str, texts: Iterable[str]) -> str:
         + sum(len(text) * template.count(f"{{{position}}}") for position, text in enumerate(given))
         > MAX_TEXT
     ):
-        raise Refused("It is nested too deeply.", "split it with with_columns.")
+        raise ExpressionRefused("It is nested too deeply.", "split it with with_columns.")
     return template.format(*given)
