@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.timeline import HistoryKernel
 from headrace.operators.joins.versioned import CorrectedJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
-from tests.operators.joins.driving import (
+from tests.operators.joins.join_driver import (
     Drive,
     Track,
     check_all_ways,
@@ -56,7 +56,7 @@ class Oracle:
 
     def __init__(self, how: str, history: int, watermarks: tuple[Track, Track]) -> None:
         self.how, self.history, self.watermarks = how, history, watermarks
-        self.known, self.rows, self.told = Known(history), list[Row](), dict[int, Row | None]()
+        self.known, self.rows, self.emitted = Known(history), list[Row](), dict[int, Row | None]()
         self.counts = {"late_versions": 0, "too_old": 0}
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
@@ -67,17 +67,17 @@ class Oracle:
         fresh = [row for row in rows if row["t"] >= before]
         self.counts["too_old"] += len(rows) - len(fresh)
         self.rows = sorted([*self.rows, *fresh], key=lambda row: row["t"])
-        told: list[Row] = []
+        emitted: list[Row] = []
         for row in self.rows:
             answer = self._answer(row)
-            if answer != self.told.get(row["n"]):
-                told += changed(self.told.get(row["n"]), answer)
-            self.told[row["n"]] = answer
+            if answer != self.emitted.get(row["n"]):
+                emitted += changed(self.emitted.get(row["n"]), answer)
+            self.emitted[row["n"]] = answer
         self.rows = [row for row in self.rows if row["t"] >= after and row["k"] is not None]
         self.known.forget(after)
         return [
             {**row, "_tick": number}
-            for row in in_key_order(told, [row["k"] for row in told], pa.int64())
+            for row in in_key_order(emitted, [row["k"] for row in emitted], pa.int64())
         ]
 
     def _answer(self, row: Row) -> Row | None:
@@ -119,7 +119,7 @@ def check(
     assert kernel.counts == oracle.counts
     check_ticks(result, kernel.key)
     assert {key[0]: row for key, row in fold(result, kernel.key).items()} == {
-        n: row for n, row in oracle.told.items() if row is not None
+        n: row for n, row in oracle.emitted.items() if row is not None
     }
 
 
@@ -143,8 +143,8 @@ def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) 
 @settings(max_examples=40)
 def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
-        patch.setattr(pile_writing, "_CUT_TO", 1)
+        patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
+        patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(4, 9))
         watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         stream, table = (
@@ -172,7 +172,7 @@ class HistoryOracle:
 
     def __init__(self, history: int, clock: Track) -> None:
         self.history, self.clock, self.known = history, clock, Known(history)
-        self.told: dict[tuple[int, int], Row] = {}
+        self.emitted: dict[tuple[int, int], Row] = {}
         self.late = 0
 
     def tick(self, number: int, changes: list[Row]) -> list[Row]:
@@ -182,16 +182,16 @@ class HistoryOracle:
             if any(each.key == version.key and version.at < each.at <= before for each in were):
                 self.known.versions.remove(version)
                 self.late += 1
-        told: list[Row] = []
+        emitted: list[Row] = []
         places = sorted({(version.key, version.at) for version in self.known.versions})
         for place in places:
             fresh = self._row(place, places)
-            if fresh != self.told.get(place):
-                told += changed(self.told.get(place), fresh)
-            self.told.pop(place, None)
-            self.told |= {place: fresh} if fresh else {}
+            if fresh != self.emitted.get(place):
+                emitted += changed(self.emitted.get(place), fresh)
+            self.emitted.pop(place, None)
+            self.emitted |= {place: fresh} if fresh else {}
         self._forget(after)
-        return [{**row, "_tick": number} for row in told]
+        return [{**row, "_tick": number} for row in emitted]
 
     def _row(self, place: tuple[int, int], places: list[tuple[int, int]]) -> Row | None:
         value = [
@@ -218,8 +218,8 @@ class HistoryOracle:
 def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):
-            patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
-            patch.setattr(pile_writing, "_CUT_TO", 1)
+            patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
+            patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(1, 9))
         clock, history = data.draw(tracks(ticks)), data.draw(st.integers(0, 8))
         table = data.draw(version_history(ticks, keys=1))
@@ -248,7 +248,7 @@ def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
         assert kernel.counts == {"late_versions": oracle.late}
         check_ticks(result, kernel.key)
         assert sorted(map(repr, fold(result, kernel.key).values())) == sorted(
-            map(repr, oracle.told.values())
+            map(repr, oracle.emitted.values())
         )
 
 
@@ -264,10 +264,10 @@ def test_a_version_between_two_ends_the_one_before_it() -> None:
         }
     )
     ticks = Track([5, 6], [5, 6]).watermarks(0, 2)
-    told = kernel.step_timed(MemoryState(), [changes], [ticks]).to_pylist()
+    emitted = kernel.step_timed(MemoryState(), [changes], [ticks]).to_pylist()
     assert [
         (row["v"], number(row["since"]), number(row["valid_to"]), row["_change_type"])
-        for row in told
+        for row in emitted
     ] == [
         (10, 1, 30, "insert"),
         (30, 30, None, "insert"),

@@ -16,7 +16,7 @@ from headrace.operators.joins.latest import NewestKernel
 from headrace.operators.joins.versioned import CorrectedJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
-from tests.operators.joins.driving import Drive, cuts, restored, tracks
+from tests.operators.joins.join_driver import Drive, cuts, restored, tracks
 from tests.operators.joins.test_corrected import COLUMNS
 from tests.operators.joins.versions_oracle import (
     STREAM,
@@ -48,10 +48,10 @@ def told_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
         [stream, draw(version_history(ticks, keys=1))], [draw(tracks(ticks)), draw(tracks(ticks))]
     )
     how, history = draw(st.sampled_from(["inner", "left"])), draw(st.integers(0, 12))
-    told, _ = drive.run(
+    emitted, _ = drive.run(
         lambda: CorrectedJoin("j", STREAM, TABLE, COLUMNS, history_us=history, how=how)
     )
-    return [[row for row in told if row["_tick"] == tick] for tick in range(ticks)]
+    return [[row for row in emitted if row["_tick"] == tick] for tick in range(ticks)]
 
 
 def identity(row: Row) -> tuple[object, bytes]:
@@ -66,7 +66,7 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
     """Of each key the latest row that was told, and what was told of it last."""
     latest: dict[int, tuple[object, bytes]] = {}
     shown: dict[int, Row] = {}
-    told: list[Row] = []
+    emitted: list[Row] = []
     for tick, changes in enumerate(ticks):
         before = dict(shown)
         for row in changes:
@@ -83,26 +83,28 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
             )
         for key in sorted({*before, *shown}):
             if before.get(key) != shown.get(key):
-                told += [{**row, "_tick": tick} for row in changed(before.get(key), shown.get(key))]
-    return told
+                emitted += [
+                    {**row, "_tick": tick} for row in changed(before.get(key), shown.get(key))
+                ]
+    return emitted
 
 
 @given(data=st.data())
 @settings(max_examples=150)
 def test_the_latest_row_of_each_key_is_shown_as_it_was_told_last(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 7))
-    told = data.draw(told_by_a_join(ticks))
+    emitted = data.draw(told_by_a_join(ticks))
     for cut in ([], list(range(1, ticks)), data.draw(cuts(ticks))):
         state, result = MemoryState(), list[Row]()
         for first, stop in zip([0, *sorted(set(cut))], [*sorted(set(cut)), ticks], strict=True):
-            rows = [row for each in told[first:stop] for row in each]
+            rows = [row for each in emitted[first:stop] for row in each]
             out = newest().step(
                 state,
                 pa.Table.from_pylist(rows, newest().output.append(pa.field("_tick", pa.int64()))),
             )
             out.validate(full=True)
             result += out.to_pylist()
-        assert result == oracle(told)
+        assert result == oracle(emitted)
     changelog = pa.Table.from_pylist(result, newest().output.append(pa.field("_tick", pa.int64())))
     check_ticks(changelog, ("n",))
     fold(changelog, ("n",))
@@ -110,10 +112,12 @@ def test_the_latest_row_of_each_key_is_shown_as_it_was_told_last(data: st.DataOb
 
 def rows(*changes: tuple[int, int, int, int | None, str, int]) -> pa.Table:
     names = ("n", "k", "t", "v", "_change_type", "_tick")
-    listed = [
+    timer_list_entries = [
         {**dict(zip(names, change, strict=True)), "t": moment(change[2])} for change in changes
     ]
-    return pa.Table.from_pylist(listed, newest().output.append(pa.field("_tick", pa.int64())))
+    return pa.Table.from_pylist(
+        timer_list_entries, newest().output.append(pa.field("_tick", pa.int64()))
+    )
 
 
 def test_an_earlier_row_that_is_corrected_later_takes_nothing_away() -> None:
@@ -129,8 +133,8 @@ def test_an_earlier_row_that_is_corrected_later_takes_nothing_away() -> None:
         == 0
     )
     assert newest().step(state, rows((1, 7, 10, 5, "delete", 3))).num_rows == 0
-    told = newest().step(state, rows((1, 8, 20, None, "delete", 4), (1, 7, 10, 6, "insert", 5)))
-    assert [(row["t"], row["_change_type"], row["_tick"]) for row in told.to_pylist()] == [
+    emitted = newest().step(state, rows((1, 8, 20, None, "delete", 4), (1, 7, 10, 6, "insert", 5)))
+    assert [(row["t"], row["_change_type"], row["_tick"]) for row in emitted.to_pylist()] == [
         (moment(20), "delete", 4)
     ]
     kept = newest().describe(pa.array([]), pa.array(list(state.values.values()), pa.binary()))

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.engine.state.files import GROUPS
+from headrace.columnar.keys import GROUPS
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState
-from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.joins.table_table import TableTableJoin
@@ -74,10 +74,10 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Watermarks]]]:
 def test_the_same_rows_as_over_a_dictionary(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 8)
-    monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
-    store, memory = LocalStore(tmp_path / "store", range(GROUPS)), MemoryState()
-    told: list[tuple[list[Any], list[Any]]] = []
+    monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 8)
+    monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 4)
+    store, memory = LocalStore.open(tmp_path / "store", range(GROUPS)), MemoryState()
+    emitted: list[tuple[list[Any], list[Any]]] = []
     for inputs, watermarks in batches(name):
 
         def step(
@@ -88,10 +88,10 @@ def test_the_same_rows_as_over_a_dictionary(
             rows: list[Any] = KERNELS[name].step_timed(state, inputs, watermarks).to_pylist()
             return rows
 
-        told.append((in_store(store, step), step(memory)))
+        emitted.append((in_store(store, step), step(memory)))
     store.close()
-    assert all(one == other for one, other in told)
-    assert sum(len(one) for one, _ in told) > 200
+    assert all(one == other for one, other in emitted)
+    assert sum(len(one) for one, _ in emitted) > 200
 
 
 def in_store(store: LocalStore, step: Callable[[KeyedState], list[Any]]) -> list[Any]:

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 
 from headrace.columnar.keys import encode_keys
 from headrace.errors import InputError
-from headrace.operators.joins import row_store as pile_writing
-from headrace.operators.joins import row_store as timers
-from headrace.operators.joins import stream_stream as waiting
-from headrace.operators.joins.row_store import Piles
+from headrace.operators.joins import row_store, stream_stream, timers
+from headrace.operators.joins.row_store import KeyedRowStore
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.kernel import UNSTARTED
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
-from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, restored, tracks
+from tests.operators.joins.join_driver import Drive, Track, check_all_ways, cuts, restored, tracks
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = Side(pa.schema([("k", pa.int64()), ("t", TIME), ("n", pa.int64())]), ("k",), time="t")
@@ -75,13 +73,13 @@ class Oracle:
             self.late[side] += len(inputs[side]) - len(fresh)
             self.pools[side].extend(fresh)
             self.pools[side].sort(key=lambda row: row["time"])
-        told = [
+        emitted = [
             (left, right)
             for left in self.pools[0]
             for right in self.pools[1]
             if self._meet(left, right, number)
         ]
-        for left, right in told:
+        for left, right in emitted:
             left["matched"] = right["matched"] = True
         for side, pool in enumerate(self.pools):
             complete, closed = (
@@ -95,13 +93,13 @@ class Oracle:
                 and not row["matched"]
                 and (row["k"] is None or row["time"] + reach[side] < complete)
             ]
-            told += [(row, None) if side == 0 else (None, row) for row in alone]  # type: ignore[misc]
+            emitted += [(row, None) if side == 0 else (None, row) for row in alone]  # type: ignore[misc]
             pool[:] = [
                 row
                 for row in pool
                 if row not in alone and row["k"] is not None and row["time"] + reach[side] >= closed
             ]
-        return self._in_order(told)
+        return self._in_order(emitted)
 
     def _meet(self, left: Row, right: Row, tick: int) -> bool:
         new = tick in {left["tick"], right["tick"]}
@@ -112,18 +110,22 @@ class Oracle:
             and -self.before <= right["time"] - left["time"] <= self.after
         )
 
-    def _in_order(self, told: list[Any]) -> list[Row]:
+    def _in_order(self, emitted: list[Any]) -> list[Row]:
         keys = encode_keys(
-            pa.table({"k": pa.array([(left or right)["k"] for left, right in told], pa.int64())}),
+            pa.table(
+                {"k": pa.array([(left or right)["k"] for left, right in emitted], pa.int64())}
+            ),
             ["k"],
         ).to_pylist()
         # Rows that are alone are told in their left row's place; right ones behind all left ones of
         # their key. Pools are in order of time.
         at = [
             (key, left is None, self._place(left), self._place(right))
-            for key, (left, right) in zip(keys, told, strict=True)
+            for key, (left, right) in zip(keys, emitted, strict=True)
         ]
-        return [told[which] for which in sorted(range(len(told)), key=lambda which: at[which])]
+        return [
+            emitted[which] for which in sorted(range(len(emitted)), key=lambda which: at[which])
+        ]
 
     @staticmethod
     def _place(row: Row | None) -> tuple[int, int]:
@@ -182,8 +184,8 @@ def histories(ticks: tuple[Ticks, Ticks]) -> tuple[History, History]:
 
 def stored_rows(state: MemoryState) -> int:
     keys = sorted(name[1:] for name in state.values if name[:1] == b"h")
-    piles = Piles("j", state, pa.array(keys, pa.binary()), sections=2, marks=4)
-    return sum(len(piles.load_all(section)) for section in range(2))
+    row_store = KeyedRowStore("j", state, pa.array(keys, pa.binary()), sections=2, registers=4)
+    return sum(len(row_store.load_all(section)) for section in range(2))
 
 
 @st.composite
@@ -221,7 +223,7 @@ def check(
     for kind, passed in enumerate(
         (watermarks[1].complete, watermarks[1].closed, watermarks[0].complete, watermarks[0].closed)
     ):
-        waits = timers.earliest(state, kind)
+        waits = timers.earliest_timer(state, kind)
         assert waits is None or waits > passed[-1], "what a clock has passed waits for it no more"
     kernel = join(how, *bounds)
     kernel.step_timed(
@@ -259,8 +261,8 @@ def test_rows_meet_within_their_bounds_and_are_told_alone_once(
 def test_large_piles(how: str, data: st.DataObject) -> None:
     """One key with many rows, in small leaves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
-        patch.setattr(pile_writing, "_CUT_TO", 2)
+        patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
+        patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
         ticks = data.draw(st.integers(3, 6))
         watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         rows = (
@@ -281,7 +283,7 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
 def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
     """Later than they could be, which changes nothing that is told; and all of them in the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "_FORGETTING_TIMES", 1)
+        patch.setattr(stream_stream, "_DROP_TIMES", 1)
         ticks = data.draw(st.integers(2, 6))
         watermarks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
         watermarks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in watermarks)  # type: ignore[assignment]
@@ -303,8 +305,8 @@ def test_told_exactly_when_the_other_side_s_clock_has_passed_all_it_could_meet()
     watermarks = Track([9, 9, 9, 9], [9, 9, 9, 9])
     others = Track([6, 7, 8, 9], [6, 7, 8, 9])
     drive = Drive(histories((rows, [[], [], [], []])), (watermarks, others))
-    told, _ = drive.run(lambda: join("left", 2, 2), [1, 2, 3])
-    assert [(row["n"], row["_tick"]) for row in told] == [(0, 2)], (
+    emitted, _ = drive.run(lambda: join("left", 2, 2), [1, 2, 3])
+    assert [(row["n"], row["_tick"]) for row in emitted] == [(0, 2)], (
         "a right row at 7 may come as long as the clock is not past 7"
     )
 

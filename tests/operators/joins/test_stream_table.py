@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_table import StreamTableJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
-from tests.operators.joins.driving import (
+from tests.operators.joins.join_driver import (
     Drive,
     check_all_ways,
     cuts,
@@ -41,7 +41,7 @@ def rows_of(keys: st.SearchStrategy[Any], ticks: int) -> st.SearchStrategy[Ticks
 def oracle(stream: History, table: History, on: str, how: str) -> list[Row]:
     """Apply the tick's changes to a dictionary, then look up each row."""
     there: dict[int, Row] = {}
-    told: list[Row] = []
+    emitted: list[Row] = []
     for tick, (rows, changes) in enumerate(zip(stream.ticks, table.ticks, strict=True)):
         for change in sorted(
             changes, key=lambda change: change["_change_type"] in {"insert", "update_postimage"}
@@ -60,8 +60,8 @@ def oracle(stream: History, table: History, on: str, how: str) -> list[Row]:
             found += (
                 [{**row, "id": None, "v": None, "_tick": tick}] if how == "left" and not met else []
             )
-        told += in_key_order(found, [row["k"] for row in found], stream.schema.field("k").type)
-    return told
+        emitted += in_key_order(found, [row["k"] for row in found], stream.schema.field("k").type)
+    return emitted
 
 
 @given(data=st.data())
@@ -101,8 +101,8 @@ def test_each_row_meets_the_table_as_of_its_tick(on: str, data: st.DataObject) -
 
 
 def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 8)
-    monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
+    monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 8)
+    monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 4)
     table = History(
         pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())]),
         [
@@ -124,8 +124,8 @@ def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
         "j", Side(stream.schema, ("k",)), Side(table.schema, ("k",), ("id",)), COLUMNS
     )
     for cut in ([], [1, 2]):
-        told, _ = Drive([stream, table], [still(3), still(3)]).run(lambda: kernel, cut)
-        assert [row["id"] for row in told] == [
+        emitted, _ = Drive([stream, table], [still(3), still(3)]).run(lambda: kernel, cut)
+        assert [row["id"] for row in emitted] == [
             number for number in range(0, 100, 2) if number != 40
         ]
 

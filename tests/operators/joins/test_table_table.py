@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from headrace.columnar.keys import encode_keys
 from headrace.errors import BugError, InputError
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import ResultColumn, SettleKernel, Side
 from headrace.operators.joins.table_table import TableTableJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
-from tests.operators.joins.driving import (
+from tests.operators.joins.join_driver import (
     Drive,
     check_all_ways,
     cuts,
@@ -105,7 +105,7 @@ def oracle(
     by = ["k", *(name for name in ("lid", "rid") if name in kernel.key)]
     tables: Tables = ({}, {})
     before: dict[tuple[Any, ...], Row] = {}
-    told: list[Row] = []
+    emitted: list[Row] = []
     for tick in range(len(histories[0].ticks)):
         for table, history in zip(tables, histories, strict=True):
             folded(table, history.ticks[tick])
@@ -125,16 +125,16 @@ def oracle(
         keys = encode_keys(
             pa.table({"k": pa.array([row["k"] for row in changes], pa.int64())}), ["k"]
         ).to_pylist()
-        told += [
+        emitted += [
             {**changes[at], "_tick": tick}
             for at in sorted(range(len(changes)), key=lambda at: keys[at])
         ]
         before = after
-    return told
+    return emitted
 
 
 def check_settled(
-    told: list[Row],
+    emitted: list[Row],
     kernel: TableTableJoin,
     histories: tuple[History, History],
     left_on: str,
@@ -143,7 +143,7 @@ def check_settled(
     """By the result's key there is one change a tick, and at every tick the changes amount to the
     query's answer.
     """
-    rows = pa.Table.from_pylist(told, kernel.output.append(pa.field("_tick", pa.int64())))
+    rows = pa.Table.from_pylist(emitted, kernel.output.append(pa.field("_tick", pa.int64())))
     settled = SettleKernel("s", kernel.output.remove(len(kernel.output) - 1), kernel.key).step(
         MemoryState(), rows
     )
@@ -212,8 +212,8 @@ def test_the_result_is_the_query_s_answer_at_every_tick(
 @settings(max_examples=15)
 def test_many_rows_of_a_key_in_leaves(how: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
-        patch.setattr(pile_writing, "_CUT_TO", 2)
+        patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
+        patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
         ticks = data.draw(st.integers(2, 6))
         keys = st.integers(0, 1)
         histories = tuple(
@@ -257,8 +257,10 @@ def test_text_keys_of_several_columns() -> None:
         }
     )
     state = MemoryState()
-    told = kernel.step_timed(state, [changes, changes], []).to_pylist()
-    assert sorted((row["a"], row["b"], row["a2"], row["other"], row["_tick"]) for row in told) == [
+    emitted = kernel.step_timed(state, [changes, changes], []).to_pylist()
+    assert sorted(
+        (row["a"], row["b"], row["a2"], row["other"], row["_tick"]) for row in emitted
+    ) == [
         ("p", 1, "p", 1, 1),
         ("p", 1, "q", 1, 1),
         ("p", 2, "p", 2, 2),
@@ -270,8 +272,8 @@ def test_text_keys_of_several_columns() -> None:
         .set_column(3, "_change_type", pa.array(["delete"]))
         .set_column(4, "_tick", pa.array([3]))
     )
-    told = kernel.step_timed(state, [gone, gone.slice(0, 0)], []).to_pylist()
-    assert sorted((row["a2"], row["_change_type"]) for row in told) == [
+    emitted = kernel.step_timed(state, [gone, gone.slice(0, 0)], []).to_pylist()
+    assert sorted((row["a2"], row["_change_type"]) for row in emitted) == [
         ("p", "delete"),
         ("q", "delete"),
     ]
@@ -287,8 +289,8 @@ def test_an_update_that_no_one_sees_tells_nothing() -> None:
     left = rows(
         (1, 7, 0, "insert", 1), (1, 7, 0, "update_preimage", 2), (1, 7, 5, "update_postimage", 2)
     )
-    told = kernel.step_timed(MemoryState(), [left, rows((2, 7, 0, "insert", 1))], [])
-    assert told["_tick"].to_pylist() == [1]
+    emitted = kernel.step_timed(MemoryState(), [left, rows((2, 7, 0, "insert", 1))], [])
+    assert emitted["_tick"].to_pylist() == [1]
 
 
 def test_a_row_that_moves_between_keys_is_one_update_once_settled() -> None:
@@ -296,10 +298,10 @@ def test_a_row_that_moves_between_keys_is_one_update_once_settled() -> None:
     left = rows(
         (1, 7, 0, "insert", 1), (1, 7, 0, "update_preimage", 2), (1, 8, 0, "update_postimage", 2)
     )
-    told = kernel.step_timed(MemoryState(), [left, rows()], [])
-    assert told["_change_type"].to_pylist() == ["insert", "delete", "insert"]
+    emitted = kernel.step_timed(MemoryState(), [left, rows()], [])
+    assert emitted["_change_type"].to_pylist() == ["insert", "delete", "insert"]
     settled = SettleKernel("s", kernel.output.remove(5), kernel.key).step(
-        MemoryState(), told.take([0, 2, 1])
+        MemoryState(), emitted.take([0, 2, 1])
     )
     assert settled["_change_type"].to_pylist() == ["insert", "update_preimage", "update_postimage"]
 
@@ -369,7 +371,7 @@ def test_keys_of_every_type_and_of_two_columns(
     )
     keys, state = st.none() | st.sampled_from(values), MemoryState()
     tables: list[dict[int, tuple[Any, Any]]] = [{}, {}]
-    told: list[pa.Table] = []
+    emitted: list[pa.Table] = []
     for tick in range(data.draw(st.integers(1, 5))):
         inputs = [
             changed_rows(
@@ -384,7 +386,7 @@ def test_keys_of_every_type_and_of_two_columns(
             )
             for table in tables
         ]
-        told.append(kernel.step_timed(state, inputs, []))
+        emitted.append(kernel.step_timed(state, inputs, []))
         pairs = [
             (left, right)
             for left, mine in tables[0].items()
@@ -396,7 +398,7 @@ def test_keys_of_every_type_and_of_two_columns(
         alone = [(left, None) for left in tables[0] if left not in {pair[0] for pair in pairs}]
         others = [(None, right) for right in tables[1] if right not in {pair[1] for pair in pairs}]
         settled = SettleKernel("s", kernel.output.remove(2), kernel.key).step(
-            MemoryState(), pa.concat_tables(told)
+            MemoryState(), pa.concat_tables(emitted)
         )
         assert sorted(fold(settled, kernel.key), key=str) == sorted(
             [*pairs, *alone, *others], key=str

@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import row_store as pile_writing
-from headrace.operators.joins import top
+from headrace.operators.joins import row_store, top
 from headrace.operators.joins.sides import SettleKernel
-from headrace.operators.joins.top import Order, TopKernel, beginnings, distinct, order_bytes
+from headrace.operators.joins.top import (
+    Order,
+    TopKernel,
+    distinct_kernel,
+    order_bytes,
+    order_sort_keys,
+)
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
-from tests.operators.joins.driving import cuts, restored, table_history
+from tests.operators.joins.join_driver import cuts, restored, table_history
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())])
 
@@ -49,7 +54,7 @@ def answer(rows: dict[int, Row], n: int, down: bool, per: bool) -> dict[tuple[An
 def oracle(history: History, n: int, down: bool, per: bool) -> list[Row]:
     rows: dict[int, Row] = {}
     before: dict[tuple[Any, int], Row] = {}
-    told: list[Row] = []
+    emitted: list[Row] = []
     for tick, changes in enumerate(history.ticks):
         folded(rows, changes)
         after = answer(rows, n, down, per)
@@ -62,15 +67,15 @@ def oracle(history: History, n: int, down: bool, per: bool) -> list[Row]:
             if before.get(place) != after.get(place)
             for change in changed(before.get(place), after.get(place))
         ]
-        told += [{**change, "_tick": tick} for change in different]
+        emitted += [{**change, "_tick": tick} for change in different]
         before = after
-    return told
+    return emitted
 
 
 def run(
     kernel: TopKernel, history: History, bounds: Sequence[int], shard: int | None = None
 ) -> tuple[list[Row], MemoryState]:
-    state, told = MemoryState(), []
+    state, emitted = MemoryState(), []
     for first, stop in pairwise(
         [0, *sorted({cut for cut in bounds if cut < len(history.ticks)}), len(history.ticks)]
     ):
@@ -79,8 +84,8 @@ def run(
             rows = rows.filter(pa.array(key_groups(encode_keys(rows, kernel.per)) % 2 == shard))
         result = restored(kernel).step(state := state.copy(), rows)
         result.validate(full=True)
-        told += result.to_pylist()
-    return told, state
+        emitted += result.to_pylist()
+    return emitted, state
 
 
 @given(
@@ -92,9 +97,9 @@ def test_the_first_rows_of_each_group_at_every_tick(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
-            patch.setattr(pile_writing, "_CUT_TO", 2)
-            patch.setattr(top, "MAX_IN_A_LEAF", 3)
+            patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
+            patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
+            patch.setattr(top, "MAX_CHUNK_ROWS", 3)
         ticks = data.draw(st.integers(1, 7))
         history = data.draw(
             table_history(
@@ -105,10 +110,10 @@ def test_the_first_rows_of_each_group_at_every_tick(
         expected = oracle(history, n, down, per)
         bounds = data.draw(cuts(ticks))
         assert run(kernel, history, [])[0] == expected
-        told, state = run(kernel, history, bounds)
-        assert told == expected
+        emitted, state = run(kernel, history, bounds)
+        assert emitted == expected
         parts = [run(kernel, history, bounds, shard) for shard in range(2)]
-        assert sorted(map(repr, [row for told, _ in parts for row in told])) == sorted(
+        assert sorted(map(repr, [row for emitted, _ in parts for row in emitted])) == sorted(
             map(repr, expected)
         )
         assert {
@@ -118,9 +123,9 @@ def test_the_first_rows_of_each_group_at_every_tick(
 
 
 def check_settled(
-    kernel: TopKernel, told: list[Row], history: History, n: int, down: bool, per: bool
+    kernel: TopKernel, emitted: list[Row], history: History, n: int, down: bool, per: bool
 ) -> None:
-    changes = pa.Table.from_pylist(told, kernel.output.append(pa.field("_tick", pa.int64())))
+    changes = pa.Table.from_pylist(emitted, kernel.output.append(pa.field("_tick", pa.int64())))
     settled = SettleKernel("s", SCHEMA, kernel.key).step(MemoryState(), changes)
     check_ticks(settled, ["id"])
     rows: dict[int, Row] = {}
@@ -143,10 +148,10 @@ def test_a_change_far_from_the_top_looks_at_little_of_a_large_group() -> None:
     kernel, state = TopKernel("t", SCHEMA, ["id"], n=3, by=[("v", True)]), CountingState()
     kernel.step(state, changes([(at, 0, 7, "insert") for at in range(5000)], 1))
     state.got = 0
-    told = kernel.step(state, changes([(4999, 0, 7, "delete")], 2))
-    assert (told.num_rows, state.got <= 3) == (0, True)
-    told = kernel.step(state, changes([(0, 0, 7, "delete"), (6000, 0, 9, "insert")], 3))
-    assert [(row["id"], row["_change_type"]) for row in told.to_pylist()] == [
+    emitted = kernel.step(state, changes([(4999, 0, 7, "delete")], 2))
+    assert (emitted.num_rows, state.got <= 3) == (0, True)
+    emitted = kernel.step(state, changes([(0, 0, 7, "delete"), (6000, 0, 9, "insert")], 3))
+    assert [(row["id"], row["_change_type"]) for row in emitted.to_pylist()] == [
         (0, "delete"),
         (6000, "insert"),
     ]
@@ -205,9 +210,9 @@ def test_the_order_of_bytes_is_the_order_of_rows(
         there = [at for at in places if rows[at][column] is not None]
         there.sort(key=[row[column] for row in rows].__getitem__, reverse=down[column])
         places = there + [at for at in places if rows[at][column] is None]
-    listed = ordered.to_pylist()
-    assert sorted(range(len(rows)), key=lambda at: listed[at]) == places
-    first = beginnings(ordered)
+    timer_list_entries = ordered.to_pylist()
+    assert sorted(range(len(rows)), key=lambda at: timer_list_entries[at]) == places
+    first = order_sort_keys(ordered)
     assert all(first[one] <= first[other] for one, other in pairwise(places))
 
 
@@ -226,13 +231,13 @@ def test_different_rows(data: st.DataObject) -> None:
         table_history(ticks, keys=st.none() | st.integers(0, 1), key_type=pa.int64())
     )
     schema = pa.schema([SCHEMA.field("k"), SCHEMA.field("v")])
-    state, told, rows = MemoryState(), [], dict[int, Row]()
+    state, emitted, rows = MemoryState(), [], dict[int, Row]()
     for tick in range(ticks):
-        told.append(
-            distinct("d", schema, ()).step(
+        emitted.append(
+            distinct_kernel("d", schema, ()).step(
                 state, history.table(tick, tick + 1).drop_columns(["id"])
             )
         )
         folded(rows, history.ticks[tick])
-        view = fold(pa.concat_tables(told), ["k", "v"])
+        view = fold(pa.concat_tables(emitted), ["k", "v"])
         assert set(view) == {(row["k"], row["v"]) for row in rows.values()}

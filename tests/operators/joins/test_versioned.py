@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InputError
-from headrace.operators.joins import row_store as pile_writing
-from headrace.operators.joins import row_store as timers
+from headrace.operators.joins import row_store, timers
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
-from tests.operators.joins.driving import (
+from tests.operators.joins.join_driver import (
     Drive,
     Track,
     check_all_ways,
@@ -77,13 +76,13 @@ class Oracle:
             row for row in self.waiting if row["k"] is None or row["t"] < table.complete[number]
         ]
         self.waiting = [row for row in self.waiting if row not in ready]
-        told = [
+        emitted = [
             answer
             for row in sorted(ready, key=lambda row: row["t"])
             if (answer := self._answer(row, number)) is not None
         ]
         self.known.forget(horizon(self.watermarks, number, self.history))
-        return in_key_order(told, [row["k"] for row in told], pa.int64())
+        return in_key_order(emitted, [row["k"] for row in emitted], pa.int64())
 
     def _answer(self, row: Row, tick: int) -> Row | None:
         version = self.known.valid(row["k"], row["t"])
@@ -157,8 +156,8 @@ def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject
 @settings(max_examples=40)
 def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
-        patch.setattr(pile_writing, "_CUT_TO", 1)
+        patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
+        patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(4, 10))
         watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         stream, table = (
@@ -251,8 +250,8 @@ def test_a_late_version_lets_the_past_be_and_holds_from_then_on() -> None:
         is_table=False,
     )
     clock = Track([1, 5, 6, 7], [1, 5, 6, 7])
-    told, _ = Drive([stream, table], (clock, clock)).run(lambda: join("inner", 100), [1, 2, 3])
-    assert [(row["n"], row["v"]) for row in told] == [(0, 10), (1, 20)]
+    emitted, _ = Drive([stream, table], (clock, clock)).run(lambda: join("inner", 100), [1, 2, 3])
+    assert [(row["n"], row["v"]) for row in emitted] == [(0, 10), (1, 20)]
 
 
 def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> None:
@@ -262,7 +261,7 @@ def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> N
     clock = Track([1, 2, 50], [1, 2, 50])
     _, state = Drive([stream, table], (clock, clock)).run(lambda: join("left", 10), [1, 2])
     assert state.first(b"", b"\xff") is None
-    assert timers.earliest(state, 1) is None
+    assert timers.earliest_timer(state, 1) is None
 
 
 def test_what_is_refused() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.operators.joins.row_store import Piles
+from headrace.operators.joins.row_store import KeyedRowStore
 from headrace.operators.joins.sides import Side
 from headrace.operators.kernel import UNSTARTED
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
-from tests.operators.joins.driving import Track
+from tests.operators.joins.join_driver import Track
 
 TIME = pa.timestamp("us", "UTC")
 STREAM = Side(
@@ -103,7 +103,9 @@ def horizon(watermarks: tuple[Track, ...], tick: int, history: int) -> int:
 def stored(state: MemoryState, section: int) -> int:
     keys = sorted(name[1:] for name in state.values if name[:1] == b"h")
     return len(
-        Piles("j", state, pa.array(keys, pa.binary()), sections=2, marks=2).load_all(section)
+        KeyedRowStore("j", state, pa.array(keys, pa.binary()), sections=2, registers=2).load_all(
+            section
+        )
     )
 
 
@@ -114,10 +116,10 @@ def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, most: int = 3
     that of a row that is not there.
     """
     rows: dict[int, Row] = {}
-    told: list[list[Row]] = []
+    emitted: list[list[Row]] = []
     as_topic = draw(st.booleans())
     for _ in range(ticks):
-        told.append(changes := [])
+        emitted.append(changes := [])
         for key in draw(st.lists(st.integers(0, keys), max_size=most, unique=not as_topic)):
             if (key in rows or as_topic) and draw(st.integers(0, 3)) == 0:
                 gone = rows.pop(key, None)
@@ -134,7 +136,7 @@ def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, most: int = 3
                 {**fresh, "_change_type": "update_postimage" if key in rows else "insert"}
             )
             rows[key] = fresh
-    return History(TABLE.schema, told, is_table=True)
+    return History(TABLE.schema, emitted, is_table=True)
 
 
 @st.composite

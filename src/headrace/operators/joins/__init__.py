@@ -1,3 +1,24 @@
-"""Joins of streams and tables, and what else a table can be made into: kernels that keep rows of
-many keys in order.
+"""Joins, and other kernels that keep the rows of a key in order.
+
+Shared, from the bottom up:
+
+- `row_store`: rows by key in the state, sorted within a key, in headers and chunks.
+- `timers`: state entries by time, which say when a key is to be visited.
+- `sides`: the inputs of a join and the columns of its result; `SettleKernel`.
+- `timeline`: the versions of a table by the time from which they are valid; `HistoryKernel`.
+
+Joins:
+
+- `stream_stream`: two streams within a time bound.
+- `stream_table`: a stream with a table as it is now.
+- `versioned`: a stream with a table as it was at the row's time; waiting, or correcting.
+- `table_table`: two tables into a table.
+
+Tables out of one input:
+
+- `latest`: the latest row of each key, by arrival or by event time.
+- `top`: the first rows of each group, and the distinct rows.
+
+The steps that build these kernels are in `plan/join_steps.py`; what users write is in
+`pipeline/joins.py`.
 """

@@ -1,21 +1,35 @@
-"""Rows kept by key, each key's in the order of a number (a time, the hash of an id): what joins
-keep in their state.
+"""The row store of the joins: rows by key, the rows of a key sorted by a sort key (a time, or the
+hash of an id).
 
-A key's pile has sections (a join's left and right rows). A small section lies whole in the key's
-head; one that outgrows it is cut into leaves, entries of their own, of which the head lists the
-lowest numbers. So a key with one row costs one entry, and a key with a million costs what is looked
-at.
+The rows of a key are kept in sections, such as the left and the right rows of a join. A small
+section lies inline in the header of its key. A section that outgrows the header is split into
+chunks, which are state entries of their own, and the header lists the lowest sort key of each. So a
+key with one row costs one entry, and a batch that touches a key with a million rows reads and
+writes only the chunks that it looks at.
 
-| entry | under | bytes |
-|---|---|---|
-| head | `h`, key | version 1; marks, 8 bytes each; counts of the sections, 4 bytes each (top bit:
-of leaves, not rows); their sizes, 4 each; they |
-| leaf | `l`, section, lowest number, key | version 1; count, 4 bytes; the rows |
-| rows | | for each: number, 8 bytes; flags, 1 byte; size, 4 bytes; then the rows' own bytes |
-| leaves | | the lowest number of each, 8 bytes; the first also has all below |
+The state of the key `b"k"` with three left rows at the times 10, 20 and 30 and no right rows, and
+of the same key once its left section has outgrown the header:
 
-Marks are numbers that a kernel keeps for a key, such as when it is to be woken. Where the order
-needs more than a number, 24 bytes take its place.
+    b"h" b"k"                 header: registers, counts (3, 0), sizes, the three rows
+                              ------
+    b"h" b"k"                 header: registers, counts (2 chunks, 0), sizes, lowest sort keys 10, 90
+    b"l" section=0 10 b"k"    chunk: rows with sort keys below 90
+    b"l" section=0 90 b"k"    chunk: rows with sort keys from 90 on
+
+The layout of the entries:
+
+    header   `h`, key                            version 1; registers, 8 bytes each; counts of the
+                                                 sections, 4 bytes each (top bit: chunks, not rows);
+                                                 sizes of the sections, 4 bytes each; the sections
+    chunk    `l`, section, lowest sort key, key  version 1; row count, 4 bytes; the rows
+    rows     (in a header or a chunk)            per row: sort key, 8 bytes; flags, 1 byte; size,
+                                                 4 bytes; then the bytes of all rows
+    chunks   (in a header)                       the lowest sort key of each chunk, 8 bytes; the
+                                                 first chunk also holds every row below it
+
+Registers are 64-bit numbers that a kernel keeps with a key, such as the time of the key's timer
+(`timers.py`) or its row count. A sort key takes 24 bytes instead of 8 where 8 do not suffice
+(`wide`).
 """
 
 from __future__ import annotations
@@ -30,95 +44,114 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, offsets_of, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
 from headrace.columnar.keys import key_groups
-from headrace.columnar.lookup import begins, search, sorting
-from headrace.columnar.row_codec import cut_out
+from headrace.columnar.lookup import group_start_mask, search_within, sort_order
+from headrace.columnar.row_codec import gather_ranges
 from headrace.errors import BugError, CorruptionError, NewerFormat
-from headrace.operators.aggregates.accumulator import place_in_slot
-from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, big_endian
+from headrace.operators.aggregates.accumulator import index_in_slot
+from headrace.operators.kernel import Groups, KeyedState
 
 VERSION = 1
-LOWEST, NONE = -(2**63), 2**63 - 1
-"""Below all numbers; and a mark that is not set."""
-TREE = np.uint32(1 << 31)
-WIDE = 24
-LEAF_HEADER = np.dtype([("version", "u1"), ("count", "<u4")])
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+"""Bounds of the sort keys and of times. A register that is not set holds HIGHEST."""
+MAX_CHUNK_ROWS = 64
+"""A chunk with more rows is split."""
+_SPLIT_CHUNK_ROWS = 32
+"""Rows of each part of a chunk that is split; a last chunk with at most this many rows moves into
+the header.
+"""
+CHUNKED = np.uint32(1 << 31)
+"""The bit of a section's count that says that it counts chunks, not rows."""
+WIDE_SORT_KEY_BYTES = 24
+CHUNK_HEADER = np.dtype([("version", "u1"), ("count", "<u4")])
 Flags = npt.NDArray[np.uint8]
 Data = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[Any]
-"""What piles are ordered by: integers, or bytes."""
+SortKeys = npt.NDArray[Any]
+"""What the rows of a key are sorted by: integers, or bytes."""
+StateEntries = tuple[pa.Array, pa.Array, Groups]
+"""Names, values (null: delete) and key groups of entries to write."""
+_EMPTY = pa.scalar(b"", pa.large_binary())
 
 
 @dataclass(frozen=True)
-class Records:
-    """Rows of piles: the number of each one's key, its number in the pile, its flags, its bytes
+class StoredRows:
+    """Rows of a row store: per row the index of its key, its sort key, its flags and its bytes
     (large binary).
     """
 
     keys: Ints
-    at: Numbers
+    sort_keys: SortKeys
     flags: Flags
     rows: pa.Array
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def take(self, which: Ints) -> Records:
-        return Records(
-            self.keys[which], self.at[which], self.flags[which], self.rows.take(pa.array(which))
+    def take(self, indices: Ints) -> StoredRows:
+        return StoredRows(
+            keys=self.keys[indices],
+            sort_keys=self.sort_keys[indices],
+            flags=self.flags[indices],
+            rows=self.rows.take(pa.array(indices)),
         )
 
     @staticmethod
-    def together(parts: list[Records]) -> Records:
-        keys, at, flags = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("keys", "at", "flags")
+    def concat(parts: list[StoredRows]) -> StoredRows:
+        return StoredRows(
+            keys=np.concatenate([part.keys for part in parts]),
+            sort_keys=np.concatenate([part.sort_keys for part in parts]),
+            flags=np.concatenate([part.flags for part in parts]),
+            rows=pa.concat_arrays([part.rows for part in parts]),
         )
-        return Records(keys, at, flags, pa.concat_arrays([part.rows for part in parts]))
 
     @staticmethod
-    def none() -> Records:
-        empty = np.zeros(0, np.int64)
-        return Records(empty, empty, np.zeros(0, np.uint8), pa.array([], pa.large_binary()))
+    def empty() -> StoredRows:
+        nothing = np.zeros(0, np.int64)
+        return StoredRows(
+            keys=nothing,
+            sort_keys=nothing,
+            flags=np.zeros(0, np.uint8),
+            rows=pa.array([], pa.large_binary()),
+        )
 
 
 @dataclass
 class Section:
-    """One section of many keys' piles: where it lies in the heads, and its leaves. A section that
-    lies in the head has one leaf, which is loaded.
+    """One section of many keys: where it lies in their headers, and its chunks. A section that lies
+    inline counts as one chunk that is loaded.
     """
 
     number: int
-    starts: Ints
-    sizes: Ints
-    counts: Ints
-    tree: Mask
-    firsts: Ints  # the first leaf of each key, and the end
-    lows: Numbers  # by leaf
-    loaded: Mask  # by leaf
+    starts: Ints  # by key: where the section begins in the header bytes
+    sizes: Ints  # by key
+    counts: Ints  # by key: rows of an inline section, chunks of a chunked one
+    is_chunked: Mask  # by key
+    chunk_starts: Ints  # by key: the index of its first chunk; one more for the end
+    lows: SortKeys  # by chunk: its lowest sort key
+    is_loaded: Mask  # by chunk
 
     @cached_property
-    def leaf_keys(self) -> Ints:
-        return np.repeat(np.arange(len(self.tree)), np.diff(self.firsts))
+    def chunk_keys(self) -> Ints:
+        """The key index of each chunk."""
+        return np.repeat(np.arange(len(self.is_chunked)), np.diff(self.chunk_starts))
 
     @cached_property
-    def has_trees(self) -> bool:
-        return bool(self.tree.any())
+    def has_chunks(self) -> bool:
+        return bool(self.is_chunked.any())
 
-    def leaves_of(self, keys: Ints, at: Numbers) -> Ints:
-        """The leaf in which a number of a key lies, or would lie."""
-        first = self.firsts[keys]
-        if not self.has_trees:
+    def chunks_of(self, keys: Ints, sort_keys: SortKeys) -> Ints:
+        """The index of the chunk in which each sort key of a key lies, or would lie."""
+        first = self.chunk_starts[keys]
+        if not self.has_chunks:
             return first
-        return np.maximum(
-            search(self.lows, first, self.firsts[keys + 1], at, right=True) - 1, first
-        )
+        end = self.chunk_starts[keys + 1]
+        return np.maximum(search_within(self.lows, first, end, sort_keys, right=True) - 1, first)
 
 
-class Piles:
-    """The piles of some keys (distinct, in order) as they are in the state. Load what is to be
-    looked at; `PileWriter` stores it again.
+class KeyedRowStore:
+    """The stored rows of some keys. Load what a batch looks at; a `RowStoreWriter` writes what it
+    changes.
     """
 
     def __init__(
@@ -128,55 +161,57 @@ class Piles:
         keys: pa.Array,
         *,
         sections: int,
-        marks: int,
+        registers: int,
         wide: bool = False,
     ) -> None:
-        """`wide`: in the order of 24 bytes, not of a number."""
+        """Read the headers of some keys.
+
+        Args:
+            step: the name of the step, for errors.
+            state: the state of the step.
+            keys: the bytes of the keys, distinct and in order.
+            sections: the number of sections of a key.
+            registers: the number of registers of a key.
+            wide: whether sort keys are 24 bytes, not integers.
+        """
         self.step, self.state = step, state
-        self.number: np.dtype[Any] = np.dtype(f"S{WIDE}" if wide else "<i8")
-        self.record = np.dtype([("at", self.number), ("flags", "u1"), ("size", "<u4")])
+        self.sort_key_type: np.dtype[Any] = np.dtype(f"S{WIDE_SORT_KEY_BYTES}" if wide else "<i8")
+        self.row_type = np.dtype(
+            [("sort_key", self.sort_key_type), ("flags", "u1"), ("size", "<u4")]
+        )
         self.keys = keys.cast(pa.binary()).cast(pa.large_binary())
         self.groups: Groups = key_groups(keys)
-        self.header = np.dtype(
+        self.header_type = np.dtype(
             [
                 ("version", "u1"),
-                ("marks", "<i8", (marks,)),
+                ("registers", "<i8", (registers,)),
                 ("counts", "<u4", (sections,)),
                 ("sizes", "<u4", (sections,)),
             ]
         )
-        self.names = joined([pa.scalar(b"h", pa.large_binary()), self.keys]).cast(pa.binary())
-        self.data, starts = self._read(state.get_array(self.names, self.groups))
-        heads = _fixed_at(self.data, starts, self.header)
-        self._check(heads["version"])
-        self.marks: Ints = heads["marks"].T.copy()
-        self.marks_before = self.marks.copy()
-        ends = (
-            starts[:, None]
-            + self.header.itemsize
-            + np.cumsum(heads["sizes"], axis=1, dtype=np.int64)
-        )
+        self.names = concat_bytes([pa.scalar(b"h", pa.large_binary()), self.keys]).cast(pa.binary())
+        new_header = np.zeros(1, self.header_type)
+        new_header["version"], new_header["registers"] = VERSION, HIGHEST
+        values = state.get_array(self.names, self.groups).fill_null(new_header.tobytes())
+        self.data, starts = value_bytes(values), offsets_of(values)[:-1]
+        headers = _read_structs(self.data, starts, self.header_type)
+        self._check_version(headers["version"])
+        self.registers: Ints = headers["registers"].T.copy()
+        self.registers_before = self.registers.copy()
+        sizes = headers["sizes"].astype(np.int64)
+        ends = starts[:, None] + self.header_type.itemsize + np.cumsum(sizes, axis=1)
+        section_starts = ends - sizes
         self.sections = [
             self._section(
-                at,
-                heads["counts"][:, at],
-                ends[:, at] - heads["sizes"][:, at],
-                heads["sizes"][:, at],
+                number, headers["counts"][:, number], section_starts[:, number], sizes[:, number]
             )
-            for at in range(sections)
+            for number in range(sections)
         ]
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def _read(self, values: pa.Array) -> tuple[Data, Ints]:
-        """The heads side by side, and where each begins."""
-        nothing = np.zeros(1, self.header)
-        nothing["version"], nothing["marks"] = VERSION, NONE
-        heads = values.fill_null(nothing.tobytes())
-        return data_of(heads), offsets_of(heads)[:-1]
-
-    def _check(self, versions: Flags) -> None:
+    def _check_version(self, versions: Flags) -> None:
         if len(versions) and int(versions.max()) > VERSION:
             raise NewerFormat(
                 f"The state of step {self.step!r} was written by a newer Headrace.",
@@ -184,335 +219,133 @@ class Piles:
             )
 
     def _section(self, number: int, counts: Ints, starts: Ints, sizes: Ints) -> Section:
-        tree = counts >= TREE
-        counts = (counts & ~TREE).astype(np.int64)
-        leaves = np.where(tree, counts, 1)
-        firsts = np.append(0, np.cumsum(leaves))
-        lows = np.full(firsts[-1], LOWEST if self.number.kind == "i" else b"", self.number)
-        in_trees = np.repeat(tree, leaves)
-        if tree.any():
-            lows[in_trees] = self.data[
-                runs(starts[tree], self.number.itemsize * counts[tree])
-            ].view(self.number)
+        is_chunked = counts >= CHUNKED
+        counts = (counts & ~CHUNKED).astype(np.int64)
+        chunks = np.where(is_chunked, counts, 1)
+        chunk_starts = np.append(0, np.cumsum(chunks))
+        lowest = LOWEST if self.sort_key_type.kind == "i" else b""
+        lows = np.full(chunk_starts[-1], lowest, self.sort_key_type)
+        is_entry = np.repeat(is_chunked, chunks)
+        if is_chunked.any():
+            list_sizes = self.sort_key_type.itemsize * counts[is_chunked]
+            list_bytes = self.data[expand_ranges(starts[is_chunked], list_sizes)]
+            lows[is_entry] = list_bytes.view(self.sort_key_type)
         return Section(
-            number, starts, sizes.astype(np.int64), counts, tree, firsts, lows, ~in_trees
+            number=number,
+            starts=starts,
+            sizes=sizes,
+            counts=counts,
+            is_chunked=is_chunked,
+            chunk_starts=chunk_starts,
+            lows=lows,
+            is_loaded=~is_entry,
         )
 
     # Loading
 
-    def load(self, section: int, low: Ints, high: Ints, *, beyond: bool = False) -> Records:
-        """The rows of each key from low to high (and others that lie near them; all, of a small
-        pile); none if low is above high. Once a section.
+    def load(self, section: int, low: Ints, high: Ints, *, beyond: bool = False) -> StoredRows:
+        """Load the rows of each key whose sort keys lie between `low` and `high`, both included.
 
-        `beyond`: also the first row behind them.
+        More may come: all rows of a section that lies inline, and of a chunk that holds one of the
+        rows. A key whose `low` is above its `high` loads none of its chunks. A section is loaded
+        once.
+
+        Args:
+            section: the number of the section.
+            low: the lowest sort key, by key.
+            high: the highest sort key, by key.
+            beyond: load the chunk behind the range too, so that the row after it is among them.
         """
         part = self.sections[section]
-        found = self.load_whole(section)
-        if not part.has_trees:
-            return found
-        together = Records.together(
-            [found, self.load_leaves(section, self._wanted(part, low, high, 1 if beyond else 0))]
-        )
-        return together.take(np.argsort(together.keys, kind="stable"))
+        inline = self.load_inline(section)
+        if not part.has_chunks:
+            return inline
+        keys = np.flatnonzero(part.is_chunked & (low <= high))
+        first = part.chunks_of(keys, low[keys])
+        last = part.chunks_of(keys, high[keys]) + (1 if beyond else 0)
+        last = np.minimum(last, part.chunk_starts[keys + 1] - 1)
+        chunked = self.load_chunks(section, expand_ranges(first, last - first + 1))
+        rows = StoredRows.concat([inline, chunked])
+        return rows.take(np.argsort(rows.keys, kind="stable"))
 
-    def load_whole(self, section: int) -> Records:
-        """The rows that lie in heads."""
-        part = self.sections[section]
-        whole = np.flatnonzero(~part.tree)
-        return self._records(self.data, part.starts[whole], part.counts[whole], whole)
-
-    def load_leaves(self, section: int, leaves: Ints) -> Records:
-        """The rows of some leaves, of none twice."""
-        part = self.sections[section]
-        part.loaded[leaves] = True
-        return self._records(*self._leaves(part, leaves), part.leaf_keys[leaves])
-
-    def load_touched(self, section: int, keys: Ints, at: Numbers, whole: Mask) -> Records:
-        """All rows of some keys, and of others those that lie at these numbers, or near them; in
-        order of key and number.
+    def load_touched(
+        self, section: int, keys: Ints, sort_keys: SortKeys, whole_keys: Mask
+    ) -> StoredRows:
+        """Load all rows of some keys (`whole_keys`), and of the others the chunks in which these
+        sort keys lie; in order of key and sort key.
         """
-        part, found = self.sections[section], self.load_whole(section)
-        if not part.has_trees:
-            return found
-        wanted = whole[part.leaf_keys]
-        wanted[part.leaves_of(keys, at)] = True
-        together = Records.together(
-            [found, self.load_leaves(section, np.flatnonzero(wanted & part.tree[part.leaf_keys]))]
-        )
-        return together.take(np.argsort(together.keys, kind="stable"))
+        part, inline = self.sections[section], self.load_inline(section)
+        if not part.has_chunks:
+            return inline
+        wanted = whole_keys[part.chunk_keys]
+        wanted[part.chunks_of(keys, sort_keys)] = True
+        wanted &= part.is_chunked[part.chunk_keys]
+        rows = StoredRows.concat([inline, self.load_chunks(section, np.flatnonzero(wanted))])
+        return rows.take(np.argsort(rows.keys, kind="stable"))
 
-    def load_all(self, section: int, of: Mask | None = None) -> Records:
-        """All rows of the keys, or of some of them."""
+    def load_all(self, section: int, of: Mask | None = None) -> StoredRows:
+        """Load all rows of the keys, or of some of them."""
         wanted = np.ones(len(self), np.bool_) if of is None else of
-        return self.load(section, np.where(wanted, LOWEST, NONE), np.where(wanted, NONE, LOWEST))
+        return self.load(
+            section, np.where(wanted, LOWEST, HIGHEST), np.where(wanted, HIGHEST, LOWEST)
+        )
 
-    @staticmethod
-    def _wanted(part: Section, low: Ints, high: Ints, more: int) -> Ints:
-        keys = np.flatnonzero(part.tree & (low <= high))
-        first, last = part.leaves_of(keys, low[keys]), part.leaves_of(keys, high[keys])
-        return runs(first, np.minimum(last + more, part.firsts[keys + 1] - 1) - first + 1)
+    def load_inline(self, section: int) -> StoredRows:
+        """Load the rows that lie in headers."""
+        part = self.sections[section]
+        keys = np.flatnonzero(~part.is_chunked)
+        return self._read_rows(self.data, part.starts[keys], part.counts[keys], keys)
 
-    def _leaves(self, part: Section, leaves: Ints) -> tuple[Data, Ints, Ints]:
-        """Leaves side by side, where the rows of each begin, and how many they are."""
-        keys = part.leaf_keys[leaves]
+    def load_chunks(self, section: int, chunks: Ints) -> StoredRows:
+        """Load the rows of some chunks, each of which is given once."""
+        part = self.sections[section]
+        part.is_loaded[chunks] = True
+        keys = part.chunk_keys[chunks]
         values = self.state.get_array(
-            self.leaf_names(part, keys, part.lows[leaves]), self.groups[keys]
+            self.chunk_names(part, keys, part.lows[chunks]), self.groups[keys]
         )
         if values.null_count:
             raise CorruptionError(
                 f"The state of step {self.step!r} lacks {values.null_count} of its parts.",
                 fix="rebuild it from its files.",
             )
-        data, starts = data_of(values), offsets_of(values)[:-1]
-        headers = _fixed_at(data, starts, LEAF_HEADER)
-        self._check(headers["version"])
-        return data, starts + LEAF_HEADER.itemsize, headers["count"].astype(np.int64)
+        data, starts = value_bytes(values), offsets_of(values)[:-1]
+        headers = _read_structs(data, starts, CHUNK_HEADER)
+        self._check_version(headers["version"])
+        counts = headers["count"].astype(np.int64)
+        return self._read_rows(data, starts + CHUNK_HEADER.itemsize, counts, keys)
 
-    def leaf_names(self, part: Section, keys: Ints, lows: Numbers) -> pa.Array:
-        return names(b"l" + bytes([part.number]), lows, self.keys.take(pa.array(keys)))
+    def chunk_names(self, part: Section, keys: Ints, lows: SortKeys) -> pa.Array:
+        """The names of the state entries of chunks."""
+        return entry_names(b"l" + bytes([part.number]), lows, self.keys.take(pa.array(keys)))
 
-    def _records(self, data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
-        """The rows that lie at these places, so many at each, of these keys."""
-        places = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        fixed = _fixed_at(
-            data, np.repeat(starts, counts) + places * self.record.itemsize, self.record
+    def _read_rows(self, data: Data, starts: Ints, counts: Ints, keys: Ints) -> StoredRows:
+        """Decode runs of rows: where each begins in the data, its number of rows, and its key."""
+        ends = np.cumsum(counts)
+        index = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        structs = _read_structs(
+            data, np.repeat(starts, counts) + index * self.row_type.itemsize, self.row_type
         )
-        sizes = fixed["size"].astype(np.int64)
-        ends = np.cumsum(sizes)
-        before = np.append(0, ends)[
-            np.cumsum(counts) - counts
-        ]  # the bytes of all rows of earlier piles
-        row_starts = (
-            np.repeat(starts + counts * self.record.itemsize - before, counts) + ends - sizes
-        )
-        return Records(
-            np.repeat(keys, counts),
-            fixed["at"].copy(),
-            fixed["flags"].copy(),
-            cut_out(data, row_starts, sizes),
+        sizes = structs["size"].astype(np.int64)
+        row_ends = np.cumsum(sizes)
+        bytes_of_earlier_runs = np.append(0, row_ends)[ends - counts]
+        bytes_start = starts + counts * self.row_type.itemsize - bytes_of_earlier_runs
+        row_starts = np.repeat(bytes_start, counts) + row_ends - sizes
+        return StoredRows(
+            keys=np.repeat(keys, counts),
+            sort_keys=structs["sort_key"].copy(),
+            flags=structs["flags"].copy(),
+            rows=gather_ranges(data, row_starts, sizes),
         )
 
 
-def names(prefix: bytes, numbers: Numbers, keys: pa.Array) -> pa.Array:
-    """Names of entries that lie in the order of a number: of some kind, the number, the key."""
-    ordered = (
-        numbers
-        if numbers.dtype.kind == "S"
-        else (numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
-    )
-    in_order = pieces(ordered.view(np.uint8), np.arange(len(numbers) + 1) * ordered.dtype.itemsize)
-    return joined([pa.scalar(prefix, pa.large_binary()), in_order, keys]).cast(pa.binary())
-
-
-def data_of(array: pa.Array) -> Data:
-    """The bytes of all values, as they lie in memory."""
-    data = array.buffers()[2] if len(array) else None
-    return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-
-
-def pieces(data: Data, offsets: Ints) -> pa.Array:
-    """Bytes cut at these places, as large binary."""
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(),
-        len(offsets) - 1,
-        [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)],
-    )
-
-
-def joined(parts: list[pa.Array | pa.Scalar]) -> pa.Array:
-    """The bytes of several columns, one behind the other."""
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
-
-
-def _fixed_at(data: Data, starts: Ints, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Values of one kind that lie at these places."""
-    if not len(starts):
-        return np.zeros(0, kind)
-    return (
-        np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(data, kind.itemsize)[starts])
-        .view(kind)
-        .reshape(-1)
-    )
-
-
-# When keys are to be woken: entries in the state that are found by time.
-#
-# | under | bytes | |---|---| | `t`, kind of timer, time, key | version 1, key | | `s`, kind of
-# timer, time, key group, tick | version 1; count, 4 bytes; the sizes of the keys, 4 bytes each;
-# they |
-#
-# A kernel that moves a key's timer must know where it was: it keeps that as a mark in the key's
-# pile.
-#
-# Where nothing is to be told at that time, only forgotten, many keys share an entry (a *list*),
-# which costs far less. It is not changed when a key's timer moves: who is woken for nothing goes on
-# waiting.
-
-
-_VERSION = 1
-_TIMER, _LIST = b"t", b"s"
-_LIST_HEADER = np.dtype([("version", "u1"), ("count", "<u4")])
-Entries = tuple[pa.Array, pa.Array, Groups]
-"""Names, values (null: deleted) and key groups."""
-
-
-def fired(state: KeyedState, kind: int, clock_us: int) -> pa.Array:
-    """The keys whose timers of a kind the clock has reached."""
-    prefix = _prefix(kind)
-    (end,) = big_endian(np.array([min(clock_us, NONE - 1) + 1]))
-    values = [] if clock_us == UNSTARTED else state.scan(prefix, prefix + end)[1]
-    if not values:
-        return pa.array([], pa.binary())
-    data, starts, lengths = _side_by_side(values)
-    return cut_out(data, starts + 1, lengths - 1).cast(pa.binary())
-
-
-def _side_by_side(values: list[bytes]) -> tuple[Data, Ints, Ints]:
-    """Values of entries as they follow each other, where each begins, and their lengths."""
-    data, lengths = (
-        np.frombuffer(b"".join(values), np.uint8),
-        np.fromiter(map(len, values), np.int64, len(values)),
-    )
-    starts = np.cumsum(lengths) - lengths
-    if int(data[starts].max()) > _VERSION:
-        raise NewerFormat(
-            "A timer was written by a newer Headrace.", fix="run the newer Headrace that wrote it."
-        )
-    return data, starts, lengths
-
-
-def earliest(state: KeyedState, kind: int) -> int | None:
-    """The time of the first timer of a kind."""
-    prefix = _prefix(kind)
-    found = state.first(prefix, _prefix(kind + 1))
-    return None if found is None else int.from_bytes(found[2:10], "big") - (1 << 63)
-
-
-def of_the_rest(piles: Piles, section: int, kind: int, woken: Mask, later: int) -> Ints:
-    """For each key a time before which nothing that was not loaded is to be woken: `later` than its
-    number. It need not be exact: who is woken too early sets the timer again. Where a key was
-    woken, what was not loaded lies behind what was.
-    """
-    part, before = piles.sections[section], piles.marks_before[kind]
-    bound = np.full(len(before), NONE)
-    left = np.flatnonzero(~part.loaded)
-    keys = part.leaf_keys[left]
-    np.minimum.at(bound, keys, np.where(woken[keys], part.lows[left] + later, before[keys]))
-    return bound
-
-
-def moved(piles: Piles, kind: int) -> Entries:
-    """The entries that move a kind of timer to where the marks of that number have gone; a mark of
-    NONE is no timer.
-    """
-    before, after = piles.marks_before[kind], piles.marks[kind]
-    differs = before != after
-    goes, comes = (
-        np.flatnonzero(differs & (before != NONE)),
-        np.flatnonzero(differs & (after != NONE)),
-    )
-    which = np.concatenate([goes, comes])
-    keys = piles.keys.take(pa.array(which))
-    values = joined([pa.scalar(bytes([_VERSION]), pa.large_binary()), keys.slice(len(goes))]).cast(
-        pa.binary()
-    )
-    times = np.concatenate([before[goes], after[comes]])
-    return (
-        names(_prefix(kind), times, keys),
-        pa.concat_arrays([pa.nulls(len(goes), pa.binary()), values]),
-        piles.groups[which],
-    )
-
-
-# Lists
-
-
-def fired_lists(state: KeyedState, kind: int, clock_us: int) -> tuple[pa.Array, Entries]:
-    """The keys of the lists of a kind that the clock has reached, some of them perhaps twice; and
-    the entries that take these lists away.
-    """
-    prefix = _LIST + bytes([kind])
-    (end,) = big_endian(np.array([min(clock_us, NONE - 1) + 1]))
-    found, values, groups = (
-        ([], [], np.zeros(0, np.uint8))
-        if clock_us == UNSTARTED
-        else state.scan(prefix, prefix + end)
-    )
-    gone = pa.array(found, pa.binary()), pa.nulls(len(found), pa.binary()), groups
-    if not values:
-        return pa.array([], pa.binary()), gone
-    data, starts, _ = _side_by_side(values)
-    counts = (
-        np.ascontiguousarray(data[starts[:, None] + np.arange(1, 5)])
-        .view("<u4")
-        .reshape(-1)
-        .astype(np.int64)
-    )
-    sizes_at = starts + _LIST_HEADER.itemsize
-    sizes = data[runs(sizes_at, 4 * counts)].view("<u4").astype(np.int64)
-    ends = np.cumsum(sizes)
-    before = np.append(0, ends)[
-        np.cumsum(counts) - counts
-    ]  # the bytes of the keys of all lists before
-    return (
-        cut_out(data, np.repeat(sizes_at + 4 * counts - before, counts) + ends - sizes, sizes).cast(
-            pa.binary()
-        ),
-        gone,
-    )
-
-
-def listed(piles: Piles, kind: int, tick: int) -> Entries:
-    """New lists of the keys whose mark of that number has moved to another time; a mark of NONE is
-    no timer. `tick`: the last of the call.
-    """
-    after = piles.marks[kind]
-    which = np.flatnonzero((piles.marks_before[kind] != after) & (after != NONE))
-    which = which[sorting(piles.groups[which].astype(np.int64), after[which])]
-    first = np.flatnonzero(begins(piles.groups[which], after[which]))
-    bounds = np.append(first, len(which))
-    keys = piles.keys.take(pa.array(which))
-    offsets = (
-        np.frombuffer(keys.buffers()[1], np.int64, count=len(keys) + 1, offset=keys.offset * 8)
-        if len(keys)
-        else np.zeros(1, np.int64)
-    )
-    headers = np.zeros(len(first), _LIST_HEADER)
-    headers["version"], headers["count"] = _VERSION, np.diff(bounds)
-    sizes = np.diff(offsets).astype("<u4").view(np.uint8)
-    parts = [
-        pieces(headers.view(np.uint8), np.arange(len(first) + 1) * headers.itemsize),
-        pieces(sizes, 4 * bounds),
-        pieces(data_of(keys), offsets[bounds]),
-    ]
-    groups, (suffix,) = piles.groups[which[first]], big_endian(np.array([tick]))
-    behind = joined(
-        [pieces(groups, np.arange(len(groups) + 1)), pa.scalar(suffix, pa.large_binary())]
-    )
-    return (
-        names(_LIST + bytes([kind]), after[which[first]], behind),
-        joined(parts).cast(pa.binary()),
-        groups,
-    )
-
-
-def _prefix(kind: int) -> bytes:
-    return _TIMER + bytes([kind])
-
-
-# Storing piles again: only the leaves and heads that changed, cut where they grew too large,
-# deleted where nothing is left.
-
-
-MAX_IN_A_LEAF = 64
-_CUT_TO = 32
-_NOTHING = pa.scalar(b"", pa.large_binary())
+# Writing
 
 
 @dataclass(frozen=True)
-class Bodies:
-    """What sections hold in their heads from now on: for some keys the bytes and the count, with
-    its top bit for leaves.
+class HeaderSections:
+    """The new contents of a section in the headers of some keys: its bytes and its count, whose top
+    bit says that it counts chunks.
     """
 
     keys: Ints
@@ -521,12 +354,12 @@ class Bodies:
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """Rows of leaves that changed, cut into new leaves; `starts` in the rows, and their end."""
+class NewChunks:
+    """The rows of changed chunks, split into new chunks."""
 
-    leaves: Ints  # the old leaf that each comes from
-    starts: Ints
-    lows: Numbers
+    old_chunks: Ints  # the chunk that each comes from
+    starts: Ints  # where each begins in the rows, and the end
+    lows: SortKeys
     bytes: pa.Array
 
     @property
@@ -534,255 +367,280 @@ class Chunks:
         return np.diff(self.starts)
 
 
-class PileWriter:
-    """Takes in what sections hold now, then stores all of it."""
+class RowStoreWriter:
+    """Collects the new contents of sections, then writes the headers and chunks that changed:
+    chunks that grew too large are split, and those that are empty are deleted.
+    """
 
-    def __init__(self, piles: Piles) -> None:
-        self.piles = piles
-        self._bodies: dict[int, Bodies] = {}
-        self._entries: list[Entries] = []
+    def __init__(self, row_store: KeyedRowStore) -> None:
+        self.row_store = row_store
+        self._sections: dict[int, HeaderSections] = {}
+        self._entries: list[StateEntries] = []
 
     def replace(
-        self, section: int, records: Records, touched_keys: Ints, touched_at: Numbers
+        self, section: int, rows: StoredRows, touched_keys: Ints, touched_sort_keys: SortKeys
     ) -> None:
-        """`records`: what the loaded part holds now, in order of key and number. `touched`: where
-        something came, went or changed.
+        """Replace the loaded rows of a section.
+
+        Args:
+            section: the number of the section.
+            rows: all rows that the loaded part holds from now on, in order of key and sort key.
+            touched_keys: the key of each row that was added, removed or changed.
+            touched_sort_keys: the sort key of each of these rows.
         """
-        part = self.piles.sections[section]
+        part = self.row_store.sections[section]
         dirty = np.zeros(len(part.lows), np.bool_)
-        dirty[part.leaves_of(touched_keys, touched_at)] = True
+        dirty[part.chunks_of(touched_keys, touched_sort_keys)] = True
         if not dirty.any():
             return
-        if (dirty & ~part.loaded).any():
-            raise BugError(f"Step {self.piles.step!r} changes rows that it has not loaded.")
-        leaves = part.leaves_of(records.keys, records.at)
+        if (dirty & ~part.is_loaded).any():
+            raise BugError(f"Step {self.row_store.step!r} changes rows that it has not loaded.")
+        chunks = part.chunks_of(rows.keys, rows.sort_keys)
         if not dirty.all():
-            which = np.flatnonzero(dirty[leaves])
-            records, leaves = records.take(which), leaves[which]
-        chunks = _chunks(part, records, leaves, self.piles.record)
-        self._bodies[section] = (
-            self._without_trees(part, dirty, chunks)
-            if _all_whole(part, chunks)
-            else self._with_trees(part, dirty, chunks)
+            in_dirty = np.flatnonzero(dirty[chunks])
+            rows, chunks = rows.take(in_dirty), chunks[in_dirty]
+        new = _split_chunks(part, rows, chunks, self.row_store.row_type)
+        stays_inline = not part.has_chunks and bool(group_start_mask(new.old_chunks).all())
+        self._sections[section] = (
+            self._inline_sections(part, dirty, new)
+            if stays_inline
+            else self._chunked_sections(part, dirty, new)
         )
 
     @staticmethod
-    def _without_trees(part: Section, dirty: Mask, chunks: Chunks) -> Bodies:
-        """The usual case: every pile lies in its head, and goes on to."""
-        keys = part.leaf_keys[dirty]
-        counts, at = np.zeros(len(part.lows), np.int64), np.zeros(len(part.lows), np.int64)
-        counts[chunks.leaves], at[chunks.leaves] = chunks.counts, np.arange(len(chunks.leaves))
-        counts, at = counts[dirty], at[dirty]
-        if len(chunks.leaves) == len(keys):
-            return Bodies(keys, chunks.bytes, counts)
-        return Bodies(
-            keys, chunks.bytes.take(pa.array(at, mask=counts == 0)).fill_null(_NOTHING), counts
-        )
+    def _inline_sections(part: Section, dirty: Mask, new: NewChunks) -> HeaderSections:
+        """The usual case: the sections of all keys lie in their headers, and continue to."""
+        keys = part.chunk_keys[dirty]
+        counts = np.zeros(len(part.lows), np.int64)
+        source = np.zeros(len(part.lows), np.int64)
+        counts[new.old_chunks] = new.counts
+        source[new.old_chunks] = np.arange(len(new.old_chunks))
+        counts, source = counts[dirty], source[dirty]
+        if len(new.old_chunks) == len(keys):
+            return HeaderSections(keys, new.bytes, counts)
+        taken = new.bytes.take(pa.array(source, mask=counts == 0)).fill_null(_EMPTY)
+        return HeaderSections(keys, taken, counts)
 
-    def _with_trees(self, part: Section, dirty: Mask, chunks: Chunks) -> Bodies:
-        """1. Which leaves there are now. 2. Those that are no more, go. 3. Those that changed come.
-        4. Heads list them, or have the only one.
+    def _chunked_sections(self, part: Section, dirty: Mask, new: NewChunks) -> HeaderSections:
+        """1. List the chunks that exist from now on. 2. Delete those that no longer exist. 3. Write
+        those that changed. 4. Headers list the chunks, or hold the rows of the only one.
         """
-        of_chunk = part.leaf_keys[chunks.leaves]
+        row_store = self.row_store
+        # 1. The chunks that stay as they are (-1), and the new ones.
+        new_keys = part.chunk_keys[new.old_chunks]
         stays = np.flatnonzero(~dirty)
-        keys, lows = (
-            np.concatenate([part.leaf_keys[stays], of_chunk]),
-            np.concatenate([part.lows[stays], chunks.lows]),
-        )
-        chunk = np.concatenate([np.full(len(stays), -1), np.arange(len(of_chunk))])
-        order = sorting(keys, lows)
-        keys, lows, chunk = keys[order], lows[order], chunk[order]
-        counts = np.bincount(keys, minlength=len(self.piles))
-        # One leaf goes into the head if it is small; a head that has its rows already keeps them as
-        # they are.
-        small = np.append(chunks.counts <= _CUT_TO, True)[chunk] | ~part.tree[keys]
-        whole = (counts[keys] == 1) & small & ((chunk >= 0) | ~part.tree[keys])
-        self._let_go(part, dirty & part.tree[part.leaf_keys], keys[~whole], lows[~whole])
-        self._write_leaves(part, keys, lows, chunk, ~whole & (chunk >= 0), chunks)
-        return self._heads(
-            self._relisted(part, dirty, chunks, keys[whole & (chunk >= 0)]),
-            counts,
-            keys,
-            lows,
-            chunk,
-            whole,
-            chunks,
-        )
+        keys = np.concatenate([part.chunk_keys[stays], new_keys])
+        lows = np.concatenate([part.lows[stays], new.lows])
+        source = np.concatenate([np.full(len(stays), -1), np.arange(len(new_keys))])
+        order = sort_order(keys, lows)
+        keys, lows, source = keys[order], lows[order], source[order]
+        counts = np.bincount(keys, minlength=len(row_store))
+        # The only chunk of a key moves into the header if it is small. A header that has its rows
+        # already keeps them.
+        was_inline = ~part.is_chunked[keys]
+        is_small = np.append(new.counts <= _SPLIT_CHUNK_ROWS, True)[source] | was_inline
+        is_new = source >= 0
+        inline = (counts[keys] == 1) & is_small & (is_new | was_inline)
 
-    @staticmethod
-    def _relisted(part: Section, dirty: Mask, chunks: Chunks, whole: Ints) -> Mask:
-        """The keys whose heads change: not those where leaves changed that keep their names."""
-        relisted = np.zeros(len(part.tree), np.bool_)
-        relisted[part.leaf_keys[dirty & ~part.tree[part.leaf_keys]]] = True
-        relisted[whole] = True
-        relisted[part.leaf_keys[chunks.leaves[part.lows[chunks.leaves] != chunks.lows]]] = True
-        emptied = dirty.copy()
-        emptied[chunks.leaves] = False
-        relisted[part.leaf_keys[emptied]] = True
-        return relisted
-
-    def _let_go(self, part: Section, were: Mask, keys: Ints, lows: Numbers) -> None:
-        """Leaves that changed and are not there any more under their names."""
-        old_keys, old_lows = part.leaf_keys[were], part.lows[were]
-        all_keys, all_lows = np.concatenate([keys, old_keys]), np.concatenate([lows, old_lows])
-        order = sorting(all_keys, all_lows)
-        first = np.empty(len(order), np.bool_)
-        first[order] = begins(all_keys[order], all_lows[order])
-        gone = first[len(keys) :]
-        self._put(
-            self.piles.leaf_names(part, old_keys[gone], old_lows[gone]),
-            pa.nulls(int(gone.sum()), pa.binary()),
-            self.piles.groups[old_keys[gone]],
-        )
-
-    def _write_leaves(
-        self, part: Section, keys: Ints, lows: Numbers, chunk: Ints, fresh: Mask, chunks: Chunks
-    ) -> None:
-        headers = np.zeros(int(fresh.sum()), LEAF_HEADER)
-        headers["version"], headers["count"] = VERSION, chunks.counts[chunk[fresh]]
-        bytes_ = chunks.bytes.take(pa.array(chunk[fresh]))
-        values = joined(
-            [
-                pieces(headers.view(np.uint8), np.arange(len(headers) + 1) * LEAF_HEADER.itemsize),
-                bytes_,
-            ]
-        )
-        self._put(
-            self.piles.leaf_names(part, keys[fresh], lows[fresh]),
-            values.cast(pa.binary()),
-            self.piles.groups[keys[fresh]],
-        )
-
-    @staticmethod
-    def _heads(
-        relisted: Mask,
-        counts: Ints,
-        keys: Ints,
-        lows: Numbers,
-        chunk: Ints,
-        whole: Mask,
-        chunks: Chunks,
-    ) -> Bodies:
-        """For each key that changed: its rows, or the list of its leaves, or nothing."""
-        which = np.flatnonzero(relisted)
-        begin = np.append(0, np.cumsum(counts))
-        lists = pieces(lows.view(np.uint8), lows.dtype.itemsize * begin).take(pa.array(which))
-        in_head = np.full(len(counts), -1)
-        in_head[keys[whole]] = chunk[whole]
-        rows_in_head = np.zeros(len(counts), np.int64)
-        rows_in_head[keys[whole]] = np.append(chunks.counts, 0)[chunk[whole]]
-        source = np.where(in_head[which] >= 0, len(which) + in_head[which], np.arange(len(which)))
-        bytes_ = pa.concat_arrays([lists, chunks.bytes]).take(pa.array(source))
-        is_tree = (counts[which] > 0) & (in_head[which] < 0)
-        return Bodies(
-            which, bytes_, np.where(is_tree, counts[which] | int(TREE), rows_in_head[which])
-        )
-
-    # All of it
-
-    def save(self, timers: Sequence[int] = (), others: Sequence[Entries] = ()) -> None:
-        """Store everything that changed, and other entries with it, and move the timers of these
-        kinds to where the marks have gone.
-        """
-        piles = self.piles
-        changed = (piles.marks != piles.marks_before).any(axis=0)
-        for bodies in self._bodies.values():
-            changed[bodies.keys] = True
-        self._save_heads(np.flatnonzero(changed))
-        entries = [
-            each
-            for each in (*self._entries, *others, *(moved(piles, kind) for kind in timers))
-            if len(each[0])
-        ]
-        if entries:
-            names, values = (pa.concat_arrays([each[at] for each in entries]) for at in range(2))
-            piles.state.put_array(names, values, np.concatenate([each[2] for each in entries]))
-
-    def _save_heads(self, which: Ints) -> None:
-        piles = self.piles
-        headers = np.zeros(len(which), piles.header)
-        headers["version"], headers["marks"] = VERSION, piles.marks[:, which].T
-        parts = []
-        for number, part in enumerate(piles.sections):
-            bytes_, counts = self._section_bytes(number, part, which)
-            headers["counts"][:, number], headers["sizes"][:, number] = (
-                counts,
-                pc.binary_length(bytes_).to_numpy(zero_copy_only=False),
+        # 2. Chunks that changed and whose names are no longer in use.
+        was_entry = dirty & part.is_chunked[part.chunk_keys]
+        old_keys, old_lows = part.chunk_keys[was_entry], part.lows[was_entry]
+        all_keys = np.concatenate([keys[~inline], old_keys])
+        all_lows = np.concatenate([lows[~inline], old_lows])
+        order = sort_order(all_keys, all_lows)
+        is_first = np.empty(len(order), np.bool_)
+        is_first[order] = group_start_mask(all_keys[order], all_lows[order])
+        unused = is_first[len(keys[~inline]) :]
+        self._entries.append(
+            (
+                row_store.chunk_names(part, old_keys[unused], old_lows[unused]),
+                pa.nulls(int(unused.sum()), pa.binary()),
+                row_store.groups[old_keys[unused]],
             )
-            parts.append(bytes_)
-        heads = joined(
-            [
-                pieces(headers.view(np.uint8), np.arange(len(which) + 1) * piles.header.itemsize),
-                *parts,
-            ]
         )
-        empty = ~np.logical_or.reduce(headers["counts"], axis=1)
-        values = (
-            heads.take(pa.array(np.arange(len(heads)), mask=empty)) if empty.any() else heads
-        ).cast(pa.binary())
-        if len(which) and len(which) == len(
-            piles
-        ):  # the very column that was got: a state need not look up again what was there
-            piles.state.put_array(piles.names, values, piles.groups)
+
+        # 3. Chunks that changed.
+        written = ~inline & is_new
+        headers = np.zeros(int(written.sum()), CHUNK_HEADER)
+        headers["version"], headers["count"] = VERSION, new.counts[source[written]]
+        values = concat_bytes([struct_bytes(headers), new.bytes.take(pa.array(source[written]))])
+        self._entries.append(
+            (
+                row_store.chunk_names(part, keys[written], lows[written]),
+                values.cast(pa.binary()),
+                row_store.groups[keys[written]],
+            )
+        )
+
+        # 4. The headers that change: not those whose chunks changed and keep their names.
+        changes = np.zeros(len(part.is_chunked), np.bool_)
+        changes[part.chunk_keys[dirty & ~part.is_chunked[part.chunk_keys]]] = True
+        changes[keys[inline & is_new]] = True
+        changes[part.chunk_keys[new.old_chunks[part.lows[new.old_chunks] != new.lows]]] = True
+        emptied = dirty.copy()
+        emptied[new.old_chunks] = False
+        changes[part.chunk_keys[emptied]] = True
+        which = np.flatnonzero(changes)
+        ends = np.append(0, np.cumsum(counts))
+        lists = slice_bytes(lows.view(np.uint8), lows.dtype.itemsize * ends).take(pa.array(which))
+        inline_source = np.full(len(counts), -1)
+        inline_source[keys[inline]] = source[inline]
+        inline_rows = np.zeros(len(counts), np.int64)
+        inline_rows[keys[inline]] = np.append(new.counts, 0)[source[inline]]
+        holds_rows = inline_source[which] >= 0
+        taken = np.where(holds_rows, len(which) + inline_source[which], np.arange(len(which)))
+        is_list = (counts[which] > 0) & ~holds_rows
+        return HeaderSections(
+            which,
+            pa.concat_arrays([lists, new.bytes]).take(pa.array(taken)),
+            np.where(is_list, counts[which] | int(CHUNKED), inline_rows[which]),
+        )
+
+    def save(self, others: Sequence[StateEntries] = ()) -> None:
+        """Write everything that changed, and other entries (such as timers) with it."""
+        row_store = self.row_store
+        changed = (row_store.registers != row_store.registers_before).any(axis=0)
+        for contents in self._sections.values():
+            changed[contents.keys] = True
+        self._save_headers(np.flatnonzero(changed))
+        entries = [each for each in (*self._entries, *others) if len(each[0])]
+        if entries:
+            row_store.state.put_array(
+                pa.concat_arrays([names for names, _, _ in entries]),
+                pa.concat_arrays([values for _, values, _ in entries]),
+                np.concatenate([groups for _, _, groups in entries]),
+            )
+
+    def _save_headers(self, which: Ints) -> None:
+        row_store = self.row_store
+        headers = np.zeros(len(which), row_store.header_type)
+        headers["version"], headers["registers"] = VERSION, row_store.registers[:, which].T
+        parts = []
+        for number, part in enumerate(row_store.sections):
+            section_bytes, counts = self._section_bytes(number, part, which)
+            headers["counts"][:, number] = counts
+            sizes = pc.binary_length(section_bytes).to_numpy(zero_copy_only=False)
+            headers["sizes"][:, number] = sizes
+            parts.append(section_bytes)
+        values = concat_bytes([struct_bytes(headers), *parts])
+        is_empty = ~np.logical_or.reduce(headers["counts"], axis=1)
+        if is_empty.any():
+            values = values.take(pa.array(np.arange(len(values)), mask=is_empty))
+        values = values.cast(pa.binary())
+        if len(which) and len(which) == len(row_store):
+            # The very column that was read: the state need not look the old values up again.
+            row_store.state.put_array(row_store.names, values, row_store.groups)
         else:
-            self._put(piles.names.take(pa.array(which)), values, piles.groups[which])
+            names = row_store.names.take(pa.array(which))
+            self._entries.append((names, values, row_store.groups[which]))
 
     def _section_bytes(self, number: int, part: Section, which: Ints) -> tuple[pa.Array, Ints]:
-        """What the heads of some keys hold of a section, new or as it was; and its count."""
-        bodies = self._bodies.get(number)
-        if bodies is not None and len(bodies.keys) == len(which):
-            return bodies.bytes, bodies.counts
-        were = cut_out(self.piles.data, part.starts[which], part.sizes[which])
-        counts = part.counts[which] | np.where(part.tree[which], int(TREE), 0)
-        if bodies is None:
-            return were, counts
-        at = np.searchsorted(which, bodies.keys)
+        """What the headers of some keys hold of a section, changed or not, and its count."""
+        contents = self._sections.get(number)
+        if contents is not None and len(contents.keys) == len(which):
+            return contents.bytes, contents.counts
+        unchanged = gather_ranges(self.row_store.data, part.starts[which], part.sizes[which])
+        counts = part.counts[which] | np.where(part.is_chunked[which], int(CHUNKED), 0)
+        if contents is None:
+            return unchanged, counts
+        changed = np.searchsorted(which, contents.keys)
         source = np.arange(len(which))
-        source[at] = len(which) + np.arange(len(at))
-        counts[at] = bodies.counts
-        return pa.concat_arrays([were, bodies.bytes]).take(pa.array(source)), counts
-
-    def _put(self, names: pa.Array, values: pa.Array, groups: Groups) -> None:
-        self._entries.append((names, values, groups))
+        source[changed] = len(which) + np.arange(len(changed))
+        counts[changed] = contents.counts
+        return pa.concat_arrays([unchanged, contents.bytes]).take(pa.array(source)), counts
 
 
-def _all_whole(part: Section, chunks: Chunks) -> bool:
-    return not part.has_trees and bool(begins(chunks.leaves).all())
-
-
-def _chunks(part: Section, records: Records, leaves: Ints, record: np.dtype[np.void]) -> Chunks:
-    """Rows of leaves cut into new leaves. Rows with the same number stay together, so that a number
-    says where a row is.
+def _split_chunks(
+    part: Section, rows: StoredRows, chunks: Ints, row_type: np.dtype[np.void]
+) -> NewChunks:
+    """Split the rows of chunks into new chunks. Rows with the same sort key stay together, so that
+    the sort key of a row determines its chunk.
     """
-    first = begins(leaves)
-    starts = first.copy()
-    sizes = np.bincount(leaves, minlength=len(part.lows))
-    if sizes.max(initial=0) > MAX_IN_A_LEAF:
-        fresh_number = np.append(True, records.at[1:] != records.at[:-1])
-        starts |= (
-            (place_in_slot(leaves) % _CUT_TO == 0) & (sizes[leaves] > MAX_IN_A_LEAF) & fresh_number
-        )
-    at = np.flatnonzero(starts)
-    known = part.lows[leaves[at]]
-    lows = np.where(first[at] & (known <= records.at[at]), known, records.at[at])
-    ends = np.append(at, len(leaves))
-    fixed = np.zeros(len(records), record)
-    row_starts = _offsets(records.rows)
-    fixed["at"], fixed["flags"], fixed["size"] = records.at, records.flags, np.diff(row_starts)
-    rows = data_of(records.rows)
-    return Chunks(
-        leaves[at],
-        ends,
-        lows,
-        joined(
-            [pieces(fixed.view(np.uint8), ends * record.itemsize), pieces(rows, row_starts[ends])]
+    is_first = group_start_mask(chunks)
+    starts = is_first.copy()
+    sizes = np.bincount(chunks, minlength=len(part.lows))
+    if sizes.max(initial=0) > MAX_CHUNK_ROWS:
+        is_new_sort_key = np.append(True, rows.sort_keys[1:] != rows.sort_keys[:-1])
+        is_cut = index_in_slot(chunks) % _SPLIT_CHUNK_ROWS == 0
+        starts |= is_cut & (sizes[chunks] > MAX_CHUNK_ROWS) & is_new_sort_key
+    first = np.flatnonzero(starts)
+    old_lows, new_lows = part.lows[chunks[first]], rows.sort_keys[first]
+    ends = np.append(first, len(chunks))
+    structs = np.zeros(len(rows), row_type)
+    row_starts = large_offsets(rows.rows)
+    structs["sort_key"] = rows.sort_keys
+    structs["flags"] = rows.flags
+    structs["size"] = np.diff(row_starts)
+    return NewChunks(
+        old_chunks=chunks[first],
+        starts=ends,
+        lows=np.where(is_first[first] & (old_lows <= new_lows), old_lows, new_lows),
+        bytes=concat_bytes(
+            [
+                slice_bytes(structs.view(np.uint8), ends * row_type.itemsize),
+                slice_bytes(value_bytes(rows.rows), row_starts[ends]),
+            ]
         ),
     )
 
 
-def _offsets(array: pa.Array) -> Ints:
+# Columns of bytes
+
+
+def entry_names(prefix: bytes, sort_keys: SortKeys, keys: pa.Array) -> pa.Array:
+    """Names of state entries that sort by a sort key: the prefix, the sort key, the key."""
+    ordered = (
+        sort_keys
+        if sort_keys.dtype.kind == "S"
+        else (sort_keys.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
+    )
+    width = ordered.dtype.itemsize
+    ordered_bytes = slice_bytes(ordered.view(np.uint8), np.arange(len(sort_keys) + 1) * width)
+    return concat_bytes([pa.scalar(prefix, pa.large_binary()), ordered_bytes, keys]).cast(
+        pa.binary()
+    )
+
+
+def value_bytes(array: pa.Array) -> Data:
+    """The bytes of all values of a binary column, as they lie in memory."""
+    data = array.buffers()[2] if len(array) else None
+    return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def large_offsets(array: pa.Array) -> Ints:
+    """Where each value of a large binary column begins, and where the last ends."""
     if not len(array):
         return np.zeros(1, np.int64)
     return np.frombuffer(
         array.buffers()[1], np.int64, count=len(array) + 1, offset=array.offset * 8
+    )
+
+
+def slice_bytes(data: Data, offsets: Ints) -> pa.Array:
+    """Bytes cut at these offsets, as a column of large binary."""
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)],
+    )
+
+
+def struct_bytes(structs: npt.NDArray[Any]) -> pa.Array:
+    """The bytes of each struct, as a column of large binary."""
+    return slice_bytes(structs.view(np.uint8), np.arange(len(structs) + 1) * structs.itemsize)
+
+
+def concat_bytes(parts: list[pa.Array | pa.Scalar]) -> pa.Array:
+    """Columns of bytes concatenated row by row."""
+    return pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def _read_structs(data: Data, starts: Ints, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """The structs that begin at these offsets of the data."""
+    if not len(starts):
+        return np.zeros(0, kind)
+    return (
+        np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(data, kind.itemsize)[starts])
+        .view(kind)
+        .reshape(-1)
     )

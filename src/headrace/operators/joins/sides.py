@@ -1,5 +1,8 @@
-"""The two sides of a join: what each brings, which of its columns the result has, and its rows,
-some of them stored and some new.
+"""The two sides of a join: what an input brings, which of its columns the result has, and its rows,
+stored or new. Every join of this package is made of these.
+
+Also here: the merging of the changes of one key in one tick (`merge_changes`, `SettleKernel`),
+which every join whose result is a table needs.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ import pyarrow.compute as pc
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK, TICK_FIELD
-from headrace.columnar.keys import encode_keys, whole
-from headrace.columnar.lookup import begins, marked, sorting
-from headrace.columnar.segments import by_key
+from headrace.columnar.keys import as_array, encode_keys
+from headrace.columnar.lookup import group_start_mask, mask_at, sort_order
+from headrace.columnar.segments import order_by_key
 from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.changelog import CHANGES, DELETE, UPDATE_PREIMAGE, differs
 from headrace.operators.kernel import KeyedState
 
 ResultColumn = tuple[str, str, str]
-"""(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the
-left names it) of whichever side is there; or "time": the left's time column, of whichever side is
-there.
+"""(source, column, name in the result). The source is "left" or "right"; or "key": a join column
+(as the left names it) of whichever side has a row; or "time": the left's time column, of whichever
+side has a row.
 """
-HOWS = ("inner", "left", "right", "full")
+JOIN_TYPES = ("inner", "left", "right", "full")
 
 
 @dataclass(frozen=True)
@@ -42,191 +45,236 @@ class Side:
     time: str | None = None
 
     def check(self, where: str) -> None:
+        """Raise `UnknownColumn` if the input lacks a column that is named."""
         for name in (*self.on, *self.key, *([self.time] if self.time else [])):
             if name not in self.schema.names:
                 raise UnknownColumn(name, self.schema.names, where=where)
 
     @property
-    def one_row_a_key(self) -> bool:
-        """Whether a join key has no more than one row: if it has the whole primary key."""
+    def is_unique(self) -> bool:
+        """Whether a join key has at most one row: it contains the whole primary key."""
         return set(self.key) <= set(self.on)
 
 
 class JoinColumns:
-    """The result's columns, and what of each side they need."""
+    """The columns of a join's result, and the columns that it needs of each side.
+
+    `keeps_left` and `keeps_right` say whether the result has the unmatched rows of a side.
+    """
 
     def __init__(
         self, step: str, left: Side, right: Side, columns: Sequence[ResultColumn], how: str
     ) -> None:
         self.left, self.right, self.columns = left, right, tuple(columns)
-        if how not in HOWS:
+        if how not in JOIN_TYPES:
             raise InputError(
                 f"Step {step!r} joins how={how!r}.",
-                fix=f"choose one of {', '.join(map(repr, HOWS))}.",
+                fix=f"choose one of {', '.join(map(repr, JOIN_TYPES))}.",
             )
         self.keeps_left, self.keeps_right = how in {"left", "full"}, how in {"right", "full"}
-        self._check(step)
-        self.left_needs, self.right_needs = self._needs("left"), self._needs("right")
-
-    def _check(self, step: str) -> None:
-        self.left.check(f"The left input of step {step!r}")
-        self.right.check(f"The right input of step {step!r}")
-        if len(self.left.on) != len(self.right.on):
+        left.check(f"The left input of step {step!r}")
+        right.check(f"The right input of step {step!r}")
+        if len(left.on) != len(right.on):
             raise InputError(
-                f"Step {step!r} joins {len(self.left.on)} columns with {len(self.right.on)}.",
+                f"Step {step!r} joins {len(left.on)} columns with {len(right.on)}.",
                 fix="name as many on either side.",
             )
-        for mine, other in zip(self.left.on, self.right.on, strict=True):
-            types = self.left.schema.field(mine).type, self.right.schema.field(other).type
-            if types[0] != types[1]:
+        for left_name, right_name in zip(left.on, right.on, strict=True):
+            left_type = left.schema.field(left_name).type
+            right_type = right.schema.field(right_name).type
+            if left_type != right_type:
                 raise InputError(
-                    f"Step {step!r} joins {mine!r} ({types[0]}) with {other!r} ({types[1]}).",
+                    f"Step {step!r} joins {left_name!r} ({left_type}) with {right_name!r}"
+                    f" ({right_type}).",
                     fix="cast one of them with with_columns first.",
                 )
         names = [name for _, _, name in self.columns]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(
-                f"Both inputs of step {step!r} have a column {twice[0]!r}.",
+                f"Both inputs of step {step!r} have a column {duplicates[0]!r}.",
                 fix="tell them apart with suffix=, or select or rename one first.",
             )
+        sources = [self.sources(source, column) for source, column, _ in self.columns]
+        left_names = {left_name for left_name, _ in sources}
+        right_names = {right_name for _, right_name in sources}
+        self.left_fields = pa.schema([field for field in left.schema if field.name in left_names])
+        self.right_fields = pa.schema(
+            [field for field in right.schema if field.name in right_names]
+        )
 
-    def sources(self, kind: str, column: str) -> tuple[str | None, str | None]:
-        """The left and the right column that a result's column is taken from; None where it is not
-        needed.
+    def sources(self, source: str, column: str) -> tuple[str | None, str | None]:
+        """The left and the right column that a result column is taken from; None for a side that is
+        not needed.
         """
-        if kind == "left":
+        if source == "left":
             return column, None
-        if kind == "right":
+        if source == "right":
             return None, column
-        if kind == "time":
+        if source == "time":
             return self.left.time, self.right.time if self.keeps_right else None
-        if kind == "key":
+        if source == "key":
             return column, self.right.on[self.left.on.index(column)] if self.keeps_right else None
-        raise BugError(f"A result's column comes from {kind!r}.")
-
-    def _needs(self, side: str) -> pa.Schema:
-        """The columns that are needed of a side's rows, in their order."""
-        at = 0 if side == "left" else 1
-        schema = self.left.schema if side == "left" else self.right.schema
-        names = {self.sources(kind, column)[at] for kind, column, _ in self.columns}
-        return pa.schema([field for field in schema if field.name in names])
+        raise BugError(f"A result's column comes from {source!r}.")
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The result's columns; those that a missing side leaves empty can be null."""
+        """The columns of the result. Those that an unmatched row leaves empty are nullable."""
         fields = []
-        for kind, column, name in self.columns:
-            left, right = self.sources(kind, column)
+        for source, column, name in self.columns:
+            left, right = self.sources(source, column)
             field = self.right.schema.field(right) if left is None else self.left.schema.field(left)
-            empty = (
+            may_be_empty = (
                 self.keeps_right if right is None else self.keeps_left if left is None else False
             )
-            fields.append(field.with_name(name).with_nullable(field.nullable or empty))
+            fields.append(field.with_name(name).with_nullable(field.nullable or may_be_empty))
         return pa.schema(fields)
 
-    def arrays(self, left: Rows, left_at: Ints, right: Rows, right_at: Ints) -> list[pa.Array]:
-        """The columns of pairs of rows; a row that is missing is at -1."""
-        lefts, rights = (
-            left.columns(self.left_needs, left_at),
-            right.columns(self.right_needs, right_at),
-        )
-        there = pa.array(left_at >= 0)
+    def arrays(
+        self, left: SideRows, left_index: Ints, right: SideRows, right_index: Ints
+    ) -> list[pa.Array]:
+        """The result columns of pairs of rows; -1 is the index of a row that is missing."""
+        left_arrays = left.columns(self.left_fields, left_index)
+        right_arrays = right.columns(self.right_fields, right_index)
+        has_left = pa.array(left_index >= 0)
         arrays = []
-        for kind, column, _ in self.columns:
-            mine, other = self.sources(kind, column)
-            if mine is not None and other is not None:
-                arrays.append(pc.if_else(there, lefts[mine], rights[other]))
+        for source, column, _ in self.columns:
+            left_name, right_name = self.sources(source, column)
+            if left_name is not None and right_name is not None:
+                arrays.append(
+                    pc.if_else(has_left, left_arrays[left_name], right_arrays[right_name])
+                )
+            elif left_name is not None:
+                arrays.append(left_arrays[left_name])
             else:
-                arrays.append(lefts[mine] if mine is not None else rights[other or ""])
+                arrays.append(right_arrays[right_name or ""])
         return arrays
 
 
-class Rows:
-    """Rows of one side by their place: first the stored ones, of which there are bytes, then the
-    new ones, of which there are columns.
+class SideRows:
+    """The rows of one side by index: first the stored ones, of which there are bytes, then the new
+    ones, of which there are columns.
     """
 
-    def __init__(self, kept: pa.Schema, stored: pa.Array, fresh: pa.Table) -> None:
-        self.kept, self.stored, self.fresh = kept, stored, fresh
-        self._kind = pa.struct(list(kept))
+    def __init__(self, stored_fields: pa.Schema, stored: pa.Array, fresh: pa.Table) -> None:
+        self.stored_fields, self.stored, self.fresh = stored_fields, stored, fresh
+        self._struct = pa.struct(list(stored_fields))
 
-    def columns(self, needed: pa.Schema, at: Ints) -> dict[str, pa.Array]:
-        """Some columns of some rows; nulls for those at -1."""
+    def columns(self, fields: pa.Schema, index: Ints) -> dict[str, pa.Array]:
+        """Some columns of some rows; nulls where the index is -1."""
         count = len(self.stored)
-        old = np.flatnonzero((at >= 0) & (at < count))
-        wanted = marked(count, at[old])
-        used = np.flatnonzero(wanted)
-        moved = np.where(at >= count, at - count + len(used), at)
-        moved[old] = (np.cumsum(wanted) - 1)[at[old]]
+        from_stored = np.flatnonzero((index >= 0) & (index < count))
+        is_used = mask_at(count, index[from_stored])
+        used = np.flatnonzero(is_used)
+        # Only the stored rows that are used are decoded: indices move up accordingly.
+        moved = np.where(index >= count, index - count + len(used), index)
+        moved[from_stored] = (np.cumsum(is_used) - 1)[index[from_stored]]
         decoded = (
-            row_codec.decode_array(self.stored.take(pa.array(used)), self._kind)
+            row_codec.decode_array(self.stored.take(pa.array(used)), self._struct)
             if len(used)
             else None
         )
-        which = pa.array(moved, mask=at < 0) if len(at) and at.min() < 0 else pa.array(moved)
-        return {field.name: self._column(field, decoded).take(which) for field in needed}
+        has_missing = len(index) and index.min() < 0
+        indices = pa.array(moved, mask=index < 0) if has_missing else pa.array(moved)
+        arrays = {}
+        for field in fields:
+            column = as_array(self.fresh.column(field.name))
+            if decoded is not None:
+                column = pa.concat_arrays([decoded.field(field.name), column])
+            arrays[field.name] = column.take(indices)
+        return arrays
 
-    def _column(self, field: pa.Field, decoded: pa.Array | None) -> pa.Array:
-        fresh = whole(self.fresh.column(field.name))
-        return fresh if decoded is None else pa.concat_arrays([decoded.field(field.name), fresh])
-
-    def bytes(self, at: Ints) -> pa.Array:
+    def bytes(self, index: Ints) -> pa.Array:
         """The bytes of some rows, as they are stored."""
         count = len(self.stored)
-        new = at >= count
-        if not new.any():
-            return self.stored.take(pa.array(at))
-        encoded = self._encoded(pa.array(at[new] - count))
-        if new.all():
+        is_new = index >= count
+        if not is_new.any():
+            return self.stored.take(pa.array(index))
+        encoded = self._encode(pa.array(index[is_new] - count))
+        if is_new.all():
             return encoded
-        moved = at.copy()
-        moved[new] = count + np.arange(len(encoded))
+        moved = index.copy()
+        moved[is_new] = count + np.arange(len(encoded))
         return pa.concat_arrays([self.stored, encoded]).take(pa.array(moved))
 
-    def _encoded(self, which: pa.Array) -> pa.Array:
-        if not len(self.kept):
-            return pa.array([b""] * len(which), pa.large_binary())
-        columns = [whole(self.fresh.column(name)).take(which) for name in self.kept.names]
-        return row_codec.encode_array(pa.StructArray.from_arrays(columns, fields=list(self.kept)))
+    def _encode(self, indices: pa.Array) -> pa.Array:
+        if not len(self.stored_fields):
+            return pa.array([b""] * len(indices), pa.large_binary())
+        columns = [
+            as_array(self.fresh.column(name)).take(indices) for name in self.stored_fields.names
+        ]
+        return row_codec.encode_array(
+            pa.StructArray.from_arrays(columns, fields=list(self.stored_fields))
+        )
 
 
 def ticks_of(rows: pa.Table) -> Ints:
-    ticks: Ints = whole(rows.column(TICK)).to_numpy()
+    """The tick of each row; raises `BugError` if they are not in order."""
+    ticks: Ints = as_array(rows.column(TICK)).to_numpy()
     if len(ticks) and (ticks[1:] < ticks[:-1]).any():
         raise BugError("Rows came to a kernel out of the order of their ticks.")
     return ticks
 
 
-def goes(changes: pa.Table) -> Mask:
-    """Which changes show a row that goes."""
-    gone: Mask = pc.is_in(
-        whole(changes.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
+def retraction_mask(changes: pa.Table) -> Mask:
+    """Which changes retract a row: deletes and the old rows of updates."""
+    mask: Mask = pc.is_in(
+        as_array(changes.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
     ).to_numpy(zero_copy_only=False)
-    return gone
+    return mask
 
 
 def join_keys(rows: pa.Table, on: Sequence[str]) -> tuple[pa.Array, Mask]:
-    """The key bytes that rows are joined on; and which of them have a null among their values, and
-    so join nothing.
-    """
-    missing = np.zeros(rows.num_rows, np.bool_)
+    """The join keys of rows as bytes, and which of them contain a null and so match nothing."""
+    has_null = np.zeros(rows.num_rows, np.bool_)
     for name in on:
-        column = whole(rows.column(name))
+        column = as_array(rows.column(name))
         if column.null_count:
-            missing |= column.is_null().to_numpy(zero_copy_only=False)
-    return encode_keys(rows, on), missing
+            has_null |= column.is_null().to_numpy(zero_copy_only=False)
+    return encode_keys(rows, on), has_null
 
 
-# Changes of a table, some of which come from different shards, made one change for each key and
-# tick: what went and came again is an update, or nothing.
-#
-# Needed behind a join of tables, and wherever else the rows of one key may be told under two: by
-# the table's own key, before anything relies on that key.
+# Merging the changes of a key in a tick
+
+
+def merge_changes(
+    columns: Sequence[pa.Array], is_second: Mask, is_insertion: Mask
+) -> tuple[pa.Array, Mask]:
+    """Turn rows that are removed and added in the same tick into updates.
+
+    Args:
+        columns: the rows, those of one key and tick next to each other, the removed one first.
+        is_second: the rows that are added right behind the removed row of the same key and tick.
+        is_insertion: the rows that are added; the others are removed.
+
+    Returns:
+        The change type of each row, and which rows to emit: not those of an update that changes
+        nothing.
+    """
+    second = np.flatnonzero(is_second)
+    kinds = np.where(is_insertion, 0, 3)
+    kinds[second], kinds[second - 1] = 2, 1
+    is_emitted = np.ones(len(kinds), np.bool_)
+    if len(second):
+        before, after = pa.array(second - 1), pa.array(second)
+        is_same = ~np.logical_or.reduce(
+            [differs(column.take(before), column.take(after)) for column in columns]
+        )
+        is_emitted[second[is_same]] = is_emitted[second[is_same] - 1] = False
+    return pa.array(CHANGES).take(pa.array(kinds)), is_emitted
 
 
 class SettleKernel:
-    """A kernel without state: each tick's changes are made out by themselves. Of a key, a tick may
-    bring one row that goes and one that comes.
+    """Merges the changes of a table that come from different shards into one change per key and
+    tick. It has no state.
+
+    A row that moves from one join key (or group) to another is removed by one shard and added by
+    another. This kernel runs behind such a step, sharded by the table's own key, before anything
+    relies on that key:
+
+        tick 7, shard 0:  delete  order=1 customer="ann"
+        tick 7, shard 1:  insert  order=1 customer="bob"
+        emitted           update_preimage   order=1 customer="ann"
+                          update_postimage  order=1 customer="bob"
     """
 
     def __init__(self, step: str, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -237,37 +285,18 @@ class SettleKernel:
         return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:  # noqa: ARG002
-        ticks, comes = ticks_of(rows), (~goes(rows)).astype(np.int64)
-        order, new_key = by_key(encode_keys(rows, self.key))
+        ticks, is_insertion = ticks_of(rows), (~retraction_mask(rows)).astype(np.int64)
+        order, is_new_key = order_by_key(encode_keys(rows, self.key))
         ranks = np.empty(len(order), np.int64)
-        ranks[order] = np.cumsum(new_key)
-        order = sorting(ticks, ranks, comes)
-        ticks, ranks, comes = ticks[order], ranks[order], comes[order]
-        if len(order) and not begins(ticks, ranks, comes).all():
-            raise BugError(
-                f"Step {self.step_name!r} was told of several rows of one key in a tick."
-            )
-        columns = [whole(rows.column(name)).take(pa.array(order)) for name in self.schema.names]
-        kinds, stays = merged(columns, ~begins(ticks, ranks), comes == 1)
+        ranks[order] = np.cumsum(is_new_key)
+        order = sort_order(ticks, ranks, is_insertion)
+        ticks, ranks, is_insertion = ticks[order], ranks[order], is_insertion[order]
+        if len(order) and not group_start_mask(ticks, ranks, is_insertion).all():
+            raise BugError(f"Step {self.step_name!r} received several rows of one key in a tick.")
+        columns = [as_array(rows.column(name)).take(pa.array(order)) for name in self.schema.names]
+        is_second = ~group_start_mask(ticks, ranks)
+        kinds, is_emitted = merge_changes(columns, is_second, is_insertion == 1)
         result = pa.Table.from_arrays(
-            [*columns, kinds, pa.array(ticks)],
-            schema=self.output.append(TICK_FIELD),
+            [*columns, kinds, pa.array(ticks)], schema=self.output.append(TICK_FIELD)
         )
-        return result if stays.all() else result.filter(pa.array(stays))
-
-
-def merged(columns: Sequence[pa.Array], again: Mask, comes: Mask) -> tuple[pa.Array, Mask]:
-    """The kinds of changes, of which some come `again` right behind the row that went; and which to
-    tell: not those that are as they were.
-    """
-    second = np.flatnonzero(again)
-    kinds = np.where(comes, 0, 3)
-    kinds[second], kinds[second - 1] = 2, 1
-    stays = np.ones(len(kinds), np.bool_)
-    if len(second):
-        before, after = pa.array(second - 1), pa.array(second)
-        same = ~np.logical_or.reduce(
-            [differs(column.take(before), column.take(after)) for column in columns]
-        )
-        stays[second[same]] = stays[second[same] - 1] = False
-    return pa.array(CHANGES).take(pa.array(kinds)), stays
+        return result if is_emitted.all() else result.filter(pa.array(is_emitted))

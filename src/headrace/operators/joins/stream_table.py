@@ -1,8 +1,20 @@
-"""A stream joined with a table: each row meets the table as it is at the end of the row's tick, so
-changes of that tick come first.
+"""The join of a stream with a table: each row of the stream meets the table as it is at the end of
+the row's tick, so changes of the table in that tick come first.
 
-The result is a stream. Later changes of the table change nothing of what was told. A row whose join
-key has a null meets nothing.
+Example: orders joined with customers on `customer`, `how="left"`.
+
+    tick 1   customers: insert (customer=7, name="Ann")     state of key 7: (7, "Ann")
+             orders:    (order=1, customer=7)               emits (1, 7, "Ann"), tick 1
+    tick 2   orders:    (order=2, customer=8)               emits (2, 8, null), tick 2
+    tick 3   orders:    (order=3, customer=7)
+             customers: update (7, "Ann") -> (7, "Anna")    state of key 7: (7, "Anna")
+                                                            emits (3, 7, "Anna"), tick 3
+
+The result is a stream: later changes of the table do not change what was emitted. A row whose join
+key has a null matches nothing. The rows of the stream are not stored.
+
+Also here: a table as one side of a join, as rows that exist from tick to tick (`TableSide`,
+`Versions`), which the join of two tables and the top rows are made of too.
 """
 
 from __future__ import annotations
@@ -15,208 +27,234 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar import row_codec
-from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.buffers import Ints, Mask, byte_width
 from headrace.columnar.columns import TICK_FIELD
-from headrace.columnar.keys import encode_keys, whole
-from headrace.columnar.lookup import Ranked, begins, bounds, marked, pairs, ranked, search, sorting
+from headrace.columnar.keys import as_array, encode_keys
+from headrace.columnar.lookup import (
+    expand_pairs,
+    group_start_mask,
+    key_bounds,
+    mask_at,
+    rank_keys,
+    search_within,
+    sort_order,
+)
 from headrace.columnar.murmur2 import murmur2_array
-from headrace.columnar.sort import codes_of
+from headrace.columnar.sort import key_codes
 from headrace.errors import BugError, InputError
-from headrace.operators.joins.row_store import LOWEST, NONE, Numbers, Piles, PileWriter, Records
+from headrace.operators.joins.row_store import (
+    HIGHEST,
+    LOWEST,
+    KeyedRowStore,
+    RowStoreWriter,
+    SortKeys,
+    StoredRows,
+)
 from headrace.operators.joins.sides import (
     JoinColumns,
     ResultColumn,
-    Rows,
     Side,
-    goes,
+    SideRows,
     join_keys,
+    retraction_mask,
     ticks_of,
 )
 from headrace.operators.kernel import KeyedState, Watermarks
 
-# A table as one side of a join: its rows by join key, and their versions in the ticks of a call.
-#
-# A version is a row from the tick in which it came to the tick in which it went: it is there at the
-# end of each tick from `start` on, and before `end`. Within a tick it does not matter in which
-# order a row goes and its next version comes, as long as one follows from the other.
-
-
 ID = "_id"
-ALWAYS, FOREVER = LOWEST, NONE
-"""The start of a version that was there before the call, and the end of one that is there after
-it.
+"""The column of the stored rows that has their primary key, where the join key does not tell rows
+apart.
 """
+ALWAYS, FOREVER = LOWEST, HIGHEST
+"""The start of a version that existed before the batch, and the end of one that exists after it."""
+_NO_STORED_ROWS = pa.nulls(0, pa.large_binary())
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions in order of key and row: for each its key, its row's number in the pile, its start
-    and end, its place among the side's rows, and which row it is a version of.
+    """Versions of rows, in order of key and row.
+
+    A version is a row from the tick in which it was added to the tick in which it was removed: it
+    exists at the end of each tick from `start` on, and before `end`.
     """
 
-    keys: Ints
-    at: Numbers
+    keys: Ints  # the index of its join key
+    sort_keys: SortKeys  # the row's sort key in the row store
     start: Ints
     end: Ints
-    row: Ints
-    of: Ints
+    row: Ints  # its index among the rows of the side
+    row_id: Ints  # equal for the versions of one row
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, which: Ints | Mask) -> Versions:
         return Versions(
-            self.keys[which],
-            self.at[which],
-            self.start[which],
-            self.end[which],
-            self.row[which],
-            self.of[which],
+            keys=self.keys[which],
+            sort_keys=self.sort_keys[which],
+            start=self.start[which],
+            end=self.end[which],
+            row=self.row[which],
+            row_id=self.row_id[which],
         )
 
 
 class TableSide:
-    """The changes of one side in a call, and what is stored of its rows."""
+    """The changes of a table in a batch, and its stored rows."""
 
     def __init__(
-        self, step: str, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints, missing: Mask
+        self,
+        step: str,
+        side: Side,
+        fields: pa.Schema,
+        changes: pa.Table,
+        keys: Ints,
+        has_null: Mask,
     ) -> None:
-        """`needs`: the columns that are kept. `keys`: the number of each change's join key.
-        `missing`: which have a null in it: they are not kept.
+        """Take the changes of a batch.
+
+        Args:
+            step: the name of the step, for errors.
+            side: the table's columns.
+            fields: the columns that are stored.
+            changes: the changes, in order of tick.
+            keys: the index of each change's join key.
+            has_null: the changes whose join key has a null: they are not stored.
         """
         self.step, self.side = step, side
-        self.one = side.one_row_a_key
-        self.kept = needs if self.one else pa.schema([pa.field(ID, pa.binary()), *needs])
-        self.fresh = (
-            changes
-            if self.one
-            else changes.append_column(ID, encode_keys(changes, side.key).cast(pa.binary()))
-        )
-        self.which = np.flatnonzero(~missing)
-        self.changes = changes.take(pa.array(self.which)) if missing.any() else changes
+        if side.is_unique:
+            self.stored_fields, self.fresh = fields, changes
+        else:
+            self.stored_fields = pa.schema([pa.field(ID, pa.binary()), *fields])
+            ids = encode_keys(changes, side.key).cast(pa.binary())
+            self.fresh = changes.append_column(ID, ids)
+        self.which = np.flatnonzero(~has_null)
+        self.changes = changes.take(pa.array(self.which)) if has_null.any() else changes
         self.keys, self.ticks = keys[self.which], ticks_of(self.changes)
-        self.at = (
-            np.zeros(len(self.which), np.int64) if self.one else numbers(self.changes, side.key)
+        self.sort_keys = (
+            np.zeros(len(self.which), np.int64)
+            if side.is_unique
+            else primary_key_sort_keys(self.changes, side.key)
         )
 
-    def load(self, piles: Piles, section: int, whole_keys: Mask) -> None:
-        """All rows of some keys, and of the others those that change."""
-        self.stored = piles.load_touched(section, self.keys, self.at, whole_keys)
-        self.rows = Rows(self.kept, self.stored.rows, self.fresh)
+    def load(self, row_store: KeyedRowStore, section: int, whole_keys: Mask) -> None:
+        """Load all rows of some keys, and of the others the rows that change."""
+        self.stored = row_store.load_touched(section, self.keys, self.sort_keys, whole_keys)
+        self.rows = SideRows(self.stored_fields, self.stored.rows, self.fresh)
 
     def versions(self) -> Versions:
-        """All versions of the rows that were loaded, and of those that came."""
-        was = self.stored
+        """The versions of all rows that were loaded or added."""
+        stored = self.stored
         if not self.changes.num_rows:
             return Versions(
-                was.keys,
-                was.at,
-                np.full(len(was), ALWAYS),
-                np.full(len(was), FOREVER),
-                np.arange(len(was)),
-                np.arange(len(was)),
+                keys=stored.keys,
+                sort_keys=stored.sort_keys,
+                start=np.full(len(stored), ALWAYS),
+                end=np.full(len(stored), FOREVER),
+                row=np.arange(len(stored)),
+                row_id=np.arange(len(stored)),
             )
-        keys, at = np.concatenate([was.keys, self.keys]), np.concatenate([was.at, self.at])
-        ticks = np.concatenate([np.full(len(was), ALWAYS), self.ticks])
-        signs = np.concatenate([np.ones(len(was), np.int64), np.where(goes(self.changes), -1, 1)])
-        rows = np.concatenate([np.arange(len(was)), len(was) + self.which])
-        return versions_of(
+        keys = np.concatenate([stored.keys, self.keys])
+        if self.side.is_unique:
+            ids = np.zeros(len(keys), np.int64)
+        else:
+            id_struct = pa.struct([self.stored_fields.field(0)])
+            stored_ids = row_codec.decode_array(stored.rows, id_struct).field(0)
+            fresh_ids = as_array(self.fresh.column(ID)).take(pa.array(self.which))
+            ids = np.concatenate(rank_keys([stored_ids, fresh_ids]).ranks)
+        signs = np.where(retraction_mask(self.changes), -1, 1)
+        return build_versions(
             self.step,
-            keys,
-            at,
-            self._ids() if not self.one else np.zeros(len(keys), np.int64),
-            ticks,
-            signs,
-            rows,
+            keys=keys,
+            sort_keys=np.concatenate([stored.sort_keys, self.sort_keys]),
+            ids=ids,
+            ticks=np.concatenate([np.full(len(stored), ALWAYS), self.ticks]),
+            signs=np.concatenate([np.ones(len(stored), np.int64), signs]),
+            rows=np.concatenate([np.arange(len(stored)), len(stored) + self.which]),
         )
 
-    def _ids(self) -> Ints:
-        """A number for each row's primary key, stored ones first."""
-        known = row_codec.decode_array(self.stored.rows, pa.struct([self.kept.field(0)])).field(0)
-        return np.concatenate(
-            ranked([known, whole(self.fresh.column(ID)).take(pa.array(self.which))]).ranks
-        )
-
-    def store(self, writer: PileWriter, section: int, versions: Versions) -> None:
-        """Keep the versions that last."""
+    def store(self, writer: RowStoreWriter, section: int, versions: Versions) -> None:
+        """Store the versions that exist after the batch."""
         if not self.changes.num_rows:
             return
         last = versions.take(versions.end == FOREVER)
-        records = Records(
-            last.keys, last.at, np.zeros(len(last), np.uint8), self.rows.bytes(last.row)
+        rows = StoredRows(
+            keys=last.keys,
+            sort_keys=last.sort_keys,
+            flags=np.zeros(len(last), np.uint8),
+            rows=self.rows.bytes(last.row),
         )
-        writer.replace(section, records, self.keys, self.at)
+        writer.replace(section, rows, self.keys, self.sort_keys)
 
 
-def versions_of(
-    step: str, keys: Ints, at: Numbers, ids: Ints, ticks: Ints, signs: Ints, rows: Ints
+def build_versions(
+    step: str,
+    *,
+    keys: Ints,
+    sort_keys: SortKeys,
+    ids: Ints,
+    ticks: Ints,
+    signs: Ints,
+    rows: Ints,
 ) -> Versions:
-    """Versions from what comes (sign 1) and goes (-1), what was there first; `ids` tell rows of one
-    key and number apart.
-    """
-    order = sorting(keys, at, ids)  # ticks come in order, and stay so
-    keys, at, ids, ticks, signs = keys[order], at[order], ids[order], ticks[order], signs[order]
-    new_row = begins(keys, at, ids)
-    starts = np.flatnonzero(new_row | begins(ticks))
-    there = _there(step, signs, starts, new_row[starts])
-    last = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
-    end = np.append(ticks[starts[1:]], FOREVER)
-    end[np.append(new_row[starts[1:]], True)] = FOREVER
-    return Versions(
-        keys[starts],
-        at[starts],
-        ticks[starts],
-        end,
-        rows[order[last]],
-        np.cumsum(new_row, dtype=np.int64)[starts],
-    ).take(there)
+    """Versions from additions (sign 1) and removals (-1), the stored rows first, then in order of
+    tick. `ids` tell rows of one key and sort key apart.
 
-
-def _there(step: str, signs: Ints, starts: Ints, first: Mask) -> Mask:
-    """Whether the row is there at the end of each tick in which it changes: as often as it came and
-    did not go.
+    Within a tick the order does not matter: a row that is removed and added again has one version
+    from that tick on.
     """
+    order = sort_order(keys, sort_keys, ids)  # stable: the ticks of a row stay in order
+    keys, sort_keys, ids = keys[order], sort_keys[order], ids[order]
+    ticks, signs = ticks[order], signs[order]
+    is_new_row = group_start_mask(keys, sort_keys, ids)
+    starts = np.flatnonzero(is_new_row | group_start_mask(ticks))
+    is_first = is_new_row[starts]
+    # Whether the row exists at the end of each tick in which it changes.
     total = np.cumsum(np.add.reduceat(signs, starts))
-    count = (
-        total
-        - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
-    )
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
+    count = total - np.append(0, total)[first]
     if count.min() < 0 or count.max() > 1:
         raise BugError(
-            f"Step {step!r} was told that a row comes which is there, or that one goes which is"
-            " not.",
+            f"Step {step!r} received a row that exists already, or the removal of a row that does"
+            " not exist.",
             fix=(
                 "if tables are united with disjoint=True, and a key can be in two of them, leave"
                 " that out; else please report it."
             ),
         )
-    there: Mask = count == 1
-    return there
+    last_added = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
+    end = np.append(ticks[starts[1:]], FOREVER)
+    end[np.append(is_new_row[starts[1:]], True)] = FOREVER
+    return Versions(
+        keys=keys[starts],
+        sort_keys=sort_keys[starts],
+        start=ticks[starts],
+        end=end,
+        row=rows[order[last_added]],
+        row_id=np.cumsum(is_new_row, dtype=np.int64)[starts],
+    ).take(count == 1)
 
 
-def numbers(rows: pa.Table, key: tuple[str, ...]) -> Ints:
-    """A number for each primary key, by which its rows are ordered in a pile: a small key's own
-    value, else a hash. The same in every batch.
+def primary_key_sort_keys(rows: pa.Table, key: tuple[str, ...]) -> Ints:
+    """The sort key of each row by its primary key: the value of a key of at most 8 bytes, else a
+    hash. It is the same in every batch.
     """
-    if len(key) == 1 and (row_codec.width_of(rows.schema.field(key[0]).type) or 9) <= 8:
-        column = whole(rows.column(key[0]))
-        values = np.full(rows.num_rows, LOWEST + 1)
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        codes = codes_of(encode_keys(rows.select(list(key)).filter(pa.array(there)), key))
-        values[there] = (codes ^ np.uint64(1 << 63)).view(np.int64)
-        return values
+    if len(key) == 1 and (byte_width(rows.schema.field(key[0]).type) or 9) <= 8:
+        column = as_array(rows.column(key[0]))
+        sort_keys = np.full(rows.num_rows, LOWEST + 1)
+        is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+        codes = key_codes(encode_keys(rows.select(list(key)).filter(pa.array(is_valid)), key))
+        sort_keys[is_valid] = (codes ^ np.uint64(1 << 63)).view(np.int64)
+        return sort_keys
     return murmur2_array(encode_keys(rows, key)).astype(np.int64)
 
 
-_NO_ROWS = pa.nulls(0, pa.large_binary())
-
-
 class StreamTableJoin:
-    """`how`: "inner", or "left", where a row that meets nothing is told too. Inputs: the stream's
-    rows, the table's changes.
+    """The kernel of a join of a stream with a table. Its inputs are the rows of the stream and the
+    changes of the table; `how` is "inner", or "left" to emit unmatched rows too.
     """
 
-    hold_us = 0  # rows go on in their own tick: nothing of the stream's clocks is held back
+    hold_us = 0  # rows are emitted in their own tick: no watermark is held back
 
     def __init__(
         self,
@@ -232,7 +270,8 @@ class StreamTableJoin:
                 f"Step {step!r} joins a stream with a table how={how!r}.",
                 fix='choose how="inner" or how="left"; join tables for what has no row yet.',
             )
-        self.step_name, self.stream, self.table, self.how = step, stream, table, how
+        self.step_name, self.how = step, how
+        self.stream, self.table = stream, table
         self._columns = JoinColumns(step, stream, table, columns, how)
 
     @cached_property
@@ -240,7 +279,7 @@ class StreamTableJoin:
         return self._columns.schema
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing waits for time."""
+        """None: no row waits for a watermark."""
         return None
 
     def step_timed(
@@ -249,49 +288,49 @@ class StreamTableJoin:
         inputs: Sequence[pa.Table],
         watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
-        """1. Find the keys. 2. Load what the table has of them. 3. Take in its changes. 4. Let rows
-        and versions of the same ticks meet.
+        """1. Rank the keys. 2. Load the table's rows of them. 3. Apply the table's changes, and
+        store. 4. Match rows with the versions that exist in their ticks. 5. Emit.
         """
+        # 1. to 3.
         rows, changes = inputs
         keys, _ = join_keys(rows, self.stream.on)
-        changed_keys, missing = join_keys(changes, self.table.on)
-        found = ranked([keys, changed_keys])
+        changed_keys, has_null = join_keys(changes, self.table.on)
+        ranked = rank_keys([keys, changed_keys])
         side = TableSide(
-            self.step_name, self.table, self._columns.right_needs, changes, found.ranks[1], missing
+            self.step_name,
+            side=self.table,
+            fields=self._columns.right_fields,
+            changes=changes,
+            keys=ranked.ranks[1],
+            has_null=has_null,
         )
-        piles = Piles(self.step_name, state, found.keys, sections=1, marks=0)
-        side.load(piles, 0, marked(len(piles), found.ranks[0]))
+        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=1, registers=0)
+        side.load(row_store, 0, mask_at(len(row_store), ranked.ranks[0]))
         versions = side.versions()
-        writer = PileWriter(piles)
+        writer = RowStoreWriter(row_store)
         side.store(writer, 0, versions)
         writer.save()
-        return self._joined(rows, found, versions, side.rows)
-
-    def _joined(
-        self, rows: pa.Table, found: Ranked, versions: Versions, table_rows: Rows
-    ) -> pa.Table:
-        order = found.orders[0]
+        # 4. Rows in order of key; a row in tick t matches the versions with start <= t < end.
+        order = ranked.orders[0]
         ticks = ticks_of(rows)[order]
-        begin = bounds(found.ranks[0][order], len(found.keys))
+        begin = key_bounds(ranked.ranks[0][order], len(ranked.keys))
         first, end = begin[versions.keys], begin[versions.keys + 1]
-        low = search(ticks, first, end, versions.start, right=False)
-        high = search(ticks, first, end, versions.end, right=False)
-        version, row = pairs(low, high)
+        low = search_within(ticks, first, end, versions.start, right=False)
+        high = search_within(ticks, first, end, versions.end, right=False)
+        version, row = expand_pairs(low, high)
         if self.how == "left":
-            alone = np.ones(len(order), np.bool_)
-            alone[row] = False
-            alone_rows = np.flatnonzero(alone)
-            row, version = (
-                np.concatenate([row, alone_rows]),
-                np.concatenate([version, np.full(len(alone_rows), -1)]),
-            )
-        in_order = sorting(ticks[row], row, version)
-        row, version = row[in_order], version[in_order]
-        stream_rows = Rows(self._columns.left_needs, _NO_ROWS, rows)
+            unmatched = np.flatnonzero(~mask_at(len(order), row))
+            row = np.concatenate([row, unmatched])
+            version = np.concatenate([version, np.full(len(unmatched), -1)])
+        # 5. Emit in order of tick, key, row and version.
+        emit_order = sort_order(ticks[row], row, version)
+        row, version = row[emit_order], version[emit_order]
         columns = self._columns.arrays(
-            stream_rows, order[row], table_rows, np.append(versions.row, -1)[version]
+            SideRows(self._columns.left_fields, _NO_STORED_ROWS, rows),
+            order[row],
+            side.rows,
+            np.append(versions.row, -1)[version],
         )
         return pa.Table.from_arrays(
-            [*columns, pa.array(ticks[row])],
-            schema=self.output.append(TICK_FIELD),
+            [*columns, pa.array(ticks[row])], schema=self.output.append(TICK_FIELD)
         )

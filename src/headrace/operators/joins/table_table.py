@@ -1,20 +1,30 @@
-"""Two tables joined into a table, kept up to date from the changes of both: on primary or foreign
-keys, one to one, one to many or many to many.
+"""The join of two tables into a table that is kept up to date from the changes of both: on primary
+or foreign keys, one to one, one to many or many to many.
+
+Example: orders (key `order`) joined with customers (key `customer`) on `customer`, `how="left"`;
+the key of the result is `order`.
+
+    tick 1   orders: insert (1, customer=7)       state of join key 7: left (1, 7); counts (1, 0)
+                                                  emits insert (1, 7, null)
+    tick 2   customers: insert (7, "Ann")         state: left (1, 7), right (7, "Ann")
+                                                  emits update (1, 7, null) -> (1, 7, "Ann")
+    tick 3   customers: update "Ann" -> "Anna"    emits update (1, 7, "Ann") -> (1, 7, "Anna")
+    tick 4   orders: delete (1, customer=7)       emits delete (1, 7, "Anna")
 
 The result has a row for each pair of rows with equal join keys, and in an outer join one for each
-row that has no partner. Its key is that of both, or of one of them where that is enough. A change
-costs as much as there are rows of its join key on the other side. A row whose join key has a null
-has no partner.
+row that has no match. Its key is that of both tables, or of one of them where that is enough. A
+change costs as much as there are rows of its join key on the other side. A row whose join key has a
+null matches nothing.
 
-Where a row moves from one join key to another, the result's row may go under the one and come under
-the other in the same tick: in the work of different shards. `SettleKernel`, by the result's key,
-makes one change of the two.
+Where a row moves from one join key to another, the result's row may be removed under the one and
+added under the other in the same tick, by different shards. `SettleKernel`, sharded by the result's
+key, merges the two into one change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -23,147 +33,155 @@ import pyarrow as pa
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import encode_keys
-from headrace.columnar.lookup import begins, bounds, marked, pairs, ranked, search, sorting
+from headrace.columnar.lookup import (
+    expand_pairs,
+    group_start_mask,
+    key_bounds,
+    mask_at,
+    rank_keys,
+    search_within,
+    sort_order,
+)
 from headrace.errors import InputError
-from headrace.operators.joins.row_store import NONE, Piles, PileWriter
+from headrace.operators.joins.row_store import HIGHEST, KeyedRowStore, RowStoreWriter
 from headrace.operators.joins.sides import (
     JoinColumns,
     ResultColumn,
     Side,
-    goes,
     join_keys,
-    merged,
+    merge_changes,
+    retraction_mask,
     ticks_of,
 )
 from headrace.operators.joins.stream_table import ALWAYS, FOREVER, TableSide, Versions
 from headrace.operators.kernel import KeyedState, Watermarks
 
-# Versions that are there at the same time, and times at which a key has no rows: what a join of
-# tables is made of.
+# Overlapping versions
 
 
-def overlaps(left: Versions, right: Versions, count: int) -> tuple[Ints, Ints]:
-    """All pairs of versions of one of `count` keys that are there together for a while, except
-    those that were before the call and are after it.
+def overlapping_versions(left: Versions, right: Versions, count: int) -> tuple[Ints, Ints]:
+    """All pairs of versions of the same key (one of `count`) that exist in a common tick, except
+    those that exist both before and after the batch.
 
-    Of a pair either the right one comes when the left one is there, or the left one when the right
-    one is there, or both were there before.
+    Of a pair either the right one is added while the left one exists, or the left one while the
+    right one exists, or both existed before the batch.
     """
-    found = [
-        _starting_in(left, right, count),
-        _starting_in(right, left, count, strictly=True)[::-1],
-        *_were_there(left, right, count),
+    existed_left = left.start == ALWAYS
+    removed_left = np.flatnonzero(existed_left & (left.end != FOREVER))
+    lasting_left = np.flatnonzero(existed_left & (left.end == FOREVER))
+    existed_right = np.flatnonzero(right.start == ALWAYS)
+    removed_right = existed_right[right.end[existed_right] != FOREVER]
+    pairs = [
+        _pairs_added(left, right, count),
+        _pairs_added(right, left, count, strictly=True)[::-1],
+        _pairs_of_keys(left, removed_left, right, existed_right, count),
+        _pairs_of_keys(left, lasting_left, right, removed_right, count),
     ]
-    return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
+    return (
+        np.concatenate([lefts for lefts, _ in pairs]),
+        np.concatenate([rights for _, rights in pairs]),
+    )
 
 
-def _starting_in(
-    these: Versions, others: Versions, count: int, *, strictly: bool = False
+def _pairs_added(
+    existing: Versions, added: Versions, count: int, *, strictly: bool = False
 ) -> tuple[Ints, Ints]:
-    """Pairs in which the other comes in the call, and this one is there then; `strictly`: was there
-    before.
+    """Pairs of which the second is added in the batch while the first exists; `strictly`: the first
+    was added in an earlier tick.
     """
-    fresh = np.flatnonzero(others.start != ALWAYS)
-    fresh = fresh[sorting(others.keys[fresh], others.start[fresh])]
-    begin = bounds(others.keys[fresh], count)
-    low = search(
-        others.start[fresh], begin[these.keys], begin[these.keys + 1], these.start, right=strictly
-    )
-    high = search(others.start[fresh], low, begin[these.keys + 1], these.end, right=False)
-    this, at = pairs(low, high)
-    return this, fresh[at]
+    fresh = np.flatnonzero(added.start != ALWAYS)
+    fresh = fresh[sort_order(added.keys[fresh], added.start[fresh])]
+    starts = added.start[fresh]
+    begin = key_bounds(added.keys[fresh], count)
+    first, end = begin[existing.keys], begin[existing.keys + 1]
+    low = search_within(starts, first, end, existing.start, right=strictly)
+    high = search_within(starts, low, end, existing.end, right=False)
+    existing_index, fresh_index = expand_pairs(low, high)
+    return existing_index, fresh[fresh_index]
 
 
-def _were_there(left: Versions, right: Versions, count: int) -> list[tuple[Ints, Ints]]:
-    """Pairs that were there before the call, of which one goes in it."""
-    goes, stays = (
-        np.flatnonzero((left.start == ALWAYS) & ((left.end == FOREVER) == lasts))
-        for lasts in (False, True)
-    )
-    there = np.flatnonzero(right.start == ALWAYS)
-    return [
-        _all_of_a_key(left, goes, right, there, count),
-        _all_of_a_key(left, stays, right, there[right.end[there] != FOREVER], count),
-    ]
-
-
-def _all_of_a_key(
+def _pairs_of_keys(
     left: Versions, lefts: Ints, right: Versions, rights: Ints, count: int
 ) -> tuple[Ints, Ints]:
-    begin = bounds(right.keys[rights], count)
-    which, at = pairs(begin[left.keys[lefts]], begin[left.keys[lefts] + 1])
-    return lefts[which], rights[at]
+    """All pairs of some left and some right versions with the same key."""
+    begin = key_bounds(right.keys[rights], count)
+    keys = left.keys[lefts]
+    left_index, right_index = expand_pairs(begin[keys], begin[keys + 1])
+    return lefts[left_index], rights[right_index]
 
 
 def absences(versions: Versions, rows_before: Ints) -> Versions:
-    """When each key has no rows, as versions of no row at all. `rows_before`: how many each key had
-    before the call.
+    """The ranges of ticks in which each key has no rows, as versions of a row that is missing (-1).
+    `rows_before` is the number of rows of each key before the batch.
     """
-    comes, goes = versions.start != ALWAYS, versions.end != FOREVER
-    keys = np.concatenate([np.arange(len(rows_before)), versions.keys[comes], versions.keys[goes]])
+    added, removed = versions.start != ALWAYS, versions.end != FOREVER
+    every_key = np.arange(len(rows_before))
+    keys = np.concatenate([every_key, versions.keys[added], versions.keys[removed]])
     ticks = np.concatenate(
-        [np.full(len(rows_before), ALWAYS), versions.start[comes], versions.end[goes]]
+        [np.full(len(every_key), ALWAYS), versions.start[added], versions.end[removed]]
     )
     change = np.concatenate(
-        [rows_before, np.ones(int(comes.sum()), np.int64), np.full(int(goes.sum()), -1)]
+        [rows_before, np.ones(int(added.sum()), np.int64), np.full(int(removed.sum()), -1)]
     )
-    order = sorting(keys, ticks)
+    order = sort_order(keys, ticks)
     keys, ticks, change = keys[order], ticks[order], change[order]
-    at = np.flatnonzero(begins(keys, ticks))
-    if not len(at):
-        return Versions(*(np.zeros(0, np.int64) for _ in range(6)))
-    keys, ticks, net = keys[at], ticks[at], np.add.reduceat(change, at)
-    kept = (net != 0) | (ticks == ALWAYS)
-    keys, ticks, net = keys[kept], ticks[kept], net[kept]
-    first = begins(keys)
+    starts = np.flatnonzero(group_start_mask(keys, ticks))
+    if not len(starts):
+        nothing = np.zeros(0, np.int64)
+        return Versions(
+            keys=nothing, sort_keys=nothing, start=nothing, end=nothing, row=nothing, row_id=nothing
+        )
+    keys, ticks, net = keys[starts], ticks[starts], np.add.reduceat(change, starts)
+    matters = (net != 0) | (ticks == ALWAYS)
+    keys, ticks, net = keys[matters], ticks[matters], net[matters]
+    is_first = group_start_mask(keys)
     total = np.cumsum(net)
-    rows = (
-        total
-        - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
-    )
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
+    row_count = total - np.append(0, total)[first]
     end = np.append(ticks[1:], FOREVER)
-    end[np.append(first[1:], True)] = FOREVER
-    nothing = np.full(len(keys), -1)
-    return Versions(keys, nothing, ticks, end, nothing, nothing).take(rows == 0)
+    end[np.append(is_first[1:], True)] = FOREVER
+    missing = np.full(len(keys), -1)
+    return Versions(
+        keys=keys, sort_keys=missing, start=ticks, end=end, row=missing, row_id=missing
+    ).take(row_count == 0)
 
 
-_SYSTEM = [
-    CHANGE_FIELD,
-    TICK_FIELD,
-]
+# The join
 
 
 @dataclass(frozen=True)
-class Told:
-    """Result rows that come or go, and when: their join key, which rows of either side they are
-    made of, and where those are; -1 for none.
-    """
+class ResultChanges:
+    """Rows of the result that are added or removed in a tick."""
 
     ticks: Ints
-    keys: Ints
-    lefts: Ints
-    rights: Ints
-    comes: Ints
-    left_rows: Ints
+    keys: Ints  # the index of the join key
+    left_ids: Ints  # tell the left rows of a key apart; -1 for none
+    right_ids: Ints
+    is_insertion: Ints  # 1 for rows that are added, 0 for those that are removed
+    left_rows: Ints  # the index of the row among those of its side; -1 for none
     right_rows: Ints
 
-    def take(self, which: Ints | Mask) -> Told:
-        return Told(*(column[which] for column in vars(self).values()))
+    def take(self, which: Ints | Mask) -> ResultChanges:
+        return ResultChanges(
+            **{field.name: getattr(self, field.name)[which] for field in fields(self)}
+        )
 
     @staticmethod
-    def together(parts: Sequence[Told]) -> Told:
-        return Told(
-            *(
-                np.concatenate(columns)
-                for columns in zip(*(vars(part).values() for part in parts), strict=True)
-            )
+    def concat(parts: Sequence[ResultChanges]) -> ResultChanges:
+        return ResultChanges(
+            **{
+                field.name: np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(ResultChanges)
+            }
         )
 
 
 class TableTableJoin:
-    """Inputs: the changes of both tables. `key` is the result's."""
+    """The kernel of a join of two tables. Its inputs are the changes of both; `key` is the key of
+    the result.
+    """
 
-    hold_us = 0  # what changes is told in the same tick
+    hold_us = 0  # changes are emitted in their own tick: no watermark is held back
 
     def __init__(
         self,
@@ -174,59 +192,51 @@ class TableTableJoin:
         *,
         how: str = "inner",
     ) -> None:
-        self.step_name, self.left, self.right, self.how = step, left, right, how
+        self.step_name, self.how = step, how
+        self.left, self.right = left, right
         self._columns = JoinColumns(step, left, right, columns, how)
-        one, other = left.one_row_a_key, right.one_row_a_key
-        self._by_left = not one or (self._columns.keeps_left and not other)
-        self._by_right = not other or (self._columns.keeps_right and not one)
-        self.key = self._key()
+        # Whether rows of the result with one join key are told apart by the key of a side.
+        self._by_left = not left.is_unique or (self._columns.keeps_left and not right.is_unique)
+        self._by_right = not right.is_unique or (self._columns.keeps_right and not left.is_unique)
+        if self._by_left or self._by_right:
+            left_key = self._result_names("left", left.key) if self._by_left else ()
+            right_key = self._result_names("right", right.key) if self._by_right else ()
+            self.key = tuple(dict.fromkeys(left_key + right_key))
+        else:
+            self.key = self._result_names("key" if self._columns.keeps_right else "left", left.on)
 
-    def _key(self) -> tuple[str, ...]:
-        """The result's columns that have the keys of the sides that tell its rows apart."""
-        if not self._by_left and not self._by_right:
-            return (
-                self._named("left", self.left.on)
-                if not self._columns.keeps_right
-                else self._named("key", self.left.on)
-            )
-        left = self._named("left", self.left.key) if self._by_left else ()
-        right = self._named("right", self.right.key) if self._by_right else ()
-        return tuple(dict.fromkeys(left + right))
-
-    def _named(self, side: str, columns: Sequence[str]) -> tuple[str, ...]:
-        """What the result calls some columns of a side. A join column may be had as the key's, or
-        in an inner join from the other side.
+    def _result_names(self, side: str, columns: Sequence[str]) -> tuple[str, ...]:
+        """The names of some columns of a side in the result. A join column may come as the key's,
+        or in an inner join from the other side.
         """
-        names = {(kind, column): name for kind, column, name in self._columns.columns}
-        mine, other = (
+        names = {(source, column): name for source, column, name in self._columns.columns}
+        on, other_on = (
             (self.right.on, self.left.on) if side == "right" else (self.left.on, self.right.on)
         )
-        found = []
+        result = []
         for column in columns:
-            at = mine.index(column) if column in mine else None
-            name = names.get((side, column)) or (
-                names.get(("key", self.left.on[at])) if at is not None else None
-            )
-            if name is None and at is not None and self.how == "inner":
-                name = names.get(("left" if side == "right" else "right", other[at]))
+            index = on.index(column) if column in on else None
+            name = names.get((side, column))
+            if name is None and index is not None:
+                name = names.get(("key", self.left.on[index]))
+            if name is None and index is not None and self.how == "inner":
+                name = names.get(("left" if side == "right" else "right", other_on[index]))
             if name is None:
                 raise InputError(
                     f"The result of step {self.step_name!r} lacks {column!r}, which is part of its"
                     " key.",
                     fix="keep it among the columns.",
                 )
-            found.append(name)
-        return tuple(found)
+            result.append(name)
+        return tuple(result)
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self._columns.schema.append(_SYSTEM[0])
+        return self._columns.schema.append(CHANGE_FIELD)
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing waits for time."""
+        """None: no row waits for a watermark."""
         return None
-
-    # The step
 
     def step_timed(
         self,
@@ -234,109 +244,116 @@ class TableTableJoin:
         inputs: Sequence[pa.Table],
         watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
-        """1. Load what changes, and all of its key on the other side. 2. Take in the changes. 3.
-        Pair versions. 4. Tell what came and what went.
+        """1. Load the rows that change, and all rows of their join key on the other side. 2. Apply
+        the changes. 3. Pair the versions. 4. Store. 5. Emit what was added and removed.
         """
+        # 1. Load.
         keyed = [
             join_keys(changes, side.on)
             for changes, side in zip(inputs, (self.left, self.right), strict=True)
         ]
-        found = ranked([keys for keys, _ in keyed])
-        piles = Piles(self.step_name, state, found.keys, sections=2, marks=2)
-        sides = self._sides(inputs, [missing for _, missing in keyed], found.ranks, piles)
+        ranked = rank_keys([keys for keys, _ in keyed])
+        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=2, registers=2)
+        stored_fields = self._columns.left_fields, self._columns.right_fields
+        sides = [
+            TableSide(
+                self.step_name,
+                side=side,
+                fields=stored_fields[number],
+                changes=inputs[number],
+                keys=ranked.ranks[number],
+                has_null=keyed[number][1],
+            )
+            for number, side in enumerate((self.left, self.right))
+        ]
+        for number, side in enumerate(sides):
+            side.load(row_store, number, mask_at(len(row_store), sides[1 - number].keys))
+        # 2. and 3. Apply the changes and pair the versions. The registers count the rows of a key.
         left, right = versions = [side.versions() for side in sides]
-        rows_before = np.where(piles.marks == NONE, 0, piles.marks)
-        told = [self._pairs(left, right, len(piles))]
+        count = len(row_store)
+        rows_before = np.where(row_store.registers == HIGHEST, 0, row_store.registers)
+        changes = [_paired_changes(left, right, count)]
         if self._columns.keeps_left:
-            told += [
-                self._pairs(left, absences(right, rows_before[1]), len(piles)),
-                _without_key(sides[0], keyed[0][1], found.ranks[0], left=True),
+            changes += [
+                _paired_changes(left, absences(right, rows_before[1]), count),
+                _null_key_changes(sides[0], keyed[0][1], ranked.ranks[0], is_left=True),
             ]
         if self._columns.keeps_right:
-            told += [
-                self._pairs(absences(left, rows_before[0]), right, len(piles)),
-                _without_key(sides[1], keyed[1][1], found.ranks[1], left=False),
+            changes += [
+                _paired_changes(absences(left, rows_before[0]), right, count),
+                _null_key_changes(sides[1], keyed[1][1], ranked.ranks[1], is_left=False),
             ]
-        self._store(piles, sides, versions, rows_before)
-        return self._table(Told.together(told), *sides)
-
-    def _sides(
-        self, inputs: Sequence[pa.Table], missing: list[Mask], ranks: list[Ints], piles: Piles
-    ) -> list[TableSide]:
-        needs = self._columns.left_needs, self._columns.right_needs
-        sides = [
-            TableSide(self.step_name, each, needs[at], inputs[at], ranks[at], missing[at])
-            for at, each in enumerate((self.left, self.right))
-        ]
-        for at, side in enumerate(sides):
-            side.load(piles, at, marked(len(piles), sides[1 - at].keys))
-        return sides
-
-    def _store(
-        self, piles: Piles, sides: list[TableSide], versions: list[Versions], rows_before: Ints
-    ) -> None:
-        writer = PileWriter(piles)
-        for at, (side, each) in enumerate(zip(sides, versions, strict=True)):
-            side.store(writer, at, each)
-            more = np.bincount(each.keys[each.start != ALWAYS], minlength=len(piles)) - np.bincount(
-                each.keys[each.end != FOREVER], minlength=len(piles)
-            )
-            rows = rows_before[at] + more
-            piles.marks[at] = np.where(rows == 0, NONE, rows)
+        # 4. Store.
+        writer = RowStoreWriter(row_store)
+        for number, (side, of_side) in enumerate(zip(sides, versions, strict=True)):
+            side.store(writer, number, of_side)
+            added = np.bincount(of_side.keys[of_side.start != ALWAYS], minlength=count)
+            removed = np.bincount(of_side.keys[of_side.end != FOREVER], minlength=count)
+            rows = rows_before[number] + added - removed
+            row_store.registers[number] = np.where(rows == 0, HIGHEST, rows)
         writer.save()
+        return self._emit(ResultChanges.concat(changes), *sides)
 
-    # What is told
-
-    @staticmethod
-    def _pairs(left: Versions, right: Versions, count: int) -> Told:
-        """Pairs come when the later of the two comes, and go when the first of them goes."""
-        lefts, rights = overlaps(left, right, count)
-        start, end = (
-            np.maximum(left.start[lefts], right.start[rights]),
-            np.minimum(left.end[lefts], right.end[rights]),
-        )
-        pair = left.keys[lefts], left.of[lefts], right.of[rights]
-        rows = left.row[lefts], right.row[rights]
-        parts = []
-        for ticks, some, comes in ((start, start != ALWAYS, 1), (end, end != FOREVER, 0)):
-            columns = [ticks, *pair, np.full(len(ticks), comes), *rows]
-            parts.append(Told(*(columns if some.all() else [column[some] for column in columns])))
-        return Told.together(parts)
-
-    def _table(self, told: Told, left: TableSide, right: TableSide) -> pa.Table:
-        """In order of tick, join key and rows. What goes and comes again in a tick is an update, or
-        nothing if it is as it was.
+    def _emit(self, changes: ResultChanges, left: TableSide, right: TableSide) -> pa.Table:
+        """The changes in order of tick, join key and row. A row that is removed and added in the
+        same tick is an update, or nothing if it is as it was.
         """
-        nothing = np.zeros(len(told.ticks), np.int64)
+        nothing = np.zeros(len(changes.ticks), np.int64)
         identity = (
-            told.ticks,
-            told.keys,
-            told.lefts if self._by_left else nothing,
-            told.rights if self._by_right else nothing,
+            changes.ticks,
+            changes.keys,
+            changes.left_ids if self._by_left else nothing,
+            changes.right_ids if self._by_right else nothing,
         )
-        order = sorting(*identity, told.comes)
-        told = told.take(order)
-        again = ~begins(*(column[order] for column in identity))
-        columns = self._columns.arrays(left.rows, told.left_rows, right.rows, told.right_rows)
-        kinds, stays = merged(columns, again, told.comes == 1)
+        order = sort_order(*identity, changes.is_insertion)
+        changes = changes.take(order)
+        is_second = ~group_start_mask(*(column[order] for column in identity))
+        columns = self._columns.arrays(left.rows, changes.left_rows, right.rows, changes.right_rows)
+        kinds, is_emitted = merge_changes(columns, is_second, changes.is_insertion == 1)
         result = pa.Table.from_arrays(
-            [*columns, kinds, pa.array(told.ticks)], schema=self.output.append(_SYSTEM[1])
+            [*columns, kinds, pa.array(changes.ticks)], schema=self.output.append(TICK_FIELD)
         )
-        return result if stays.all() else result.filter(pa.array(stays))
+        return result if is_emitted.all() else result.filter(pa.array(is_emitted))
 
 
-def _without_key(side: TableSide, missing: Mask, keys: Ints, *, left: bool) -> Told:
-    """Changes of rows that have no partner, whatever the other side has. They are not stored:
-    changes bring the rows that go, too.
+def _paired_changes(left: Versions, right: Versions, count: int) -> ResultChanges:
+    """Pairs of versions are added in the tick in which the later one is, and removed in the tick in
+    which the first of them is.
     """
-    which = np.flatnonzero(missing)
+    lefts, rights = overlapping_versions(left, right, count)
+    start = np.maximum(left.start[lefts], right.start[rights])
+    end = np.minimum(left.end[lefts], right.end[rights])
+    parts = []
+    for ticks, happens, is_insertion in ((start, start != ALWAYS, 1), (end, end != FOREVER, 0)):
+        changes = ResultChanges(
+            ticks=ticks,
+            keys=left.keys[lefts],
+            left_ids=left.row_id[lefts],
+            right_ids=right.row_id[rights],
+            is_insertion=np.full(len(ticks), is_insertion),
+            left_rows=left.row[lefts],
+            right_rows=right.row[rights],
+        )
+        parts.append(changes if happens.all() else changes.take(happens))
+    return ResultChanges.concat(parts)
+
+
+def _null_key_changes(
+    side: TableSide, has_null: Mask, keys: Ints, *, is_left: bool
+) -> ResultChanges:
+    """The changes of rows whose join key has a null, which match nothing, whatever the other side
+    has. They are not stored: a change brings the row that is removed, too.
+    """
+    which = np.flatnonzero(has_null)
     changes = side.fresh.take(pa.array(which))
-    of, nothing = ranked([encode_keys(changes, side.side.key)]).ranks[0], np.full(len(which), -1)
-    ticks, comes, rows = (
-        ticks_of(changes),
-        (~goes(changes)).astype(np.int64),
-        len(side.stored) + which,
+    ids = rank_keys([encode_keys(changes, side.side.key)]).ranks[0]
+    rows, missing = len(side.stored) + which, np.full(len(which), -1)
+    return ResultChanges(
+        ticks=ticks_of(changes),
+        keys=keys[which],
+        left_ids=ids if is_left else missing,
+        right_ids=missing if is_left else ids,
+        is_insertion=(~retraction_mask(changes)).astype(np.int64),
+        left_rows=rows if is_left else missing,
+        right_rows=missing if is_left else rows,
     )
-    if left:
-        return Told(ticks, keys[which], of, nothing, comes, rows, nothing)
-    return Told(ticks, keys[which], nothing, of, comes, nothing, rows)

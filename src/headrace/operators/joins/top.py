@@ -1,9 +1,21 @@
-"""The first rows of each group of a table, in an order: a table that is kept up to date, with as
-much work as there are changes.
+"""The first rows of each group of a table, in an order: a table that is kept up to date at a cost
+that follows the changes, not the size of the table.
 
-All rows of a group are kept in their order. Rows of equal rank are ordered by their keys, so that
-there is always one answer. A row that moves to another group may go from the one and come to the
-other in the same tick, in the work of different shards: `SettleKernel` makes one change of the two.
+Example: `n=2`, `per=team`, by `points`, largest first; the key is `player`.
+
+    tick 1   insert (ann, red, 5), (bob, red, 9)    state of red, in order: bob 9, ann 5
+                                                    emits insert ann, insert bob
+    tick 2   insert (cat, red, 7)                   state: bob 9, cat 7, ann 5
+                                                    emits delete ann, insert cat
+    tick 3   delete (bob, red, 9)                   state: cat 7, ann 5
+                                                    emits insert ann, delete bob
+
+All rows of a group are stored in their order. Rows that are equal in the order are sorted by their
+keys, so that the result is always the same. A row that moves to another group may be removed from
+the one and added to the other in the same tick, by different shards: `SettleKernel` merges the two
+into one change.
+
+Also here: the distinct rows of a table (`distinct_kernel`).
 """
 
 from __future__ import annotations
@@ -16,100 +28,94 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
-from headrace.columnar.keys import encode_keys, ordered_bytes, whole
-from headrace.columnar.lookup import begins, bounds, ranked, sorting
-from headrace.columnar.row_codec import cut_out
+from headrace.columnar.keys import as_array, encode_keys, ordered_bytes
+from headrace.columnar.lookup import group_start_mask, key_bounds, rank_keys, sort_order
+from headrace.columnar.row_codec import gather_ranges
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.joins.row_store import (
-    MAX_IN_A_LEAF,
-    WIDE,
-    Numbers,
-    Piles,
-    PileWriter,
-    Records,
-    joined,
-    pieces,
+    MAX_CHUNK_ROWS,
+    WIDE_SORT_KEY_BYTES,
+    KeyedRowStore,
+    RowStoreWriter,
+    SortKeys,
+    StoredRows,
+    concat_bytes,
+    large_offsets,
+    slice_bytes,
+    value_bytes,
 )
-from headrace.operators.joins.sides import Rows, goes, merged, ticks_of
-from headrace.operators.joins.stream_table import ALWAYS, FOREVER, Versions, versions_of
+from headrace.operators.joins.sides import SideRows, merge_changes, retraction_mask, ticks_of
+from headrace.operators.joins.stream_table import ALWAYS, FOREVER, Versions, build_versions
 from headrace.operators.kernel import KeyedState
 
-# An order of rows as bytes: by some columns, each up or down, and by the row's key where those are
-# equal. Nulls come last either way.
-#
-# | what | bytes | |---|---| | a value | 0, then its bytes as keys have them (`keys`); STRING and
-# BINARY with 0, 255 for each 0 in them, and 0, 0 behind them | | downwards | 0, then the same with
-# every bit flipped | | null | 1 | | the row's key | as keys have it |
-
-
+MAX_TOP_ROWS = 10_000
 Order = tuple[str, bool]
 """A column, and whether its largest values come first."""
+_ORDER = "_order"
+"""The stored column that has the order of a row as bytes."""
+
+
+# The order of rows as bytes
 
 
 def order_bytes(rows: pa.Table, by: Sequence[Order], key: Sequence[str]) -> pa.Array:
-    """The bytes of each row, in the rows' order; different for rows with different keys."""
-    columns = [part for column, down in by for part in _column(whole(rows.column(column)), down)]
-    return joined([*columns, encode_keys(rows, key).cast(pa.binary()).cast(pa.large_binary())])
+    """The order of each row as bytes: by some columns, each ascending or descending, and by the
+    row's key where those are equal. Nulls come last either way.
+
+    The bytes of a row are those of its columns, then its key:
+
+        a value           0, then its bytes as in a key (`columnar/keys.py`); of STRING and BINARY
+                          with 0, 255 for each 0 in them, and 0, 0 behind them
+        descending        0, then the same bytes with every bit inverted
+        null              1
+    """
+    columns = []
+    for name, is_descending in by:
+        array = as_array(rows.column(name))
+        is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+        columns.append(slice_bytes((~is_valid).astype(np.uint8), np.arange(len(array) + 1)))
+        encoded = _prefix_free_bytes(array.drop_null())
+        if is_descending and len(encoded):
+            offsets = large_offsets(encoded)
+            encoded = gather_ranges(~value_bytes(encoded), offsets[:-1], np.diff(offsets))
+        if not is_valid.all():
+            source = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
+            encoded = encoded.take(source).fill_null(b"")
+        columns.append(encoded)
+    key_bytes = encode_keys(rows, key).cast(pa.binary()).cast(pa.large_binary())
+    return concat_bytes([*columns, key_bytes])
 
 
-def beginnings(ordered: pa.Array) -> Numbers:
-    """The first bytes of each, which have the same order as far as they go; for a pile."""
-    padded = joined([ordered, pa.scalar(bytes(WIDE), pa.large_binary())])
-    if not len(padded):
-        return np.zeros(0, f"S{WIDE}")
-    offsets = np.frombuffer(
-        padded.buffers()[1], np.int64, count=len(padded) + 1, offset=padded.offset * 8
-    )
-    first = np.lib.stride_tricks.sliding_window_view(
-        np.frombuffer(padded.buffers()[2], np.uint8), WIDE
-    )[offsets[:-1]]
-    return np.ascontiguousarray(first).view(f"S{WIDE}").reshape(-1)
-
-
-def _column(array: pa.Array, down: bool) -> list[pa.Array]:
-    """A column's marks and bytes, side by side for all rows."""
-    there = array.is_valid().to_numpy(zero_copy_only=False)
-    marks = pieces((~there).astype(np.uint8), np.arange(len(array) + 1))
-    encoded = _encoded(array.drop_null())
-    if down:
-        encoded = _flipped(encoded)
-    if not there.all():
-        spread = pa.array(np.cumsum(there) - 1, mask=~there)
-        encoded = encoded.take(spread).fill_null(b"")
-    return [marks, encoded]
-
-
-def _encoded(array: pa.Array) -> pa.Array:
+def _prefix_free_bytes(array: pa.Array) -> pa.Array:
     """Bytes in the order of the values, none of which is the beginning of another."""
     encoded = ordered_bytes(array)
     if not isinstance(encoded, pa.Array):
-        return pieces(
-            np.ascontiguousarray(encoded).reshape(-1),
-            np.arange(len(encoded) + 1) * encoded.shape[1],
-        )
+        offsets = np.arange(len(encoded) + 1) * encoded.shape[1]
+        return slice_bytes(np.ascontiguousarray(encoded).reshape(-1), offsets)
     escaped = pc.replace_substring(encoded, pattern=b"\x00", replacement=b"\x00\xff")
-    return joined([escaped.cast(pa.large_binary()), pa.scalar(b"\x00\x00", pa.large_binary())])
+    end = pa.scalar(b"\x00\x00", pa.large_binary())
+    return concat_bytes([escaped.cast(pa.large_binary()), end])
 
 
-def _flipped(encoded: pa.Array) -> pa.Array:
-    if not len(encoded):
-        return encoded
-    offsets = np.frombuffer(
-        encoded.buffers()[1], np.int64, count=len(encoded) + 1, offset=encoded.offset * 8
-    )
-    data = np.frombuffer(encoded.buffers()[2], np.uint8)
-    return cut_out(~data, offsets[:-1], np.diff(offsets))
+def order_sort_keys(ordered: pa.Array) -> SortKeys:
+    """The sort keys of rows in the row store: the first 24 bytes of their order."""
+    width = WIDE_SORT_KEY_BYTES
+    padded = concat_bytes([ordered, pa.scalar(bytes(width), pa.large_binary())])
+    if not len(padded):
+        return np.zeros(0, f"S{width}")
+    windows = np.lib.stride_tricks.sliding_window_view(value_bytes(padded), width)
+    first = windows[large_offsets(padded)[:-1]]
+    return np.ascontiguousarray(first).view(f"S{width}").reshape(-1)
 
 
-MOST = 10_000
-_ORDER = "_order"
+# The kernel
 
 
 class TopKernel:
-    """The first `n` rows by `by` of each group of `per`; with no `per`, of the whole table. The
+    """The first `n` rows by `by` of each group of `per`; without `per`, of the whole table. The
     result has the table's columns and key.
     """
 
@@ -126,156 +132,144 @@ class TopKernel:
         for name in (*key, *per, *(column for column, _ in by)):
             if name not in schema.names:
                 raise UnknownColumn(name, schema.names, where=f"The input of step {step!r}")
-        if not 1 <= n <= MOST or not by:
+        if not 1 <= n <= MAX_TOP_ROWS or not by:
             raise InputError(
                 f"Step {step!r} asks for the first {n} rows by {len(by)} columns.",
-                fix=f"ask for 1 to {MOST:,} rows by at least one column.",
+                fix=f"ask for 1 to {MAX_TOP_ROWS:,} rows by at least one column.",
             )
-        self.step_name, self.schema, self.key, self.n, self.by, self.per = (
-            step,
-            schema,
-            tuple(key),
-            n,
-            tuple(by),
-            tuple(per),
-        )
-        self._kept = pa.schema([pa.field(_ORDER, pa.large_binary()), *schema])
+        self.step_name, self.schema, self.n = step, schema, n
+        self.key, self.by, self.per = tuple(key), tuple(by), tuple(per)
+        self._stored_fields = pa.schema([pa.field(_ORDER, pa.large_binary()), *schema])
 
     @cached_property
     def output(self) -> pa.Schema:
         return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """1. Load the first rows of each group, and what changes. 2. Take in the changes. 3. Tick
-        by tick, see who is among the first. 4. Store.
+        """1. Load the first rows of each group, and those that change. 2. Apply the changes. 3.
+        Store. 4. Tick by tick, emit the rows that enter or leave the first ones.
         """
         if not rows.num_rows:
             return self.output.append(TICK_FIELD).empty_table()
-        found = ranked([encode_keys(rows, self.per)])
-        groups, going = found.ranks[0], goes(rows)
-        piles = Piles(self.step_name, state, found.keys, sections=1, marks=0, wide=True)
+        # 1. Load.
+        ranked = rank_keys([encode_keys(rows, self.per)])
+        groups, ticks, is_removed = ranked.ranks[0], ticks_of(rows), retraction_mask(rows)
+        row_store = KeyedRowStore(
+            self.step_name, state, ranked.keys, sections=1, registers=0, wide=True
+        )
         ordered = order_bytes(rows, self.by, self.key)
-        at = beginnings(ordered)
-        needed = self.n + np.bincount(groups[going], minlength=len(piles))
-        stored = _load(piles, np.unique(piles.sections[0].leaves_of(groups, at)), needed)
-        source = Rows(self._kept, stored.rows, rows.append_column(_ORDER, ordered))
-        versions = self._versions(stored, groups, ordered, ticks_of(rows), going)
-        self._store(piles, versions, source, groups, at)
-        return self._told(versions, source, ticks_of(rows), groups)
-
-    def _versions(
-        self, stored: Records, groups: Ints, ordered: pa.Array, ticks: Ints, going: Mask
-    ) -> Versions:
-        known = row_codec.decode_array(stored.rows, pa.struct([self._kept.field(0)])).field(0)
-        places = np.concatenate(ranked([known, ordered]).ranks)
-        all_groups = np.concatenate([stored.keys, groups])
-        all_ticks = np.concatenate([np.full(len(stored), ALWAYS), ticks])
-        signs = np.concatenate([np.ones(len(stored), np.int64), np.where(going, -1, 1)])
-        return versions_of(
+        sort_keys = order_sort_keys(ordered)
+        touched_chunks = np.unique(row_store.sections[0].chunks_of(groups, sort_keys))
+        needed = self.n + np.bincount(groups[is_removed], minlength=len(row_store))
+        stored = _load_first_rows(row_store, touched_chunks, needed)
+        source = SideRows(self._stored_fields, stored.rows, rows.append_column(_ORDER, ordered))
+        # 2. Apply the changes.
+        order_struct = pa.struct([self._stored_fields.field(0)])
+        stored_order = row_codec.decode_array(stored.rows, order_struct).field(0)
+        ranks = np.concatenate(rank_keys([stored_order, ordered]).ranks)
+        versions = build_versions(
             self.step_name,
-            all_groups,
-            places,
-            np.zeros(len(places), np.int64),
-            all_ticks,
-            signs,
-            np.arange(len(places)),
+            keys=np.concatenate([stored.keys, groups]),
+            sort_keys=ranks,
+            ids=np.zeros(len(ranks), np.int64),
+            ticks=np.concatenate([np.full(len(stored), ALWAYS), ticks]),
+            signs=np.concatenate([np.ones(len(stored), np.int64), np.where(is_removed, -1, 1)]),
+            rows=np.arange(len(ranks)),
         )
-
-    @staticmethod
-    def _store(piles: Piles, versions: Versions, source: Rows, groups: Ints, at: Numbers) -> None:
+        # 3. Store.
         last = versions.take(versions.end == FOREVER)
-        rows = source.bytes(last.row)
-        ordered = row_codec.decode_array(rows, pa.struct([source.kept.field(0)])).field(0)
-        writer = PileWriter(piles)
-        writer.replace(
-            0,
-            Records(last.keys, beginnings(ordered), np.zeros(len(last), np.uint8), rows),
-            groups,
-            at,
+        row_bytes = source.bytes(last.row)
+        last_order = row_codec.decode_array(row_bytes, order_struct).field(0)
+        last_rows = StoredRows(
+            keys=last.keys,
+            sort_keys=order_sort_keys(last_order),
+            flags=np.zeros(len(last), np.uint8),
+            rows=row_bytes,
         )
+        writer = RowStoreWriter(row_store)
+        writer.replace(0, last_rows, groups, sort_keys)
         writer.save()
+        return self._emit(versions, source, ticks, groups)
 
-    def _told(self, versions: Versions, source: Rows, ticks: Ints, groups: Ints) -> pa.Table:
-        """In order of tick, group and key. Who leaves the first and comes back otherwise is an
-        update.
+    def _emit(self, versions: Versions, source: SideRows, ticks: Ints, groups: Ints) -> pa.Table:
+        """The changes of the first rows in order of tick, group and key. A row that leaves and
+        enters the first rows in the same tick is an update.
         """
-        begin = bounds(versions.keys, int(groups.max()) + 1)
+        begin = key_bounds(versions.keys, int(groups.max()) + 1)
         parts = [
-            self._changes(versions, begin, int(tick), np.unique(groups[ticks == tick]))
+            self._tick_changes(versions, begin, int(tick), np.unique(groups[ticks == tick]))
             for tick in np.unique(ticks)
         ]
-        when, which, comes = (np.concatenate(each) for each in zip(*parts, strict=True))
+        when, which, is_insertion = (np.concatenate(column) for column in zip(*parts, strict=True))
         columns = source.columns(self.schema, versions.row[which])
-        keys = ranked([encode_keys(pa.table(columns, schema=self.schema), self.key)]).ranks[0]
-        order = sorting(when, versions.keys[which], keys, comes)
-        taken = [columns[name].take(pa.array(order)) for name in self.schema.names]
-        again = ~begins(when[order], versions.keys[which][order], keys[order])
-        kinds, stays = merged(taken, again, comes[order] == 1)
+        keys = rank_keys([encode_keys(pa.table(columns, schema=self.schema), self.key)]).ranks[0]
+        of_group = versions.keys[which]
+        order = sort_order(when, of_group, keys, is_insertion)
+        arrays = [columns[name].take(pa.array(order)) for name in self.schema.names]
+        is_second = ~group_start_mask(when[order], of_group[order], keys[order])
+        kinds, is_emitted = merge_changes(arrays, is_second, is_insertion[order] == 1)
         result = pa.Table.from_arrays(
-            [*taken, kinds, pa.array(when[order], pa.int64())],
+            [*arrays, kinds, pa.array(when[order], pa.int64())],
             schema=self.output.append(TICK_FIELD),
         )
-        return result if stays.all() else result.filter(pa.array(stays))
+        return result if is_emitted.all() else result.filter(pa.array(is_emitted))
 
-    def _changes(
+    def _tick_changes(
         self, versions: Versions, begin: Ints, tick: int, groups: Ints
     ) -> tuple[Ints, Ints, Ints]:
-        """Who leaves the first rows of some groups in a tick, and who comes to them: tick, version,
-        1 for those that come.
+        """The versions that leave or enter the first rows of some groups in a tick: the tick, the
+        version, and 1 for those that enter.
         """
-        which = runs(begin[groups], begin[groups + 1] - begin[groups])
-        of, start, end = versions.keys[which], versions.start[which], versions.end[which]
-        before, after = (
-            self._first(of, (start < tick) & (end >= tick)),
-            self._first(of, (start <= tick) & (end > tick)),
+        which = expand_ranges(begin[groups], begin[groups + 1] - begin[groups])
+        of_group, start, end = versions.keys[which], versions.start[which], versions.end[which]
+        before = self._first_mask(of_group, (start < tick) & (end >= tick))
+        after = self._first_mask(of_group, (start <= tick) & (end > tick))
+        left, entered = which[before & ~after], which[after & ~before]
+        is_insertion = np.concatenate(
+            [np.zeros(len(left), np.int64), np.ones(len(entered), np.int64)]
         )
-        gone, came = which[before & ~after], which[after & ~before]
-        comes = np.concatenate([np.zeros(len(gone), np.int64), np.ones(len(came), np.int64)])
-        return np.full(len(comes), tick), np.concatenate([gone, came]), comes
+        return np.full(len(is_insertion), tick), np.concatenate([left, entered]), is_insertion
 
-    def _first(self, groups: Ints, there: Mask) -> Mask:
-        """Of those that are there, the first of each group, which lie in their order."""
-        before: Ints = np.cumsum(there) - there
-        begin = np.maximum.accumulate(np.where(begins(groups), np.arange(len(groups)), 0))
-        first: Mask = there & (before - before[begin] < self.n)
-        return first
+    def _first_mask(self, groups: Ints, exists: Mask) -> Mask:
+        """Of the rows that exist, the first `n` of each group; the rows are in order."""
+        count_before: Ints = np.cumsum(exists) - exists
+        starts = group_start_mask(groups)
+        begin = np.maximum.accumulate(np.where(starts, np.arange(len(groups)), 0))
+        mask: Mask = exists & (count_before - count_before[begin] < self.n)
+        return mask
 
 
-def _load(piles: Piles, touched: Ints, needed: Ints) -> Records:
-    """The leaves that change, and of each group the first ones, until they have as many rows as are
-    needed.
+def _load_first_rows(row_store: KeyedRowStore, touched: Ints, needed: Ints) -> StoredRows:
+    """Load the chunks that change, and of each group the first ones, until they have as many rows
+    as are needed.
     """
-    part = piles.sections[0]
-    found = [piles.load_whole(0)]
-    leaves, rows, depth = (
-        np.diff(part.firsts),
-        np.zeros(len(part.lows), np.int64),
-        np.zeros(len(piles), np.int64),
-    )
+    part = row_store.sections[0]
+    loaded = [row_store.load_inline(0)]
+    chunk_count = np.diff(part.chunk_starts)
+    rows_by_chunk = np.zeros(len(part.lows), np.int64)
+    depth = np.zeros(len(row_store), np.int64)  # how many first chunks of a group are loaded
     wanted = touched
     while True:
-        missing = wanted[~part.loaded[wanted]]
-        found.append(piles.load_leaves(0, missing))
-        rows += np.bincount(part.leaves_of(found[-1].keys, found[-1].at), minlength=len(rows))
-        total, first = np.append(0, np.cumsum(rows)), part.firsts[:-1]
-        lacks = needed - (total[first + depth] - total[first])
-        short = np.flatnonzero(part.tree & (lacks > 0) & (depth < leaves))
+        rows = row_store.load_chunks(0, wanted[~part.is_loaded[wanted]])
+        loaded.append(rows)
+        rows_by_chunk += np.bincount(
+            part.chunks_of(rows.keys, rows.sort_keys), minlength=len(rows_by_chunk)
+        )
+        total, first = np.append(0, np.cumsum(rows_by_chunk)), part.chunk_starts[:-1]
+        missing = needed - (total[first + depth] - total[first])
+        short = np.flatnonzero(part.is_chunked & (missing > 0) & (depth < chunk_count))
         if not len(short):
-            return Records.together(found)
-        more = np.minimum(-(-lacks // MAX_IN_A_LEAF), leaves - depth)[short]
-        wanted = runs(first[short] + depth[short], more)
+            return StoredRows.concat(loaded)
+        more = np.minimum(-(-missing // MAX_CHUNK_ROWS), chunk_count - depth)[short]
+        wanted = expand_ranges(first[short] + depth[short], more)
         depth[short] += more
 
 
-# The different rows of a table, or the different values of some of its columns: each once, however
-# many rows have them. A table keyed by these columns.
-
-
-def distinct(
+def distinct_kernel(
     step: str, schema: pa.Schema, row_key: tuple[str, ...] = (), columns: Sequence[str] = ()
 ) -> AggregateKernel:
-    """A kernel over a table's changes, by some columns, or by all: what is told is there as long as
-    a row has it. Shards must be chosen by them, too.
+    """A kernel for the distinct values of some columns of a table, or of all: each once, however
+    many rows have them, as a table keyed by these columns. Its input is sharded by them, too.
     """
     return AggregateKernel(
         step, schema, columns or schema.names, [], over_table=True, row_key=row_key

@@ -1,11 +1,23 @@
-"""A stream joined with the versions of a table: each row meets the row that was valid at its own
-time, whatever came when.
+"""The joins of a stream with the versions of a table: each row matches the version that was valid at
+the row's own time, whatever arrives when. `VersionedJoin` waits and emits a stream; `CorrectedJoin`
+emits at once, and corrects.
 
-A row waits until the table's complete clock has passed its time, and is answered at the end of that
-tick with what is known then. A version that comes behind the complete clock is counted: it changes
-nothing that was told, and holds for all rows that are told from then on. Versions are kept for
-`history` behind the clock of the input that is behind, and the newest before that; rows older than
-that are left out and counted. The result is a stream.
+Example: orders joined with the price at their time (key `item`, event time `since`).
+
+    tick 1   prices: (tea, 3 €, since 10:00)       state of "tea": version 10:00
+    tick 2   orders: (1, tea, at 11:30)
+
+             VersionedJoin: the watermark of prices is 11:00: order 1 waits in the state
+    tick 3   prices: (tea, 5 €, since 11:00)       state: versions 10:00, 11:00; order 1
+    tick 4   watermark of prices passes 11:30      emits (1, tea, 5 €), tick 4, and drops order 1
+
+             CorrectedJoin:
+    tick 2                                         emits insert (1, tea, 3 €); state: order 1
+    tick 3   prices: (tea, 5 €, since 11:00)       emits update (1, tea, 3 €) -> (1, tea, 5 €)
+
+In both, versions are kept for `history` behind the earlier watermark of the two inputs, and the
+newest one before that (see `timeline.py`). Rows older than that are left out and counted
+(`counts["too_old"]`). A row whose join key has a null matches nothing.
 """
 
 from __future__ import annotations
@@ -18,34 +30,85 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
-from headrace.columnar.lookup import begins, bounds, hull, marked, pairs, ranked, search, sorting
+from headrace.columnar.lookup import (
+    expand_pairs,
+    group_start_mask,
+    key_bounds,
+    key_extents,
+    mask_at,
+    rank_keys,
+    search_within,
+    sort_order,
+)
 from headrace.errors import InputError
-from headrace.operators.joins import row_store
-from headrace.operators.joins.row_store import LOWEST, NONE, Piles, PileWriter, Records
+from headrace.operators.joins.row_store import (
+    HIGHEST,
+    LOWEST,
+    KeyedRowStore,
+    RowStoreWriter,
+    StoredRows,
+)
 from headrace.operators.joins.sides import (
     JoinColumns,
     ResultColumn,
-    Rows,
     Side,
+    SideRows,
     join_keys,
-    merged,
+    merge_changes,
     ticks_of,
 )
-from headrace.operators.joins.timeline import Timeline, check_versioned, horizon
+from headrace.operators.joins.timeline import (
+    DROP_TIMER,
+    Timeline,
+    check_versioned,
+    history_start,
+)
+from headrace.operators.joins.timers import (
+    due_keys,
+    earliest_timer,
+    timer_entries,
+    unloaded_timer_bound,
+)
 from headrace.operators.kernel import KeyedState, Times, Watermarks, microseconds
 
-_WAITS, _FORGETS = 0, 1
+_VERSIONS, _ROWS = 0, 1
+"""The sections of the row store."""
+_ROW_TIMER = 0
+"""The kind of timer at which waiting rows are emitted, or rows that can be corrected are dropped."""
+
+
+def _checked_columns(
+    step: str, stream: Side, table: Side, columns: Sequence[ResultColumn], how: str
+) -> JoinColumns:
+    """The columns of a versioned join, once its inputs are checked."""
+    if how not in {"inner", "left"}:
+        raise InputError(
+            f"Step {step!r} joins a stream with versions how={how!r}.",
+            fix='choose how="inner" or how="left".',
+        )
+    join_columns = JoinColumns(step, stream, table, columns, how)
+    check_versioned(step, table)
+    if stream.time is None:
+        raise InputError(
+            f"Step {step!r} joins a stream without a time with versions.",
+            fix="say at which time a row looks: table.as_of(column).",
+        )
+    return join_columns
 
 
 class VersionedJoin:
-    """`stream.time`: the time at which a row looks; `table.time`: from when on a version is valid;
-    the table's key is what it is joined on.
+    """The join that waits for the table's watermark, and emits a stream.
 
-    After each step `counts` has the versions that came behind the clock (`late_versions`) and the
-    rows older than the history (`too_old`).
+    A row waits until the watermark of the table has passed its time, and is emitted at the end of
+    that tick with the version that is known then. A version that arrives behind the watermark is
+    counted (`counts["late_versions"]`): it changes nothing that was emitted, and holds for all rows
+    that are emitted from then on.
+
+    `stream.time` is the time at which a row looks, `table.time` the time from which a version is
+    valid. The table is joined on its key.
     """
 
-    hold_us = 0  # rows that wait are not before the table's clock
+    hold_us = 0  # waiting rows are not before the watermark of the table
 
     def __init__(
         self,
@@ -57,25 +120,9 @@ class VersionedJoin:
         history_us: int,
         how: str = "inner",
     ) -> None:
-        if how not in {"inner", "left"}:
-            raise InputError(
-                f"Step {step!r} joins a stream with versions how={how!r}.",
-                fix='choose how="inner" or how="left".',
-            )
-        self.step_name, self.stream, self.table, self.history_us, self.how = (
-            step,
-            stream,
-            table,
-            history_us,
-            how,
-        )
-        self._columns = JoinColumns(step, stream, table, columns, how)
-        check_versioned(step, table)
-        if stream.time is None:
-            raise InputError(
-                f"Step {step!r} joins a stream without a time with versions.",
-                fix="say at which time a row looks: table.as_of(column).",
-            )
+        self.step_name, self.how, self.history_us = step, how, history_us
+        self.stream, self.table = stream, table
+        self._columns = _checked_columns(step, stream, table, columns, how)
         self.counts: dict[str, int] = {}
 
     @cached_property
@@ -83,173 +130,175 @@ class VersionedJoin:
         return self._columns.schema
 
     def due(self, state: KeyedState) -> int | None:
-        """When the first row that waits can be told, by the table's clock."""
-        return row_store.earliest(state, _WAITS)
+        """The watermark of the table at which the first waiting row can be emitted."""
+        return earliest_timer(state, _ROW_TIMER)
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Find the keys: of rows, versions, and what waited long enough. 2. Load. 3. Answer. 4.
-        Keep what waits, and what rows may ask for.
+        """1. Find the keys: of rows, of versions, and of timers that are due. 2. Load. 3. Store the
+        rows that wait, and the versions that rows may look for. 4. Emit.
         """
         rows, changes = inputs
         own, table = watermarks
         if not len(own):
             return self.output.append(TICK_FIELD).empty_table()
-        keys, missing = join_keys(rows, self.stream.on)
+        # 1. Find the keys.
+        keys, has_null = join_keys(rows, self.stream.on)
         changed_keys, _ = join_keys(changes, self.table.on)
-        clock = int(min(own.complete[-1], table.complete[-1]))
-        woken = [
-            row_store.fired(state, _WAITS, int(table.complete[-1])),
-            row_store.fired(state, _FORGETS, clock),
-        ]
-        found = ranked([keys, changed_keys, *(each.cast(keys.type) for each in woken)])
-        piles = Piles(self.step_name, state, found.keys, sections=2, marks=2)
-        known = tuple(
-            horizon(list(each), self.history_us)
-            for each in (
-                (own.watermark_before, table.watermark_before),
-                (own.complete, table.complete),
-            )
+        earlier_watermark = int(min(own.watermark[-1], table.watermark[-1]))
+        row_keys = due_keys(state, _ROW_TIMER, int(table.watermark[-1])).cast(keys.type)
+        drop_keys = due_keys(state, DROP_TIMER, earlier_watermark).cast(keys.type)
+        ranked = rank_keys([keys, changed_keys, row_keys, drop_keys])
+        # 2. Load.
+        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=2, registers=2)
+        history_before = history_start(
+            [own.watermark_before, table.watermark_before], self.history_us
         )
-        waiting = _Waiting(self, rows, missing, found.ranks[0], found.orders[0], watermarks)
-        waiting.load(piles, marked(len(piles), found.ranks[2]), self._columns.left_needs)
-        timeline = Timeline(self.table, self._columns.right_needs, changes, found.ranks[1], table)
+        history_from = history_start([own.watermark, table.watermark], self.history_us)
+        times, tick_index = (
+            microseconds(rows.column(self.stream.time)),
+            own.tick_indices(ticks_of(rows)),
+        )
+        is_old = times < history_before[tick_index]
+        is_unused = is_old | (has_null & (self.how == "inner"))
+        order = ranked.orders[0]
+        waiting = _WaitingRows(
+            rows,
+            which=order[~is_unused[order]] if is_unused.any() else order,
+            keys=ranked.ranks[0],
+            times=times,
+            tick_index=tick_index,
+            has_null=has_null,
+            table=table,
+        )
+        waiting.load(row_store, mask_at(len(row_store), ranked.ranks[2]), self._columns.left_fields)
+        timeline = Timeline(self.table, self._columns.right_fields, changes, ranked.ranks[1], table)
         timeline.load(
-            piles, waiting.asked(), marked(len(piles), found.ranks[3]), (known[0], known[1])
+            row_store,
+            requested=waiting.requested_times(),
+            is_due=mask_at(len(row_store), ranked.ranks[3]),
+            history=(history_before, history_from),
         )
-        late = timeline.fresh_at < table.watermark_before[timeline.fresh_place]
-        self.counts = {"late_versions": int(np.count_nonzero(late)), "too_old": waiting.too_old}
-        writer = PileWriter(piles)
+        is_late = timeline.fresh_valid_from < table.watermark_before[timeline.fresh_tick_index]
+        self.counts = {
+            "late_versions": int(np.count_nonzero(is_late)),
+            "too_old": int(np.count_nonzero(is_old)),
+        }
+        # 3. Store.
+        writer = RowStoreWriter(row_store)
         waiting.store(writer)
         timeline.store(writer, self.history_us)
-        writer.save((_WAITS, _FORGETS))
-        return self._told(waiting, timeline, own)
-
-    def _told(self, waiting: _Waiting, timeline: Timeline, clock: Watermarks) -> pa.Table:
-        """In order of tick, key, time and arrival."""
-        which = np.flatnonzero(waiting.told_at < len(clock))
-        version = timeline.known(waiting.keys[which], waiting.times[which], waiting.told_at[which])
-        version = np.where((version >= 0) & ~np.append(timeline.gone, True)[version], version, -1)
+        writer.save([timer_entries(row_store, kind) for kind in (_ROW_TIMER, DROP_TIMER)])
+        # 4. Emit in order of tick, key, time and arrival.
+        which = np.flatnonzero(waiting.emit_at < len(own))
+        version = timeline.version_at(
+            waiting.keys[which], waiting.times[which], waiting.emit_at[which]
+        )
+        is_row = (version >= 0) & ~np.append(timeline.is_delete, True)[version]
+        version = np.where(is_row, version, -1)
         if self.how == "inner":
-            which, version = which[version >= 0], version[version >= 0]
-        order = sorting(waiting.told_at[which])
+            which, version = which[is_row], version[is_row]
+        order = sort_order(waiting.emit_at[which])
         which, version = which[order], version[order]
         columns = self._columns.arrays(
             waiting.rows, waiting.row[which], timeline.rows, np.append(timeline.row, -1)[version]
         )
-        ticks = clock.ticks[waiting.told_at[which]]
-        return pa.Table.from_arrays(
-            [*columns, pa.array(ticks, pa.int64())], schema=self.output.append(TICK_FIELD)
-        )
+        ticks = pa.array(own.ticks[waiting.emit_at[which]], pa.int64())
+        return pa.Table.from_arrays([*columns, ticks], schema=self.output.append(TICK_FIELD))
 
 
-class _Waiting:
-    """The rows of a call that wait for their answer or get it, stored and new, in order of key,
-    time and arrival.
+class _WaitingRows:
+    """The rows of a batch that wait for the table's watermark or are emitted, stored and new, in
+    order of key, time and arrival. `emit_at` is the index of the tick at whose end a row is
+    emitted; the number of ticks if it waits on.
     """
 
     def __init__(
         self,
-        join: VersionedJoin,
         rows: pa.Table,
-        missing: Mask,
+        *,
+        which: Ints,
         keys: Ints,
-        order: Ints,
-        watermarks: Sequence[Watermarks],
+        times: Times,
+        tick_index: Ints,
+        has_null: Mask,
+        table: Watermarks,
     ) -> None:
-        own, self._table = watermarks
-        assert join.stream.time is not None
-        times, places = microseconds(rows.column(join.stream.time)), own.at(ticks_of(rows))
-        known = horizon([own.watermark_before, self._table.watermark_before], join.history_us)
-        old = times < known[places]
-        self.too_old = int(np.count_nonzero(old))
-        used = (
-            order[~(old | (missing & (join.how == "inner")))[order]]
-            if old.any() or missing.any()
-            else order
-        )
-        self._used, self.fresh = used, rows
-        self._keys, self._times, self._places, self._missing = (
-            keys[used],
-            times[used],
-            places[used],
-            missing[used],
-        )
+        """Take the rows that are used (`which`, in order of key); the other columns are by row."""
+        self._table, self._fresh, self._which = table, rows, which
+        self._keys, self._times, self._has_null = keys[which], times[which], has_null[which]
+        self._tick_index = tick_index[which]
 
-    def load(self, piles: Piles, woken: Mask, needs: pa.Schema) -> None:
-        fresh_told = np.maximum(
-            np.searchsorted(self._table.complete, self._times, side="right"), self._places
+    def load(self, row_store: KeyedRowStore, is_due: Mask, fields: pa.Schema) -> None:
+        """Load the waiting rows of keys whose timers are due, and the neighbours of new ones."""
+        self._row_store, self._is_due = row_store, is_due
+        emit_at = np.searchsorted(self._table.watermark, self._times, side="right")
+        emit_at = np.maximum(emit_at, self._tick_index)
+        waits = (emit_at >= len(self._table)) & ~self._has_null
+        low, high = key_extents(
+            len(row_store), self._keys[waits], self._times[waits], self._times[waits]
         )
-        stays = (fresh_told >= len(self._table)) & ~self._missing
-        low, high = hull(len(piles), self._keys[stays], self._times[stays], self._times[stays])
-        self._piles, self._woken = piles, woken
-        passed = int(self._table.complete[-1])
-        stored = piles.load(
-            1, np.where(woken, LOWEST, low), np.where(woken, np.maximum(high, passed), high)
+        watermark = int(self._table.watermark[-1])
+        stored = row_store.load(
+            _ROWS,
+            np.where(is_due, LOWEST, low),
+            np.where(is_due, np.maximum(high, watermark), high),
         )
-        self.rows = Rows(needs, stored.rows, self.fresh)
-        keys, times = (
-            np.concatenate([stored.keys, self._keys]),
-            np.concatenate([stored.at, self._times]),
-        )
-        told = np.concatenate(
+        self.rows = SideRows(fields, stored.rows, self._fresh)
+        keys = np.concatenate([stored.keys, self._keys])
+        times = np.concatenate([stored.sort_keys, self._times])
+        emit_at = np.concatenate(
             [
-                np.searchsorted(self._table.complete, stored.at, side="right"),
-                np.where(self._missing, self._places, fresh_told),
+                np.searchsorted(self._table.watermark, stored.sort_keys, side="right"),
+                np.where(self._has_null, self._tick_index, emit_at),
             ]
         )
-        row = np.concatenate([np.arange(len(stored)), len(stored) + self._used])
-        order = sorting(keys, times)
-        self.keys, self.times, self.told_at, self.row = (
-            keys[order],
-            times[order],
-            told[order],
-            row[order],
-        )
+        row = np.concatenate([np.arange(len(stored)), len(stored) + self._which])
+        order = sort_order(keys, times)
+        self.keys, self.times = keys[order], times[order]
+        self.emit_at, self.row = emit_at[order], row[order]
         self._is_new = self.row >= len(stored)
 
-    def asked(self) -> tuple[Ints, Ints]:
-        """For each key the times that rows ask for; the lowest above the highest if none does."""
-        told = self.told_at < len(self._table)
-        return hull(len(self._piles), self.keys[told], self.times[told], self.times[told])
+    def requested_times(self) -> tuple[Ints, Ints]:
+        """By key, the first and the last time that emitted rows look for; the first is above the
+        last if there are none.
+        """
+        is_emitted = self.emit_at < len(self._table)
+        times = self.times[is_emitted]
+        return key_extents(len(self._row_store), self.keys[is_emitted], times, times)
 
-    def store(self, writer: PileWriter) -> None:
-        """Keep what waits on, and wake it when the clock has passed its time."""
-        waits = self.told_at >= len(self._table)
+    def store(self, writer: RowStoreWriter) -> None:
+        """Store the rows that wait on, and set their timers to just after their times."""
+        waits = self.emit_at >= len(self._table)
         which = np.flatnonzero(waits)
-        mark = self._piles.marks[_WAITS]
-        mark[:] = row_store.of_the_rest(self._piles, 1, _WAITS, self._woken, 1)
-        np.minimum.at(mark, self.keys[which], self.times[which] + 1)
-        touched = np.where(self._is_new, waits, ~waits)
-        if touched.any():
-            records = Records(
-                self.keys[which],
-                self.times[which],
-                np.zeros(len(which), np.uint8),
-                self.rows.bytes(self.row[which]),
+        register = self._row_store.registers[_ROW_TIMER]
+        register[:] = unloaded_timer_bound(
+            self._row_store, _ROWS, _ROW_TIMER, self._is_due, delay_us=1
+        )
+        np.minimum.at(register, self.keys[which], self.times[which] + 1)
+        is_touched = np.where(self._is_new, waits, ~waits)
+        if is_touched.any():
+            rows = StoredRows(
+                keys=self.keys[which],
+                sort_keys=self.times[which],
+                flags=np.zeros(len(which), np.uint8),
+                rows=self.rows.bytes(self.row[which]),
             )
-            writer.replace(1, records, self.keys[touched], self.times[touched])
-
-
-# A stream joined with the versions of a table, answered at once and corrected: when a version comes
-# that was valid at the time of a row that was told already, what was told is taken back and told
-# anew.
-#
-# The result is a table, keyed by what identifies a row of the stream: its key, which should be its
-# own; `NewestKernel` makes it so where it is not. Rows and versions are kept for `history` behind
-# the clock of the input that is behind, and of versions the newest before that. Rows older than
-# that are left out and counted; of what is forgotten nothing is corrected any more.
-
-_ROWS, _VERSIONS = 0, 1
+            writer.replace(_ROWS, rows, self.keys[is_touched], self.times[is_touched])
 
 
 class CorrectedJoin:
-    """As `VersionedJoin`, with a table as its result; `key` is the result's. `counts`:
-    `late_versions` are those from before what is kept.
+    """The join that emits at once, and corrects: when a version arrives that was valid at the time
+    of a row that was emitted already, the result is retracted and emitted anew.
+
+    The result is a table, keyed by the key of the stream's rows (`key`). That key should be unique
+    in the stream; `NewestKernel` makes it so where it is not. Rows are kept for `history_us` behind
+    the earlier watermark of the inputs, and are not corrected after that. `counts["late_versions"]`
+    counts the versions from before the start of the history.
     """
 
-    hold_us = 0
+    hold_us = 0  # rows are emitted in their own tick: no watermark is held back
 
     def __init__(
         self,
@@ -261,45 +310,27 @@ class CorrectedJoin:
         history_us: int,
         how: str = "inner",
     ) -> None:
-        if how not in {"inner", "left"}:
-            raise InputError(
-                f"Step {step!r} joins a stream with versions how={how!r}.",
-                fix='choose how="inner" or how="left".',
-            )
-        self.step_name, self.stream, self.table, self.history_us, self.how = (
-            step,
-            stream,
-            table,
-            history_us,
-            how,
-        )
-        self._columns = JoinColumns(step, stream, table, columns, how)
-        check_versioned(step, table)
-        if stream.time is None:
-            raise InputError(
-                f"Step {step!r} joins a stream without a time with versions.",
-                fix="say at which time a row looks: table.as_of(column).",
-            )
-        self.key = self._key()
-        self.counts: dict[str, int] = {}
-
-    def _key(self) -> tuple[str, ...]:
+        self.step_name, self.how, self.history_us = step, how, history_us
+        self.stream, self.table = stream, table
+        self._columns = _checked_columns(step, stream, table, columns, how)
         names = {
-            column: name for kind, column, name in self._columns.columns if kind in {"left", "key"}
+            column: name
+            for source, column, name in self._columns.columns
+            if source in {"left", "key"}
         }
-        if not self.stream.key or (
-            missing := [column for column in self.stream.key if column not in names]
-        ):
-            lacks = repr(missing[0]) if self.stream.key else "what identifies a row"
+        missing = [column for column in stream.key if column not in names]
+        if not stream.key or missing:
+            lacks = repr(missing[0]) if stream.key else "what identifies a row"
             raise InputError(
-                f"The result of step {self.step_name!r} is a table, and lacks {lacks}.",
+                f"The result of step {step!r} is a table, and lacks {lacks}.",
                 fix="keep the columns that identify a row.",
             )
-        return tuple(names[column] for column in self.stream.key)
+        self.key = tuple(names[column] for column in stream.key)
+        self.counts: dict[str, int] = {}
 
     @property
     def lateness_us(self) -> int:
-        """How far behind the clocks a correction can be."""
+        """How far a correction can lie behind the watermarks."""
         return self.history_us
 
     @cached_property
@@ -307,186 +338,222 @@ class CorrectedJoin:
         return self._columns.schema.append(CHANGE_FIELD)
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing waits for time."""
+        """None: no row waits for a watermark."""
         return None
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Find the keys. 2. Load versions, and the rows that new versions are valid for. 3. Tell
-        and correct. 4. Keep what may be corrected.
+        """1. Find the keys. 2. Load versions, and the rows that new versions are valid for. 3. Store
+        what may be corrected. 4. Emit and correct.
         """
         rows, changes = inputs
         own, table = watermarks
         if not len(own):
             return self.output.append(TICK_FIELD).empty_table()
-        keys, missing = join_keys(rows, self.stream.on)
-        clock = int(min(own.complete[-1], table.complete[-1]))
-        woken = [row_store.fired(state, kind, clock).cast(keys.type) for kind in (_ROWS, _VERSIONS)]
-        found = ranked([keys, join_keys(changes, self.table.on)[0], *woken])
-        piles = Piles(self.step_name, state, found.keys, sections=2, marks=2)
-        known_from = horizon([own.complete, table.complete], self.history_us)
-        known_before = horizon([own.watermark_before, table.watermark_before], self.history_us)
-        answered = _Answered(
-            self.stream,
+        # 1. Find the keys.
+        keys, has_null = join_keys(rows, self.stream.on)
+        changed_keys, _ = join_keys(changes, self.table.on)
+        earlier_watermark = int(min(own.watermark[-1], table.watermark[-1]))
+        due = [
+            due_keys(state, kind, earlier_watermark).cast(keys.type)
+            for kind in (_ROW_TIMER, DROP_TIMER)
+        ]
+        ranked = rank_keys([keys, changed_keys, *due])
+        # 2. Load.
+        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=2, registers=2)
+        history_before = history_start(
+            [own.watermark_before, table.watermark_before], self.history_us
+        )
+        history_from = history_start([own.watermark, table.watermark], self.history_us)
+        times, tick_index = (
+            microseconds(rows.column(self.stream.time)),
+            own.tick_indices(ticks_of(rows)),
+        )
+        is_old = times < history_before[tick_index]
+        is_unused = is_old | (has_null & (self.how == "inner"))
+        order = ranked.orders[0]
+        correctable = _CorrectableRows(
             rows,
-            missing,
-            found.ranks[0],
-            found.orders[0],
-            own,
-            known_before,
-            keep_missing=self.how == "left",
+            which=order[~is_unused[order]],
+            keys=ranked.ranks[0],
+            times=times,
+            tick_index=tick_index,
+            has_null=has_null,
         )
-        timeline = Timeline(self.table, self._columns.right_needs, changes, found.ranks[1], table)
+        timeline = Timeline(self.table, self._columns.right_fields, changes, ranked.ranks[1], table)
         timeline.load(
-            piles,
-            answered.times_by_key(len(piles)),
-            marked(len(piles), found.ranks[3]),
-            (known_before, known_from),
+            row_store,
+            requested=correctable.times_by_key(len(row_store)),
+            is_due=mask_at(len(row_store), ranked.ranks[3]),
+            history=(history_before, history_from),
         )
-        answered.load(
-            piles,
-            marked(len(piles), found.ranks[2]),
-            known_from,
-            timeline,
-            self._columns.left_needs,
+        correctable.load(
+            row_store,
+            is_due=mask_at(len(row_store), ranked.ranks[2]),
+            history_from=history_from,
+            timeline=timeline,
+            fields=self._columns.left_fields,
         )
-        late = timeline.fresh_at < known_before[timeline.fresh_place]
-        self.counts = {"late_versions": int(np.count_nonzero(late)), "too_old": answered.too_old}
-        writer = PileWriter(piles)
-        answered.store(writer, int(known_from[-1]), self.history_us)
+        is_late = timeline.fresh_valid_from < history_before[timeline.fresh_tick_index]
+        self.counts = {
+            "late_versions": int(np.count_nonzero(is_late)),
+            "too_old": int(np.count_nonzero(is_old)),
+        }
+        # 3. Store.
+        writer = RowStoreWriter(row_store)
+        correctable.store(writer, int(history_from[-1]), self.history_us)
         timeline.store(writer, self.history_us)
-        writer.save((_ROWS, _VERSIONS))
-        return self._told(answered, timeline, known_before, own)
+        writer.save([timer_entries(row_store, kind) for kind in (_ROW_TIMER, DROP_TIMER)])
+        return self._emit(correctable, timeline, history_before, own)
 
-    def _told(
-        self, answered: _Answered, timeline: Timeline, known_before: Times, clock: Watermarks
+    def _emit(
+        self,
+        correctable: _CorrectableRows,
+        timeline: Timeline,
+        history_before: Times,
+        clock: Watermarks,
     ) -> pa.Table:
-        """Each row's answers one after the other: each takes the place of the one before. In order
-        of tick, key, time and arrival.
+        """The successive results of each row, each of which replaces the one before; in order of
+        tick, key, time and arrival.
         """
-        row, place, version = answered.answers(timeline, known_before)
-        version = np.where(np.append(timeline.gone, True)[version], -1, version)
-        first = begins(row)
-        told = (version >= 0) | (self.how == "left")
-        goes = ~first & np.append(False, told)[:-1]
-        comes = told & (place >= 0)
-        which = np.concatenate([np.flatnonzero(goes), np.flatnonzero(comes)])
-        shows = np.concatenate([version[np.flatnonzero(goes) - 1], version[comes]])
-        is_new = np.arange(len(which)) >= np.count_nonzero(goes)
-        order = sorting(place[which], row[which], is_new.astype(np.int64))
-        which, shows, is_new = which[order], shows[order], is_new[order]
+        row, tick_index, version = correctable.results(timeline, history_before)
+        version = np.where(np.append(timeline.is_delete, True)[version], -1, version)
+        is_first = group_start_mask(row)
+        is_row = (version >= 0) | (self.how == "left")
+        removed = np.flatnonzero(~is_first & np.append(False, is_row)[:-1])
+        added = np.flatnonzero(is_row & (tick_index >= 0))
+        which = np.concatenate([removed, added])
+        shown = np.concatenate([version[removed - 1], version[added]])
+        is_insertion = np.arange(len(which)) >= len(removed)
+        order = sort_order(tick_index[which], row[which], is_insertion.astype(np.int64))
+        which, shown, is_insertion = which[order], shown[order], is_insertion[order]
         columns = self._columns.arrays(
-            answered.rows,
-            answered.row[row[which]],
+            correctable.rows,
+            correctable.row[row[which]],
             timeline.rows,
-            np.append(timeline.row, -1)[shows],
+            np.append(timeline.row, -1)[shown],
         )
-        kinds, stays = merged(columns, ~begins(place[which], row[which]), is_new)
-        ticks = pa.array(clock.ticks[place[which]], pa.int64())
+        is_second = ~group_start_mask(tick_index[which], row[which])
+        kinds, is_emitted = merge_changes(columns, is_second, is_insertion)
+        ticks = pa.array(clock.ticks[tick_index[which]], pa.int64())
         result = pa.Table.from_arrays(
             [*columns, kinds, ticks], schema=self.output.append(TICK_FIELD)
         )
-        return result if stays.all() else result.filter(pa.array(stays))
+        return result if is_emitted.all() else result.filter(pa.array(is_emitted))
 
 
-class _Answered:
-    """The stream's rows of a call, in order of key, time and arrival. `place`: that of the tick in
-    which each came, -1 for stored ones.
+class _CorrectableRows:
+    """The rows of the stream in a batch, stored and new, in order of key, time and arrival.
+    `tick_index` is that of the tick in which a row arrived, -1 for a stored one.
     """
 
     def __init__(
         self,
-        side: Side,
         rows: pa.Table,
-        missing: Mask,
-        keys: Ints,
-        order: Ints,
-        own: Watermarks,
-        known_before: Times,
         *,
-        keep_missing: bool,
+        which: Ints,
+        keys: Ints,
+        times: Times,
+        tick_index: Ints,
+        has_null: Mask,
     ) -> None:
-        assert side.time is not None
-        times, places = microseconds(rows.column(side.time)), own.at(ticks_of(rows))
-        old = times < known_before[places]
-        self.too_old = int(np.count_nonzero(old))
-        self._used = order[~(old | (missing & (not keep_missing)))[order]]
-        self._fresh, self._keys, self._times = rows, keys[self._used], times[self._used]
-        self._places, self._missing = places[self._used], missing[self._used]
+        """Take the rows that are used (`which`, in order of key); the other columns are by row."""
+        self._fresh, self._which = rows, which
+        self._keys, self._times = keys[which], times[which]
+        self._tick_index, self._has_null = tick_index[which], has_null[which]
 
     def times_by_key(self, count: int) -> tuple[Ints, Ints]:
-        return hull(count, self._keys, self._times, self._times)
+        """The first and the last time of each key's new rows."""
+        return key_extents(count, self._keys, self._times, self._times)
 
     def load(
-        self, piles: Piles, woken: Mask, known_from: Times, timeline: Timeline, needs: pa.Schema
+        self,
+        row_store: KeyedRowStore,
+        *,
+        is_due: Mask,
+        history_from: Times,
+        timeline: Timeline,
+        fields: pa.Schema,
     ) -> None:
-        """The rows that new versions are valid for, those that can be forgotten, and room for the
-        new ones.
+        """Load the rows that new versions are valid for, those that can be dropped, and the
+        neighbours of new ones.
         """
-        fresh = np.flatnonzero(timeline.place >= 0)
-        until = np.append(timeline.at, NONE)[timeline.behind(fresh, timeline.place[fresh])]
-        corrected = hull(len(piles), timeline.keys[fresh], timeline.at[fresh], until)
-        mine = self.times_by_key(len(piles))
-        low, high = np.minimum(corrected[0], mine[0]), np.maximum(corrected[1], mine[1])
-        self._piles, self._woken = piles, woken
-        stored = piles.load(
-            1, np.where(woken, LOWEST, low), np.where(woken, np.maximum(high, known_from[-1]), high)
+        fresh = np.flatnonzero(timeline.tick_index >= 0)
+        next_version = timeline.next(fresh, timeline.tick_index[fresh])
+        valid_to = np.append(timeline.valid_from, HIGHEST)[next_version]
+        corrected = key_extents(
+            len(row_store), timeline.keys[fresh], timeline.valid_from[fresh], valid_to
         )
-        self.rows = Rows(needs, stored.rows, self._fresh)
-        keys, times = (
-            np.concatenate([stored.keys, self._keys]),
-            np.concatenate([stored.at, self._times]),
+        arrived = self.times_by_key(len(row_store))
+        low, high = np.minimum(corrected[0], arrived[0]), np.maximum(corrected[1], arrived[1])
+        self._row_store, self._is_due = row_store, is_due
+        stored = row_store.load(
+            _ROWS,
+            np.where(is_due, LOWEST, low),
+            np.where(is_due, np.maximum(high, history_from[-1]), high),
         )
-        order = sorting(keys, times)
+        self.rows = SideRows(fields, stored.rows, self._fresh)
+        keys = np.concatenate([stored.keys, self._keys])
+        times = np.concatenate([stored.sort_keys, self._times])
+        tick_index = np.concatenate([np.full(len(stored), -1), self._tick_index])
+        has_null = np.concatenate([np.zeros(len(stored), np.bool_), self._has_null])
+        row = np.concatenate([np.arange(len(stored)), len(stored) + self._which])
+        order = sort_order(keys, times)
         self.keys, self.times = keys[order], times[order]
-        self.row = np.concatenate([np.arange(len(stored)), len(stored) + self._used])[order]
-        self.place = np.concatenate([np.full(len(stored), -1), self._places])[order]
-        self.missing = np.concatenate([np.zeros(len(stored), np.bool_), self._missing])[order]
+        self.tick_index, self.has_null = tick_index[order], has_null[order]
+        self.row = row[order]
 
-    def answers(self, timeline: Timeline, known_before: Times) -> tuple[Ints, Ints, Ints]:
-        """Rows, places of ticks, and the version that answers the row from then on; of a stored row
-        also its answer before, if it changes.
+    def results(self, timeline: Timeline, history_before: Times) -> tuple[Ints, Ints, Ints]:
+        """The results of the rows that are new or corrected, in order of row and tick.
+
+        Returns:
+            The row, the index of the tick, and the version that the row matches from then on. A
+            stored row that is corrected comes first with the version that it matched before (-1).
         """
-        corrected, by = self._corrections(timeline, known_before)
-        new = np.flatnonzero(self.place >= 0)
-        old = np.unique(corrected[self.place[corrected] < 0])
-        known = np.concatenate([new, old])
-        first = timeline.known(self.keys[known], self.times[known], self.place[known])
-        row, place = (
-            np.concatenate([known, corrected]),
-            np.concatenate([self.place[known], timeline.place[by]]),
+        corrected, version = self._corrections(timeline, history_before)
+        new = np.flatnonzero(self.tick_index >= 0)
+        stored = np.unique(corrected[self.tick_index[corrected] < 0])
+        rows = np.concatenate([new, stored])
+        first_version = timeline.version_at(
+            self.keys[rows], self.times[rows], self.tick_index[rows]
         )
-        order = sorting(row, place)
-        return row[order], place[order], np.concatenate([first, by])[order]
+        row = np.concatenate([rows, corrected])
+        tick_index = np.concatenate([self.tick_index[rows], timeline.tick_index[version]])
+        order = sort_order(row, tick_index)
+        return row[order], tick_index[order], np.concatenate([first_version, version])[order]
 
-    def _corrections(self, timeline: Timeline, known_before: Times) -> tuple[Ints, Ints]:
-        """Rows that were there, and new versions that are valid for them when they come."""
-        fresh = np.flatnonzero(timeline.place >= 0)
-        places = timeline.place[fresh]
-        until = np.append(timeline.at, NONE)[timeline.behind(fresh, places)]
-        begin = bounds(self.keys, len(self._piles))
+    def _corrections(self, timeline: Timeline, history_before: Times) -> tuple[Ints, Ints]:
+        """Pairs of a row and a version that arrives after it and is valid at the row's time."""
+        fresh = np.flatnonzero(timeline.tick_index >= 0)
+        tick_index = timeline.tick_index[fresh]
+        valid_to = np.append(timeline.valid_from, HIGHEST)[timeline.next(fresh, tick_index)]
+        begin = key_bounds(self.keys, len(self._row_store))
         first, end = begin[timeline.keys[fresh]], begin[timeline.keys[fresh] + 1]
-        low = search(self.times, first, end, timeline.at[fresh], right=False)
-        version, row = pairs(low, search(self.times, low, end, until, right=False))
-        there = (self.place[row] < places[version]) & (
-            self.times[row] >= known_before[places[version]]
-        )
-        return row[there], fresh[version[there]]
+        low = search_within(self.times, first, end, timeline.valid_from[fresh], right=False)
+        high = search_within(self.times, low, end, valid_to, right=False)
+        version, row = expand_pairs(low, high)
+        was_emitted = self.tick_index[row] < tick_index[version]
+        is_recent = self.times[row] >= history_before[tick_index[version]]
+        is_corrected = was_emitted & is_recent
+        return row[is_corrected], fresh[version[is_corrected]]
 
-    def store(self, writer: PileWriter, known_from: int, history_us: int) -> None:
-        """Keep what may be corrected."""
-        stays = ~self.missing & (self.times >= known_from)
+    def store(self, writer: RowStoreWriter, history_from: int, history_us: int) -> None:
+        """Store the rows that may be corrected."""
+        stays = ~self.has_null & (self.times >= history_from)
         which = np.flatnonzero(stays)
-        mark = self._piles.marks[_ROWS]
-        mark[:] = row_store.of_the_rest(self._piles, 1, _ROWS, self._woken, history_us + 1)
-        np.minimum.at(mark, self.keys[which], self.times[which] + history_us + 1)
-        touched = np.where(self.place >= 0, stays, ~stays)
-        if touched.any():
-            records = Records(
-                self.keys[which],
-                self.times[which],
-                np.zeros(len(which), np.uint8),
-                self.rows.bytes(self.row[which]),
+        delay_us = history_us + 1
+        register = self._row_store.registers[_ROW_TIMER]
+        register[:] = unloaded_timer_bound(
+            self._row_store, _ROWS, _ROW_TIMER, self._is_due, delay_us
+        )
+        np.minimum.at(register, self.keys[which], self.times[which] + delay_us)
+        is_touched = np.where(self.tick_index >= 0, stays, ~stays)
+        if is_touched.any():
+            rows = StoredRows(
+                keys=self.keys[which],
+                sort_keys=self.times[which],
+                flags=np.zeros(len(which), np.uint8),
+                rows=self.rows.bytes(self.row[which]),
             )
-            writer.replace(1, records, self.keys[touched], self.times[touched])
+            writer.replace(_ROWS, rows, self.keys[is_touched], self.times[is_touched])

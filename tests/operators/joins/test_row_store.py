@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from headrace.columnar.keys import key_groups
 from headrace.errors import BugError, CorruptionError, NewerFormat
-from headrace.operators.joins import row_store as pile_writing
-from headrace.operators.joins.row_store import LOWEST, NONE, Piles, PileWriter, Records
+from headrace.operators.joins import row_store
+from headrace.operators.joins.row_store import (
+    HIGHEST,
+    LOWEST,
+    KeyedRowStore,
+    RowStoreWriter,
+    StoredRows,
+)
 from headrace.testing.kernels import MemoryState
 
 KEYS = pa.array([b"a", b"b" * 500, b"c"], pa.binary())
@@ -23,17 +29,17 @@ Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few rows make trees."""
-    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 4)
-    monkeypatch.setattr(pile_writing, "_CUT_TO", 2)
+    monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 4)
+    monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
 
 
-def opened(state: MemoryState, keys: pa.Array = KEYS) -> Piles:
-    return Piles("s", state, keys, sections=2, marks=1)
+def opened(state: MemoryState, keys: pa.Array = KEYS) -> KeyedRowStore:
+    return KeyedRowStore("s", state, keys, sections=2, registers=1)
 
 
-def as_records(rows: list[tuple[int, int, int, bytes]]) -> Records:
+def as_records(rows: list[tuple[int, int, int, bytes]]) -> StoredRows:
     keys, at, flags, values = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Records(
+    return StoredRows(
         np.array(keys, np.int64),
         np.array(at, np.int64),
         np.array(flags, np.uint8),
@@ -41,11 +47,11 @@ def as_records(rows: list[tuple[int, int, int, bytes]]) -> Records:
     )
 
 
-def as_rows(records: Records) -> list[tuple[int, int, int, bytes]]:
+def as_rows(records: StoredRows) -> list[tuple[int, int, int, bytes]]:
     return list(
         zip(
             records.keys.tolist(),
-            records.at.tolist(),
+            records.sort_keys.tolist(),
             records.flags.tolist(),
             records.rows.to_pylist(),
             strict=True,
@@ -73,36 +79,38 @@ def test_a_pile_has_what_a_sorted_list_has(
     state = MemoryState()
     model: Model = {(key, section): [] for key in range(3) for section in range(2)}
     for number, step in enumerate(steps):
-        piles = opened(state)
-        writer = PileWriter(piles)
+        row_store = opened(state)
+        writer = RowStoreWriter(row_store)
         for section in range(2):
-            take_in(piles, writer, model, section, [each for each in step if each[1] == section])
-        piles.marks[0] = [number if model[key, 0] else NONE for key in range(3)]
+            take_in(
+                row_store, writer, model, section, [each for each in step if each[1] == section]
+            )
+        row_store.registers[0] = [number if model[key, 0] else HIGHEST for key in range(3)]
         writer.save()
         check(state, model, number)
     gone = [(key, section) for key in range(3) for section in range(2)]
-    piles = opened(state)
-    writer = PileWriter(piles)
+    row_store = opened(state)
+    writer = RowStoreWriter(row_store)
     for key, section in gone:
         model[key, section] = []
     for section in range(2):
-        there = piles.load_all(section)
-        writer.replace(section, Records.none(), there.keys, there.at)
+        there = row_store.load_all(section)
+        writer.replace(section, StoredRows.empty(), there.keys, there.sort_keys)
     writer.save()
     assert state.values == {}, "nothing is left of empty piles"
 
 
 def take_in(
-    piles: Piles,
-    writer: PileWriter,
+    row_store: KeyedRowStore,
+    writer: RowStoreWriter,
     model: Model,
     section: int,
     step: list[tuple[int, int, int, str, bytes]],
 ) -> None:
-    low, high = np.full(3, NONE), np.full(3, LOWEST)
+    low, high = np.full(3, HIGHEST), np.full(3, LOWEST)
     for key, _, at, _, _ in step:
         low[key], high[key] = min(low[key], at), max(high[key], at)
-    loaded = as_rows(piles.load(section, low, high))
+    loaded = as_rows(row_store.load(section, low, high))
     for key in range(3):
         mine = model[key, section]
         assert [row[1:] for row in loaded if row[0] == key and low[key] <= row[1] <= high[key]] == [
@@ -131,12 +139,14 @@ def take_in(
 
 
 def check(state: MemoryState, model: Model, mark: int) -> None:
-    piles = opened(state)
+    row_store = opened(state)
     for section in range(2):
-        assert as_rows(piles.load_all(section)) == [
+        assert as_rows(row_store.load_all(section)) == [
             (key, *row) for key in range(3) for row in model[key, section]
         ]
-    assert piles.marks[0].tolist() == [mark if model[key, 0] else NONE for key in range(3)]
+    assert row_store.registers[0].tolist() == [
+        mark if model[key, 0] else HIGHEST for key in range(3)
+    ]
     groups = key_groups(KEYS).tolist()
     assert all(
         state.groups[name] == groups[next(at for at in range(3) if name.endswith(KEYS[at].as_py()))]
@@ -145,19 +155,19 @@ def check(state: MemoryState, model: Model, mark: int) -> None:
 
 
 def fill(state: MemoryState, count: int) -> None:
-    piles = opened(state, KEYS.slice(0, 1))
-    writer = PileWriter(piles)
+    row_store = opened(state, KEYS.slice(0, 1))
+    writer = RowStoreWriter(row_store)
     rows = as_records([(0, at, 0, b"x") for at in range(count)])
-    writer.replace(0, rows, rows.keys, rows.at)
+    writer.replace(0, rows, rows.keys, rows.sort_keys)
     writer.save()
 
 
 def test_looking_at_a_part_of_a_large_pile_gets_that_part() -> None:
     state = MemoryState()
     fill(state, 100)
-    piles = opened(state, KEYS.slice(0, 1))
-    found = piles.load(0, np.array([40]), np.array([42]))
-    assert {40, 41, 42} <= set(found.at.tolist())
+    row_store = opened(state, KEYS.slice(0, 1))
+    found = row_store.load(0, np.array([40]), np.array([42]))
+    assert {40, 41, 42} <= set(found.sort_keys.tolist())
     assert len(found) <= 6
 
 
@@ -165,12 +175,12 @@ def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
     state = MemoryState()
     fill(state, 100)
     state.take_changes()
-    piles = opened(state, KEYS.slice(0, 1))
-    found = piles.load(0, np.array([40]), np.array([40]))
-    writer = PileWriter(piles)
+    row_store = opened(state, KEYS.slice(0, 1))
+    found = row_store.load(0, np.array([40]), np.array([40]))
+    writer = RowStoreWriter(row_store)
     writer.replace(
         0,
-        Records(found.keys, found.at, found.flags + np.uint8(1), found.rows),
+        StoredRows(found.keys, found.sort_keys, found.flags + np.uint8(1), found.rows),
         np.array([0]),
         np.array([40]),
     )
@@ -183,9 +193,9 @@ def test_rows_before_the_first_leaf() -> None:
     state = MemoryState()
     fill(state, 12)
     for comes, goes in (([], range(5)), (range(-9, 3), [])):
-        piles = opened(state, KEYS.slice(0, 1))
-        rows = sorted({*piles.load_all(0).at.tolist(), *comes} - {*goes})
-        writer = PileWriter(piles)
+        row_store = opened(state, KEYS.slice(0, 1))
+        rows = sorted({*row_store.load_all(0).sort_keys.tolist(), *comes} - {*goes})
+        writer = RowStoreWriter(row_store)
         touched = np.array([*comes, *goes], np.int64)
         writer.replace(
             0,
@@ -194,18 +204,21 @@ def test_rows_before_the_first_leaf() -> None:
             touched,
         )
         writer.save()
-    assert opened(state, KEYS.slice(0, 1)).load_all(0).at.tolist() == [*range(-9, 3), *range(5, 12)]
+    assert opened(state, KEYS.slice(0, 1)).load_all(0).sort_keys.tolist() == [
+        *range(-9, 3),
+        *range(5, 12),
+    ]
     found = opened(state, KEYS.slice(0, 1)).load(0, np.array([-3]), np.array([1]))
-    assert {-3, -2, -1, 0, 1} <= set(found.at.tolist())
+    assert {-3, -2, -1, 0, 1} <= set(found.sort_keys.tolist())
 
 
 def test_what_was_not_loaded_cannot_be_changed() -> None:
     state = MemoryState()
     fill(state, 100)
-    piles = opened(state, KEYS.slice(0, 1))
-    piles.load(0, np.array([40]), np.array([40]))
+    row_store = opened(state, KEYS.slice(0, 1))
+    row_store.load(0, np.array([40]), np.array([40]))
     with pytest.raises(BugError, match="not loaded"):
-        PileWriter(piles).replace(0, Records.none(), np.array([0]), np.array([90]))
+        RowStoreWriter(row_store).replace(0, StoredRows.empty(), np.array([0]), np.array([90]))
 
 
 def test_a_part_that_is_missing_is_named() -> None:
@@ -231,7 +244,7 @@ def test_the_bytes_are_those_that_stored_piles_have() -> None:
     record = (0).to_bytes(8, "little") + b"\0" + (1).to_bytes(4, "little") + b"x"
     head = (
         b"\x01"
-        + NONE.to_bytes(8, "little")
+        + HIGHEST.to_bytes(8, "little")
         + bytes([1, 0, 0, 0, 0, 0, 0, 0])
         + bytes([14, 0, 0, 0, 0, 0, 0, 0])
     )

@@ -82,7 +82,7 @@ class Drive:
         """The result's rows and the final state. Between calls everything but the state's bytes is
         forgotten.
         """
-        state, told = MemoryState(), []
+        state, emitted = MemoryState(), []
         bounds = [0, *sorted({cut for cut in cuts if cut < self.ticks}), self.ticks]
         for first, stop in pairwise(bounds):
             if first == stop:
@@ -100,8 +100,8 @@ class Drive:
                 pa.field("_tick", pa.int64(), nullable=False)
             )
             result.validate(full=True)
-            told += result.to_pylist()
-        return told, state
+            emitted += result.to_pylist()
+        return emitted, state
 
     def on_shards(
         self, make: Make, ons: Sequence[Sequence[str]], shards: int, cuts: Sequence[int]
@@ -134,14 +134,14 @@ def check_all_ways(
     """In one call, in many, and on two shards: always the rows that are expected. Returns the final
     state of the one with many calls.
     """
-    told, _ = drive.run(make)
-    assert told == expected
-    told, state = drive.run(make, cuts)
-    assert told == expected
+    emitted, _ = drive.run(make)
+    assert emitted == expected
+    emitted, state = drive.run(make, cuts)
+    assert emitted == expected
     shards = drive.on_shards(make, ons, 2, cuts)
     mine = shard_of(expected, *key, 2)
-    for shard, (told, part) in enumerate(shards):
-        assert told == [row for row, of in zip(expected, mine, strict=True) if of == shard]
+    for shard, (emitted, part) in enumerate(shards):
+        assert emitted == [row for row, of in zip(expected, mine, strict=True) if of == shard]
         assert all(group % 2 == shard for group in part.groups.values()), (
             "entries are filed under their key's group"
         )
@@ -174,9 +174,9 @@ def table_history(
     """
     schema = pa.schema([("id", pa.int64()), ("k", key_type), ("v", pa.int64())])
     rows: dict[int, Row | None] = {}
-    told: list[list[Row]] = []
+    emitted: list[list[Row]] = []
     for _ in range(ticks):
-        told.append(changes := [])
+        emitted.append(changes := [])
         for number in draw(st.lists(st.integers(0, ids - 1), max_size=4, unique=True)):
             fresh = (
                 None
@@ -190,7 +190,7 @@ def table_history(
             # what goes and what comes may be far from each other, as when they come from different
             # shards
             changes.sort(key=lambda change: change["_change_type"] in {"delete", "update_preimage"})
-    return History(schema, told, is_table=True)
+    return History(schema, emitted, is_table=True)
 
 
 @st.composite
