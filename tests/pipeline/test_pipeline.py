@@ -19,7 +19,7 @@ from headrace.errors import (
     UnknownColumn,
 )
 from headrace.plan.plan import TopicOutput, TopicStep, ViewOutput
-from tests.pipeline.shops import CUSTOMERS, ORDERS, Shop
+from tests.pipeline.shop_pipeline import CUSTOMERS, ORDERS, Shop
 
 
 def test_inputs_are_as_declared() -> None:

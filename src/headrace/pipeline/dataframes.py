@@ -18,7 +18,7 @@ from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.relation import Relation
 from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
-from headrace.runtime.inputs import make_input, make_topics
+from headrace.runtime.inputs import create_input, create_topics
 from headrace.runtime.run import address_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _FrameBuilder:
 
     def frame(self, step: Step) -> DataFrame:
         if isinstance(step, TopicStep) and step.device_time is None:
-            make_input(self.log, step, set(self.log.topics()))
+            create_input(self.log, step, set(self.log.topics()))
             added = [f"`{TIMESTAMP_COLUMN}` AS `{step.processed_at}`"] if step.processed_at else []
             return self._read(
                 step.topic, step, [f"`{name}`" for name in step.stored_schema.names] + added
@@ -86,7 +86,7 @@ class _FrameBuilder:
         """
         topic = self.rows.pipeline.topic_of(step)
         if topic is not None and topic not in self.log.topics():
-            make_topics(self.log, self.rows.pipeline.plan())
+            create_topics(self.log, self.rows.pipeline.plan())
         return topic
 
     def _not_supported(self, step: Step) -> NotSupported:

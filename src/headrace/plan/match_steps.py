@@ -1,9 +1,8 @@
-"""Patterns in a plan: `stream.match(…)`, the steps it makes, and what is checked when it is
-declared.
+"""The steps of patterns: `MatchStep` for patterns that are written out, `RuleMatchStep` for patterns
+in a table.
 
-Conditions that a row alone decides become columns, `_fits0`, `_fits1`, …, which are computed before
-rows are sent to shards; what no symbol can use is left out there, if no row must directly follow
-another.
+`headrace.pipeline.patterns` checks and builds them; the kernels are in
+`headrace.operators.patterns`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MatchStep(Step):
-    """Matches of patterns, as a stream. `bits`: the columns of its input that say which conditions
-    a row alone meets, and what they are.
+    """Matches of patterns, as a stream. `bits` has the input's columns that say which conditions a
+    row meets by itself, with the conditions' text.
     """
 
     operation: ClassVar[str] = "match"
@@ -64,7 +63,7 @@ class MatchStep(Step):
 
     @property
     def plain_schema(self) -> pa.Schema:
-        """The user's columns of what comes in."""
+        """The input's columns without those of conditions."""
         names = {name for name, _ in self.bits}
         return pa.schema([field for field in self.input.schema if field.name not in names])
 
@@ -79,10 +78,14 @@ class MatchStep(Step):
     def settings(self) -> MatchSettings:
         from headrace.operators.patterns.settings import MatchSettings
 
-        places = {text: at for at, (_, text) in enumerate(self.bits)}
+        bit_index = {text: index for index, (_, text) in enumerate(self.bits)}
         fits = tuple(
-            tuple((each.symbol, places[each.condition]) for each in found.definitions if each.alone)
-            for _, found in self.compiled
+            tuple(
+                (definition.symbol, bit_index[definition.condition])
+                for definition in pattern.definitions
+                if definition.alone
+            )
+            for _, pattern in self.compiled
         )
         assert isinstance(self.late, Drop | Divert)
         return MatchSettings(
@@ -100,11 +103,11 @@ class MatchStep(Step):
             self.over.producer,
             self.over.shift_us,
             self.when_full,
-            self._closed_behind_us,
+            self._horizon_lag_us,
         )
 
     @property
-    def _closed_behind_us(self) -> int:
+    def _horizon_lag_us(self) -> int:
         return max(
             (path.horizon_lag_us - path.watermark_lag_us for path in watermark_paths(self.input)),
             default=0,
@@ -112,8 +115,8 @@ class MatchStep(Step):
 
     @property
     def watermark_delay_us(self) -> int:
-        """Rows are taken in when the closed clock has passed them."""
-        return self._closed_behind_us
+        """Rows are matched once the horizon has passed them."""
+        return self._horizon_lag_us
 
     def kernel(self) -> PatternKernel:
         from headrace.operators.patterns.kernel import PatternKernel
@@ -121,52 +124,43 @@ class MatchStep(Step):
         return PatternKernel(self.settings)
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
-        """A match happened when it was certain."""
+        """A match's event time is when it was certain."""
         return TimeColumn("matched_at")
 
     @property
     def side_outputs(self) -> tuple[SideOutput, ...]:
-        late = (
-            [SideOutput(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")]
-            if isinstance(self.late, Divert)
-            else []
-        )
-        out = (
-            [
-                SideOutput(
-                    self.timed_out,
-                    self.schema,
-                    self.key,
-                    "sends partial matches whose time ran out",
-                )
-            ]
-            if self.timed_out
-            else []
-        )
-        return (*late, *out)
+        sides = []
+        if isinstance(self.late, Divert):
+            late_topic = self.late.topic
+            sides.append(
+                SideOutput(late_topic, self.plain_schema, self.input.key, "diverts late rows")
+            )
+        if self.timed_out:
+            what = "sends partial matches whose time ran out"
+            sides.append(SideOutput(self.timed_out, self.schema, self.key, what))
+        return tuple(sides)
 
     def version_fields(self, version: str) -> dict[str, Any]:
-        late = (
-            {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
-            if isinstance(self.late, Divert)
-            else {}
-        )
-        return {**late, **({"timed_out": f"{self.timed_out}.{version}"} if self.timed_out else {})}
+        fields: dict[str, Any] = {}
+        if isinstance(self.late, Divert):
+            fields["late"] = replace(self.late, topic=f"{self.late.topic}.{version}")
+        if self.timed_out:
+            fields["timed_out"] = f"{self.timed_out}.{version}"
+        return fields
 
     def details(self) -> dict[str, Any]:
-        said = {name: _said(spec) for name, spec in self.patterns}
+        patterns = {name: _pattern_details(spec) for name, spec in self.patterns}
         more = {"timed_out": self.timed_out} if self.timed_out else {}
-        patterns = said if self.several else next(iter(said.values()))
         return {
             "by": list(self.by),
             "rows": self.rows,
             "late": str(self.late),
-            **({"patterns": patterns} if self.several else patterns),
+            **({"patterns": patterns} if self.several else next(iter(patterns.values()))),
             **more,
         }
 
     def identity(self) -> dict[str, Any]:
-        """What is kept are rows and which conditions they meet."""
+        """State has rows, and which conditions they meet."""
         kept = {
             name: value
             for name, value in super().identity().items()
@@ -189,17 +183,18 @@ class MatchStep(Step):
         return f"{self.patterns[0][1]}{by}"
 
     def diagram(self) -> list[str]:
-        """The automata, for people."""
+        """The patterns' automata."""
         lines = []
-        for name, found in self.compiled:
+        for name, pattern in self.compiled:
             lines += [f"{name}:"] if self.several else []
             lines += [
-                f"{'  ' if self.several else ''}{line}" for line in found.automaton.describe()
+                f"{'  ' if self.several else ''}{line}" for line in pattern.automaton.describe()
             ]
         return lines
 
 
-def _said(spec: PatternSpec) -> dict[str, Any]:
+def _pattern_details(spec: PatternSpec) -> dict[str, Any]:
+    """A pattern in plain values. The keys are hashed into fingerprints."""
     within = {} if spec.within_us is None else {"within": format_us(spec.within_us)}
     subsets = (
         {"subsets": {name: list(members) for name, members in spec.subsets}} if spec.subsets else {}
@@ -215,13 +210,9 @@ def _said(spec: PatternSpec) -> dict[str, Any]:
     }
 
 
-# Patterns that live in a table: `stream.match(rules, measures=…)`, whose rules come, change and go
-# as rows of a topic, and what is checked when it is declared.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RuleMatchStep(MatchStep):
-    """Matches of the patterns that a table has, as a stream. Inputs: the rows, the rules."""
+    """Matches of the patterns in a table, as a stream. Its inputs are the rows and the table."""
 
     stateful: ClassVar[bool] = True
 
@@ -238,7 +229,7 @@ class RuleMatchStep(MatchStep):
 
     @property
     def watermark_inputs(self) -> tuple[Step, ...]:
-        """Rules have no time of their own."""
+        """The table of patterns does not hold the watermark back."""
         return self.inputs[:1]
 
     @cached_property
@@ -271,8 +262,8 @@ class RuleMatchStep(MatchStep):
 
     def details(self) -> dict[str, Any]:
         within = {} if self.within_us is None else {"within": format_us(self.within_us)}
-        side_outputs = {"timed_out": self.timed_out} if self.timed_out else {}
-        more = {
+        timed_out = {"timed_out": self.timed_out} if self.timed_out else {}
+        bounds = {
             "after_match": self.after_match,
             "most_rules": self.max_rules,
             "most_rows": self.max_rows,
@@ -282,13 +273,13 @@ class RuleMatchStep(MatchStep):
             "rules": self.inputs[1].name,
             "measures": dict(self.measures),
             **within,
-            **more,
+            **bounds,
             "late": str(self.late),
-            **side_outputs,
+            **timed_out,
         }
 
     def identity(self) -> dict[str, Any]:
-        """What is kept are rows and rules."""
+        """State has rows and rules."""
         kept = {
             name: value
             for name, value in super().identity().items()

@@ -1,5 +1,5 @@
-"""A plan for people: as a tree of text, and as a graph in Mermaid's language. `svg` draws the same
-graph.
+"""Renderings of a plan: as a graph in Mermaid's language, as an SVG picture, and as `plan.json` in
+the state directory, which the dashboard reads. The plan as text is `tree` of `plan`.
 """
 
 from __future__ import annotations
@@ -40,31 +40,33 @@ _MAX_SUMMARY = 80
 
 @dataclass(frozen=True)
 class Node:
-    """A box of the graph: what it is, and what it says."""
+    """A box of the graph: its kind, title and text."""
 
     id: str
     kind: str
     title: str
-    says: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A plan as boxes and arrows between their ids."""
+    """A plan as boxes, and arrows between their ids."""
 
     nodes: tuple[Node, ...]
     edges: tuple[tuple[str, str], ...]
 
 
 def graph(plan: PipelinePlan) -> Graph:
+    """The graph of a plan: a box per step and output, an arrow per input."""
     steps = plan.steps()
     ids = {step.name: f"s{position}" for position, step in enumerate(steps)}
     nodes = [
-        Node(ids[step.name], _kind(step), step.name, shortened(step_text(step))) for step in steps
+        Node(ids[step.name], _kind(step), step.name, shorten(step_text(step))) for step in steps
     ]
-    edges = [(ids[given.name], ids[step.name]) for step in steps for given in step.inputs]
+    edges = [(ids[source.name], ids[step.name]) for step in steps for source in step.inputs]
     for position, output in enumerate(plan.outputs):
-        nodes.append(Node(f"o{position}", OUTPUT, output.name, _output_said(output)))
+        text = f"{output.kind} of a {'table' if output.input.is_table else 'stream'}"
+        nodes.append(Node(f"o{position}", OUTPUT, output.name, text))
         edges.append((ids[output.input.name], f"o{position}"))
     return Graph(tuple(nodes), tuple(dict.fromkeys(edges)))
 
@@ -75,51 +77,45 @@ def _kind(step: Step) -> str:
     return STATE if step.stateful else STEP
 
 
-def _output_said(output: Output) -> str:
-    return f"{output.kind} of a {'table' if output.input.is_table else 'stream'}"
-
-
-def shortened(text: str, most: int = _MAX_SUMMARY) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 1] + "…"
+def shorten(text: str, max_characters: int = _MAX_SUMMARY) -> str:
+    """The text on one line, cut to a length."""
+    line = " ".join(text.split())
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 def mermaid(plan: PipelinePlan) -> str:
     """The graph in Mermaid's language, which GitHub and many editors draw."""
-    drawn = graph(plan)
+    plan_graph = graph(plan)
     lines = ["flowchart LR"]
-    for node in drawn.nodes:
+    for node in plan_graph.nodes:
         before, after = _SHAPES[node.kind]
         lines.append(
-            f"    {node.id}{before}<b>{_entities(node.title)}</b><br/>{_entities(node.says)}{after}"
+            f"    {node.id}{before}<b>{_entities(node.title)}</b><br/>{_entities(node.text)}{after}"
         )
-    lines += [f"    {start} --> {end}" for start, end in drawn.edges]
+    lines += [f"    {start} --> {end}" for start, end in plan_graph.edges]
     for kind, style in (
         ("stream", "fill:#e8f1fb"),
         ("table", "fill:#e6f4ea"),
         ("state", "fill:#fff4e0"),
         ("output", "fill:#f3e8fb"),
     ):
-        members = ",".join(node.id for node in drawn.nodes if node.kind == kind)
+        members = ",".join(node.id for node in plan_graph.nodes if node.kind == kind)
         if members:
             lines += [f"    classDef {kind} {style},stroke:#5f6b7a", f"    class {members} {kind}"]
     return "\n".join(lines) + "\n"
 
 
 def _entities(text: str) -> str:
-    """Mermaid reads its own entities, with # for &; everything that has a meaning to it is written
-    so.
-    """
+    """Text with everything that Mermaid could interpret as its entities, which begin with #."""
+    plain = " _.,-:=+*/…"
     return "".join(
-        each if each.isalnum() or each in " _.,-:=+*/…" else f"#{ord(each)};" for each in text
+        character if character.isalnum() or character in plain else f"#{ord(character)};"
+        for character in text
     )
 
 
-# Where the boxes of a graph go: in columns from inputs to outputs, ordered within a column so that
-# few arrows cross. Used by `svg`.
-#
-# An arrow that spans several columns goes through a free place in each column between, so that it
-# passes beside the boxes and not through them.
+# Layout: boxes in columns from inputs to outputs, ordered so that few arrows cross. An arrow that
+# spans several columns has a free slot in each column between, so that it passes between the boxes.
 
 
 _SWEEPS = 8
@@ -127,8 +123,8 @@ _SWEEPS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """Places by id: (column, row). `routes` are the ids an arrow goes through, from its start to
-    its end.
+    """The ids in each column, from top to bottom. `routes` has the ids that each arrow passes, from
+    its start to its end.
     """
 
     columns: tuple[tuple[str, ...], ...]
@@ -136,6 +132,7 @@ class Layout:
 
 
 def layout(graph: Graph) -> Layout:
+    """Arrange a graph's boxes in columns."""
     depth = _depths([node.id for node in graph.nodes], graph.edges)
     columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in graph.nodes:
@@ -146,8 +143,8 @@ def layout(graph: Graph) -> Layout:
 
 
 def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """How many steps lie before each; `ids` come in topological order. An input stands just before
-    the first that reads it.
+    """The column of each id; `ids` come in topological order. An input stands just before the first
+    box that reads it.
     """
     depth = dict.fromkeys(ids, 0)
     for name in ids:
@@ -169,7 +166,7 @@ def _route(
 
 
 def _untangle(columns: list[list[str]], routes: Iterable[tuple[str, ...]]) -> None:
-    """Sort each column by the mean place of its neighbours, to and fro."""
+    """Sort each column by the mean row of its neighbours, alternately from left and right."""
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
     for route in routes:
@@ -189,13 +186,13 @@ def _sort(column: list[str], fixed: dict[str, int], neighbours: dict[str, list[s
     own = {name: row for row, name in enumerate(column)}
 
     def mean(name: str) -> float:
-        rows = [fixed[each] for each in neighbours.get(name, ()) if each in fixed]
+        rows = [fixed[other] for other in neighbours.get(name, ()) if other in fixed]
         return sum(rows) / len(rows) if rows else own[name]
 
     column.sort(key=mean)
 
 
-# A plan as an SVG picture, without any dependency: boxes in columns, arrows between.
+# SVG
 
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 230, 62, 56, 18, 24
@@ -220,20 +217,20 @@ _TIP = (
 
 
 def svg(plan: PipelinePlan) -> str:
-    """The whole picture."""
-    drawn = graph(plan)
-    placed = layout(drawn)
-    nodes = {node.id: node for node in drawn.nodes}
-    tallest = max(map(len, placed.columns))
+    """The plan as an SVG picture."""
+    plan_graph = graph(plan)
+    plan_layout = layout(plan_graph)
+    nodes = {node.id: node for node in plan_graph.nodes}
+    tallest = max(map(len, plan_layout.columns))
     corners = {
         name: (
             _MARGIN + column * (_WIDTH + _GAP_X),
             _MARGIN + round((row + (tallest - len(names)) / 2) * (_HEIGHT + _GAP_Y)),
         )
-        for column, names in enumerate(placed.columns)
+        for column, names in enumerate(plan_layout.columns)
         for row, name in enumerate(names)
     }
-    width = 2 * _MARGIN + len(placed.columns) * (_WIDTH + _GAP_X) - _GAP_X
+    width = 2 * _MARGIN + len(plan_layout.columns) * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + tallest * (_HEIGHT + _GAP_Y) - _GAP_Y
     parts = [
         (
@@ -243,7 +240,7 @@ def svg(plan: PipelinePlan) -> str:
         f"<title>The pipeline {escape(plan.name)}</title><style>{_STYLE}</style>",
         _TIP,
         f'<rect width="{width}" height="{height}" style="fill:#ffffff;stroke:none"/>',
-        *(_arrow([corners[name] for name in route]) for route in placed.routes),
+        *(_arrow([corners[name] for name in route]) for route in plan_layout.routes),
         *(_box(nodes[name], *corner) for name, corner in corners.items() if name in nodes),
         "</svg>",
     ]
@@ -251,8 +248,8 @@ def svg(plan: PipelinePlan) -> str:
 
 
 def _arrow(corners: list[tuple[int, int]]) -> str:
-    """From the right side of the first box to the left side of the last, level through the places
-    between.
+    """A line from the right side of the first box to the left side of the last, level through the
+    slots between.
     """
     x, y = corners[0][0] + _WIDTH, corners[0][1] + _HEIGHT // 2
     path = f"M{x} {y}"
@@ -267,33 +264,34 @@ def _arrow(corners: list[tuple[int, int]]) -> str:
 
 
 def _box(node: Node, x: int, y: int) -> str:
-    """The name, and below it what the step does on at most two lines; the rest shows when the
-    pointer rests on it.
+    """A box with the name and, below it, the step's text on at most two lines. The whole text shows
+    when the pointer rests on the box.
     """
-    lines, inset = _wrapped(node.says), 26 if node.kind == OUTPUT else 10
-    said = "".join(
+    lines = _wrapped(node.text)
+    inset = 26 if node.kind == OUTPUT else 10
+    text = "".join(
         f'<text class="says" x="{x + inset}" y="{y + 38 + 15 * row}">{escape(line)}</text>'
         for row, line in enumerate(lines)
     )
     return (
-        f'<g><title>{escape(node.title)}: {escape(node.says)}</title><rect x="{x}" y="{y}"'
+        f'<g><title>{escape(node.title)}: {escape(node.text)}</title><rect x="{x}" y="{y}"'
         f' width="{_WIDTH}" height="{_HEIGHT}" rx="{_HEIGHT // 2 if node.kind == OUTPUT else 6}"'
         f' style="fill:{_FILLS[node.kind]}"/><text class="name" x="{x + inset}"'
-        f' y="{y + 20}">{escape(shortened(node.title, 29))}</text>{said}</g>'
+        f' y="{y + 20}">{escape(shorten(node.title, 29))}</text>{text}</g>'
     )
 
 
 def _wrapped(text: str) -> list[str]:
-    """One or two lines, broken between words where there are any."""
+    """The text on one or two lines, broken between words where there are any."""
     if len(text) <= _LINE:
         return [text]
     cut = text.rfind(" ", 1, _LINE + 1)
     cut = cut if cut > 0 else _LINE
-    return [text[:cut], shortened(text[cut:].strip(), _LINE)]
+    return [text[:cut], shorten(text[cut:].strip(), _LINE)]
 
 
-# The plan as a file in the state directory, in plain values: who shows a pipeline (`headrace
-# dashboard`, `headrace top`) need not load the file that declares it.
+# plan.json: the plan in plain values, so that `headrace dashboard` and `headrace top` need not load
+# the file that declares the pipeline.
 
 
 FILE = "plan.json"
@@ -301,7 +299,7 @@ VERSION = 1
 
 
 class PlannedSink(Protocol):
-    """What a drawing shows of a sink."""
+    """What plan.json says about a sink."""
 
     @property
     def kind(self) -> str: ...
@@ -313,22 +311,28 @@ class PlannedSink(Protocol):
 def write_plan(
     directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedSink], log: str
 ) -> None:
-    """`log`: its address, without which topics cannot be shown."""
-    told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
+    """Write plan.json. `log` is the log's address, by which a reader finds the topics."""
+    content = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / FILE, json.dumps(told, default=str).encode(), durable=False)
+    write_atomically(directory / FILE, json.dumps(content, default=str).encode(), durable=False)
 
 
 def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:
-    """What there is to draw, each behind what it reads: captures, topics, steps, outputs, sinks."""
+    """The nodes of plan.json, each after what it reads: captures, topics, steps, outputs, sinks."""
     captures = [
         _node(f"capture {name}", "capture", name, [])
         for name in dict.fromkeys(step.captured_by for step in plan.inputs if step.captured_by)
     ]
-    steps = [_step(step) for step in plan.steps()]
-    outputs = [_output(output) for output in plan.outputs]
+    steps = [_step_node(step) for step in plan.steps()]
+    outputs = [_output_node(output) for output in plan.outputs]
     followers = [
-        _node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic)
+        _node(
+            f"sink {topic}",
+            "sink",
+            sink.kind,
+            [_topic_node(plan, topic)],
+            about=sink.table or topic,
+        )
         for topic, sink in sinks.items()
     ]
     return [*captures, *steps, *outputs, *followers]
@@ -338,7 +342,7 @@ def _node(identity: str, kind: str, label: str, inputs: list[str], **more: Any) 
     return {"id": identity, "kind": kind, "label": label, "inputs": inputs, **more}
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step_node(step: Step) -> dict[str, Any]:
     if isinstance(step, TopicStep):
         captured = [f"capture {step.captured_by}"] if step.captured_by else []
         return _node(
@@ -362,7 +366,7 @@ def _step(step: Step) -> dict[str, Any]:
     )
 
 
-def _output(output: Output) -> dict[str, Any]:
+def _output_node(output: Output) -> dict[str, Any]:
     if isinstance(output, TopicOutput):
         return _node(
             f"write {output.name}",
@@ -383,8 +387,8 @@ def _output(output: Output) -> dict[str, Any]:
 
 
 def _ranking(step: Step) -> dict[str, Any]:
-    """How a leaderboard's rows are in order, by the view's own names of columns: `order` has
-    columns, each with whether the largest is first; it is so within each of `per`.
+    """The order of a ranking's rows, by the view's names of columns: `order` has columns, each with
+    whether the largest comes first, within each group of `per`.
     """
     if isinstance(step, TopStep):
         return {"order": [list(each) for each in step.order], "per": list(step.per)}
@@ -407,8 +411,8 @@ def _ranking(step: Step) -> dict[str, Any]:
     )
 
 
-def _source(plan: PipelinePlan, topic: str) -> str:
-    """The node that stands for a topic: where it is written, or where it is read."""
+def _topic_node(plan: PipelinePlan, topic: str) -> str:
+    """The id of a topic's node: where it is written, or else where it is read."""
     written = [
         f"write {output.name}"
         for output in plan.outputs

@@ -1,5 +1,8 @@
-"""Search in a plan: `stream.search(queries, …)`, the steps it makes, and what is checked when it is
-declared.
+"""The steps of search: `SearchStep` matches documents against stored queries, `GatherStep` puts the
+shards' matches of a document together.
+
+`headrace.pipeline.search` checks and builds them; the kernels are in
+`headrace.operators.search`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ MATCHES = "matches"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchStep(Step):
-    """Documents that fit stored queries, a row a match. Inputs: the documents, the queries."""
+    """One row per match of a document with a stored query. Its inputs are the documents and the
+    queries.
+    """
 
     operation: ClassVar[str] = "search"
     stateful: ClassVar[bool] = True
@@ -34,9 +39,7 @@ class SearchStep(Step):
 
     @property
     def query_key(self) -> tuple[str, ...]:
-        """The queries' key, as its columns are called in the result: by it, queries are spread over
-        shards.
-        """
+        """The columns of the queries' key, as the result calls them. Queries are sharded by it."""
         names = dict(self.query_columns)
         return tuple(names[name] for name in self.inputs[1].key)
 
@@ -73,7 +76,7 @@ class SearchStep(Step):
 
     @property
     def watermark_inputs(self) -> tuple[Step, ...]:
-        """Matches go by the documents' time."""
+        """Matches follow the documents' watermark."""
         return self.inputs[:1]
 
     def time(self, inputs: Times) -> TimeColumn | None:
@@ -104,7 +107,7 @@ class SearchStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GatherStep(Step):
-    """The matches of each document as a list: the shards' answers put together."""
+    """The matches of each document as a list, gathered from all shards."""
 
     operation: ClassVar[str] = "gather"
     stateful: ClassVar[bool] = True

@@ -86,7 +86,7 @@ _VALUES: dict[str, list[Any]] = {
 _STORED_AS = {"ts": pa.int64(), "ntz": pa.int64(), "iv": pa.int64(), "dt": pa.int32()}
 
 
-def nasty_rows(seed: int = 1) -> pa.Table:
+def edge_case_rows(seed: int = 1) -> pa.Table:
     """The values of each column, shuffled against each other, and a column `id` with the row's
     number.
     """

@@ -18,7 +18,7 @@ from headrace.errors import (
 )
 from headrace.pipeline.stream import Stream, Table
 from headrace.types.schema import to_ddl
-from tests.pipeline.shops import Shop
+from tests.pipeline.shop_pipeline import Shop
 
 
 @pytest.fixture

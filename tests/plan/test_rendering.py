@@ -17,10 +17,10 @@ from headrace.plan.rendering import (
     graph,
     layout,
     mermaid,
-    shortened,
+    shorten,
     svg,
 )
-from tests.pipeline.shops import Shop
+from tests.pipeline.shop_pipeline import Shop
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -155,5 +155,5 @@ def test_crossing_arrows_are_untangled() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    assert shortened("a  b\n c") == "a b c"
-    assert shortened("x" * 100, 10) == "x" * 9 + "…"
+    assert shorten("a  b\n c") == "a b c"
+    assert shorten("x" * 100, 10) == "x" * 9 + "…"

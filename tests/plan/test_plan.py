@@ -18,7 +18,7 @@ from headrace.plan.plan import (
     WhereStep,
     topological_order,
 )
-from tests.pipeline.shops import Shop
+from tests.pipeline.shop_pipeline import Shop
 
 
 def declared(minimum: int = 0) -> PipelinePlan:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.errors import DuplicateStep, PlanError
 from headrace.pipeline.stream import Stream, Table
-from tests.pipeline.shops import Shop
+from tests.pipeline.shop_pipeline import Shop
 
 Edit = Callable[[Shop], object]
 

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from headrace.plan.expressions import Expression, parse_expression
 from headrace.types.schema import to_spark_ddl
-from tests.pipeline.nasty_rows import SCHEMA, comparable, has_nulls, nasty_rows
+from tests.plan.edge_case_rows import SCHEMA, comparable, edge_case_rows, has_nulls
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +29,7 @@ CASES = [
 ]
 AT_ONCE = 25
 QUICK = 6
-ROWS = nasty_rows()
+ROWS = edge_case_rows()
 # We count these as failures, and Spark does not: text that is no UTF-8, NaN as a decimal, times at
 # the very ends of what Spark holds.
 OURS = ("bin as STRING", "as DECIMAL", "date_trunc", "months_between", "utc_timestamp")

@@ -18,12 +18,12 @@ from headrace.columnar.json_fields import NeedsSpark
 from headrace.plan.expressions import Expression, parse_expression
 from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 from headrace.types.schema import to_spark_ddl
-from tests.pipeline.nasty_rows import SCHEMA, comparable, nasty_rows
+from tests.plan.edge_case_rows import SCHEMA, comparable, edge_case_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = nasty_rows()
+ROWS = edge_case_rows()
 CORPUS = [
     line
     for line in Path(__file__).with_name("expressions.txt").read_text().splitlines()

@@ -11,7 +11,7 @@ from headrace.operators.aggregates.specs import KINDS, AggregateSpec, UnfitType,
 from headrace.pipeline.stream import Rows
 from headrace.plan.plan import AggregateStep, SelectStep
 from headrace.types.schema import type_name
-from tests.pipeline.shops import Shop
+from tests.pipeline.shop_pipeline import Shop
 
 WIDE = (
     "k STRING, i INT, b BIGINT, f FLOAT, d DOUBLE, m DECIMAL(10,2), w DECIMAL(38,10), s STRING,"
@@ -233,7 +233,7 @@ def test_options_are_checked_when_they_are_given(build: Any, said: str) -> None:
 
 def test_a_custom_aggregate_must_be_told_from_others() -> None:
     with pytest.raises(
-        PlanError, match="setting 'weight' of the aggregate Mean has no text of its own"
+        PlanError, match="setting 'weight' of the aggregate Mean has no stable repr"
     ):
         agg.custom(Mean(weight=object()), "d")  # type: ignore[arg-type]
 
