@@ -15,8 +15,8 @@ import headrace as hr
 from headrace.cli import app
 from headrace.runtime.explain import explain
 from headrace.runtime.explain import explanation_text as told
-from headrace.serve.dashboard import metrics
-from headrace.serve.stores import Stores
+from headrace.serve.metrics import render_metrics
+from headrace.serve.stores import ViewStores
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -116,7 +116,7 @@ def test_sliding_windows_are_explained_by_group(tmp_path: Path) -> None:
 
 def test_open_windows_and_who_holds_the_clock_are_metrics(tmp_path: Path) -> None:
     with held_back(tmp_path) as test:
-        lines = metrics(Stores(test.state), 0).splitlines()
+        lines = render_metrics(ViewStores(test.state), 0).splitlines()
     for line in (
         'headrace_open_windows{pipeline="shop",step="minutes.window",state="waiting"} 4',
         'headrace_open_windows{pipeline="shop",step="moving.window",state="waiting"} 2',

@@ -17,7 +17,7 @@ from headrace.serve.requests import Limits
 from headrace.serve.server import Server, start
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import COUNTS, inserts
+from tests.views.store_contract import COUNTS, inserts
 
 ORDERS = parse_schema(
     "region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags"
@@ -29,8 +29,8 @@ Start = Callable[..., Server]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a server said."""
+class Response:
+    """The response of a server."""
 
     status: int
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Client:
-    """Asks one server; a connection for each request."""
+    """Sends requests to one server, each over a connection of its own."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port, self.host = port, host
@@ -54,7 +54,7 @@ class Client:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         **query: Any,
-    ) -> Answer:
+    ) -> Response:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
         with contextlib.closing(connection):
             connection.request(
@@ -64,16 +64,16 @@ class Client:
                 headers or {},
             )
             response = connection.getresponse()
-            return Answer(
+            return Response(
                 response.status,
                 {name.lower(): value for name, value in response.getheaders()},
                 response.read(),
             )
 
-    def get(self, path: str, *, headers: Any = None, **query: Any) -> Answer:
+    def get(self, path: str, *, headers: Any = None, **query: Any) -> Response:
         return self.ask("GET", path, None, headers, **query)
 
-    def sql(self, query: str, **members: Any) -> Answer:
+    def sql(self, query: str, **members: Any) -> Response:
         return self.ask(
             "POST",
             "/sql",
@@ -81,21 +81,21 @@ class Client:
             {"content-type": "application/json"},
         )
 
-    def follow(self, path: str, last: str | None = None, **query: Any) -> "Follower":
-        return Follower(self, f"{path}?{urlencode(query, doseq=True)}" if query else path, last)
+    def follow(self, path: str, last: str | None = None, **query: Any) -> "Subscriber":
+        return Subscriber(self, f"{path}?{urlencode(query, doseq=True)}" if query else path, last)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One event."""
+class ReceivedEvent:
+    """One server-sent event."""
 
     kind: str
     id: str | None
     data: Any
 
 
-class Follower:
-    """Listens to server-sent events as a browser does, and remembers the last id it was given."""
+class Subscriber:
+    """Receives server-sent events as a browser does, and remembers the last id."""
 
     def __init__(self, client: Client, path: str, last: str | None) -> None:
         self.last = last
@@ -116,7 +116,7 @@ class Follower:
         self._response.close()
         self._connection.close()
 
-    def next(self) -> Heard | None:
+    def next(self) -> ReceivedEvent | None:
         """The next event, without heartbeats; None when the stream has ended."""
         fields: dict[str, str] = {}
         deadline = time.monotonic() + PATIENCE_S
@@ -129,12 +129,21 @@ class Follower:
             elif not text:
                 self.last = fields.get("id", self.last)
                 if "data" in fields:
-                    return Heard(fields["event"], fields.get("id"), json.loads(fields["data"]))
+                    return ReceivedEvent(
+                        fields["event"], fields.get("id"), json.loads(fields["data"])
+                    )
                 fields = {}
         return None
 
     def body(self) -> Any:
         return json.loads(self._response.read())
+
+
+def receive(subscriber: Subscriber) -> ReceivedEvent:
+    """The next event of a stream that has not ended."""
+    event = subscriber.next()
+    assert event is not None
+    return event
 
 
 @pytest.fixture

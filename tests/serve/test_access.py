@@ -114,7 +114,7 @@ def test_where_a_token_comes_from(tmp_path: Path) -> None:
     assert find_token(None, {}) is None
     for bad in ("", "short", "with blanks in the middle of it", "ünicode-ünicode-ünicode"):
         file.write_text(bad)
-        with pytest.raises(ConfigurationError, match="is not one of 16 or more"):
+        with pytest.raises(ConfigurationError, match="does not have 16 or more"):
             find_token(file, {})
         with pytest.raises(ConfigurationError, match="HEADRACE_TOKEN is not"):
             find_token(None, {"HEADRACE_TOKEN": bad})
@@ -143,7 +143,7 @@ def test_the_description_names_every_path(client: Client) -> None:
             assert asked.status not in {404, 405} or "UnknownTopic" in asked.body.decode(), path
             assert str(asked.status) in operation["responses"], (path, asked.status)
     unknown = client.get("/view")
-    assert (unknown.status, unknown.json["fix"]) == (404, "/openapi.json says what there is.")
+    assert (unknown.status, unknown.json["fix"]) == (404, "see /openapi.json for all paths.")
 
 
 def test_health_without_views(serve: Start, state: Path) -> None:

@@ -22,7 +22,13 @@ from headrace.cli.commands.status import drawn
 from headrace.errors import ConfigurationError
 from headrace.plan.rendering import write_plan
 from headrace.serve import dashboard as board
-from headrace.serve.dashboard import LOOK_EVERY_S, Board, Look, check_state, log_of, span
+from headrace.serve.dashboard import (
+    SAMPLE_EVERY_S,
+    Dashboard,
+    DashboardSample,
+    rate_span,
+)
+from headrace.serve.pipeline_status import check_state, log_address
 from headrace.serve.server import PORT, Server, start, start_at_usual_port
 from headrace.testing.pipelines import PipelineTest
 from tests.serve.conftest import Client
@@ -110,18 +116,18 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
             order(3, 20.0, 100),
             order(4, 1.0, 20, region=None),
         )
-        time.sleep(max(LOOK_EVERY_S, board.SIZES_EVERY_S))
-        facts = client.get("/dashboard/facts").json
-        kinds = {node["id"]: node["kind"] for node in facts["plan"]["nodes"]}
+        time.sleep(max(SAMPLE_EVERY_S, board.SIZES_EVERY_S))
+        measurements = client.get("/dashboard/facts").json
+        kinds = {node["id"]: node["kind"] for node in measurements["plan"]["nodes"]}
         assert kinds["orders"] == "topic"
         assert kinds["minutes.window"] == "window"
         assert kinds["view minutes"] == "view"
         assert kinds["write rising"] == "written"
-        inputs = {node["id"]: node["inputs"] for node in facts["plan"]["nodes"]}
+        inputs = {node["id"]: node["inputs"] for node in measurements["plan"]["nodes"]}
         assert inputs["view minutes"] == ["minutes.window"]
         orders = {
             node["id"]: node.get("order")
-            for node in facts["plan"]["nodes"]
+            for node in measurements["plan"]["nodes"]
             if node["kind"] == "view"
         }
         assert orders == {
@@ -132,15 +138,15 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
             "every edge has two ends"
         )
         assert (
-            facts["run"]["pipeline"],
-            facts["run"]["is_running"],
-            facts["run"]["rows_behind"],
+            measurements["run"]["pipeline"],
+            measurements["run"]["is_running"],
+            measurements["run"]["rows_behind"],
         ) == ("shop", True, 0)
-        assert {topic["name"]: topic["end"] for topic in facts["topics"]}["orders"] == 4
-        assert facts["run"]["watermarks"]["orders"]["held_back_by"][0]["producer"] == "t1"
-        assert facts["run"]["counts"]["minutes.window.windows_waiting"] == 1
-        assert facts["state"]["minutes.window"] > 0
-        assert {each["of"]: each["rows"] for each in facts["dead"]} == {
+        assert {topic["name"]: topic["end"] for topic in measurements["topics"]}["orders"] == 4
+        assert measurements["run"]["watermarks"]["orders"]["held_back_by"][0]["producer"] == "t1"
+        assert measurements["run"]["counts"]["minutes.window.windows_waiting"] == 1
+        assert measurements["state"]["minutes.window"] > 0
+        assert {each["of"]: each["rows"] for each in measurements["dead"]} == {
             "minutes.window": 1,
             "places.aggregate": 1,
             "rising.match": 1,
@@ -153,17 +159,17 @@ def test_rows_that_came_late_and_rows_that_came_too_late_are_counted_apart(tmp_p
         shown.batch(order(3, 7.0, 30), order(4, 8.0, 40), order(5, 1.0, 101))
         shown.batch(order(6, 1.0, 4000))
         shown.batch(order(7, 1.0, 10))
-        counts = Board(shown.test.state, shown.test.log).facts()["run"]["counts"]
+        counts = Dashboard(shown.test.state, shown.test.log).measurements()["run"]["counts"]
         assert (counts["minutes.window.corrected"], counts["minutes.window.late"]) == (2, 1)
 
 
 def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve.dashboard.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.serve.dashboard.SAMPLE_EVERY_S", 0.0)
     with showing(tmp_path) as shown:
-        looking = Board(shown.test.state, shown.test.log)
+        looking = Dashboard(shown.test.state, shown.test.log)
         for _ in range(650):
-            looking.look()
-        assert len(looking.facts()["series"]["at"]) == 600
+            looking.sample()
+        assert len(looking.measurements()["series"]["at"]) == 600
 
 
 def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -220,34 +226,34 @@ def test_a_port_that_is_taken_is_stepped_over(tmp_path: Path) -> None:
             assert PORT <= one.port < other.port < PORT + 10
         with pytest.raises(ConfigurationError, match="No pipeline has run"):
             check_state(tmp_path / "nowhere")
-        assert log_of(tmp_path / "nowhere") is None
+        assert log_address(tmp_path / "nowhere") is None
 
 
-def on_screen(facts: dict[str, Any], width: int, height: int) -> str:
+def on_screen(measurements: dict[str, Any], width: int, height: int) -> str:
     from rich.console import Console
 
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(drawn(facts, width, height))
+    console.print(drawn(measurements, width, height))
     return console.export_text()
 
 
 def test_top_shows_the_same_and_says_when_there_is_no_room(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         shown.batch(order(1, 50.0, 0), order(2, 150.0, 100))
-        facts = Board(shown.test.state, shown.test.log, count_views=True).facts()
-        told = on_screen(facts, 120, 40)
-        assert "running" in told
-        assert "minutes.window" in told
-        assert "t1" in told
-        assert re.search(r"^view +rows *$", told, re.MULTILINE)
-        assert re.search(r"^minutes +1 *$", told, re.MULTILINE)
-        assert "too small" in on_screen(facts, 40, 5)
-        assert "has not run yet" in on_screen({**facts, "run": None}, 120, 40)
+        measurements = Dashboard(shown.test.state, shown.test.log, count_views=True).measurements()
+        printed = on_screen(measurements, 120, 40)
+        assert "running" in printed
+        assert "minutes.window" in printed
+        assert "t1" in printed
+        assert re.search(r"^view +rows *$", printed, re.MULTILINE)
+        assert re.search(r"^minutes +1 *$", printed, re.MULTILINE)
+        assert "too small" in on_screen(measurements, 40, 5)
+        assert "has not run yet" in on_screen({**measurements, "run": None}, 120, 40)
 
 
 def test_top_uses_the_room_there_is_and_says_what_is_hidden(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
-        facts = Board(shown.test.state, shown.test.log).facts()
+        measurements = Dashboard(shown.test.state, shown.test.log).measurements()
     topics = [
         {"name": f"topic{at:02}", "rows_per_second": 0.0, "end": at, "bytes": 10}
         for at in reversed(range(30))
@@ -255,51 +261,51 @@ def test_top_uses_the_room_there_is_and_says_what_is_hidden(tmp_path: Path) -> N
     counts = {
         f"a_step_with_quite_a_long_name_{at:02}.aggregate.rows_in": 1_000_000 for at in range(12)
     }
-    told = on_screen(
+    printed = on_screen(
         {
-            **facts,
+            **measurements,
             "topics": topics,
-            "run": {**facts["run"], "counts": counts},
+            "run": {**measurements["run"], "counts": counts},
             "groups": {"others": 7},
         },
         80,
         24,
     )
-    lines = told.rstrip("\n").splitlines()
+    lines = printed.rstrip("\n").splitlines()
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
-    hidden = sum(int(count) for count in re.findall(r"… (\d+) more", told))
-    assert len(re.findall(r"^topic\d\d|^a_step", told, re.MULTILINE)) + hidden == 42
+    hidden = sum(int(count) for count in re.findall(r"… (\d+) more", printed))
+    assert len(re.findall(r"^topic\d\d|^a_step", printed, re.MULTILINE)) + hidden == 42
     assert [line[:7] for line in lines if re.match(r"topic\d", line)][:3] == [
         "topic00",
         "topic01",
         "topic02",
     ], "ties by name"
-    assert "others" in on_screen({**facts, "groups": {"others": 7}}, 80, 24)
+    assert "others" in on_screen({**measurements, "groups": {"others": 7}}, 80, 24)
 
 
 def test_rates_are_told_over_some_batches() -> None:
-    def look(at: int, tick: int) -> Look:
-        return Look(
+    def sample(at: int, tick: int) -> DashboardSample:
+        return DashboardSample(
             at=float(at),
             tick=tick,
             counts={"step.rows_in": 100 * tick},
             ends={},
-            behind=0,
+            rows_behind=0,
             lag={},
             watermark_us={},
         )
 
-    quick = [look(at, at) for at in range(60)]
-    assert [each.at for each in span(quick)] == [54.0, 59.0]
-    slow = [look(at, at // 6) for at in range(60)]
-    before, now = span(slow)
+    quick = [sample(at, at) for at in range(60)]
+    assert [each.at for each in rate_span(quick)] == [54.0, 59.0]
+    slow = [sample(at, at // 6) for at in range(60)]
+    before, now = rate_span(slow)
     assert now.counts["step.rows_in"] > before.counts["step.rows_in"], (
         "though most looks see no new batch"
     )
     assert now.at - before.at <= 20
-    idle = [look(at, min(at, 30)) for at in range(60)]
-    assert span(idle)[0].tick == span(idle)[1].tick, "nothing has come for long"
+    idle = [sample(at, min(at, 30)) for at in range(60)]
+    assert rate_span(idle)[0].tick == rate_span(idle)[1].tick, "nothing has come for long"
 
 
 # In a browser
@@ -536,8 +542,8 @@ _CONTRAST = """() => {
 
 def test_the_plan_file_is_plain_json(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
-        told = json.loads((shown.test.state / "plan.json").read_text())
-        assert (told["version"], told["pipeline"], told["log"]) == (
+        printed = json.loads((shown.test.state / "plan.json").read_text())
+        assert (printed["version"], printed["pipeline"], printed["log"]) == (
             1,
             "shop",
             shown.test.log.address,

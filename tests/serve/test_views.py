@@ -13,8 +13,8 @@ import pytest
 from headrace.serve import views
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import changes, inserts
 from tests.serve.conftest import ORDERS, Client
+from tests.views.store_contract import changes, inserts
 
 AT = datetime(2026, 1, 31, 12, 30, 0, 5, tzinfo=UTC)
 EU = ("eu", date(2026, 1, 31), 1.5, Decimal("0.30"), AT, True, ["a", '"b"'], b"\x00\xff", 0.1)
@@ -187,14 +187,14 @@ BAD = [
     ({"kye": 1}, "did you mean 'key'"),
     ({"key": "one"}, "'one' is no value of the column 'k', which is BIGINT"),
     ({"key": [1, 2]}, "2 values came for the key"),
-    ({"key": 1, "from": 1}, "do not go with it"),
+    ({"key": 1, "from": 1}, "cannot be combined with"),
     ({"key": str(2**63)}, "is no value of the column 'k'"),
     ({"from": "1;2"}, "is no value of the column 'k'"),
     ({"limit": 0}, "not a number from 1"),
     ({"limit": [1, 2]}, "came 2 times"),
     ({"order": "up"}, "not one of asc, desc"),
     ({"at_tick": "x"}, "at_tick='x' is not a number"),
-    ({"at_least": "orders"}, "is no position"),
+    ({"at_least": "orders"}, "is not a list of offsets"),
 ]
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_asked(client: Client, query: dict[str, Any], reason: str
 def test_an_error_of_our_own_is_an_object_too(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "rows", lambda *_: 1 / 0)
+    monkeypatch.setattr(views, "read_rows", lambda *_: 1 / 0)
     broken = client.get("/views/counts")
     assert (broken.status, broken.json["error"]) == (500, "BugError")
     assert "ZeroDivisionError" in broken.json["message"]
@@ -247,7 +247,7 @@ REFUSED_SQL = [
     ("SELECT k FROM counts", {"limit": 2}, "more than 2 rows"),
     ("SELECT * FROM counts a JOIN counts b USING (k)", {}, "two columns 'n'"),
     ("SELECT k FROM counts", {"version": "v9"}, "There is no version 'v9'"),
-    ("SELECT k FROM counts", {"timeout": "2 hours"}, "longer than 60 seconds"),
+    ("SELECT k FROM counts", {"timeout": "2 hours"}, "longer than the limit of 60 seconds"),
     ("SELECT k FROM counts", {"tiemout": "1 second"}, "did you mean 'timeout'"),
     (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",

@@ -1,7 +1,23 @@
-"""Views over HTTP: read, queried, and pushed as they change. `start` runs a server in a thread
-beside whatever else the process does.
+"""Views over HTTP: rows, SQL, and changes as they happen. `server.start` runs a server in a thread.
 
-Read in this order: `server` (sockets and threads), `access` (who may ask), `app` (what can be
-asked), `views` and `query` (answers), `channels` (one reader for many subscribers), `changes` and
-`tail` (what they hear), `stores` (which version of a view is served).
+In the order in which a request passes:
+
+    server            the server's thread and port
+    access            who may send requests
+    app               the routes and their handlers
+    requests          limits, parameters, JSON, errors as HTTP statuses
+    stores            the store, and version, from which a view is served
+    lookups           single rows by key, the fast path
+    views             rows of a range, and SQL
+    time_travel       rows as of an earlier tick
+    read_your_writes  waiting until a view contains some offsets
+    subscriptions     the changes of a view and the rows of a topic, as events
+    channels          the delivery of events to many subscribers (server-sent events)
+    ask               questions to a pipeline, and their answers
+    dashboard         what the dashboard and `headrace top` show
+    metrics           Prometheus metrics
+    pipeline_status   the files that the runner writes, as the server reads them
+    openapi           the description of all this
+
+The stores themselves are in `headrace.views`, HTTP ingestion in `headrace.gateways`.
 """

@@ -1,12 +1,14 @@
-"""Who may ask. A server listens on this machine alone unless it has a token, and no page of another
-origin can read from it, or make a browser ask.
+"""Access control. A server listens on this machine alone unless it has a token, and no page of
+another origin can read from it, or make a browser send it requests.
 
-- `Host` must be this machine's name for itself, as long as only this machine can connect: so a page
-  whose name is made to resolve to it learns nothing.
+- `Host` must be a loopback name as long as only this machine can connect. So a page whose name is
+  made to resolve to this machine (DNS rebinding) learns nothing.
 - `Origin` and `Sec-Fetch-Site`, which browsers send and pages cannot forge, must be the server's
   own.
-- with a token, every request but `/health` and the dashboard's page must have it in `Authorization:
-  Bearer`.
+- With a token, every request but `/health` and the dashboard's page must send it in
+  `Authorization: Bearer`.
+
+`VeilMiddleware` hides the values of people whose key was deleted (`events.privacy`).
 """
 
 from __future__ import annotations
@@ -31,19 +33,13 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
 SHORTEST_TOKEN = 16
-_OPEN_TO_ALL = {
-    "/health",
-    "/",
-    "/board.js",
-    "/drawing.js",
-    "/board.css",
-    "/icon.svg",
-}  # the dashboard's page has no data: it asks for that with the token
+# The dashboard's page holds no data: it requests that with the token.
+_PUBLIC_PATHS = {"/health", "/", "/board.js", "/drawing.js", "/board.css", "/icon.svg"}
 _HARMLESS_SITES = {None, "same-origin", "none"}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, can only mean this machine."""
+    """Whether an address or name can only be this machine's."""
     if host.lower() == "localhost":
         return True
     try:
@@ -53,35 +49,27 @@ def is_loopback(host: str) -> bool:
 
 
 def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The token of a file, or of the environment; None if there is none. It is never in a
-    pipeline's text, nor on a command line that others can list.
+    """The token from a file or from the environment; None if there is neither. A token is never
+    given in a pipeline's text, nor on a command line that others can list.
     """
+    token = environment.get(TOKEN_VARIABLE)
+    source = TOKEN_VARIABLE if file is None else str(file)
     if file is not None:
-        return _checked(_read(file), f"The token in {file}")
-    given = environment.get(TOKEN_VARIABLE)
-    return None if given is None else _checked(given, f"The token in {TOKEN_VARIABLE}")
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"The token file {file} cannot be read: {error}.",
+                fix="name a file with one line of text.",
+            ) from None
+    if token is None:
+        return None
+    is_printable = token.isascii() and token.isprintable() and " " not in token
+    if len(token) < SHORTEST_TOKEN or not is_printable:
         raise ConfigurationError(
-            f"The token file {file} cannot be read: {error}.",
-            fix="name a file with one line of text.",
-        ) from None
-
-
-def _checked(token: str, what: str) -> str:
-    if (
-        len(token) < SHORTEST_TOKEN
-        or not token.isascii()
-        or not token.isprintable()
-        or " " in token
-    ):
-        raise ConfigurationError(
-            f"{what} is not one of {SHORTEST_TOKEN} or more letters, digits and signs.",
-            fix="make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            f"The token in {source} does not have {SHORTEST_TOKEN} or more letters, digits and"
+            " signs.",
+            fix="create one: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     return token
 
@@ -94,16 +82,19 @@ def check_listening(host: str, token: str | None, *, what: str = "read the views
         )
 
 
-class Access:
-    """Turns requests away before anything else sees them. `signed` are paths whose requests prove
-    by a signature who sent them; they may come under any name, through a proxy say.
+class AccessMiddleware:
+    """ASGI middleware that refuses requests before anything else sees them. `signed` are paths
+    whose requests carry a signature of the sender; they may come under any host name, such as that
+    of a proxy.
     """
 
     def __init__(
         self, app: ASGIApp, *, host: str, token: str | None, signed: frozenset[str] = frozenset()
     ) -> None:
-        self._app, self._token, self._signed = app, token, signed
-        self._only_here = is_loopback(host)
+        self._app = app
+        self._token = token
+        self._signed = signed
+        self._is_loopback = is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -113,22 +104,22 @@ class Access:
                 await error_response(error)(scope, receive, send)
                 return
         elif scope["type"] != "lifespan":
-            return  # a websocket, which nothing here speaks
+            return  # a websocket, which no route supports
         await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
         if path in self._signed:
             return
         host = headers.get("host", "")
-        if self._only_here and not is_loopback(host_name(host)):
+        if self._is_loopback and not is_loopback(host_name(host)):
             raise Refused(
-                403, f"This server is not {host!r}.", fix="ask for it as localhost or 127.0.0.1."
+                403, f"This server is not {host!r}.", fix="address it as localhost or 127.0.0.1."
             )
         self._check_origin(host, headers)
-        if self._token is not None and path not in _OPEN_TO_ALL:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
+        if self._token is not None and path not in _PUBLIC_PATHS:
+            scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(
-                given.strip().encode(), self._token.encode()
+                token.strip().encode(), self._token.encode()
             ):
                 raise Refused(
                     401,
@@ -143,28 +134,27 @@ class Access:
         ) or site not in _HARMLESS_SITES:
             raise Refused(
                 403,
-                f"A page of another origin ({origin or site}) may not ask.",
-                fix="serve the page from this origin, or ask from a program.",
+                f"A page of another origin ({origin or site}) may not send requests.",
+                fix="serve the page from this origin, or send the request from a program.",
             )
 
 
 def host_name(host: str) -> str:
-    """Without the port."""
+    """The name in a `Host` header, without the port."""
     if host.startswith("["):
         return host.partition("]")[0].removeprefix("[")
     return host.partition(":")[0]
 
 
-# Around everything that is served beside a log with event stores: sealed values of people whose key
-# was deleted leave as null (`events.veil`).
+# The veil of deleted people
 
 
 _LENGTH = b"content-length"
 _MASTER_KEYS = ("HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE")
 
 
-def veiled(app: ASGIApp, log: Log | None) -> ASGIApp:
-    """The same, for a log that has no event stores; what is not there costs nothing."""
+def veil_responses(app: ASGIApp, log: Log | None) -> ASGIApp:
+    """Wrap an application in `VeilMiddleware` if its log has event stores."""
     root = (
         Path(log.address.removeprefix("file:"))
         if log is not None and log.address.startswith("file:")
@@ -174,7 +164,7 @@ def veiled(app: ASGIApp, log: Log | None) -> ASGIApp:
         return app
     from headrace.events.privacy.vault import Veil, master_key_given
 
-    return Veiling(
+    return VeilMiddleware(
         app,
         Veil(
             root, master_key_given() if any(name in os.environ for name in _MASTER_KEYS) else None
@@ -182,13 +172,16 @@ def veiled(app: ASGIApp, log: Log | None) -> ASGIApp:
     )
 
 
-class Veiling:
-    """The head of an answer that tells its length waits for its body, which may become shorter or
-    longer. Streams tell none.
+class VeilMiddleware:
+    """ASGI middleware that replaces sealed values of people whose key was deleted by null.
+
+    The head of a response with a Content-Length is held back until its body is known, which the
+    veil may lengthen or shorten. Streams have no Content-Length.
     """
 
     def __init__(self, app: ASGIApp, veil: Veil) -> None:
-        self._app, self._veil = app, veil
+        self._app = app
+        self._veil = veil
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -213,7 +206,7 @@ class Veiling:
 
 
 def _with_length(headers: Any, message: Message) -> list[tuple[bytes, bytes]]:
-    """What tells its length comes in one piece."""
+    """The headers with the length of a body, which comes in one piece."""
     return [
         (name, b"%d" % len(message["body"]) if name.lower() == _LENGTH else value)
         for name, value in headers

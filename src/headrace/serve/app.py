@@ -1,5 +1,7 @@
-"""The HTTP interface: which paths there are, and what each does with a request. `description` says
-the same as OpenAPI.
+"""The HTTP interface: its paths and their handlers. `openapi.py` describes it as OpenAPI.
+
+`make_app` builds the ASGI application: access control, then the veil of deleted people, then the
+fast path for single rows, then the routes.
 """
 
 from __future__ import annotations
@@ -21,185 +23,197 @@ from headrace.errors import BugError, ConfigurationError, HeadraceError, Unknown
 from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.serve import subscriptions, views
-from headrace.serve.access import Access, veiled
-from headrace.serve.ask import Asks
+from headrace.serve.access import AccessMiddleware, veil_responses
+from headrace.serve.ask import AskHandler
 from headrace.serve.channels import EventStream, Hub
-from headrace.serve.dashboard import Board, metrics, page_routes
-from headrace.serve.lookups import Lookups, Shortcut
+from headrace.serve.dashboard import Dashboard, page_routes
+from headrace.serve.lookups import LookupMiddleware, RowLookups
+from headrace.serve.metrics import render_metrics
 from headrace.serve.openapi import description
-from headrace.serve.read_your_writes import Arrivals
-from headrace.serve.requests import Asked, Limits, Reads, Refused, error_response, json_response
-from headrace.serve.stores import Stores
-from headrace.serve.subscriptions import Snapshots, Subscription, resume_from, selection
+from headrace.serve.read_your_writes import OffsetWaiter
+from headrace.serve.requests import (
+    Limits,
+    ReadPool,
+    Refused,
+    RequestParameters,
+    error_response,
+    json_response,
+)
+from headrace.serve.stores import ViewStores
+from headrace.serve.subscriptions import (
+    SnapshotCache,
+    Subscription,
+    parse_resume_id,
+    parse_selection,
+)
 
 MAX_TAIL_ROWS = 10_000
-LOOK_UNASKED_S = 5.0
+SAMPLE_EVERY_S = 5.0
 
 
 class Service:
-    """The views of a state directory, and the topics of a log, if there is one."""
+    """The handlers of all requests: for the views of a state directory, and the topics of a log if
+    there is one.
+    """
 
     hub: Hub
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, state: Path, log: Log | None, limits: Limits) -> None:
-        self.limits, self.log = limits, log
-        self.stores = Stores(state)
-        self.lookups, self.snapshots = Lookups(self.stores), Snapshots()
-        self.reads = Reads(limits)
-        self.arrivals = Arrivals(log, self.reads)
-        self.board = Board(state, log)
-        self.asks = Asks(log, self.reads, limits)
+        self.limits = limits
+        self.log = log
+        self.stores = ViewStores(state)
+        self.lookups = RowLookups(self.stores)
+        self.snapshots = SnapshotCache()
+        self.reads = ReadPool(limits)
+        self.offset_waiter = OffsetWaiter(log, self.reads)
+        self.dashboard = Dashboard(state, log)
+        self.ask_handler = AskHandler(log, self.reads, limits)
 
     def end_streams(self) -> None:
-        """Called from another thread, before the server waits for what is under way."""
+        """End all subscriptions. Another thread calls this before it waits for open requests."""
         with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self.loop.call_soon_threadsafe(self.hub.end)
+            self.loop.call_soon_threadsafe(self.hub.end_streams)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self.loop, self.hub = asyncio.get_running_loop(), Hub(self.limits)
-        looking = asyncio.create_task(self._keep_looking())
+        self.loop = asyncio.get_running_loop()
+        self.hub = Hub(self.limits)
+        sampling = asyncio.create_task(self._sample_dashboard())
         try:
             yield
         finally:
-            looking.cancel()
-            await self.asks.close()
+            sampling.cancel()
+            await self.ask_handler.close()
             await self.hub.close()
             self.reads.close()
             self.stores.close()
 
-    async def _keep_looking(self) -> None:
-        """Now and then, so that whoever opens the dashboard sees how it was before."""
+    async def _sample_dashboard(self) -> None:
+        """Take samples while nobody looks, so that the dashboard opens with a history."""
         while True:
             with contextlib.suppress(HeadraceError, OSError):
-                await self.reads.run(self.board.look)
-            await asyncio.sleep(LOOK_UNASKED_S)
+                await self.reads.run(self.dashboard.sample)
+            await asyncio.sleep(SAMPLE_EVERY_S)
 
     # Views
 
     async def list_views(self, request: Request) -> Response:
-        Asked(request, ())
+        RequestParameters(request, ())
         return await self.reads.run(views.list_views, self.stores)
 
     async def view(self, request: Request) -> Response:
-        place = self.stores.place(request.path_params["name"])
-        asked = Asked(request, views.PARAMETERS)
-        if (position := asked.one("at_least")) is not None:
-            await self.arrivals.wait(
-                place.store,
-                place.stored,
-                position,
-                asked.seconds("wait", self.limits.wait_s, self.limits.max_wait_s),
-            )
-        wanted = views.Range.of(asked, self.limits)
-        tick = asked.number("at_tick", most=views.MAX_TICK)
+        location = self.stores.locate(request.path_params["name"])
+        parameters = RequestParameters(request, views.PARAMETERS)
+        if (offsets := parameters.one("at_least")) is not None:
+            wait_s = parameters.seconds("wait", self.limits.wait_s, self.limits.max_wait_s)
+            await self.offset_waiter.wait(location.store, location.stored_name, offsets, wait_s)
+        row_range = views.RowRange.from_parameters(parameters, self.limits)
+        tick = parameters.number("at_tick", max_value=views.MAX_TICK)
         if tick is not None:
-            return await self.reads.run(views.rows_at, place, tick, wanted, self.limits.undone_rows)
-        if wanted.key:
-            return json_response(self.lookups.row(place.name, wanted.key))
-        return await self.reads.run(views.rows, place, wanted)
+            return await self.reads.run(
+                views.read_rows_at, location, tick, row_range, self.limits.max_undo_rows
+            )
+        if row_range.key:
+            return json_response(self.lookups.row(location.name, row_range.key))
+        return await self.reads.run(views.read_rows, location, row_range)
 
     async def changes(self, request: Request) -> ASGIApp:
-        asked = Asked(request, ("key", "where"))
-        name, resume = (
-            request.path_params["name"],
-            resume_from(request.headers.get("last-event-id")),
-        )
+        parameters = RequestParameters(request, ("key", "where"))
+        name = request.path_params["name"]
+        resume = parse_resume_id(request.headers.get("last-event-id"))
         subscription = Subscription(self.stores, self.hub, self.snapshots, name)
         info = await subscription.info()
-        subscription.select = selection(
-            info.name, info.schema, info.key, asked.all("key"), asked.one("where")
+        subscription.select = parse_selection(
+            info.name, info.schema, info.key, parameters.all("key"), parameters.one("where")
         )
         await subscription.check(resume)
         return self._stream(subscription.events(resume))
 
     async def sql(self, request: Request) -> Response:
-        asked = await views.read_query(request, self.limits)
-        if asked.at_least is not None:
-            await self.arrivals.wait(
-                self.stores.store(asked.version), None, asked.at_least, asked.wait_s
-            )
-        return await self.reads.run(views.answer, self.stores, asked)
+        query = await views.read_query(request, self.limits)
+        if query.at_least is not None:
+            store = self.stores.store(query.version)
+            await self.offset_waiter.wait(store, None, query.at_least, query.wait_s)
+        return await self.reads.run(views.run_query, self.stores, query)
 
     # Topics
 
     async def tail(self, request: Request) -> ASGIApp:
-        asked = Asked(request, ("where", "last"))
+        parameters = RequestParameters(request, ("where", "last"))
+        log = self._require_log()
+        resume = subscriptions.parse_offsets_id(request.headers.get("last-event-id"))
+        last = parameters.number("last", max_value=MAX_TAIL_ROWS) or 0
+        topic = await self.reads.run(log.topic, request.path_params["name"])
+        select = parse_selection(
+            topic.name, topic.arrow_schema, (), [], parameters.one("where"), as_changes=False
+        )
+        after = await self.reads.run(subscriptions.tail_start, log, topic.name, resume, last)
+        return self._stream(subscriptions.tail(log, self.hub, topic.name, after, select))
+
+    def _require_log(self) -> Log:
         if self.log is None:
             raise ConfigurationError(
                 "This server was started without a log.", fix="start it with --log ADDRESS."
             )
-        resume, last = (
-            subscriptions.offsets_from(request.headers.get("last-event-id")),
-            asked.number("last", most=MAX_TAIL_ROWS) or 0,
-        )
-        topic = await self.reads.run(self.log.topic, request.path_params["name"])
-        select = selection(
-            topic.name, topic.arrow_schema, (), [], asked.one("where"), as_changes=False
-        )
-        after = await self.reads.run(subscriptions.start_of, self.log, topic.name, resume, last)
-        return self._stream(subscriptions.tail(self.log, self.hub, topic.name, after, select))
+        return self.log
 
     def _stream(self, events: Any) -> EventStream:
         if self.hub.subscribers >= self.limits.subscribers:
             raise Refused(
                 503,
-                f"There are {self.limits.subscribers:,} subscribers, which is the most.",
-                fix="come back later.",
+                f"There are {self.limits.subscribers:,} subscribers, the largest number allowed.",
+                fix="try again later.",
             )
         return EventStream(events, self.limits.slow_s)
 
     # The dashboard
 
-    async def facts(self, request: Request) -> Response:
-        Asked(request, ())
-        return json_response(await self.reads.run(self.board.facts))
+    async def dashboard_measurements(self, request: Request) -> Response:
+        RequestParameters(request, ())
+        return json_response(await self.reads.run(self.dashboard.measurements))
 
-    async def replay_letters(self, request: Request) -> Response:
-        """Dead letters again, all or one: the only request that changes anything. A page of another
-        origin cannot make it (`access`).
+    async def replay_dead_letters(self, request: Request) -> Response:
+        """Append all dead letters of a topic, or one, to their topic again: the only request that
+        changes anything. A page of another origin cannot send it (`access.py`).
         """
-        asked = Asked(request, ("offset",))
-        if self.log is None:
-            raise ConfigurationError(
-                "This server was started without a log.", fix="start it with --log ADDRESS."
-            )
-        offset = asked.number("offset", most=views.MAX_TICK)
+        parameters = RequestParameters(request, ("offset",))
+        log = self._require_log()
+        offset = parameters.number("offset", max_value=views.MAX_TICK)
         result = await self.reads.run(
             dead_letters.replay,
-            self.log,
+            log,
             request.path_params["name"],
             None if offset is None else [offset],
         )
         failed = [
-            {"partition": partition, "offset": at, "reason": reason}
-            for partition, at, reason in result.failed
+            {"partition": partition, "offset": failed_offset, "reason": reason}
+            for partition, failed_offset, reason in result.failed
         ]
         return json_response({"replayed": result.replayed, "failed": failed})
 
     # The server itself
 
     async def metrics(self, request: Request) -> Response:
-        Asked(request, ())
-        text = await self.reads.run(metrics, self.stores, self.hub.subscribers)
+        RequestParameters(request, ())
+        text = await self.reads.run(render_metrics, self.stores, self.hub.subscribers)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def health(self, _request: Request) -> Response:
-        """Whether views can be read. It tells nothing more, since it needs no token."""
+        """Whether views can be read. The response says no more, because it needs no token."""
         try:
             await self.reads.run(self.stores.views)
         except HeadraceError:
             return json_response({"status": "no views"}, 503)
         return json_response({"status": "ok"})
 
-    async def failed(self, request: Request, error: Exception) -> Response:
-        """What went wrong, as an answer. A view that is not there may be misspelt, and be one of a
-        version.
+    async def error(self, request: Request, error: Exception) -> Response:
+        """The response to a failed request. For an unknown view it names the nearest one, also
+        among the views of versions.
         """
         assert isinstance(error, HeadraceError)
         if isinstance(error, UnknownView) and (name := request.path_params.get("name")):
-            return error_response(await self.reads.run(self.stores.unknown, name))
+            return error_response(await self.reads.run(self.stores.unknown_view, name))
         return error_response(error)
 
     async def describe(self, _request: Request) -> Response:
@@ -207,46 +221,48 @@ class Service:
 
 
 def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
+    """The ASGI application of a service."""
     routes = [
         Route("/views", service.list_views, methods=["GET"]),
         Route("/views/{name}", service.view, methods=["GET"]),
         Route("/views/{name}/changes", service.changes, methods=["GET"]),
         Route("/sql", service.sql, methods=["POST"]),
-        Route("/ask/{name}", service.asks.ask, methods=["POST"]),
+        Route("/ask/{name}", service.ask_handler.ask, methods=["POST"]),
         Route("/topics/{name}/tail", service.tail, methods=["GET"]),
-        Route("/dashboard/facts", service.facts, methods=["GET"]),
-        Route("/dead/{name}/replay", service.replay_letters, methods=["POST"]),
+        Route("/dashboard/facts", service.dashboard_measurements, methods=["GET"]),
+        Route("/dead/{name}/replay", service.replay_dead_letters, methods=["POST"]),
         *page_routes(),
         Route("/metrics", service.metrics, methods=["GET"]),
         Route("/health", service.health, methods=["GET"]),
         Route("/openapi.json", service.describe, methods=["GET"]),
     ]
     handlers: dict[Any, Callable[..., Any]] = {
-        HeadraceError: service.failed,
-        HTTPException: _not_here,
-        Exception: _broken,
+        HeadraceError: service.error,
+        HTTPException: _http_error,
+        Exception: _internal_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
-    return Access(veiled(Shortcut(app, service.lookups), service.log), host=host, token=token)
+    return AccessMiddleware(
+        veil_responses(LookupMiddleware(app, service.lookups), service.log), host=host, token=token
+    )
 
 
-def _broken(_request: Request, error: Exception) -> Response:
-    """An error of our own, which the server's log tells in full."""
+def _internal_error(_request: Request, error: Exception) -> Response:
+    """The response to a bug; the server's log has the traceback."""
     return error_response(
         BugError(
-            f"The answer could not be made ({type(error).__name__}).",
+            f"The response could not be computed ({type(error).__name__}).",
             fix="see the server's log, and please report it.",
         )
     )
 
 
-def _not_here(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    fix = "/openapi.json says what there is."
     return error_response(
         Refused(
             error.status_code,
             f"{error.detail}: {request.method} {request.url.path[:200]}.",
-            fix=fix,
+            fix="see /openapi.json for all paths.",
         )
     )

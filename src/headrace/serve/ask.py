@@ -1,5 +1,5 @@
-"""`POST /ask/NAME`: the question is appended to its topic, and the answer given when it appears in
-the other. Who waits too long, or is one too many, is told to come back.
+"""`POST /ask/NAME`: a request-reply over two topics. The question is appended to one topic, and the
+response is sent when its answer appears in the other. `pipeline.ask` declares the two topics.
 """
 
 from __future__ import annotations
@@ -10,66 +10,74 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.log.api import Log
-from headrace.log.values import ASK_ID, answers_topic, names, questions_topic
+from headrace.log.values import ASK_ID, answers_topic, question_names, questions_topic
 from headrace.serve.requests import (
-    Asked,
     Limits,
-    Reads,
+    ReadPool,
     Refused,
+    RequestParameters,
     json_response,
     read_json,
     rows_json,
 )
 
 MAX_WAITING = 1_000
-LOOK_EVERY_S = 0.02
+POLL_S = 0.02
 _IDLE_S = 60.0
 
 
-class Asks:
-    """Of one server. Each question that is asked has a task that follows its answers for as long as
-    somebody waits.
+class AskHandler:
+    """Handles the questions of one server. For each name that is asked, one task polls the topic of
+    answers for as long as a request waits.
     """
 
-    def __init__(self, log: Log | None, reads: Reads, limits: Limits) -> None:
-        self._log, self._reads, self._limits = log, reads, limits
+    def __init__(self, log: Log | None, reads: ReadPool, limits: Limits) -> None:
+        self._log = log
+        self._reads = reads
+        self._limits = limits
         self._waiting: dict[str, dict[str, asyncio.Future[bytes]]] = {}
-        self._following: dict[str, asyncio.Task[None]] = {}
+        self._pollers: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, request: Request) -> Response:
-        """1. Wait for answers. 2. Append the question. 3. Its answer, or that there was none in
-        time.
+        """Handle one request:
+
+        1. start to poll for answers
+        2. append the question
+        3. respond with its answer, or with status 503 if none came in time
         """
-        asked = Asked(request, ("wait",))
-        wait_s = asked.seconds("wait", self._limits.wait_s, self._limits.max_wait_s)
-        name, log = request.path_params["name"], self._opened()
+        parameters = RequestParameters(request, ("wait",))
+        wait_s = parameters.seconds("wait", self._limits.wait_s, self._limits.max_wait_s)
+        name, log = request.path_params["name"], self._require_log()
         await self._reads.run(_check_name, log, name)
-        question = await _question(request, self._limits)
-        mine = str(uuid.uuid4())
-        with self._expected(name, mine) as answer:
-            await self._follow(log, name)
-            await self._reads.run(_append, log, name, {**question, ASK_ID: mine})
+        question = await read_json(request, self._limits, what="A question", example='{"url": "…"}')
+        if not isinstance(question, dict):
+            raise InputError(
+                "The question is not a JSON object.", fix='send one, such as {"url": "…"}.'
+            )
+        ask_id = str(uuid.uuid4())
+        with self._expect_answer(name, ask_id) as answer:
+            await self._start_poller(log, name)  # 1
+            await self._reads.run(_append, log, name, {**question, ASK_ID: ask_id})  # 2
             try:
-                return json_response(await asyncio.wait_for(answer, wait_s))
+                return json_response(await asyncio.wait_for(answer, wait_s))  # 3
             except TimeoutError:
                 raise Refused(
                     503,
                     f"The question was not answered within {wait_s:g} seconds.",
-                    fix="see that the pipeline runs (headrace status), or wait longer: ?wait=30s.",
+                    fix="check that the pipeline runs (headrace status), or wait longer: ?wait=30s.",
                 ) from None
 
     async def close(self) -> None:
-        for task in self._following.values():
+        for task in self._pollers.values():
             task.cancel()
-        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        await asyncio.gather(*self._pollers.values(), return_exceptions=True)
 
-    def _opened(self) -> Log:
+    def _require_log(self) -> Log:
         if self._log is None:
             raise ConfigurationError(
                 "This server was started without a log.", fix="start it with --log ADDRESS."
@@ -77,92 +85,82 @@ class Asks:
         return self._log
 
     @contextlib.contextmanager
-    def _expected(self, name: str, mine: str) -> Iterator[asyncio.Future[bytes]]:
+    def _expect_answer(self, name: str, ask_id: str) -> Iterator[asyncio.Future[bytes]]:
         if sum(map(len, self._waiting.values())) >= MAX_WAITING:
             raise Refused(
                 503,
-                f"{MAX_WAITING:,} questions wait for their answers, which is the most.",
-                fix="come back in a moment.",
+                f"{MAX_WAITING:,} questions wait for their answers, the largest number allowed.",
+                fix="try again in a moment.",
             )
         waiting = self._waiting.setdefault(name, {})
-        waiting[mine] = asyncio.get_running_loop().create_future()
+        waiting[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            yield waiting[mine]
+            yield waiting[ask_id]
         finally:
-            del waiting[mine]
+            del waiting[ask_id]
 
-    # Answers
+    # Polling for answers
 
-    async def _follow(self, log: Log, name: str) -> None:
-        """From now on, so before the question is appended. Of several who begin together one
-        follows.
+    async def _start_poller(self, log: Log, name: str) -> None:
+        """Poll from the current end of the topic on. Of several requests that start together, one
+        creates the task.
         """
-        if self._is_followed(name):
+        if self._is_polled(name):
             return
-        reached = await self._reads.run(log.end_offsets, answers_topic(name))
-        if not self._is_followed(name):
-            self._following[name] = asyncio.create_task(self._hear(log, name, dict(reached)))
+        offsets = await self._reads.run(log.end_offsets, answers_topic(name))
+        if not self._is_polled(name):
+            self._pollers[name] = asyncio.create_task(self._poll(log, name, dict(offsets)))
 
-    def _is_followed(self, name: str) -> bool:
-        task = self._following.get(name)
+    def _is_polled(self, name: str) -> bool:
+        task = self._pollers.get(name)
         return task is not None and not task.done()
 
-    async def _hear(self, log: Log, name: str, reached: dict[int, int]) -> None:
-        """Until nobody has asked for a while. Whoever asked during the last pause counts on this
-        task, so it looks for them before it ends; nothing else runs between that look and its end.
+    async def _poll(self, log: Log, name: str, offsets: dict[int, int]) -> None:
+        """Resolve waiting requests until there has been none for a while. A request that arrives
+        during the last pause relies on this task, so the task checks for it before it ends; nothing
+        else runs between that check and its end.
         """
         idle_s = 0.0
         while idle_s < _IDLE_S or self._waiting[name]:
-            for row in await self._reads.run(_news, log, answers_topic(name), reached):
-                answer = self._waiting[name].get(row[0])
+            answers = await self._reads.run(_read_answers, log, answers_topic(name), offsets)
+            for ask_id, body in answers:
+                answer = self._waiting[name].get(ask_id)
                 if answer is not None and not answer.done():
-                    answer.set_result(row[1])
-            idle_s = 0.0 if self._waiting[name] else idle_s + LOOK_EVERY_S
-            await asyncio.sleep(LOOK_EVERY_S)
+                    answer.set_result(body)
+            idle_s = 0.0 if self._waiting[name] else idle_s + POLL_S
+            await asyncio.sleep(POLL_S)
 
 
 def _check_name(log: Log, name: str) -> None:
-    known = names(log.topics())
-    if name not in known:
+    declared = question_names(log.topics())
+    if name not in declared:
         raise Refused(
             404,
-            f"There is no question {name!r}: {nearest(name, known)}",
+            f"There is no question {name!r}: {nearest(name, declared)}",
             fix="declare it with pipeline.ask(…), and run the pipeline once.",
         )
 
 
-async def _question(request: Request, limits: Limits) -> dict[str, Any]:
-    question = await read_json(request, limits, what="A question", example='{"url": "…"}')
-    if not isinstance(question, dict):
-        raise InputError("The question is no JSON object.", fix='send one, such as {"url": "…"}.')
-    return question
-
-
 def _append(log: Log, name: str, question: dict[str, Any]) -> None:
-    """What is not said is null."""
+    """Append a question; columns that it leaves out are null."""
     columns = log.topic(questions_topic(name)).arrow_schema.names
     with log.producer(questions_topic(name)) as producer:
         producer.append([{**dict.fromkeys(columns), **question}])
 
 
-def _news(log: Log, topic: str, reached: dict[int, int]) -> list[tuple[str, bytes]]:
-    """Answers since the last time, as JSON, by the question's id."""
-    found = []
+def _read_answers(log: Log, topic: str, offsets: dict[int, int]) -> list[tuple[str, bytes]]:
+    """The answers after some offsets, which it advances: the id of each question, and JSON."""
+    answers: list[tuple[str, bytes]] = []
     for partition, end in log.end_offsets(topic).items():
-        start = reached.get(partition, 0)
-        if end > start:
-            rows = log.read(topic, partition, start, end).to_table()
-            plain = rows.select(
-                [
-                    column
-                    for column in rows.column_names
-                    if not column.startswith("_") and column != ASK_ID
-                ]
-            )
-            found += [(mine, _one(plain, at)) for at, mine in enumerate(rows[ASK_ID].to_pylist())]
-            reached[partition] = end
-    return found
-
-
-def _one(rows: pa.Table, at: int) -> bytes:
-    return rows_json(rows.slice(at, 1))[1:-1].encode()
+        start = offsets.get(partition, 0)
+        if end <= start:
+            continue
+        rows = log.read(topic, partition, start, end).to_table()
+        columns = [
+            name for name in rows.column_names if not name.startswith("_") and name != ASK_ID
+        ]
+        answer_rows = rows.select(columns)
+        for index, ask_id in enumerate(rows[ASK_ID].to_pylist()):
+            answers.append((ask_id, rows_json(answer_rows.slice(index, 1))[1:-1].encode()))
+        offsets[partition] = end
+    return answers

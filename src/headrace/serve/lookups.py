@@ -1,6 +1,6 @@
-"""One row by key: what is asked most, so it is answered before anything else looks at the request,
-with as little as can be: one look at which version is served, one at whether anything has been
-committed, and one statement.
+"""The fast path for `GET /views/NAME?key=…`, the most frequent request. It is answered before the
+router sees it, at the cost of three checks (which version is served, whether the store's file is
+still there, whether anything has been committed) and one SQL statement.
 """
 
 from __future__ import annotations
@@ -16,97 +16,95 @@ from headrace.serve.requests import (
     NoSuchRow,
     error_response,
     head_json,
-    only_key,
-    typed_key,
+    parse_key,
+    parse_key_only,
 )
-from headrace.serve.stores import Place, Stores
+from headrace.serve.stores import ViewLocation, ViewStores
 from headrace.views.lookup import Lookup
 
 _PREFIX = "/views/"
-_HELD_S = 0.02
-"""For so long a moment of the store is held on to at most, as long as nothing is committed."""
+_SNAPSHOT_S = 0.02
+"""How long a snapshot of the store stays open at most if nothing is committed."""
 
 
 @dataclass
-class _Known:
-    place: Place
+class _CachedLookup:
+    location: ViewLocation
     lookup: Lookup
-    served: object
-    head: tuple[int, str] = (-1, "")
+    served_stamp: object
+    head_tick: int = -1
+    head: str = ""
 
-    def answer_head(self) -> str:
-        """What answers begin with, as long as the tick is the same."""
-        if self.head[0] != self.lookup.tick:
-            self.head = (
-                self.lookup.tick,
-                head_json(self.place.name, self.place.version, self.lookup.tick),
-            )
-        return self.head[1]
+    def response_head(self) -> str:
+        """The first members of each response, which are the same for all rows of a tick."""
+        if self.head_tick != self.lookup.tick:
+            self.head_tick = self.lookup.tick
+            self.head = head_json(self.location.name, self.location.version, self.lookup.tick)
+        return self.head
 
 
-class Lookups:
-    """The views by key. It lives in the event loop's thread: a row takes so little time that
-    another thread would cost more.
+class RowLookups:
+    """Rows of views by key. It lives in the event loop's thread: reading a row takes less time
+    than handing it to another thread.
     """
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: ViewStores) -> None:
         self._stores = stores
-        self._known: dict[str, _Known] = {}
-        self._will_let_go = False
+        self._cache: dict[str, _CachedLookup] = {}
+        self._is_release_scheduled = False
 
     def row(self, name: str, texts: list[str]) -> bytes:
-        """The row of a key as it is now, as the JSON of an answer."""
-        known = self._opened(name)
-        lookup = known.lookup
-        stored = lookup.stored_key(texts)
-        text = lookup.row(
-            lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored
-        )
-        if text is None:
+        """The current row of a key, as the JSON body of a response. NoSuchRow if there is none."""
+        cached = self._refreshed_lookup(name)
+        lookup = cached.lookup
+        stored_key = lookup.parse_plain_key(texts)
+        if stored_key is None:
+            stored_key = lookup.stored_key(parse_key(lookup.info, texts, whole=True))
+        row = lookup.row_json(stored_key)
+        if row is None:
             raise NoSuchRow(name, texts, lookup.tick)
-        return f'{{{known.answer_head()},"row":{text}}}'.encode()
+        return f'{{{cached.response_head()},"row":{row}}}'.encode()
 
-    def _opened(self, name: str) -> _Known:
-        """A view as of its newest commit."""
-        known, served = self._known.get(name), self._stores.served_stamp()
+    def _refreshed_lookup(self, name: str) -> _CachedLookup:
+        """The look-up of a view, as of its newest commit."""
+        cached, served_stamp = self._cache.get(name), self._stores.served_stamp()
         if (
-            known is None
-            or known.lookup.closed
-            or known.served != served
-            or not known.place.store.is_on_disk()
-            or not known.lookup.show_newest()
+            cached is None
+            or cached.lookup.is_closed
+            or cached.served_stamp != served_stamp
+            or not cached.location.store.is_on_disk()
+            or not cached.lookup.refresh()
         ):
-            self._known.pop(name, None)
-            known = self._known[name] = self._found(name, served)
-        if not self._will_let_go:
-            self._will_let_go = True
-            asyncio.get_running_loop().call_later(_HELD_S, self._let_go)
-        return known
+            self._cache.pop(name, None)
+            location = self._stores.locate(name)
+            try:
+                lookup = location.store.open_lookup(location.stored_name)
+            except UnknownView:
+                raise self._stores.unknown_view(name) from None
+            cached = self._cache[name] = _CachedLookup(location, lookup, served_stamp)
+        if not self._is_release_scheduled:
+            self._is_release_scheduled = True
+            asyncio.get_running_loop().call_later(_SNAPSHOT_S, self._release)
+        return cached
 
-    def _found(self, name: str, served: object) -> _Known:
-        place = self._stores.place(name)
-        try:
-            return _Known(place, place.store.opened_lookup(place.stored), served)
-        except UnknownView:
-            raise self._stores.unknown(name) from None
-
-    def _let_go(self) -> None:
-        self._will_let_go = False
-        for known in self._known.values():
-            known.lookup.end()
+    def _release(self) -> None:
+        self._is_release_scheduled = False
+        for cached in self._cache.values():
+            cached.lookup.release()
 
 
-class Shortcut:
-    """Answers `GET /views/NAME?key=…` itself, and passes every other request on."""
+class LookupMiddleware:
+    """ASGI middleware that answers `GET /views/NAME?key=…` and passes every other request on."""
 
-    def __init__(self, app: ASGIApp, lookups: Lookups) -> None:
-        self._app, self._lookups = app, lookups
+    def __init__(self, app: ASGIApp, lookups: RowLookups) -> None:
+        self._app = app
+        self._lookups = lookups
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] != "http"
-            or not (name := _view(scope))
-            or not (texts := only_key(scope["query_string"]))
+            or not (name := _requested_view(scope))
+            or not (texts := parse_key_only(scope["query_string"]))
         ):
             await self._app(scope, receive, send)
             return
@@ -125,8 +123,8 @@ class Shortcut:
         await send({"type": "http.response.body", "body": body})
 
 
-def _view(scope: Scope) -> str:
-    """The view that is asked for, or nothing."""
+def _requested_view(scope: Scope) -> str:
+    """The view that a request reads, or an empty text if it is another request."""
     path: str = scope["path"]
     if scope["method"] != "GET" or not path.startswith(_PREFIX):
         return ""

@@ -1,4 +1,4 @@
-"""The HTTP interface as OpenAPI, for people and programs that want to know what can be asked."""
+"""The description of the HTTP interface as OpenAPI, served at `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def description(limits: Limits) -> dict[str, Any]:
         "info": {
             "title": "Headrace",
             "version": __version__,
-            "description": "The views of a pipeline: read, queried, and pushed as they change.",
+            "description": "The views of a pipeline: rows, SQL, and changes as they happen.",
         },
         "paths": {
             "/views": {
@@ -58,27 +58,27 @@ def description(limits: Limits) -> dict[str, Any]:
                 "get": _operation(
                     "What the dashboard at / shows: the plan, the run, rates, topics, groups, time",
                     [],
-                    _json("the facts"),
+                    _json("the measurements"),
                 )
             },
             "/dead/{name}/replay": {
                 "post": _operation(
-                    "Dead letters again; the one request that changes something",
+                    "Replay dead letters; the only request that changes anything",
                     _replay_parameters(),
-                    _json("how many"),
+                    _json("the number of rows replayed, and those that failed"),
                     404,
                     503,
                 )
             },
             "/metrics": {
-                "get": _operation("Figures for Prometheus", [], _content("figures", "text/plain"))
+                "get": _operation("Metrics for Prometheus", [], _content("metrics", "text/plain"))
             },
             "/health": {
                 "get": _operation(
-                    "Whether views can be read; needs no token", [], _json("they can"), 503
+                    "Whether views can be read; needs no token", [], _json("views can be read"), 503
                 )
             },
-            "/openapi.json": {"get": _operation("This description", [], _json("it"))},
+            "/openapi.json": {"get": _operation("This description", [], _json("the description"))},
         },
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
@@ -86,25 +86,25 @@ def description(limits: Limits) -> dict[str, Any]:
 
 
 def _operation(
-    summary: str, parameters: list[dict[str, Any]], found: dict[str, Any], *refusals: int
+    summary: str, parameters: list[dict[str, Any]], response: dict[str, Any], *refusals: int
 ) -> dict[str, Any]:
     return {
         "summary": summary,
         "parameters": parameters,
-        "responses": {"200": found, **_refusals(400, 401, 403, *refusals)},
+        "responses": {"200": response, **_refusals(400, 401, 403, *refusals)},
     }
 
 
 _MEANINGS = {
-    400: "What was asked for cannot be understood",
+    400: "The request cannot be understood",
     401: "The token is missing or wrong",
-    403: "Asked from another origin, or under another name",
+    403: "The request comes from another origin, or addresses the server by another name",
     404: "There is no such view, topic or row",
     409: "The view is served from a version",
-    410: "It is no longer kept, or not there yet; the message says what is",
+    410: "The tick or offset is no longer retained, or has not come yet; the message says which are",
     413: "The request is too large",
     415: "The request is not JSON",
-    503: "Come back later",
+    503: "Try again later",
 }
 
 
@@ -138,12 +138,12 @@ def _content(what: str, kind: str) -> dict[str, Any]:
 
 
 def _parameter(
-    name: str, what: str, schema: dict[str, Any] | None = None, place: str = "query"
+    name: str, what: str, schema: dict[str, Any] | None = None, location: str = "query"
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "in": place,
-        "required": place == "path",
+        "in": location,
+        "required": location == "path",
         "description": what,
         "schema": schema or {"type": "string"},
     }
@@ -151,13 +151,15 @@ def _parameter(
 
 def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
     return [
-        _parameter("name", "The view", place="path"),
+        _parameter("name", "The view", location="path"),
         _parameter("key", "One row: once for each column of the key, in order", _STRINGS),
         _parameter(
             "from", "The first key, or its first columns; of a stream, the first tick", _STRINGS
         ),
         _parameter("to", "The key before which to stop", _STRINGS),
-        _parameter("order", "By key, or as the rows of a stream came", {"enum": ["asc", "desc"]}),
+        _parameter(
+            "order", "The order of the key; of a stream, of appending", {"enum": ["asc", "desc"]}
+        ),
         _parameter(
             "limit",
             "How many rows",
@@ -165,7 +167,7 @@ def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
         ),
         _parameter(
             "at_least",
-            "Wait until the view contains this position: TOPIC:PARTITION:END, joined by commas",
+            "Wait until the view contains these offsets: TOPIC:PARTITION:END, joined by commas",
         ),
         _parameter(
             "wait",
@@ -180,31 +182,31 @@ def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
 
 def _changes_parameters() -> list[dict[str, Any]]:
     return [
-        _parameter("name", "The view", place="path"),
+        _parameter("name", "The view", location="path"),
         _parameter("key", "Only rows whose key begins with these values", _STRINGS),
         _parameter(
             "where", "Only rows that meet a condition, such as: amount >= 100 and region = eu"
         ),
-        _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
+        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
     ]
 
 
 def _tail_parameters() -> list[dict[str, Any]]:
     return [
-        _parameter("name", "The topic", place="path"),
+        _parameter("name", "The topic", location="path"),
         _parameter("where", "Only rows that meet a condition"),
         _parameter(
             "last",
-            "So many rows of each partition that are there already",
+            "How many of the rows that each partition already has",
             {"type": "integer", "minimum": 0, "default": 0},
         ),
-        _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
+        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
     ]
 
 
 def _ask() -> dict[str, Any]:
     parameters = [
-        _parameter("name", "The question's name", place="path"),
+        _parameter("name", "The question's name", location="path"),
         _parameter("wait", "How long to wait for the answer"),
     ]
     body = {
@@ -216,7 +218,7 @@ def _ask() -> dict[str, Any]:
     }
     return {
         **_operation(
-            "A question to the stream: appended, and answered as of its tick",
+            "Append a question, and wait for the pipeline's answer as of its tick",
             parameters,
             _json("the answer"),
             404,
@@ -230,8 +232,10 @@ def _ask() -> dict[str, Any]:
 
 def _replay_parameters() -> list[dict[str, Any]]:
     return [
-        _parameter("name", "The topic whose letters", place="path"),
-        _parameter("offset", "Only this letter", {"type": "integer", "minimum": 0}),
+        _parameter("name", "The topic whose dead letters to replay", location="path"),
+        _parameter(
+            "offset", "Only the dead letter at this offset", {"type": "integer", "minimum": 0}
+        ),
     ]
 
 
@@ -250,7 +254,7 @@ def _sql(limits: Limits) -> dict[str, Any]:
             "type": "string",
             "description": "Query the views of a version, by their full names",
         },
-        "at_least": {"type": "string", "description": "Wait until all views contain this position"},
+        "at_least": {"type": "string", "description": "Wait until all views contain these offsets"},
         "wait": {"type": "string", "default": f"{limits.wait_s:g} seconds"},
     }
     body = {
@@ -267,7 +271,7 @@ def _sql(limits: Limits) -> dict[str, Any]:
     }
     return {
         **_operation(
-            "A SELECT over the views, all at one moment",
+            "A SELECT over the views, from one snapshot",
             [],
             _json("the rows"),
             404,

@@ -1,5 +1,7 @@
-"""What a request asks for: its parameters, by name, each once unless it is a list, and nothing that
-is not known.
+"""What the handlers of requests share: limits, parameters and bodies, JSON responses, errors as HTTP
+statuses, a pool of reading threads, and values parsed by a column's type.
+
+The handlers themselves are in `app.py`.
 """
 
 from __future__ import annotations
@@ -29,35 +31,34 @@ from headrace.errors import (
     UnknownView,
     nearest,
 )
-from headrace.types.json_codec import decode_exactly, is_text, object_text
+from headrace.types.json_codec import decode_rows_exactly, is_text_encoded, object_text
 from headrace.types.schema import type_name
 from headrace.views.file import ViewInfo
-
-# The bounds of what a server does for others: waiting, sending, keeping. Each has a value that fits
-# a laptop and a small machine alike.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Tests and `bench_serve.py` choose others; users have these."""
+    """The bounds of a server. The defaults fit a laptop and a small machine alike; tests and
+    `bench_serve.py` choose others.
+    """
 
     poll_s: float = 0.05
-    """How often a view store or topic that someone follows is looked at."""
+    """How often a view store or topic with subscribers is polled."""
     heartbeat_s: float = 15.0
     subscribers: int = 10_000
     slow_s: float = 30.0
-    """A subscriber that does not take one event in this time is dropped."""
+    """A subscriber that does not accept an event in this time is dropped."""
     ring_events: int = 1_024
-    """So many ticks are at hand for those who follow; one that falls behind them is dropped, and
-    can resume from what the store keeps.
+    """How many events a channel buffers. A subscriber that falls behind them is dropped, and can
+    resume from the changes that the store retains.
     """
     ring_bytes: int = 16 << 20
     resuming: int = 8
-    """So many subscribers at once are sent what they missed; others wait."""
+    """How many subscribers at once are sent the events they missed; others wait."""
     resuming_s: float = 120.0
-    """One that needs longer for it makes room for others, and resumes where it is."""
+    """A subscriber that takes longer to catch up is dropped, and can resume where it stopped."""
     rows: int = 1_000
-    """A page of rows, unless another size is asked for."""
+    """The size of a page of rows, if the request names none."""
     max_rows: int = 100_000
     sql_s: float = 10.0
     max_sql_s: float = 60.0
@@ -65,24 +66,23 @@ class Limits:
     reads: int = 4
     """Threads that scan and query."""
     waiting_reads: int = 64
-    """Reads that wait for one of them; more are told to come back."""
+    """Reads that may wait for one of these threads; more are refused with status 503."""
     wait_s: float = 10.0
-    """How long `at_least` waits, unless told."""
+    """How long `at_least` waits, if the request names no time."""
     max_wait_s: float = 60.0
-    undone_rows: int = 1_000_000
-    """A view with more rows is not brought back to an earlier tick as a whole, only key by key."""
+    max_undo_rows: int = 1_000_000
+    """A view with more rows can be read at an earlier tick only key by key."""
 
 
-# Answers as HTTP: JSON made of Arrow columns, and what each kind of error is to a program that
-# asked.
+# Responses
 
 
 JSON_HEADERS = [(b"cache-control", b"no-store"), (b"content-type", b"application/json")]
-_ROWS_AT_ONCE = 65_536
+_BATCH_ROWS = 65_536
 
 
 class Refused(HeadraceError):
-    """A request that is turned away with a status of its own."""
+    """A request is refused with a certain HTTP status."""
 
     def __init__(self, status: int, message: str, *, fix: str = "") -> None:
         super().__init__(message, fix=fix)
@@ -90,13 +90,12 @@ class Refused(HeadraceError):
 
 
 class NoSuchRow(Refused):
-    """A key that has no row."""
+    """A view has no row for a key."""
 
-    def __init__(self, view: str, key: Sequence[str], tick: int, *, was: bool = False) -> None:
+    def __init__(self, view: str, key: Sequence[str], tick: int, *, is_past: bool = False) -> None:
+        verb = "had" if is_past else "has"
         super().__init__(
-            404,
-            f"The view {view!r} {'had' if was else 'has'} no row for the key {', '.join(key)} at"
-            f" tick {tick}.",
+            404, f"The view {view!r} {verb} no row for the key {', '.join(key)} at tick {tick}."
         )
 
 
@@ -115,7 +114,7 @@ def json_response(
 
 
 def error_response(error: HeadraceError) -> Response:
-    status = status_of(error)
+    status = http_status(error)
     headers = {"retry-after": "1"} if status == 503 else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -124,9 +123,9 @@ def error_response(error: HeadraceError) -> Response:
     )
 
 
-def status_of(error: HeadraceError) -> int:
-    """What the caller can do, in HTTP's terms: ask for something else, ask otherwise, or come
-    back.
+def http_status(error: HeadraceError) -> int:
+    """The HTTP status of an error, by what the caller can do: request something else, correct the
+    request, or retry.
     """
     if isinstance(error, Refused):
         return error.status
@@ -140,36 +139,27 @@ def status_of(error: HeadraceError) -> int:
 
 
 def head_json(view: str, version: str | None, tick: int) -> str:
-    """What an answer about a view begins with."""
-    shown = "" if version is None else f'"version":{quoted(version)},'
-    return f'"view":{quoted(view)},{shown}"tick":{tick}'
+    """The first members of a response about a view."""
+    version_member = "" if version is None else f'"version":{json_quote(version)},'
+    return f'"view":{json_quote(view)},{version_member}"tick":{tick}'
 
 
 def rows_json(rows: pa.Table) -> str:
     """A JSON array with an object for each row."""
-    parts = [
-        text
-        for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        if batch.num_rows
-        for text in _objects(batch)
-    ]
-    return f"[{','.join(parts)}]"
+    objects: list[str] = []
+    for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
+        if batch.num_rows and batch.num_columns:
+            objects += object_text(list(batch.schema.names), batch.columns).to_pylist()
+    return f"[{','.join(objects)}]"
 
 
-def _objects(batch: pa.RecordBatch) -> list[str]:
-    if not batch.num_columns:
-        return []
-    texts: list[str] = object_text(list(batch.schema.names), batch.columns).to_pylist()
-    return texts
-
-
-def quoted(text: str) -> str:
+def json_quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def only_key(query: bytes) -> list[str]:
-    """The values of key=, if a request asks for nothing else: what is asked most, without building
-    what the other questions need.
+def parse_key_only(query: bytes) -> list[str]:
+    """The values of `key=` if a query string has no other parameter, else nothing. It serves the
+    most frequent request without the cost of parsing all parameters.
     """
     parts = query.split(b"&")
     if not all(part.startswith(b"key=") for part in parts):
@@ -178,8 +168,8 @@ def only_key(query: bytes) -> list[str]:
 
 
 async def read_json(request: Request, limits: Limits, *, what: str, example: str) -> Any:
-    """The body of a request that comes as JSON, bounded. `what` it is, and an `example`, for those
-    who send something else.
+    """The JSON body of a request, of bounded size. Errors name `what` the body is, and an
+    `example`.
     """
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -187,7 +177,7 @@ async def read_json(request: Request, limits: Limits, *, what: str, example: str
     ):
         raise Refused(
             415,
-            f"{what} comes as JSON.",
+            f"{what} must be sent as JSON.",
             fix=f"send {example} with Content-Type: application/json.",
         )
     body = b""
@@ -203,35 +193,38 @@ async def read_json(request: Request, limits: Limits, *, what: str, example: str
         raise InputError("The request is not JSON.", fix=f"send {example}.") from None
 
 
-class Asked:
-    """The parameters of one request."""
+class RequestParameters:
+    """The query parameters of one request. InputError if there is one that `allowed` does not
+    list.
+    """
 
-    def __init__(self, request: Request, known: Collection[str]) -> None:
-        self._given = request.query_params
-        for name in self._given:
-            if name not in known:
-                raise InputError(f"There is no parameter {name!r} here: {nearest(name, known)}")
+    def __init__(self, request: Request, allowed: Collection[str]) -> None:
+        self._parameters = request.query_params
+        for name in self._parameters:
+            if name not in allowed:
+                raise InputError(f"There is no parameter {name!r} here: {nearest(name, allowed)}")
 
     def all(self, name: str) -> list[str]:
-        return self._given.getlist(name)
+        """All values of a parameter that may be repeated."""
+        return self._parameters.getlist(name)
 
     def one(self, name: str) -> str | None:
-        given = self._given.getlist(name)
-        if len(given) > 1:
+        """The value of a parameter that may be given once."""
+        values = self._parameters.getlist(name)
+        if len(values) > 1:
             raise InputError(
-                f"The parameter {name!r} came {len(given)} times.", fix="give it once."
+                f"The parameter {name!r} came {len(values)} times.", fix="give it once."
             )
-        return given[0] if given else None
+        return values[0] if values else None
 
-    def number(self, name: str, *, least: int = 0, most: int) -> int | None:
+    def number(self, name: str, *, min_value: int = 0, max_value: int) -> int | None:
         text = self.one(name)
         if text is None:
             return None
-        if not (
-            text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most
-        ):
+        is_number = text.isascii() and text.isdecimal() and len(text) < 19
+        if not is_number or not min_value <= int(text) <= max_value:
             raise InputError(
-                f"{name}={text[:40]!r} is not a number from {least:,} to {most:,}.",
+                f"{name}={text[:40]!r} is not a number from {min_value:,} to {max_value:,}.",
                 fix="give one, in digits alone.",
             )
         return int(text)
@@ -255,74 +248,77 @@ def bounded_seconds(name: str, text: str, max_s: float) -> float:
     seconds = to_us(text, what=name) / 1_000_000
     if not 0 <= seconds <= max_s:
         raise InputError(
-            f"{name}={text!r} is longer than {max_s:g} seconds, which is the most.",
+            f"{name}={text!r} is longer than the limit of {max_s:g} seconds.",
             fix="give a shorter time.",
         )
     return seconds
 
 
-# Threads for what takes time: scans and queries. Few of them, and few that wait for one; who comes
-# then is told to come back.
+# Reading threads
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Reads:
-    """Used by the event loop's thread."""
+class ReadPool:
+    """The threads that scan and query, for use by the event loop's thread. Few reads run at once,
+    few wait, and any more are refused with status 503.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._threads = ThreadPoolExecutor(limits.reads, thread_name_prefix="headrace-read")
-        self._most, self._under_way = limits.reads + limits.waiting_reads, 0
+        self._max_reads = limits.reads + limits.waiting_reads
+        self._active_reads = 0
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        if self._under_way >= self._most:
+        if self._active_reads >= self._max_reads:
             raise Refused(
                 503,
-                f"{self._most} reads are under way or wait, which is the most.",
-                fix="come back in a moment.",
+                f"{self._max_reads} reads are running or waiting, the largest number allowed.",
+                fix="try again in a moment.",
             )
-        self._under_way += 1
+        self._active_reads += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads, lambda: function(*arguments, **named)
             )
         finally:
-            self._under_way -= 1
+            self._active_reads -= 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-# Values from a request's text, by a column's type: in the same form in which JSON answers give
-# them, without the quotes.
+# Values
 
 
-def typed(text: str, field: pa.Field) -> pa.Scalar:
-    """A text as a value of a column. InputError says what was expected."""
+def parse_value(text: str, field: pa.Field) -> pa.Scalar:
+    """The value of a column that a request writes as text: as in JSON responses, without quotes.
+    InputError names the type that was expected.
+    """
     is_string = is_written_as_text(field) or text in {"NaN", "Infinity", "-Infinity"}
     written = (
         json.dumps({field.name: text}) if is_string else f"{{{json.dumps(field.name)}:{text}}}"
     )
-    decoded = decode_exactly([written.encode()], pa.schema([field.with_nullable(True)]))
+    decoded = decode_rows_exactly([written.encode()], pa.schema([field.with_nullable(True)]))
     if decoded.misfits or decoded.batch.num_rows != 1:
         raise InputError(
             f"{text[:80]!r} is no value of the column {field.name!r}, which is"
             f" {type_name(field.type)}.",
-            fix="write it as answers do, without quotes.",
+            fix="write it as responses do, without quotes.",
         )
     return decoded.batch.column(0)[0]
 
 
 def is_written_as_text(field: pa.Field) -> bool:
-    """Whether a column's values are texts in JSON, so that `null` in a URL is not null."""
-    return bool(pa.types.is_string(field.type)) or is_text(field.type)
+    """Whether a column's values are strings in JSON, so that `null` in a URL means the text."""
+    return bool(pa.types.is_string(field.type)) or is_text_encoded(field.type)
 
 
-def typed_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any, ...]:
-    """The columns of a key, or the first of them; ticks, for a stream's range. Values as the view's
-    reader takes them.
+def parse_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any, ...]:
+    """The values of a key, as the view's reader takes them, or with `whole=False` of its first
+    columns. For a stream, the tick that bounds a range.
     """
     if info.is_stream and whole:
         raise InputError(
@@ -335,10 +331,12 @@ def typed_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any
         else [info.schema.field(name) for name in info.key]
     )
     if len(texts) > len(fields) or (whole and len(texts) < len(fields)):
-        wanted = ", ".join(field.name for field in fields)
+        columns = ", ".join(field.name for field in fields)
         raise InputError(
             f"{len(texts)} {'value' if len(texts) == 1 else 'values'} came for the key of the view"
-            f" {info.name!r}, which is ({wanted}).",
+            f" {info.name!r}, which is ({columns}).",
             fix="give key= once for each, in order.",
         )
-    return tuple(typed(text, field).as_py() for text, field in zip(texts, fields, strict=False))
+    return tuple(
+        parse_value(text, field).as_py() for text, field in zip(texts, fields, strict=False)
+    )

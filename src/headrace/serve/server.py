@@ -1,11 +1,12 @@
-"""A server in a thread: beside a pipeline that runs (`headrace run`), or on its own (`headrace
-serve`).
+"""The view server, in a thread of its own: next to a running pipeline (`headrace run`) or alone
+(`headrace serve`).
 
     server = start(Path("shop.state"), log)
     print(server.address)
     server.stop()
 
-It has its own event loop, and ends with its process.
+The server has its own event loop, and ends with its process. `headrace.http_server` has the sockets
+and threads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NEXT_PORTS = 10
 
 
 class Server(HttpServer):
-    """One that serves views. `stop` ends every answer that is under way, and everyone's stream."""
+    """A running view server. `stop` ends all open responses, streams included."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class Server(HttpServer):
         super().__init__(
             make_app(service, host=host, token=token), listening, host=host, name="headrace-serve"
         )
-        self.service, self._own_log = service, own_log
+        self.service = service
+        self._own_log = own_log
 
     def stop(self) -> None:
         self.service.end_streams()
@@ -58,8 +60,26 @@ def start(
     token: str | None = None,
     limits: Limits | None = None,
 ) -> Server:
-    """Serve the views of a state directory from now on. Port 0 is any that is free. Elsewhere than
-    on this machine only with a token.
+    """Start a server for the views of a state directory.
+
+    Args:
+        state: The pipeline's state directory.
+        log: The pipeline's log, or its address; without it, topics cannot be tailed and `at_least`
+            is refused.
+        port: The port; 0 is any free one.
+        host: The address to listen on.
+        token: The token that requests must send; required if `host` is not this machine.
+        limits: The server's bounds, if not the defaults.
+
+    Returns:
+        The running server, with its `address`.
+
+    Raises:
+        ConfigurationError: The host needs a token, or the log cannot be opened.
+        PortTaken: Another process listens on the port.
+
+    Example:
+        ``server = start(Path("shop.state"), "file:shop")``
     """
     check_listening(host, token)
     chosen = limits or Limits()
@@ -83,8 +103,8 @@ def start(
 def start_at_usual_port(
     state: Path, log: Log | str | None, port: int | None, *, host: str = LOOPBACK, token: str | None
 ) -> Server:
-    """At a port that was chosen; or, if none was, at the usual one, the next if that is taken, or
-    any.
+    """Start a server at a given port; without one, at the usual port, or if that is taken at one of
+    the next ones, or at any free one.
     """
     if port is not None:
         return start(state, log, port, host=host, token=token)

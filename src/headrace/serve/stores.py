@@ -1,11 +1,11 @@
-"""Which store a view is served from: the pipeline's own, or that of a version which `headrace view
-switch` has put in its place.
+"""Finds the store from which a view is served: the pipeline's own, or that of a version which
+`headrace view switch` has chosen instead.
 
     shop.state/views.db                  the views of the pipeline
     shop.state/versions/v2/views.db      the views of its version v2: revenue.v2, …
-    shop.state/served.json               which version stands behind a plain name
+    shop.state/served.json               which version serves a plain name
 
-The file is replaced as a whole, so a switch happens at once; whoever follows the view is told by a
+`served.json` is replaced as a whole, so a switch is atomic. Subscribers of the view then receive a
 new snapshot.
 """
 
@@ -36,15 +36,19 @@ FORMAT = 1
 _VERSIONS = "versions"
 
 
-class Store:
-    """One view store, as it is on disk now. A file that was put in its place is another store."""
+class ServedStore:
+    """One view store on disk. A file that later replaces it is another store: `identity` is the
+    device and inode.
+    """
 
     def __init__(self, path: Path, version: str | None, identity: tuple[int, int]) -> None:
-        self.path, self.version, self.identity = path, version, identity
+        self.path = path
+        self.version = version
+        self.identity = identity
         self._path_text = str(path)
         self.reader = ViewReader(path)
         self._lookups: dict[str, Lookup] = {}
-        self._watching: sqlite3.Connection | None = None
+        self._version_connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
 
     @property
@@ -52,74 +56,78 @@ class Store:
         return self.path.parent
 
     def is_on_disk(self) -> bool:
-        """Whether it is still the file of its name."""
+        """Whether the path still leads to this file."""
         try:
-            found = os.stat(self._path_text)  # noqa: PTH116 - at every request
+            stat = os.stat(self._path_text)  # noqa: PTH116 - faster, and runs at every request
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == self.identity
+        return (stat.st_dev, stat.st_ino) == self.identity
 
-    def opened_lookup(self, view: str) -> Lookup:
-        """Reads single rows of a view, all at one moment, until its `end`; used by the thread of
-        the event loop alone.
+    def open_lookup(self, view: str) -> Lookup:
+        """The look-up of single rows of a view, refreshed to the newest commit. Only the event
+        loop's thread may use it.
         """
-        found = self._lookups.get(view)
-        if found is None or not found.show_newest():  # the view was made anew meanwhile
+        lookup = self._lookups.get(view)
+        if lookup is None or not lookup.refresh():  # the view was dropped, and maybe recreated
             self.forget_lookup(view)
             with self.reader.snapshot() as snap:
                 info = snap.view(view)
-            found = self._lookups[view] = Lookup(self.path, info)
-            found.show_newest()
-        return found
+            lookup = self._lookups[view] = Lookup(self.path, info)
+            lookup.refresh()
+        return lookup
 
     def forget_lookup(self, view: str) -> None:
-        if found := self._lookups.pop(view, None):
-            found.close()
+        if lookup := self._lookups.pop(view, None):
+            lookup.close()
 
-    def commits(self) -> int:
-        """A number that changes with every commit of others; much cheaper than reading."""
+    def data_version(self) -> int:
+        """SQLite's number that changes with every commit of another connection; much cheaper than
+        reading the views.
+        """
         with self._lock, translate_errors(self.path):
-            if self._watching is None:
-                self._watching = open_for_reading(self.path)
-            return int(self._watching.execute("PRAGMA data_version").fetchone()[0])
+            if self._version_connection is None:
+                self._version_connection = open_for_reading(self.path)
+            return int(self._version_connection.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
         self.reader.close()
         for view in list(self._lookups):
             self.forget_lookup(view)
         with self._lock:
-            if self._watching is not None:
-                self._watching.close()
-                self._watching = None
+            if self._version_connection is not None:
+                self._version_connection.close()
+                self._version_connection = None
 
 
 @dataclass(frozen=True)
-class Place:
-    """A view that was asked for: where it is, and what it is called there."""
+class ViewLocation:
+    """Where a view that was requested as `name` is stored, and its name there."""
 
     name: str
-    stored: str
+    stored_name: str
     version: str | None
     identity: tuple[int, int]
-    store: Store = field(compare=False, repr=False)
+    store: ServedStore = field(compare=False, repr=False)
 
-    def id(self, tick: int) -> str:
-        """The id of a tick's event; with the version in front where one is served in place of the
-        pipeline's own view.
+    def event_id(self, tick: int) -> str:
+        """The id of a tick's event; with the version in front if a version is served instead of
+        the pipeline's own view.
         """
         return (
             str(tick)
-            if self.version is None or self.name == self.stored
+            if self.version is None or self.name == self.stored_name
             else f"{self.version}:{tick}"
         )
 
 
-class Stores:
-    """The stores of a state directory. Threads may share it."""
+class ViewStores:
+    """The view stores of a state directory, opened when they are first used. Threads may share
+    this object.
+    """
 
     def __init__(self, state: Path) -> None:
         self.state = Path(state)
-        self._stores: dict[str | None, Store] = {}
+        self._stores: dict[str | None, ServedStore] = {}
         self._paths: dict[str | None, str] = {}
         self._served_path = str(self.state / SERVED_FILE)
         self._served: tuple[tuple[int, int], dict[str, str]] | None = None
@@ -131,13 +139,13 @@ class Stores:
                 store.close()
             self._stores.clear()
 
-    def store(self, version: str | None = None) -> Store:
+    def store(self, version: str | None = None) -> ServedStore:
         """The store of the pipeline, or of a version; UnknownVersion if there is none."""
         path = self._paths.get(version)
         if path is None:
             path = self._paths[version] = str(version_directory(self.state, version) / VIEWS_FILE)
         try:
-            found = os.stat(path)  # noqa: PTH116 - at every request
+            stat = os.stat(path)  # noqa: PTH116 - faster, and runs at every request
         except (FileNotFoundError, NotADirectoryError):
             if version is not None:
                 raise UnknownVersion(version, versions(self.state)) from None
@@ -145,74 +153,79 @@ class Stores:
                 f"There are no views in {Path(path).parent}.",
                 fix="run the pipeline first, or name its state directory.",
             ) from None
-        identity = (found.st_dev, found.st_ino)
+        identity = (stat.st_dev, stat.st_ino)
         with self._lock:
-            known = self._stores.get(version)
-            if known is None or known.identity != identity:
-                if known is not None:
-                    known.close()
-                known = self._stores[version] = Store(Path(path), version, identity)
-            return known
+            store = self._stores.get(version)
+            if store is None or store.identity != identity:
+                if store is not None:
+                    store.close()
+                store = self._stores[version] = ServedStore(Path(path), version, identity)
+            return store
 
-    def place(self, name: str) -> Place:
-        """Where a view is served from. A version's view can be named in full, as in `revenue.v2`;
-        UnknownView if there is none.
+    def locate(self, name: str) -> ViewLocation:
+        """The location from which a view is served. The view of a version can be named in full, as
+        in `revenue.v2`. UnknownView if there is none.
         """
-        version = self.served().get(name)
+        version = self.served_versions().get(name)
         if version is not None:
-            return _place(name, f"{name}.{version}", self.store(version))
-        plain, _, named = name.rpartition(".")
-        if plain and self.has_version(named):
-            store = self.store(named)
+            return _location(name, f"{name}.{version}", self.store(version))
+        plain_name, _, suffix = name.rpartition(".")
+        if plain_name and has_version(self.state, suffix):
+            store = self.store(suffix)
             if name in {info.name for info in store.reader.views()}:
-                return _place(name, name, store)
-        return _place(name, name, self.store())
+                return _location(name, name, store)
+        return _location(name, name, self.store())
 
-    def views(self) -> list[tuple[Place, ViewInfo]]:
-        """All views: the pipeline's by name, each from where it is served, and those of versions
-        under their full names.
+    def views(self) -> list[tuple[ViewLocation, ViewInfo]]:
+        """All views, sorted by name: those of the pipeline, each from the location that serves it,
+        and those of versions under their full names.
         """
-        found = [
-            (_place(info.name, info.name, self.store()), info)
+        views = [
+            (_location(info.name, info.name, self.store()), info)
             for info in self.store().reader.views()
-            if info.name not in self.served()
+            if info.name not in self.served_versions()
         ]
         for version in versions(self.state):
             store = self.store(version)
             for info in store.reader.views():
-                found.append((_place(info.name, info.name, store), info))
-                plain = info.name.removesuffix(f".{version}")
-                if self.served().get(plain) == version:
-                    found.append((_place(plain, info.name, store), info))
-        return sorted(found, key=lambda each: each[0].name)
+                views.append((_location(info.name, info.name, store), info))
+                plain_name = info.name.removesuffix(f".{version}")
+                if self.served_versions().get(plain_name) == version:
+                    views.append((_location(plain_name, info.name, store), info))
+        return sorted(views, key=lambda each: each[0].name)
 
-    def unknown(self, name: str) -> UnknownView:
-        """That there is no view of a name, with the nearest of all that can be asked for."""
-        return UnknownView(name, [place.name for place, _ in self.views()])
+    def unknown_view(self, name: str) -> UnknownView:
+        """The error for a view that does not exist, which names the nearest one that does."""
+        return UnknownView(name, [location.name for location, _ in self.views()])
 
-    def has_version(self, version: str) -> bool:
-        return has_version(self.state, version)
-
-    def served(self) -> dict[str, str]:
-        """Plain names that stand for a version's view."""
-        stamp, known = self.served_stamp(), self._served
+    def served_versions(self) -> dict[str, str]:
+        """The version that serves a view, by the view's plain name. Other views are served from
+        the pipeline's own store.
+        """
+        stamp, cached = self.served_stamp(), self._served
         if stamp is None:
             return {}
-        if known is None or known[0] != stamp:
-            known = self._served = (stamp, read_served(self.state))
-        return known[1]
+        if cached is None or cached[0] != stamp:
+            cached = self._served = (stamp, read_served(self.state))
+        return cached[1]
 
     def served_stamp(self) -> tuple[int, int] | None:
-        """Changes whenever another version is served."""
+        """A value that changes whenever a view is switched to another version."""
         try:
-            found = os.stat(self._served_path)  # noqa: PTH116 - at every request
+            stat = os.stat(self._served_path)  # noqa: PTH116 - faster, and runs at every request
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return stat.st_ino, stat.st_mtime_ns
 
 
-def _place(name: str, stored: str, store: Store) -> Place:
-    return Place(name, stored, store.version, store.identity, store)
+def _location(name: str, stored_name: str, store: ServedStore) -> ViewLocation:
+    return ViewLocation(
+        name=name,
+        stored_name=stored_name,
+        version=store.version,
+        identity=store.identity,
+        store=store,
+    )
 
 
 def version_directory(state: Path, version: str | None) -> Path:
@@ -228,14 +241,15 @@ def versions(state: Path) -> list[str]:
     return sorted(path.parent.name for path in state.glob(f"{_VERSIONS}/*/{VIEWS_FILE}"))
 
 
-# What stands behind a plain name
+# Switching versions
 
 
 def read_served(state: Path) -> dict[str, str]:
+    """The content of `served.json`: versions by plain name."""
     path = state / SERVED_FILE
     try:
-        stored = json.loads(path.read_text())
-        version, views = stored["format"], stored["views"]
+        content = json.loads(path.read_text())
+        version, views = content["format"], content["views"]
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError):
@@ -245,19 +259,26 @@ def read_served(state: Path) -> dict[str, str]:
         ) from None
     if version > FORMAT:
         raise NewerFormat(
-            f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace."
+            f"{path} has format {version}; this version of Headrace reads up to {FORMAT}.",
+            fix="upgrade Headrace.",
         )
     return dict(views)
 
 
 def switch(state: Path, view: str, version: str | None) -> None:
-    """Serve a version's view under the plain name from now on; without a version, the pipeline's
-    own again. It is there at once or not at all.
+    """Serve a view from a version from now on, or without a version from the pipeline's own store
+    again. The switch is atomic. UnknownView or UnknownVersion if there is nothing to switch to.
     """
     if version is None:
-        _check_own(state, view)
+        _check_pipeline_view(state, view)
     else:
-        _check_there(state, view, version)
+        path = version_directory(state, version) / VIEWS_FILE
+        if not path.is_file():
+            raise UnknownVersion(version, versions(state))
+        with ViewReader(path) as reader:
+            names = [info.name for info in reader.views()]
+        if f"{view}.{version}" not in names:
+            raise UnknownView(f"{view}.{version}", names)
     served = read_served(state)
     served.pop(view, None)
     if version is not None:
@@ -266,7 +287,7 @@ def switch(state: Path, view: str, version: str | None) -> None:
     write_atomically(state / SERVED_FILE, content, durable=True)
 
 
-def _check_own(state: Path, view: str) -> None:
+def _check_pipeline_view(state: Path, view: str) -> None:
     with ViewReader(state / VIEWS_FILE) as reader:
         names = [info.name for info in reader.views()]
     if view in names:
@@ -274,16 +295,6 @@ def _check_own(state: Path, view: str) -> None:
     if view not in read_served(state):
         raise UnknownView(view, names)
     raise ConfigurationError(
-        f"There is no view {view!r} of the pipeline itself to go back to: it was dropped.",
-        fix="run the pipeline: if it declares the view, that builds it again. Then switch back.",
+        f"There is no view {view!r} of the pipeline itself to switch back to: it was dropped.",
+        fix="run the pipeline: if it declares the view, it rebuilds it. Then switch back.",
     )
-
-
-def _check_there(state: Path, view: str, version: str) -> None:
-    path = version_directory(state, version) / VIEWS_FILE
-    if not path.is_file():
-        raise UnknownVersion(version, versions(state))
-    with ViewReader(path) as reader:
-        names = [info.name for info in reader.views()]
-    if f"{view}.{version}" not in names:
-        raise UnknownView(f"{view}.{version}", names)

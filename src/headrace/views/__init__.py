@@ -1,3 +1,16 @@
-"""The view store: all views of a pipeline in one SQLite file, its writer, readers, look-ups and
-SQL.
+"""The embedded view store: all views of a pipeline in one SQLite file, `views.db`.
+
+In the order in which data flows:
+
+    store     the writer: declares views and commits changes, one transaction per tick
+    changes   the recent changes that a store retains for subscribers
+    file      the database itself: tables, opening, errors, dropping and scrubbing
+    types     Arrow columns as SQLite values, and back
+    reader    snapshots for any process: get, scan, SQL, changes
+    lookup    single rows as JSON, for the server
+    sql       the sandbox in which users' queries run
+    diff      the comparison of two views
+
+Views over HTTP are in `headrace.serve`; the pipeline steps that declare them are in
+`headrace.pipeline.view`.
 """

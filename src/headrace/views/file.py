@@ -1,19 +1,13 @@
 """The SQLite database that holds a pipeline's views: its tables, how it is opened, and what its
-errors mean. Used by `views.py` and `view_reader.py`.
+errors mean. `store.py` writes it, `reader.py` and `lookup.py` read it.
 
-| table         | what
-|
-|---------------|-------------------------------------------------------------------------------------------------------------|
-| `_ledger`     | one row: the epoch of the newest run that has written
-|
-| `_views`      | a row for each view: its schema and key, the tick it shows, and from which tick on
-its changes are kept     |
-| `_rows_N`     | the rows of view number N, in columns `c0`, `c1`, …
-|
-| `_changes`    | recent changes, as Arrow record batches of whole ticks
-|
-| the view NAME | `_rows_N` under the names that the user gave: what SQL sees, here and in any other
-program that reads SQLite |
+    _ledger    one row: the epoch of the newest run that has written
+    _views     one row per view: its schema and key, the tick it shows, and the tick after which
+               its changes are retained
+    _rows_N    the rows of view number N, in the columns c0, c1, …
+    _changes   recent changes, as Arrow record batches of whole ticks
+    VIEW       an SQL view over _rows_N with the user's names: what queries see, here and in any
+               other program that reads SQLite
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK, TICK_FIELD
 from headrace.errors import (
     BugError,
     ConfigurationError,
@@ -43,8 +37,8 @@ from headrace.errors import (
     RetryError,
     UnknownView,
 )
-from headrace.types.schema import quoted, schema_from_bytes
-from headrace.types.values import Misfit, column
+from headrace.types.schema import quote_identifier, schema_from_bytes
+from headrace.types.values import Misfit, column_converter
 from headrace.views.types import affinity, from_values, to_values
 
 VIEWS_FILE = "views.db"
@@ -54,6 +48,7 @@ BUSY_SECONDS = 30.0
 _PAGE_BYTES = 8192  # measured: a tenth less time for upserts of random keys than with 4096
 _CACHE_KIB = 64 << 10
 _WAL_KEPT_BYTES = 64 << 20
+_TRUNCATE_WAIT_S = 10.0
 
 _TABLES = """
 CREATE TABLE _ledger (epoch INTEGER NOT NULL);
@@ -70,8 +65,8 @@ _VIEW_COLUMNS = (
 
 @dataclass(frozen=True)
 class ViewInfo:
-    """A view as it is stored: what it is, and the tick it shows. Without a key it is a stream: the
-    newest `max_rows` rows in the order they came.
+    """A view as the database describes it. A view without a key is a stream: its newest `max_rows`
+    rows in the order in which they were appended.
     """
 
     number: int
@@ -81,9 +76,9 @@ class ViewInfo:
     max_rows: int | None
     tick: int
     null_keys: bool
-    """Whether a null has ever stood in a key column; SQLite stores something else in its place."""
+    """Whether a key column has ever held a null, which SQLite stores as a stand-in value."""
     kept_after: int
-    """Changes of every later tick are kept; how many and how large they are say the next two."""
+    """The changes of every later tick are retained: `kept_rows` changes in `kept_bytes` bytes."""
     kept_rows: int
     kept_bytes: int
 
@@ -94,31 +89,34 @@ class ViewInfo:
 
 def read_views(db: sqlite3.Connection) -> list[ViewInfo]:
     """All views, by name."""
-    return [_info(row) for row in db.execute(f"SELECT {_VIEW_COLUMNS} FROM _views ORDER BY name")]  # noqa: S608
+    rows = db.execute(f"SELECT {_VIEW_COLUMNS} FROM _views ORDER BY name")  # noqa: S608
+    return [_view_info(row) for row in rows]
 
 
 def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
-    """One view, or UnknownView with the nearest name."""
+    """The view of a name. UnknownView, which names the nearest, if there is none."""
     row = db.execute(
         f"SELECT {_VIEW_COLUMNS} FROM _views WHERE name = ? COLLATE BINARY",  # noqa: S608
         (name,),
     ).fetchone()
     if row is None:
-        raise UnknownView(name, [known for (known,) in db.execute("SELECT name FROM _views")])
-    return _info(row)
+        raise UnknownView(name, [view for (view,) in db.execute("SELECT name FROM _views")])
+    return _view_info(row)
 
 
-def _info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, int]) -> ViewInfo:
-    number, name, schema, key, max_rows, tick, null_keys, *kept = row
+def _view_info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, int]) -> ViewInfo:
+    number, name, schema, key, max_rows, tick, null_keys, kept_after, kept_rows, kept_bytes = row
     return ViewInfo(
-        number,
-        name,
-        _schema(schema),
-        tuple(json.loads(key)),
-        max_rows,
-        tick,
-        bool(null_keys),
-        *kept,
+        number=number,
+        name=name,
+        schema=_schema(schema),
+        key=tuple(json.loads(key)),
+        max_rows=max_rows,
+        tick=tick,
+        null_keys=bool(null_keys),
+        kept_after=kept_after,
+        kept_rows=kept_rows,
+        kept_bytes=kept_bytes,
     )
 
 
@@ -131,10 +129,10 @@ def _schema(stored: bytes) -> pa.Schema:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """The database, made if it is not there. A commit that returned is on disk, also after power
-    loss.
+    """Open the database, and create it if it does not exist. A commit that returned survives a
+    power loss.
     """
-    with translated(path):
+    with translate_errors(path):
         db = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -146,35 +144,28 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA secure_delete = OFF")
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             db.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
-            _create_tables(db)
+            db.execute("BEGIN IMMEDIATE")
+            if _read_pragma(db, "user_version") == 0:  # no other process has created the tables
+                for statement in _TABLES.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO _ledger VALUES (-1)")
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {FORMAT}")
+            db.execute("COMMIT")
         except BaseException:
             db.close()
             raise
     return db
 
 
-def _create_tables(db: sqlite3.Connection) -> None:
-    """Under the write lock, and only if nobody else was quicker."""
-    db.execute("BEGIN IMMEDIATE")
-    if _number(db, "user_version") == 0:
-        for statement in _TABLES.split(";"):
-            db.execute(statement)
-        db.execute("INSERT INTO _ledger VALUES (-1)")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {FORMAT}")
-    db.execute("COMMIT")
-
-
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write. Any number of them, in any process, while the writer goes
-    on.
-    """
+    """Open a read-only connection. Any number of processes may hold one while the writer runs."""
     if not path.is_file():
         raise ConfigurationError(
             f"There are no views in {path.parent}: {path.name} is not there.",
-            fix="name the pipeline's state directory, or run it first.",
+            fix="name the pipeline's state directory, or run the pipeline first.",
         )
-    with translated(path):
+    with translate_errors(path):
         address = f"{path.absolute().as_uri()}?mode=ro"
         db = sqlite3.connect(
             address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -186,29 +177,31 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         except BaseException:
             db.close()
             raise
-    if _number(db, "user_version") == 0:
+    if _read_pragma(db, "user_version") == 0:
         db.close()
         raise ConfigurationError(f"{path} holds no views yet.", fix="run the pipeline first.")
     return db
 
 
 def _check_format(db: sqlite3.Connection, path: Path) -> None:
-    version, application = _number(db, "user_version"), _number(db, "application_id")
+    version = _read_pragma(db, "user_version")
+    application = _read_pragma(db, "application_id")
     is_empty = version == 0 and db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
     if is_empty:
         return
     if application != APPLICATION_ID:
         raise ConfigurationError(
-            f"{path} is a SQLite database, but not one of views.",
+            f"{path} is an SQLite database, but not a view store.",
             fix="name another state directory, or move the file away.",
         )
     if version > FORMAT:
         raise NewerFormat(
-            f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace."
+            f"{path} has format {version}; this version of Headrace reads up to {FORMAT}.",
+            fix="upgrade Headrace.",
         )
 
 
-def _number(db: sqlite3.Connection, pragma: str) -> int:
+def _read_pragma(db: sqlite3.Connection, pragma: str) -> int:
     return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
@@ -216,12 +209,12 @@ def _number(db: sqlite3.Connection, pragma: str) -> int:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raise SQLite's errors as Headrace errors that name the file and what to do."""
     try:
         yield
     except sqlite3.Error as error:
-        raise _translation(error, path) from error
+        raise _translate_error(error, path) from error
 
 
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -231,30 +224,31 @@ _CLOSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
 _DISK = ("SQLITE_IOERR",)
 
 
-def is_about_storage(error: Exception) -> bool:
-    """Whether an error is the file's or the disk's, and not that of what was asked."""
-    return _name(error).startswith((*_BUSY, *_FULL, *_DAMAGED, *_CLOSED, *_DISK))
+def is_storage_error(error: Exception) -> bool:
+    """Whether an error comes from the file or the disk, not from the statement."""
+    return _error_name(error).startswith((*_BUSY, *_FULL, *_DAMAGED, *_CLOSED, *_DISK))
 
 
-def _name(error: Exception) -> str:
+def _error_name(error: Exception) -> str:
     return getattr(error, "sqlite_errorname", "")
 
 
-def _translation(error: sqlite3.Error, path: Path) -> HeadraceError:
-    name = _name(error)
+def _translate_error(error: sqlite3.Error, path: Path) -> HeadraceError:
+    name = _error_name(error)
     if name.startswith(_BUSY):
         return RetryError(
             f"Another process has been writing to {path} for {BUSY_SECONDS:.0f} seconds.",
-            fix="stop the other one, or try again.",
+            fix="stop the other process, or try again.",
         )
     if name.startswith(_FULL):
         return DiskFull(
-            f"There is no room for {path}; what it had is intact.", fix="make room and go on."
+            f"The disk is full: {path} cannot grow. What it holds is intact.",
+            fix="free some space, then start again.",
         )
     if name.startswith(_DAMAGED):
         fix = (
-            "move it away with its -wal and -shm files, and restore a backup or build the views"
-            " anew with `headrace replay`."
+            "move it away with its -wal and -shm files, then restore a backup or rebuild the views"
+            " with `headrace replay`."
         )
         return CorruptionError(f"{path} is damaged: {error}.", fix=fix)
     if name.startswith(_CLOSED):
@@ -265,22 +259,22 @@ def _translation(error: sqlite3.Error, path: Path) -> HeadraceError:
     if name.startswith(_DISK):
         return RetryError(
             f"The disk failed under {path}: {error}.",
-            fix="look after the disk; a commit that failed can be repeated safely.",
+            fix="check the disk; a commit that failed can be repeated safely.",
         )
     return BugError(f"SQLite refuses a statement on {path}: {error}.")
 
 
-# The SQL of one view's rows: its table, the view that users' SQL sees, and the statements that read
-# and write it, with keys in SQLite's terms.
-#
-# A key column may hold nulls, but SQLite's primary keys cannot. So a null key is stored as a value
-# of a kind that the column never has: an empty blob, or in a column of blobs the number 0. Only
-# when such a row has come does the view that SQL sees turn it back, since that keeps SQLite from
-# using the key's index.
+# The table of one view
 
 
 class ViewTable:
-    """Where a view's rows are: names of columns, keys, statements."""
+    """The table with a view's rows: its columns, its keys as SQLite stores them, and its statements.
+
+    A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a value
+    of a kind that the column never has: an empty blob, or in a column of blobs the number 0
+    (`null_key`). The SQL view turns it back into null only once such a row has been written, because
+    the conversion keeps SQLite from using the key's index.
+    """
 
     def __init__(self, info: ViewInfo) -> None:
         self.info = info
@@ -308,15 +302,15 @@ class ViewTable:
         )
 
     def create_view(self, *, null_keys: bool) -> str:
-        """The rows under the user's names."""
-        shown = [
-            f"{self._shown(position, null_keys=null_keys)} AS {quoted(name)}"
+        """The statement that creates the SQL view: the rows under the user's names."""
+        columns = [
+            f"{self._column_expression(position, null_keys=null_keys)} AS {quote_identifier(name)}"
             for position, name in enumerate(self.info.schema.names)
         ]
         ticks = [TICK] if self.info.is_stream else []
-        return f"CREATE VIEW {quoted(self.info.name)} AS SELECT {', '.join([*ticks, *shown])} FROM {self.table}"  # noqa: S608
+        return f"CREATE VIEW {quote_identifier(self.info.name)} AS SELECT {', '.join([*ticks, *columns])} FROM {self.table}"  # noqa: S608
 
-    def _shown(self, position: int, *, null_keys: bool) -> str:
+    def _column_expression(self, position: int, *, null_keys: bool) -> str:
         name = self.columns[position]
         if not null_keys or name not in self.key_columns:
             return name
@@ -324,12 +318,12 @@ class ViewTable:
         return f"nullif({name}, {'x' + repr('') if stands_for_null == b'' else stands_for_null})"
 
     @property
-    def written(self) -> list[str]:
+    def inserted_columns(self) -> list[str]:
         return [TICK, *self.columns] if self.info.is_stream else self.columns
 
     def select(self, conditions: list[str], *, reverse: bool = False) -> str:
-        """Rows in the order of their key, or of a stream: as they came. A stream's have their tick
-        behind them.
+        """The statement that reads rows in key order; of a stream, in the order of appending, with
+        the tick as the last column.
         """
         order = ["_row"] if self.info.is_stream else self.key_columns
         direction = " DESC" if reverse else ""
@@ -341,41 +335,41 @@ class ViewTable:
     # Keys
 
     def stored_key(self, key: Any) -> list[Any]:
-        """A whole key as it is stored."""
+        """A complete key as it is stored. See `key_prefix`."""
         return self.key_prefix(key, whole=True)
 
     def key_prefix(self, key: Any, *, whole: bool = False) -> list[Any]:
-        """The first columns of a key, or all, as they are stored. A key is a value, a tuple of
-        them, or a dict by column name.
+        """The first columns of a key, or with `whole` all of them, as they are stored.
+
+        Args:
+            key: One value, a tuple of values, or a dict by column name.
+            whole: Whether every column of the key is required.
+
+        Raises:
+            InputError: The key has the wrong number of values, or one of another type.
+
         """
-        values = self._key_values(key)
-        if (
-            not values
-            or len(values) > len(self.info.key)
-            or (whole and len(values) < len(self.info.key))
-        ):
-            wanted = ", ".join(self.info.key)
+        names = self.info.key
+        if isinstance(key, Mapping):
+            values = tuple(key[name] for name in names) if set(key) == set(names) else ()
+        else:
+            values = tuple(key) if isinstance(key, tuple | list) else (key,)
+        if not values or len(values) > len(names) or (whole and len(values) < len(names)):
             raise InputError(
-                f"{key!r} is not a key of the view {self.info.name!r}, whose key is ({wanted}).",
+                f"{key!r} is not a key of the view {self.info.name!r}, whose key is"
+                f" ({', '.join(names)}).",
                 fix="give a value for each of its columns.",
             )
         return [
-            self._stored(value, field)
+            self._stored_value(value, field)
             for value, field in zip(values, self.key_fields, strict=False)
         ]
 
-    def _key_values(self, key: Any) -> tuple[Any, ...]:
-        if isinstance(key, Mapping):
-            return (
-                tuple(key[name] for name in self.info.key) if set(key) == set(self.info.key) else ()
-            )
-        return tuple(key) if isinstance(key, tuple | list) else (key,)
-
-    def _stored(self, value: Any, field: pa.Field) -> Any:
+    def _stored_value(self, value: Any, field: pa.Field) -> Any:
         if value is None:
             return null_key(field.type)
         try:
-            (stored,) = to_values(column(field).array([value]))
+            (stored,) = to_values(column_converter(field).array([value]))
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
             raise InputError(
                 f"{value!r} cannot be the key column {field.name!r} of the view {self.info.name!r}:"
@@ -386,7 +380,7 @@ class ViewTable:
     # Rows
 
     def key_values(self, array: pa.Array) -> list[Any]:
-        """A key column as it is stored: without nulls."""
+        """The values of a key column as they are stored, with `null_key` in place of nulls."""
         values = to_values(array)
         if not array.null_count:
             return values
@@ -395,15 +389,11 @@ class ViewTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of rows as they are read: a stream's end with their tick."""
-        return (
-            self.info.schema.append(pa.field(TICK, pa.int64(), nullable=False))
-            if self.info.is_stream
-            else self.info.schema
-        )
+        """The schema of the rows that `select` reads."""
+        return self.info.schema.append(TICK_FIELD) if self.info.is_stream else self.info.schema
 
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Rows as `select` gave them, with the view's own types."""
+        """Rows that `select` read, converted to the view's types."""
         cells = list(zip(*rows, strict=True)) if rows else [()] * len(self.schema)
         arrays = [
             self._array(list(values), field)
@@ -422,21 +412,22 @@ class ViewTable:
 
 
 def null_key(kind: pa.DataType) -> Any:
-    """What stands for a null in a key column of a type; no value of the type is stored like it."""
+    """The stand-in for a null in a key column of a type. No value of the type is stored like it."""
     return 0 if pa.types.is_binary(kind) else b""
 
 
-# A view taken out of its store, with its rows and kept changes. `headrace view drop` does it, when
-# nothing keeps or serves the view any more.
+# Dropping and scrubbing
 
 
 def drop_view(path: Path, name: str) -> None:
-    """All of it in one transaction. UnknownView if there is none."""
-    with contextlib.closing(open_for_writing(path)) as db, translated(path):
+    """Remove a view with its rows and retained changes, in one transaction. UnknownView if there is
+    none. `headrace view drop` calls this for views that no pipeline declares any more.
+    """
+    with contextlib.closing(open_for_writing(path)) as db, translate_errors(path):
         db.execute("BEGIN IMMEDIATE")
         try:
             info = read_view(db, name)
-            db.execute(f"DROP VIEW {quoted(info.name)}")
+            db.execute(f"DROP VIEW {quote_identifier(info.name)}")
             db.execute(f"DROP TABLE {ViewTable(info).table}")
             db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
             db.execute("DELETE FROM _views WHERE number = ?", (info.number,))
@@ -446,24 +437,20 @@ def drop_view(path: Path, name: str) -> None:
                 db.execute("ROLLBACK")
 
 
-# All rows of a view store removed for good: no free page, no write-ahead log has them any more. Its
-# views stay declared, and are built again by the next run of their pipeline.
-
-
-_WAIT_S = 10.0
-
-
 def scrub(path: Path) -> None:
-    """The steps, each harmless when repeated: overwrite what is deleted, leave free pages out,
-    empty the write-ahead log.
+    """Erase all rows of a view store physically: no free page and no write-ahead log holds them
+    afterwards. The views stay declared, and the pipeline's next run rebuilds them.
+
+    The steps, each harmless when repeated: overwrite deleted rows, rewrite the file without free
+    pages, truncate the write-ahead log.
     """
     if not path.exists():
         return
-    with contextlib.closing(open_for_writing(path)) as db, translated(path):
+    with contextlib.closing(open_for_writing(path)) as db, translate_errors(path):
         db.execute("PRAGMA secure_delete = ON")
         db.execute("BEGIN IMMEDIATE")
         for info in read_views(db):
-            db.execute(f"DELETE FROM {ViewTable(info).table}")  # noqa: S608 - a name of ours
+            db.execute(f"DELETE FROM {ViewTable(info).table}")  # noqa: S608 - an internal name
             db.execute(
                 "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0 WHERE"
                 " number = ?",
@@ -472,17 +459,12 @@ def scrub(path: Path) -> None:
         db.execute("DELETE FROM _changes")
         db.execute("COMMIT")
         db.execute("VACUUM")
-        _empty_log(db, path)
-
-
-def _empty_log(db: sqlite3.Connection, path: Path) -> None:
-    """A reader in another process may be looking at an older moment, for a moment."""
-    deadline = time.monotonic() + _WAIT_S
-    while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        if time.monotonic() > deadline:
-            raise RetryError(
-                f"Somebody is still reading an older moment of {path}, so its write-ahead log"
-                " cannot be emptied.",
-                fix="stop who reads it, and run this again.",
-            )
-        time.sleep(0.05)
+        deadline = time.monotonic() + _TRUNCATE_WAIT_S
+        while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if time.monotonic() > deadline:
+                raise RetryError(
+                    f"Another process still reads an older snapshot of {path}, so its write-ahead"
+                    " log cannot be truncated.",
+                    fix="stop the process that reads it, and run this again.",
+                )
+            time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""Single rows of a view as JSON, as fast as SQLite gives them: one statement a row, several in one
-transaction, and no Arrow data. The server uses it.
+"""Reads single rows of a view as JSON, as fast as SQLite returns them: one statement a row, several
+rows in one transaction, and no Arrow data. The server uses it for `GET /views/NAME?key=…`.
 
-What is stored is close to JSON already (`view_types.py`), so each column has a function from its
-stored value to its JSON text.
+Stored values are close to JSON already (`types.py`), so each column has a function from its stored
+value to its JSON text.
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.views.file import ViewInfo, ViewTable, null_key, open_for_reading, translated
+from headrace.views.file import ViewInfo, ViewTable, null_key, open_for_reading, translate_errors
 
-_HEADERS_BYTES = 96
+_HEADER_BYTES = 96
 _INT64 = range(-(1 << 63), 1 << 63)
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class Commits:
-    """Whether anything has been committed, at the price of comparing some bytes.
+class WalIndexHeader:
+    """The header of SQLite's WAL index, which shows at the cost of comparing a few bytes whether
+    anything has been committed.
 
-    They are the header of SQLite's index of its write-ahead log
-    (https://sqlite.org/walformat.html), which changes with every commit and lies in memory that all
-    processes share. The file goes when the last connection does, and another takes its place: so it
-    may be mapped only while one's own connection has it open.
+    The index (https://sqlite.org/walformat.html) lies in shared memory, and its header changes with
+    every commit. SQLite deletes the file when the last connection closes and later creates another,
+    so the header may be mapped only while this process has a connection open.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(f"{path.name}-shm")
         self._header: mmap.mmap | None = None
 
-    def newest(self) -> bytes | None:
-        """Equal as long as nothing was committed; None if that cannot be told."""
+    def read(self) -> bytes | None:
+        """The header's bytes, equal as long as nothing is committed; None if it is not mapped."""
         return None if self._header is None else self._header[:]
 
     def map(self) -> None:
         if self._header is None:
             with suppress(OSError, ValueError), self._path.open("rb") as file:
-                self._header = mmap.mmap(file.fileno(), _HEADERS_BYTES, access=mmap.ACCESS_READ)
+                self._header = mmap.mmap(file.fileno(), _HEADER_BYTES, access=mmap.ACCESS_READ)
 
 
 class Lookup:
-    """Rows of one view by key. Not for several threads at once. After `show_newest` all rows are of
-    one moment, that of the view's `tick`, until it is called again.
+    """Rows of one view by key, for one thread. After `refresh` all rows come from one snapshot, that
+    of `tick`, until it is called again.
     """
 
     def __init__(self, path: Path, info: ViewInfo) -> None:
-        self.info, self.path = info, path
-        self.closed, self.tick = False, info.tick
+        self.info = info
+        self.path = path
+        self.is_closed = False
+        self.tick = info.tick
         self._table = ViewTable(info)
         self._db = open_for_reading(path)
-        self._commits = Commits(path)
-        self._shown: bytes | None = None
+        self._wal_header = WalIndexHeader(path)
+        self._snapshot_header: bytes | None = None
         matches = " AND ".join(f"{name} = ?" for name in self._table.key_columns) or "FALSE"
         self._statement = (
             f"SELECT {', '.join(self._table.columns)} FROM {self._table.table} WHERE {matches}"  # noqa: S608
@@ -70,67 +72,62 @@ class Lookup:
             _encoder(field, null_key(field.type) if field.name in info.key else None)
             for field in info.schema
         ]
-        self._form = (
-            "{"
-            + ",".join(f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names)
-            + "}"
-        )
-        self._plain_keys = [_plain(field.type) for field in self._table.key_fields]
+        columns = (f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names)
+        self._row_template = "{" + ",".join(columns) + "}"
+        self._plain_key_types = [_plain_type(field.type) for field in self._table.key_fields]
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
         self._db.close()
 
-    def show_newest(self) -> bool:
-        """Go on to the newest commit, if it is not the one that is shown. False if the view is no
-        longer there.
+    def refresh(self) -> bool:
+        """Move on to a snapshot of the newest commit, if there is a newer one. False if the view no
+        longer exists.
         """
-        newest = self._commits.newest()
+        header = self._wal_header.read()  # read before the snapshot, which is therefore no older
         if self._db.in_transaction:
-            if newest is not None and newest == self._shown:
+            if header is not None and header == self._snapshot_header:
                 return True
             self._db.execute("ROLLBACK")
-        with translated(self.path):
+        with translate_errors(self.path):
             self._db.execute("BEGIN")
-            found = self._db.execute(
+            row = self._db.execute(
                 "SELECT tick FROM _views WHERE number = ?", (self.info.number,)
             ).fetchone()
-        if found is None:
+        if row is None:
             return False
-        (self.tick,), self._shown = (
-            found,
-            newest,
-        )  # which was looked at before: what is shown is no older
-        self._commits.map()
+        (self.tick,) = row
+        self._snapshot_header = header
+        self._wal_header.map()
         return True
 
-    def end(self) -> None:
-        """Hold on to nothing: SQLite cannot shorten its log of changes behind what is shown."""
-        if not self.closed and self._db.in_transaction:
+    def release(self) -> None:
+        """End the snapshot: SQLite cannot shorten its write-ahead log behind an open one."""
+        if not self.is_closed and self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def row(self, stored_key: Sequence[Any]) -> str | None:
+    def row_json(self, stored_key: Sequence[Any]) -> str | None:
         """The row of a key as JSON, if there is one."""
-        with translated(self.path):
-            found = self._db.execute(self._statement, stored_key).fetchone()
-        if found is None:
+        with translate_errors(self.path):
+            row = self._db.execute(self._statement, stored_key).fetchone()
+        if row is None:
             return None
-        return self._form % tuple(
-            [encode(value) for encode, value in zip(self._encoders, found, strict=True)]
+        return self._row_template % tuple(
+            [encode(value) for encode, value in zip(self._encoders, row, strict=True)]
         )
 
-    def stored_key(self, texts: Sequence[str]) -> list[Any] | None:
-        """The key of some texts as it is stored, if each is of a type that needs no thought; else
+    def parse_plain_key(self, texts: Sequence[str]) -> list[Any] | None:
+        """The stored form of a key given as texts, if all its columns are STRING or BIGINT; else
         None.
         """
-        if len(texts) != len(self._plain_keys):
+        if len(texts) != len(self._plain_key_types):
             return None
         stored: list[Any] = []
-        for text, plain in zip(texts, self._plain_keys, strict=True):
-            if plain is str:
+        for text, plain_type in zip(texts, self._plain_key_types, strict=True):
+            if plain_type is str:
                 stored.append(text)
             elif (
-                plain is int
+                plain_type is int
                 and text.removeprefix("-").isdecimal()
                 and text.isascii()
                 and int(text) in _INT64
@@ -140,33 +137,33 @@ class Lookup:
                 return None
         return stored
 
-    def key_of(self, values: tuple[Any, ...]) -> list[Any]:
-        """A key of typed values as it is stored."""
+    def stored_key(self, values: tuple[Any, ...]) -> list[Any]:
+        """The stored form of a key given as typed values."""
         if self.info.is_stream:
             raise InputError(f"The view {self.info.name!r} is a stream: its rows have no key.")
         return self._table.stored_key(values)
 
 
-def _plain(kind: pa.DataType) -> type | None:
-    """A type of keys that is stored as it is written."""
+def _plain_type(kind: pa.DataType) -> type | None:
+    """The Python type of a key column whose text needs no parsing beyond `str` or `int`."""
     return str if pa.types.is_string(kind) else int if pa.types.is_int64(kind) else None
 
 
-def _encoder(field: pa.Field, nothing: Any) -> Callable[[Any], str]:
-    """From a stored value to its JSON text. `nothing` is what a key column has in place of a
-    null.
+def _encoder(field: pa.Field, null_value: Any) -> Callable[[Any], str]:
+    """A function from a stored value to its JSON text. `null_value` is the stand-in for null in a
+    key column.
     """
-    encode = _encoder_of(field.type)
-    if nothing is None:
+    encode = _value_encoder(field.type)
+    if null_value is None:
         return lambda value: "null" if value is None else encode(value)
     return lambda value: (
         "null"
-        if value is None or (type(value) is type(nothing) and value == nothing)
+        if value is None or (type(value) is type(null_value) and value == null_value)
         else encode(value)
     )
 
 
-def _encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
+def _value_encoder(kind: pa.DataType) -> Callable[[Any], str]:
     if pa.types.is_boolean(kind):
         return lambda value: "true" if value else "false"
     if pa.types.is_float32(kind):
@@ -182,10 +179,10 @@ def _encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
     return _quoted
 
 
-def _float(value: Any, shown: Callable[[float], str]) -> str:
-    """NaN is stored as text; JSON has no infinities."""
+def _float(value: Any, to_text: Callable[[float], str]) -> str:
+    """The JSON text of a float. NaN is stored as text, and JSON has no infinities."""
     if type(value) is str:
         return f'"{value}"'
     if math.isinf(value):
         return '"Infinity"' if value > 0 else '"-Infinity"'
-    return shown(value)
+    return to_text(value)

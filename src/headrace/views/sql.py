@@ -1,5 +1,7 @@
-"""SQL over views, from people and programs that are not trusted with more: reading only, the views
-only, known functions only, for a limited time.
+"""The sandbox for SQL over views. Queries come from people and programs that are trusted with
+nothing else, so they may only read, only views, with a list of functions, for a limited time.
+
+`reader.Snapshot.sql` runs queries here; SQL in pipelines is in `headrace.pipeline.sql`.
 """
 
 from __future__ import annotations
@@ -7,19 +9,19 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.errors import BadQuery, InputError, UnknownView, nearest
-from headrace.views.file import is_about_storage
+from headrace.views.file import is_storage_error
 
 MAX_SQL_ROWS = 1_000_000
 _MAX_VALUE_BYTES = 64 << 20
-_STEPS_BETWEEN_LOOKS = 10_000
-_ROWS_A_FETCH = 4_096
+_STEPS_BETWEEN_CHECKS = 10_000
+_FETCH_ROWS = 4_096
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
 _FUNCTION_NAMES = """
     abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max min nullif octet_length printf quote replace round
@@ -43,29 +45,28 @@ def run_query(
     timeout_us: int,
     max_rows: int,
 ) -> pa.Table:
-    """The result of one SELECT, in the snapshot that the connection is in."""
+    """The result of one SELECT, in the snapshot that the connection has open."""
     views = {
         name: f"_rows_{number}" for name, number in db.execute("SELECT name, number FROM _views")
     }
-    db.execute(
-        "SELECT 1 FROM json_each('[]'), json_tree('[]')"
-    )  # SQLite sets them up at their first use, which a query may not do
+    # SQLite sets these two up at their first use, which the authorizer would deny to a query.
+    db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
     try:
-        with _guarded(db, _authorizer(db, views), timeout_us):
+        with _restricted(db, _authorizer(db, views), timeout_us):
             cursor = db.execute(query, parameters)
             if cursor.description is None:
                 raise BadQuery("There is no query.", fix="write a SELECT over the views.")
-            rows = list(_at_most(cursor, max_rows))
+            rows = list(_fetch_rows(cursor, max_rows))
     except (sqlite3.Error, sqlite3.Warning) as error:
-        if is_about_storage(error):
+        if is_storage_error(error):
             raise
-        raise _refusal(error, views, timeout_us) from None
+        raise _query_error(error, views, timeout_us) from None
     return _as_table([column for column, *_ in cursor.description], rows)
 
 
-def _at_most(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]:
+def _fetch_rows(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]:
     count = 0
-    while rows := cursor.fetchmany(_ROWS_A_FETCH):
+    while rows := cursor.fetchmany(_FETCH_ROWS):
         count += len(rows)
         if count > max_rows:
             raise BadQuery(
@@ -76,34 +77,34 @@ def _at_most(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]
 
 
 def mentions(query: str, view: str) -> bool:
-    """Whether a query's text has the name of a view, in quotes or not; also where it means
-    something else.
+    """Whether a query's text contains the name of a view, quoted or not. It may mean something
+    else there, such as a column.
     """
     return re.search(rf"(?<![\w.]){re.escape(view)}(?![\w.])", query, re.IGNORECASE) is not None
 
 
 def check_names(columns: Sequence[str]) -> None:
-    """Refuse a result whose columns cannot be told apart, where rows are written as objects: all
-    but one would be lost.
+    """Refuse a result with two columns of one name: rows are written as objects, and one of the
+    two would be lost.
     """
-    twice = next((name for at, name in enumerate(columns) if name in columns[:at]), None)
-    if twice is not None:
-        raise BadQuery(
-            f"The query's result has two columns {twice!r}.",
-            fix="name the columns instead of *, and one of these otherwise: … AS other.",
-        )
+    for index, name in enumerate(columns):
+        if name in columns[:index]:
+            raise BadQuery(
+                f"The query's result has two columns {name!r}.",
+                fix="name the columns instead of *, and rename one of these: … AS other.",
+            )
 
 
-# What may be done
+# Restrictions
 
 
 @contextmanager
-def _guarded(db: sqlite3.Connection, authorizer: Authorizer, timeout_us: int) -> Iterator[None]:
-    """Only what is allowed, and only for so long."""
+def _restricted(db: sqlite3.Connection, authorizer: Authorizer, timeout_us: int) -> Iterator[None]:
+    """Run statements under an authorizer, a time limit and a limit on the size of a value."""
     deadline = time.monotonic() + timeout_us / 1_000_000
     length = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     db.set_authorizer(authorizer)
-    db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_LOOKS)
+    db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_CHECKS)
     try:
         yield
     finally:
@@ -113,19 +114,19 @@ def _guarded(db: sqlite3.Connection, authorizer: Authorizer, timeout_us: int) ->
 
 
 def _authorizer(db: sqlite3.Connection, views: Mapping[str, str]) -> Authorizer:
-    """SQLite asks about each thing a statement would do, while it is compiled. What is not on the
-    list is denied.
+    """An allow-list: SQLite asks about each action of a statement while compiling it, and whatever
+    is not on the list is denied.
 
-    Views may be read, and the tables behind them, which hold nothing else. Who is said to read a
-    table is no help: that can be a name that the query made up.
+    Views may be read, and the tables behind them, which hold nothing else. SQLite's last argument,
+    the view or trigger that reads a table, proves nothing: a query can make up that name.
     """
     readable = {*views, *views.values(), *_TABLE_FUNCTIONS}
-    others = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} - readable
+    internal = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} - readable
 
     def may_read(table: str, column: str | None) -> bool:
-        """Of a name that the query itself defines, SQLite asks for no column."""
+        """SQLite asks without a column for names that the query itself defines."""
         return table in readable or (
-            not column and table not in others and not table.startswith("sqlite_")
+            not column and table not in internal and not table.startswith("sqlite_")
         )
 
     def allowed(action: int, first: str | None, second: str | None) -> bool:
@@ -140,18 +141,23 @@ def _authorizer(db: sqlite3.Connection, views: Mapping[str, str]) -> Authorizer:
     )
 
 
-def _refusal(error: Exception, views: Iterable[str], timeout_us: int) -> InputError:
+def _query_error(error: Exception, views: Collection[str], timeout_us: int) -> InputError:
     text = str(error)
     if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
         return BadQuery(
             f"The query took longer than {timeout_us / 1_000_000:g} seconds.",
             fix="narrow it, or give it a longer timeout.",
         )
-    if found := re.fullmatch(r"no such table: (?:main\.)?(.*)", text):
-        return _unknown(found[1], list(views))
-    if found := re.fullmatch(r"not authorized to use function: (.*)", text):
+    if match := re.fullmatch(r"no such table: (?:main\.)?(.*)", text):
+        name = match[1]
+        if name not in views:
+            return UnknownView(name, list(views))
+        return BadQuery(  # the name has a dot, in front of which SQL expects a database
+            f"The view {name} has a dot in its name.", fix=f'write it in double quotes: "{name}".'
+        )
+    if match := re.fullmatch(r"not authorized to use function: (.*)", text):
         return BadQuery(
-            f"The query may not use the function {found[1]}.",
+            f"The query may not use the function {match[1]}.",
             fix="use SQLite's functions over text, numbers, times and JSON, or its aggregates.",
         )
     if "not authorized" in text or "prohibited" in text:
@@ -165,15 +171,7 @@ def _refusal(error: Exception, views: Iterable[str], timeout_us: int) -> InputEr
     )
 
 
-def _unknown(name: str, views: list[str]) -> InputError:
-    if name in views:  # it has a dot, in front of which SQL expects a database
-        return BadQuery(
-            f"The view {name} has a dot in its name.", fix=f'write it in double quotes: "{name}".'
-        )
-    return UnknownView(name, views)
-
-
-# What comes back
+# Results
 
 
 def _as_table(names: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
@@ -185,8 +183,8 @@ def _as_table(names: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
 
 
 def _array(name: str, values: list[Any]) -> pa.Array:
-    """A column of what SQLite gave: whole numbers, floats, text or bytes. Among floats the text NaN
-    is the number that it stands for.
+    """A column of SQLite's values: whole numbers, floats, text or bytes. Among floats the text NaN
+    is read as the number.
     """
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {float, str} and {value for value in values if type(value) is str} == {"NaN"}:
@@ -196,13 +194,13 @@ def _array(name: str, values: list[Any]) -> pa.Array:
     if kinds == {int, float}:
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     if len(kinds) > 1:
-        mixed = " and ".join(sorted(_KINDS[kind] for kind in kinds))
+        mixed = " and ".join(sorted(_KIND_NAMES[kind] for kind in kinds))
         raise BadQuery(
             f"The column {name!r} of the result mixes {mixed}.",
             fix=f"make it one of them, as in CAST({name} AS TEXT).",
         )
-    return pa.array(values, _TYPES[kinds.pop()] if kinds else pa.null())
+    return pa.array(values, _ARROW_TYPES[kinds.pop()] if kinds else pa.null())
 
 
-_KINDS = {int: "whole numbers", float: "floats", str: "text", bytes: "bytes"}
-_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+_KIND_NAMES = {int: "whole numbers", float: "floats", str: "text", bytes: "bytes"}
+_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}

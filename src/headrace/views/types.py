@@ -1,27 +1,21 @@
-"""Arrow columns as the values that SQLite stores, and back, exactly. The view store writes and
-reads every row through here.
+"""Converts Arrow columns to the values that SQLite stores, and back without loss. The view store
+writes and reads every row through this module.
 
-| Arrow (Spark)                    | SQLite                                                    | in
-SQL                                        |
-|----------------------------------|-----------------------------------------------------------|-----------------------------------------------|
-| BOOLEAN, whole numbers           | INTEGER                                                   | as
-they are; true is 1                        |
-| FLOAT, DOUBLE                    | REAL; NaN as the text `NaN`, which SQLite would make null | NaN
-sorts behind all numbers, as in Spark     |
-| DECIMAL                          | TEXT with all digits of the scale                         |
-sorts as text: compare CAST(x AS REAL)        |
-| STRING, BINARY                   | TEXT, BLOB                                                | as
-they are                                   |
-| DATE, TIME, TIMESTAMP            | TEXT in ISO 8601, with microseconds, `Z` if it has a zone |
-sort and compare as times                     |
-| INTERVAL                         | INTEGER, microseconds                                     |
-|
-| ARRAY, MAP, STRUCT and the like  | TEXT, JSON as the log writes it                           |
-json_extract, json_each                       |
+    Arrow (Spark)           SQLite and its use in SQL
+    BOOLEAN, whole numbers  INTEGER; true is 1
+    FLOAT, DOUBLE           REAL; NaN as the text `NaN`, because SQLite would store null; it sorts
+                            after all numbers, as in Spark
+    DECIMAL                 TEXT with all digits of the scale; it sorts as text, so compare
+                            CAST(x AS REAL)
+    STRING, BINARY          TEXT, BLOB
+    DATE, TIME, TIMESTAMP   TEXT in ISO 8601 with microseconds, and `Z` if the type has a zone; it
+                            sorts and compares as a time
+    INTERVAL                INTEGER, microseconds
+    ARRAY, MAP, STRUCT, …   TEXT, JSON as the log writes it; use json_extract and json_each
 
-A date or timestamp outside the years 0001 to 9999 has no ISO text that compares; it is stored as
-its number of days or microseconds with a sign, such as `+253402300800000000`. A column of floats
-has no affinity in SQLite, because REAL affinity turns -0.0 into 0.0.
+A date or timestamp outside the years 0001 to 9999 has no ISO text that compares as a time; it is
+stored as its signed number of days or microseconds, such as `+253402300800000000`. A column of
+floats has no affinity in SQLite, because REAL affinity turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -35,11 +29,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import compact_offsets, elements, entries
+from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.types.json_codec import json_text
 
-# Dates, times and timestamps as text that sorts as they do, and back: for a view's columns and for
-# what stands inside its nested ones.
+# Dates, times and timestamps
 
 
 _NUMBER = r"^[+-][0-9]+$"
@@ -48,13 +41,13 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 
 
 def is_time_text(kind: pa.DataType) -> bool:
-    """DATE, TIME and TIMESTAMP; an INTERVAL is a number."""
+    """Whether a type is stored as ISO text: DATE, TIME or TIMESTAMP. An INTERVAL is a number."""
     return bool(pa.types.is_temporal(kind)) and not pa.types.is_duration(kind)
 
 
 def time_text(array: pa.Array) -> pa.StringArray:
-    """ISO 8601, as the log writes it in JSON; a signed number of days or microseconds for years
-    that need more or fewer than four digits.
+    """Dates or times as text that sorts as they do: ISO 8601, as the log writes it in JSON, or a
+    signed number of days or microseconds for years without exactly four digits.
     """
     if pa.types.is_time(array.type):
         return _iso(array)
@@ -73,9 +66,7 @@ def time_text(array: pa.Array) -> pa.StringArray:
 
 def time_array(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     """The inverse of `time_text`."""
-    if pa.types.is_time(
-        kind
-    ):  # Arrow reads no times of day, but it reads them with a date in front
+    if pa.types.is_time(kind):  # Arrow parses a time of day only with a date in front
         return (
             pc.binary_join_element_wise("1970-01-01T", texts, "")
             .cast(pa.timestamp("ns"))
@@ -100,22 +91,20 @@ def _iso(array: pa.Array) -> pa.StringArray:
     return pc.utf8_trim(json_text(array), characters='"')
 
 
-# Arrays, maps and structs as JSON text, and the exact way back. Used by `view_types.py` for a
-# view's nested columns.
+# Arrays, maps and structs
 #
-# The text is the log's own (`log/json_text.py`), so SQLite's JSON functions can look inside. On the
-# way back every number is read as text first and cast to its own type once, so that no digit is
-# lost.
+# The JSON is that of the log (`types/json_codec.py`), so SQLite's JSON functions can look inside. On
+# the way back every number is read as text and cast to its own type once, so that no digit is lost.
 
 
-Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
+LeafFunction = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 def nested_text(array: pa.Array) -> pa.StringArray:
-    """The JSON of each value; null where the value is."""
+    """The JSON text of each value, or null for a null."""
     return json_text(
-        _rebuilt(array, array.type, _time_as_text, exact=False)
-        if _holds_times(array.type)
+        _map_leaves(array, array.type, _time_as_text, exact=False)
+        if _contains_times(array.type)
         else array
     )
 
@@ -130,19 +119,19 @@ def nested_array(texts: list[str | None], kind: pa.DataType) -> pa.Array:
         )
         for text in texts
     ]
-    if _holds_pairs(kind):
-        parsed = [_with_tuples(value, kind) for value in parsed]
-    return _rebuilt(pa.array(parsed, _wire_type(kind)), kind, _from_wire, exact=True)
+    if _contains_pair_maps(kind):
+        parsed = [_pairs_to_tuples(value, kind) for value in parsed]
+    return _map_leaves(pa.array(parsed, _wire_type(kind)), kind, _parse_leaf, exact=True)
 
 
-def _holds_times(kind: pa.DataType) -> bool:
-    return any(is_time_text(child) or _holds_times(child) for child in _children(kind))
+def _contains_times(kind: pa.DataType) -> bool:
+    return any(is_time_text(child) or _contains_times(child) for child in _children(kind))
 
 
-def _holds_pairs(kind: pa.DataType) -> bool:
-    """Whether there is a map whose keys are not strings, which JSON writes as an array of pairs."""
+def _contains_pair_maps(kind: pa.DataType) -> bool:
+    """Whether a type contains a map whose keys are not strings, which JSON writes as pairs."""
     return (pa.types.is_map(kind) and not pa.types.is_string(kind.key_type)) or any(
-        map(_holds_pairs, _children(kind))
+        map(_contains_pair_maps, _children(kind))
     )
 
 
@@ -153,7 +142,7 @@ def _children(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def _wire_type(kind: pa.DataType) -> pa.DataType:
-    """What the parsed JSON of a type is read as: text at every leaf that is not a boolean."""
+    """The type as which parsed JSON is read: text at every leaf that is not a boolean."""
     if pa.types.is_map(kind):
         return pa.map_(_wire_type(kind.key_type), _wire_type(kind.item_type))
     if pa.types.is_list(kind):
@@ -163,44 +152,44 @@ def _wire_type(kind: pa.DataType) -> pa.DataType:
     return kind if pa.types.is_boolean(kind) else pa.string()
 
 
-def _with_tuples(value: Any, kind: pa.DataType) -> Any:
-    """A parsed value with the pairs of its maps as tuples, which is how Arrow knows them. Objects
-    are lists of tuples already.
+def _pairs_to_tuples(value: Any, kind: pa.DataType) -> Any:
+    """A parsed value with the pairs of its maps as tuples, as Arrow expects them. Objects are lists
+    of tuples already.
     """
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_map(kind):
         return [
-            (_with_tuples(key, kind.key_type), _with_tuples(item, kind.item_type))
+            (_pairs_to_tuples(key, kind.key_type), _pairs_to_tuples(item, kind.item_type))
             for key, item in value
         ]
     if pa.types.is_list(kind):
-        return [_with_tuples(item, kind.value_type) for item in value]
-    return [(name, _with_tuples(item, kind.field(name).type)) for name, item in value]
+        return [_pairs_to_tuples(item, kind.value_type) for item in value]
+    return [(name, _pairs_to_tuples(item, kind.field(name).type)) for name, item in value]
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType, leaf: Leaf, *, exact: bool) -> pa.Array:
-    """The same shape with `leaf` applied at every end. `kind` is the column's own type; with
-    `exact`, the result has it.
+def _map_leaves(array: pa.Array, kind: pa.DataType, leaf: LeafFunction, *, exact: bool) -> pa.Array:
+    """Apply `leaf` to every leaf of a nested array. `kind` is the column's type; with `exact` the
+    result has that type too.
     """
     declared = kind if exact else None
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_map(kind):
-        keys, items = entries(array)
+        keys, items = map_entries(array)
         parts = (
-            _rebuilt(keys, kind.key_type, leaf, exact=exact),
-            _rebuilt(items, kind.item_type, leaf, exact=exact),
+            _map_leaves(keys, kind.key_type, leaf, exact=exact),
+            _map_leaves(items, kind.item_type, leaf, exact=exact),
         )
         return pa.MapArray.from_arrays(_offsets_with_nulls(array), *parts, type=declared)
     if pa.types.is_list(kind):
-        values = _rebuilt(elements(array), kind.value_type, leaf, exact=exact)
+        values = _map_leaves(list_elements(array), kind.value_type, leaf, exact=exact)
         return pa.ListArray.from_arrays(compact_offsets(array), values, type=declared, mask=nulls)
     if not pa.types.is_struct(kind):
         return leaf(array, kind)
     if kind.num_fields == 0:
         return array
     parts = tuple(
-        _rebuilt(part, child.type, leaf, exact=exact)
+        _map_leaves(part, child.type, leaf, exact=exact)
         for part, child in zip(array.flatten(), kind, strict=True)
     )
     fields = (
@@ -212,8 +201,8 @@ def _rebuilt(array: pa.Array, kind: pa.DataType, leaf: Leaf, *, exact: bool) -> 
 
 
 def _offsets_with_nulls(array: pa.MapArray) -> pa.Int32Array:
-    """A null offset is a null map to `MapArray.from_arrays`, which takes no mask in every version
-    that is supported.
+    """Offsets with a null for each null map: some supported versions of `MapArray.from_arrays` take
+    no mask.
     """
     offsets = compact_offsets(array)
     if not array.null_count:
@@ -226,7 +215,7 @@ def _time_as_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return time_text(array) if is_time_text(kind) else array
 
 
-def _from_wire(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _parse_leaf(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_time_text(kind):
         return time_array(texts, kind)
     if pa.types.is_binary(kind):
@@ -238,11 +227,14 @@ def _from_wire(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return texts.cast(kind)
 
 
+# Columns
+
+
 _NAN = "NaN"
 
 
 def affinity(kind: pa.DataType) -> str:
-    """The type that a column is declared with: one that leaves every value as it was bound."""
+    """The SQLite type of a column: one that stores every value as it was bound."""
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_duration(kind):
         return "INTEGER"
     if pa.types.is_binary(kind):
@@ -251,7 +243,7 @@ def affinity(kind: pa.DataType) -> str:
 
 
 def to_values(array: pa.Array) -> list[Any]:
-    """What is bound for each element of a column."""
+    """The SQLite value of each element of a column."""
     for is_kind, convert in _TO_VALUES:
         if is_kind(array.type):
             return convert(array)
@@ -260,14 +252,14 @@ def to_values(array: pa.Array) -> list[Any]:
 
 
 def from_values(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The column of a type whose stored values these are."""
+    """The column of a type, made of its SQLite values: the inverse of `to_values`."""
     for is_kind, convert in _FROM_VALUES:
         if is_kind(kind):
             return convert(values, kind)
     return pa.array(values, kind)
 
 
-def _listed(convert: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Array], list[Any]]:
+def _to_list(convert: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Array], list[Any]]:
     return lambda array: convert(array).to_pylist()
 
 
@@ -278,7 +270,7 @@ def _float_values(array: pa.Array) -> list[Any]:
     return values
 
 
-def _floats(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _floats_from_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     if _NAN in values:
         values = [float("nan") if value == _NAN else value for value in values]
     return pa.array(values, pa.float64(), from_pandas=False).cast(kind)
@@ -288,26 +280,26 @@ def _decimal_text(array: pa.Array) -> pa.StringArray:
     return pc.utf8_trim(json_text(array), characters='"')
 
 
-def _through(stored: pa.DataType) -> Callable[[list[Any], pa.DataType], pa.Array]:
+def _cast_from(stored: pa.DataType) -> Callable[[list[Any], pa.DataType], pa.Array]:
     return lambda values, kind: pa.array(values, stored).cast(kind)
 
 
 _TO_VALUES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]], ...] = (
-    (pa.types.is_boolean, _listed(lambda array: array.cast(pa.int8()))),
+    (pa.types.is_boolean, _to_list(lambda array: array.cast(pa.int8()))),
     (pa.types.is_floating, _float_values),
-    (pa.types.is_duration, _listed(lambda array: array.cast(pa.int64()))),
-    (pa.types.is_decimal, _listed(_decimal_text)),
-    (is_time_text, _listed(time_text)),
-    (pa.types.is_nested, _listed(nested_text)),
+    (pa.types.is_duration, _to_list(lambda array: array.cast(pa.int64()))),
+    (pa.types.is_decimal, _to_list(_decimal_text)),
+    (is_time_text, _to_list(time_text)),
+    (pa.types.is_nested, _to_list(nested_text)),
 )
 
 _FROM_VALUES: tuple[
     tuple[Callable[[pa.DataType], bool], Callable[[list[Any], pa.DataType], pa.Array]], ...
 ] = (
-    (pa.types.is_boolean, _through(pa.int8())),
-    (pa.types.is_floating, _floats),
-    (pa.types.is_duration, _through(pa.int64())),
-    (pa.types.is_decimal, _through(pa.string())),
+    (pa.types.is_boolean, _cast_from(pa.int8())),
+    (pa.types.is_floating, _floats_from_values),
+    (pa.types.is_duration, _cast_from(pa.int64())),
+    (pa.types.is_decimal, _cast_from(pa.string())),
     (is_time_text, lambda values, kind: time_array(pa.array(values, pa.string()), kind)),
     (pa.types.is_nested, nested_array),
 )

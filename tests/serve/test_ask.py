@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.types import Message
 
 import headrace as hr
-from headrace.serve.ask import Asks
-from headrace.serve.requests import Limits, Reads
+from headrace.serve.ask import AskHandler
+from headrace.serve.requests import Limits, ReadPool
 from tests.gateways.test_statsd import until
 
-LOOK_S = 0.3
+POLL_S = 0.3
 
 
 @pytest.fixture
@@ -57,19 +57,19 @@ def test_who_asks_while_the_follower_is_about_to_end_is_answered(
     """The follower has found nobody for long enough, and pauses for the last time when the second
     question comes.
     """
-    monkeypatch.setattr("headrace.serve.ask.LOOK_EVERY_S", LOOK_S)
-    monkeypatch.setattr("headrace.serve.ask._IDLE_S", LOOK_S)
+    monkeypatch.setattr("headrace.serve.ask.POLL_S", POLL_S)
+    monkeypatch.setattr("headrace.serve.ask._IDLE_S", POLL_S)
 
     async def twice() -> list[int]:
-        asks = Asks(log, Reads(Limits()), Limits())
+        handler = AskHandler(log, ReadPool(Limits()), Limits())
         found: list[int] = []
         for number in (3, 4):
             response, _ = await asyncio.gather(
-                asks.ask(asked(number)), asyncio.to_thread(answer, log, len(found))
+                handler.ask(asked(number)), asyncio.to_thread(answer, log, len(found))
             )
             found.append(json.loads(bytes(response.body))["twice"])
-            await asyncio.sleep(1.5 * LOOK_S)
-        await asks.close()
+            await asyncio.sleep(1.5 * POLL_S)
+        await handler.close()
         return found
 
     assert asyncio.run(twice()) == [6, 8]

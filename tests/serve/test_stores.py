@@ -15,9 +15,8 @@ import pytest
 from headrace.serve.stores import SERVED_FILE, switch
 from headrace.views.store import ViewStore
 from tests.cli.conftest import Run, address, run
-from tests.contract.view_contract import COUNTS, changes, inserts
-from tests.serve.conftest import Client
-from tests.serve.test_changes import heard
+from tests.serve.conftest import Client, receive
+from tests.views.store_contract import COUNTS, changes, inserts
 
 __all__ = ["address", "run"]
 
@@ -93,7 +92,7 @@ def test_what_is_misspelt_or_of_a_version_is_told_from_all_there_is(
     refused = client.sql('SELECT * FROM "counts.v2"')
     assert (refused.status, refused.json["message"]) == (
         404,
-        "The view 'counts.v2' is one of the version 'v2'.",
+        "The view 'counts.v2' belongs to the version 'v2'.",
     )
     assert '"version": "v2"' in refused.json["fix"]
     refused = client.sql("SELECT 1", version="v3")
@@ -106,10 +105,10 @@ def test_what_is_misspelt_or_of_a_version_is_told_from_all_there_is(
 def test_subscribers_are_switched_too(
     client: Client, v2: ViewStore, store: ViewStore, state: Path
 ) -> None:
-    with client.follow("/views/counts/changes") as follower:
-        assert heard(follower).id == "4"
+    with client.follow("/views/counts/changes") as subscriber:
+        assert receive(subscriber).id == "4"
         switch(state, "counts", "v2")
-        snapshot = heard(follower)
+        snapshot = receive(subscriber)
         assert (snapshot.kind, snapshot.id, [row["n"] for row in snapshot.data["rows"]]) == (
             "snapshot",
             "v2:3",
@@ -117,16 +116,16 @@ def test_subscribers_are_switched_too(
         )
         store.commit(5, 1, {"counts": inserts(5, (50, 50))})
         v2.commit(4, 1, {"counts.v2": changes((4, "delete", (4, 40)))})
-        assert heard(follower).id == "v2:4"
+        assert receive(subscriber).id == "v2:4"
     with client.follow("/views/counts/changes", last="v2:3") as resumed:
-        assert heard(resumed).data == {
+        assert receive(resumed).data == {
             "tick": 4,
             "changes": [{"_change_type": "delete", "k": 4, "n": 40}],
         }
     with client.follow("/views/counts/changes", last="4") as of_the_old_one:
-        assert (heard(of_the_old_one).kind, of_the_old_one.last) == ("snapshot", "v2:4")
+        assert (receive(of_the_old_one).kind, of_the_old_one.last) == ("snapshot", "v2:4")
     with client.follow("/views/counts.v2/changes", last="3") as by_full_name:
-        assert heard(by_full_name).id == "4"
+        assert receive(by_full_name).id == "4"
 
 
 def test_a_damaged_or_newer_file_is_not_taken_for_an_empty_one(
@@ -314,7 +313,7 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
         "events",
     ]
     assert "There is no view 'counts'" in refused("drop", "counts", "--yes")
-    assert "of the pipeline itself to go back to" in refused("switch", "counts", "--back")
+    assert "of the pipeline itself to switch back to" in refused("switch", "counts", "--back")
     store.declare("counts", COUNTS, ("k",))  # as the next run of the pipeline does
     assert (
         run("view", "switch", "counts", "--back", "--state", state).out
@@ -336,7 +335,7 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
 def test_nothing_is_dropped_without_a_word(run: Run, store: ViewStore, state: Path) -> None:
     assert "say --yes to drop it" in run("view", "drop", "counts", "--state", state, code=2).err
     assert len(store.reader.views()) == 2
-    tell_of_run(state, heard=time.time() - 3_600)
+    write_run(state, receive=time.time() - 3_600)
     done = run("view", "drop", "counts", "--yes", "--state", state)
     assert (
         done.out
@@ -347,7 +346,7 @@ def test_nothing_is_dropped_without_a_word(run: Run, store: ViewStore, state: Pa
     ]
 
 
-def tell_of_run(state: Path, heard: float) -> None:
+def write_run(state: Path, receive: float) -> None:
     """As a run of the pipeline `shop`, with the view `counts`, does on another machine."""
     figures = dict.fromkeys(
         (
@@ -366,20 +365,20 @@ def tell_of_run(state: Path, heard: float) -> None:
         ),
         0,
     )
-    told = {
+    printed = {
         **figures,
         "pipeline": "shop",
         "process": os.getpid(),
-        "updated": heard,
+        "updated": receive,
         "queries": {"main": {"tick": 4, "outputs": ["counts"]}},
     }
-    (state / "status.json").write_text(json.dumps(told))
+    (state / "status.json").write_text(json.dumps(printed))
 
 
 def test_a_view_that_a_pipeline_keeps_is_not_dropped(
     run: Run, store: ViewStore, state: Path
 ) -> None:
-    tell_of_run(state, heard=time.time())
+    write_run(state, receive=time.time())
     assert (
         "'shop' is running and keeps counts"
         in run("view", "drop", "counts", "--yes", "--state", state, code=1).err

@@ -21,7 +21,7 @@ from headrace.types.schema import parse_schema
 from headrace.views import file as view_file
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import (
+from tests.views.store_contract import (
     COUNTS,
     OpenStore,
     ViewContract,
@@ -267,7 +267,7 @@ def test_a_newer_format_is_refused(path: Path, open_store: OpenStore) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 2")
     db.close()
-    with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1"):
+    with pytest.raises(NewerFormat, match="format 2; this version of Headrace reads up to 1"):
         ViewStore(path)
     with pytest.raises(NewerFormat), ViewReader(path) as reader:
         reader.views()
@@ -277,7 +277,7 @@ def test_a_foreign_database_is_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE precious (x)")
     db.close()
-    with pytest.raises(ConfigurationError, match="not one of views"):
+    with pytest.raises(ConfigurationError, match="not a view store"):
         ViewStore(path)
 
 
@@ -291,7 +291,7 @@ def test_a_damaged_file_is_named(path: Path) -> None:
 def test_a_reader_before_the_first_run_is_told_so(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="views.db is not there") as caught:
         ViewReader(path).views()
-    assert "run it first" in caught.value.fix
+    assert "run the pipeline first" in caught.value.fix
     path.touch()
     with pytest.raises(ConfigurationError, match="holds no views yet"):
         ViewReader(path).views()
@@ -335,7 +335,7 @@ def test_a_commit_without_room_stores_nothing(open_store: OpenStore) -> None:
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages + 5}")
     large = {"first": inserts(2, (2, 2)), "second": inserts(2, *((k, k) for k in range(10_000)))}
-    with pytest.raises(DiskFull, match="what it had is intact"):
+    with pytest.raises(DiskFull, match="What it holds is intact"):
         store.commit(2, 2, large)
     assert [store.reader.tick(view) for view in ("first", "second")] == [1, 1]
     assert (rows(store, "first"), rows(store, "second")) == ([(1, 1)], [])

@@ -14,23 +14,17 @@ from headrace.errors import ConfigurationError
 from headrace.serve import subscriptions as snapshots
 from headrace.serve.requests import Limits
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import COUNTS, changes, inserts, update
-from tests.serve.conftest import Client, Follower, Heard, Start
+from tests.serve.conftest import Client, ReceivedEvent, Start, receive
+from tests.views.store_contract import COUNTS, changes, inserts, update
 
 
 def insert(store: ViewStore, tick: int, key: int) -> None:
     store.commit(tick, 1, {"counts": inserts(tick, (key, tick))})
 
 
-def heard(follower: Follower) -> Heard:
-    event = follower.next()
-    assert event is not None
-    return event
-
-
 def test_the_rows_first_then_each_tick(client: Client, store: ViewStore) -> None:
-    with client.follow("/views/counts/changes") as follower:
-        snapshot = heard(follower)
+    with client.follow("/views/counts/changes") as subscriber:
+        snapshot = receive(subscriber)
         rows = [{"k": 1, "n": 10}, {"k": 2, "n": 20}, {"k": 3, "n": 30}]
         assert (snapshot.kind, snapshot.id) == ("snapshot", "4")
         assert snapshot.data == {
@@ -43,7 +37,7 @@ def test_the_rows_first_then_each_tick(client: Client, store: ViewStore) -> None
         store.commit(
             6, 1, {"counts": changes(*update(5, (1, 10), (1, 11)), (6, "delete", (2, 20)))}
         )
-        assert heard(follower) == Heard(
+        assert receive(subscriber) == ReceivedEvent(
             "changes",
             "5",
             {
@@ -54,14 +48,14 @@ def test_the_rows_first_then_each_tick(client: Client, store: ViewStore) -> None
                 ],
             },
         )
-        assert heard(follower) == Heard(
+        assert receive(subscriber) == ReceivedEvent(
             "changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]}
         )
 
 
 def test_an_empty_view_and_a_stream(client: Client, store: ViewStore) -> None:
-    with client.follow("/views/events/changes") as follower:
-        assert heard(follower).data == {
+    with client.follow("/views/events/changes") as subscriber:
+        assert receive(subscriber).data == {
             "view": "events",
             "tick": 4,
             "key": [],
@@ -69,15 +63,17 @@ def test_an_empty_view_and_a_stream(client: Client, store: ViewStore) -> None:
             "rows": [],
         }
         store.commit(5, 1, {"events": inserts(5, (1, 1), (1, 1))})
-        assert heard(follower).data["changes"] == [{"_change_type": "insert", "k": 1, "n": 1}] * 2
+        assert (
+            receive(subscriber).data["changes"] == [{"_change_type": "insert", "k": 1, "n": 1}] * 2
+        )
 
 
 def test_a_large_snapshot_comes_in_parts_of_which_the_last_says_so(
     client: Client, store: ViewStore
 ) -> None:
     store.commit(5, 1, {"counts": inserts(5, *((n, n) for n in range(10, 12_010)))})
-    with client.follow("/views/counts/changes") as follower:
-        parts = [heard(follower) for _ in range(3)]
+    with client.follow("/views/counts/changes") as subscriber:
+        parts = [receive(subscriber) for _ in range(3)]
     assert [(part.id, part.data["last"]) for part in parts] == [
         (None, False),
         (None, False),
@@ -101,21 +97,21 @@ def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order
 
     writer = threading.Thread(target=write)
     got: list[int] = []
-    follower = client.follow("/views/counts/changes")
-    heard(follower)
+    subscriber = client.follow("/views/counts/changes")
+    receive(subscriber)
     writer.start()
     while len(got) < ticks:
         for _ in range(7):
             if len(got) < ticks:
-                event = heard(follower)
+                event = receive(subscriber)
                 assert [change["k"] for change in event.data["changes"]] == [
                     100 + event.data["tick"]
                 ]
                 got.append(event.data["tick"])
-        follower.close()
+        subscriber.close()
         time.sleep(0.02)
-        follower = client.follow("/views/counts/changes", last=follower.last)
-    follower.close()
+        subscriber = client.follow("/views/counts/changes", last=subscriber.last)
+    subscriber.close()
     writer.join()
     assert got == list(range(5, 5 + ticks))
 
@@ -124,33 +120,33 @@ def test_a_subscriber_resumes_at_another_server(serve: Start, store: ViewStore) 
     first, second = Client(serve().port), Client(serve().port)
     with (
         second.follow("/views/counts/changes") as other,
-        first.follow("/views/counts/changes") as follower,
+        first.follow("/views/counts/changes") as subscriber,
     ):
-        heard(other), heard(follower)
+        receive(other), receive(subscriber)
         insert(store, 5, 50)
-        assert heard(follower).id == "5"
+        assert receive(subscriber).id == "5"
         with second.follow("/views/counts/changes", last="5") as resumed:
             insert(store, 6, 60)
-            assert heard(resumed).id == "6"
+            assert receive(resumed).id == "6"
 
 
 def test_a_server_that_ends_ends_its_streams(serve: Start, store: ViewStore) -> None:
     server = serve()
-    with Client(server.port).follow("/views/counts/changes") as follower:
-        heard(follower)
+    with Client(server.port).follow("/views/counts/changes") as subscriber:
+        receive(subscriber)
         server.stop()
-        assert follower.next() is None
+        assert subscriber.next() is None
 
 
 def test_an_idle_subscriber_gets_heartbeats_that_move_its_place(
     client: Client, store: ViewStore
 ) -> None:
     """Ticks that did not change what it wants must not make its place too old to resume from."""
-    with client.follow("/views/counts/changes", key=1) as follower:
-        assert [row["k"] for row in heard(follower).data["rows"]] == [1]
+    with client.follow("/views/counts/changes", key=1) as subscriber:
+        assert [row["k"] for row in receive(subscriber).data["rows"]] == [1]
         insert(store, 9, 90)
         deadline = time.monotonic() + 20
-        while (line := follower._response.readline()) != b"id: 9\n":
+        while (line := subscriber._response.readline()) != b"id: 9\n":
             assert time.monotonic() < deadline
             assert line in {b"\n", b": heartbeat\n", b"id: 4\n"}
 
@@ -159,11 +155,11 @@ def test_an_idle_subscriber_gets_heartbeats_that_move_its_place(
 
 
 def test_changes_of_a_key(client: Client, store: ViewStore) -> None:
-    with client.follow("/views/counts/changes", key=2) as follower:
-        assert heard(follower).data["rows"] == [{"k": 2, "n": 20}]
+    with client.follow("/views/counts/changes", key=2) as subscriber:
+        assert receive(subscriber).data["rows"] == [{"k": 2, "n": 20}]
         insert(store, 5, 50)
         store.commit(6, 1, {"counts": changes((6, "delete", (2, 20)), (6, "delete", (3, 30)))})
-        assert heard(follower) == Heard(
+        assert receive(subscriber) == ReceivedEvent(
             "changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]}
         )
 
@@ -171,8 +167,8 @@ def test_changes_of_a_key(client: Client, store: ViewStore) -> None:
 def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_disappears(
     client: Client, store: ViewStore
 ) -> None:
-    with client.follow("/views/counts/changes", where="n >= 20 and k != 3") as follower:
-        assert heard(follower).data["rows"] == [{"k": 2, "n": 20}]
+    with client.follow("/views/counts/changes", where="n >= 20 and k != 3") as subscriber:
+        assert receive(subscriber).data["rows"] == [{"k": 2, "n": 20}]
         store.commit(
             5,
             1,
@@ -188,7 +184,7 @@ def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_dis
         kinds = [
             [
                 (change["_change_type"], change["k"], change["n"])
-                for change in heard(follower).data["changes"]
+                for change in receive(subscriber).data["changes"]
             ]
             for _ in range(2)
         ]
@@ -201,8 +197,8 @@ def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_dis
 def test_conditions_on_null(client: Client, store: ViewStore) -> None:
     store.commit(5, 1, {"counts": changes((5, "insert", (4, None)))})
     for where, found in (("n = null", [4]), ("n != null", [1, 2, 3]), ("n != 20", [1, 3])):
-        with client.follow("/views/counts/changes", where=where) as follower:
-            assert [row["k"] for row in heard(follower).data["rows"]] == found, where
+        with client.follow("/views/counts/changes", where=where) as subscriber:
+            assert [row["k"] for row in receive(subscriber).data["rows"]] == found, where
 
 
 BAD_CONDITIONS = [
@@ -211,7 +207,7 @@ BAD_CONDITIONS = [
     ({"where": "m > 1"}, "no column 'm'"),
     ({"where": "n > x"}, "'x' is no value of the column 'n'"),
     ({"where": "n > 1 or k = 2"}, "is no condition"),
-    ({"where": "n > " + "1" * 2_000}, "the most is 1,000"),
+    ({"where": "n > " + "1" * 2_000}, "the limit is 1,000"),
     ({"key": ["1", "2"]}, "2 values came"),
     ({"since": 4}, "There is no parameter 'since'"),
 ]
@@ -233,9 +229,9 @@ def test_conditions_that_cannot_be_understood(
 
 @pytest.mark.parametrize("last", ["x", "-1", "5 5", "9" * 30, "v2:", "4;DROP"])
 def test_a_malformed_last_event_id_is_refused(client: Client, last: str) -> None:
-    with client.follow("/views/counts/changes", last=last) as follower:
-        assert follower.status == 400
-        assert "is none of this server's" in follower.body()["message"]
+    with client.follow("/views/counts/changes", last=last) as subscriber:
+        assert subscriber.status == 400
+        assert "is none of this server's" in subscriber.body()["message"]
 
 
 def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state: Path) -> None:
@@ -245,11 +241,11 @@ def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state
             insert(store, tick, tick)
         client = Client(serve().port)
         for last in ("3", "40"):
-            with client.follow("/views/counts/changes", last=last) as follower:
-                assert follower.status == 410
+            with client.follow("/views/counts/changes", last=last) as subscriber:
+                assert subscriber.status == 410
                 assert (
                     f"since tick {last} are not there: it keeps those after tick"
-                    in follower.body()["message"]
+                    in subscriber.body()["message"]
                 )
 
 
@@ -257,13 +253,13 @@ def test_more_at_once_than_is_kept_comes_as_a_new_snapshot(serve: Start, state: 
     with ViewStore(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         insert(store, 1, 1)
-        with Client(serve().port).follow("/views/counts/changes") as follower:
-            assert heard(follower).id == "1"
+        with Client(serve().port).follow("/views/counts/changes") as subscriber:
+            assert receive(subscriber).id == "1"
             store.commit(2, 1, {"counts": inserts(2, *((n, n) for n in range(2, 102)))})
-            again = heard(follower)
+            again = receive(subscriber)
             assert (again.kind, again.id, len(again.data["rows"])) == ("snapshot", "2", 101)
             insert(store, 3, 500)
-            assert heard(follower).id == "3"
+            assert receive(subscriber).id == "3"
 
 
 # Slow ones, and many
@@ -280,7 +276,7 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
     ):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /views/counts/changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard(quick)
+        receive(quick)
         while server.service.hub.subscribers < 2:
             time.sleep(0.01)
         started, tick = time.monotonic(), 4
@@ -290,9 +286,9 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
             store.commit(
                 tick, 1, {"counts": inserts(tick, *((tick * 1_000 + n, n) for n in range(1_000)))}
             )
-            assert heard(quick).id == str(tick)
+            assert receive(quick).id == str(tick)
     with client.follow("/views/counts/changes", last="4") as resumed:
-        assert [heard(resumed).id for _ in range(5, tick + 1)] == [
+        assert [receive(resumed).id for _ in range(5, tick + 1)] == [
             str(each) for each in range(5, tick + 1)
         ]
 
@@ -302,14 +298,14 @@ def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
 ) -> None:
     import asyncio
 
-    from headrace.serve.channels import Dropped, Hub
-    from headrace.serve.stores import Stores
+    from headrace.serve.channels import Hub, SlowSubscriber
+    from headrace.serve.stores import ViewStores
     from headrace.serve.subscriptions import ViewSource
 
     async def both() -> tuple[bytes, bytes]:
-        hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), Stores(state)
-        channel = await hub.channel("counts", lambda: ViewSource(stores.place("counts"), stores))
-        with hub.followed(channel):
+        hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), ViewStores(state)
+        channel = await hub.channel("counts", lambda: ViewSource(stores.locate("counts"), stores))
+        with hub.subscribed(channel):
             slow, quick = hub.follow(channel, 4, None), hub.follow(channel, 7, None)
             first = await anext(slow)
             waits = asyncio.ensure_future(anext(quick))
@@ -317,7 +313,7 @@ def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
             insert(store, 8, 80)
             heard_at_once = await asyncio.wait_for(waits, 20)
             await asyncio.sleep(0.2)
-            with pytest.raises(Dropped):
+            with pytest.raises(SlowSubscriber):
                 await anext(slow)
             assert b"id: 6" in await anext(hub.follow(channel, 5, None)), "there is room for others"
         await hub.close()
@@ -336,16 +332,16 @@ def test_one_that_falls_behind_what_is_at_hand_is_told_so() -> None:
 
     import pyarrow as pa
 
-    from headrace.serve.channels import Channel, Dropped, Event
+    from headrace.serve.channels import Channel, SlowSubscriber, StreamEvent
 
     async def fall_behind() -> list[bytes]:
         nothing: Any = None  # the source is not asked
         channel = Channel(nothing, 0, Limits(ring_events=4))
-        channel.publish(1, [Event("1", pa.table({}), b"1")])
+        channel.publish(1, [StreamEvent("1", pa.table({}), b"1")])
         got, listening = [], channel.listen(0, None)
         got.append(await anext(listening))
-        channel.publish(9, [Event(str(n), pa.table({}), b"%d" % n) for n in range(2, 10)])
-        with pytest.raises(Dropped):
+        channel.publish(9, [StreamEvent(str(n), pa.table({}), b"%d" % n) for n in range(2, 10)])
+        with pytest.raises(SlowSubscriber):
             await anext(listening)
         return got
 
@@ -357,15 +353,15 @@ def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(
 ) -> None:
     server = serve(limits=Limits(poll_s=0.01, subscribers=50))
     client = Client(server.port)
-    followers = [client.follow("/views/counts/changes") for _ in range(50)]
+    subscribers = [client.follow("/views/counts/changes") for _ in range(50)]
     try:
-        assert {heard(each).id for each in followers} == {"4"}
+        assert {receive(each).id for each in subscribers} == {"4"}
         refused = client.get("/views/counts/changes")
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         insert(store, 5, 50)
-        assert {heard(each).id for each in followers} == {"5"}
+        assert {receive(each).id for each in subscribers} == {"5"}
     finally:
-        for each in followers:
+        for each in subscribers:
             each.close()
     deadline = time.monotonic() + 20
     while server.service.hub.subscribers:
@@ -376,25 +372,25 @@ def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(
 def test_a_snapshot_is_written_once_for_all_who_come_while_nothing_changes(
     client: Client, store: ViewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, written = snapshots.write_snapshot, []
+    real, written = snapshots.encode_snapshot, []
     failures = [ConfigurationError("It cannot be read for once.")]
 
-    def write(place: Any, select: Any) -> Any:
+    def write(location: Any, select: Any) -> Any:
         written.append(select)
         if failures:
             raise failures.pop()
-        return real(place, select)
+        return real(location, select)
 
-    monkeypatch.setattr(snapshots, "write_snapshot", write)
+    monkeypatch.setattr(snapshots, "encode_snapshot", write)
     with client.follow("/views/counts/changes") as unlucky:
-        assert heard(unlucky).kind == "error"
+        assert receive(unlucky).kind == "error"
     for _ in range(3):
-        with client.follow("/views/counts/changes") as follower:
-            assert heard(follower).id == "4"
+        with client.follow("/views/counts/changes") as subscriber:
+            assert receive(subscriber).id == "4"
     assert len(written) == 2
-    with client.follow("/views/counts/changes", key=1) as follower:
-        assert [row["k"] for row in heard(follower).data["rows"]] == [1]
+    with client.follow("/views/counts/changes", key=1) as subscriber:
+        assert [row["k"] for row in receive(subscriber).data["rows"]] == [1]
     insert(store, 5, 50)
-    with client.follow("/views/counts/changes") as follower:
-        assert heard(follower).id == "5"
+    with client.follow("/views/counts/changes") as subscriber:
+        assert receive(subscriber).id == "5"
     assert len(written) == 4

@@ -14,7 +14,7 @@ from headrace.errors import BadQuery, UnknownView
 from headrace.types.schema import parse_schema
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import COUNTS, changes, inserts
+from tests.views.store_contract import COUNTS, changes, inserts
 
 SALES = parse_schema(
     "region STRING, amount DOUBLE, price DECIMAL(10, 2), at TIMESTAMP, tags ARRAY<STRING>, ok"

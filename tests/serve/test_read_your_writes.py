@@ -14,9 +14,8 @@ import pytest
 import headrace as hr
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import inserts
-from tests.serve.conftest import Client, Start
-from tests.serve.test_changes import heard
+from tests.serve.conftest import Client, Start, receive
+from tests.views.store_contract import inserts
 
 
 @pytest.fixture
@@ -27,8 +26,8 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
         yield opened
 
 
-def tell_status(state: Path, **figures: object) -> None:
-    told = {
+def write_status(state: Path, **figures: object) -> None:
+    printed = {
         "pipeline": "shop",
         "process": os.getpid(),
         "tick": 4,
@@ -38,12 +37,12 @@ def tell_status(state: Path, **figures: object) -> None:
         "failures": 0,
         "updated": 1.5,
     }
-    (state / "status.json").write_text(json.dumps({**told, **figures}))
+    (state / "status.json").write_text(json.dumps({**printed, **figures}))
 
 
 @pytest.fixture
 def client(serve: Start, store: ViewStore, state: Path, log: hr.Log) -> Client:
-    tell_status(state)
+    write_status(state)
     TickJournal(log, "shop")
     return Client(serve(log).port)
 
@@ -111,7 +110,7 @@ def test_a_read_waits_for_a_pipeline_that_has_just_been_started(
         time.sleep(0.1)
         record(log, 5)
         store.commit(5, 1, {"counts": inserts(5, (11, 1))})
-        tell_status(state)
+        write_status(state)
 
     runner = threading.Thread(target=run)
     runner.start()
@@ -130,8 +129,8 @@ def test_it_needs_no_more_than_the_first_tick_that_has_it(
 
 
 REFUSED = [
-    ("orders:0", "is no position"),
-    ("orders:0:1:2", "is no position"),
+    ("orders:0", "is not a list of offsets"),
+    ("orders:0:1:2", "is not a list of offsets"),
     ("orders:0:99", "is not in this log"),
     ("orders:7:0", "is not in this log"),
     ("ordres:0:1", "did you mean 'orders'"),
@@ -153,7 +152,7 @@ def test_a_position_that_cannot_come_is_refused_at_once(
 
 
 def test_without_a_log_it_cannot_be_known(serve: Start, store: ViewStore, state: Path) -> None:
-    tell_status(state)
+    write_status(state)
     client = Client(serve().port)
     for path in ("/views/counts?at_least=orders:0:1", "/topics/orders/tail"):
         refused = client.get(path)
@@ -173,17 +172,17 @@ def test_a_topic_is_followed_and_resumed_without_a_gap_or_a_repeat(
     append(log, *range(20))
     with client.follow("/topics/orders/tail") as new_only:
         got: list[tuple[int, int]] = []
-        follower = client.follow("/topics/orders/tail?last=1000")
+        subscriber = client.follow("/topics/orders/tail?last=1000")
         for round_number in range(6):
             while len(got) < 20 * (round_number + 1):
-                got += rows_of(heard(follower))
-            follower.close()
+                got += rows_of(receive(subscriber))
+            subscriber.close()
             append(log, *range(20))
-            follower = client.follow("/topics/orders/tail", last=follower.last)
-        follower.close()
+            subscriber = client.follow("/topics/orders/tail", last=subscriber.last)
+        subscriber.close()
         fresh: list[tuple[int, int]] = []
         while len(fresh) < 100:
-            fresh += rows_of(heard(new_only))
+            fresh += rows_of(receive(new_only))
     assert len(got) == len(set(got)) == 120
     assert len(fresh) == len(set(fresh))
     for partition in (0, 1):
@@ -193,9 +192,9 @@ def test_a_topic_is_followed_and_resumed_without_a_gap_or_a_repeat(
 
 def test_a_condition_on_a_topic(client: Client, log: hr.Log) -> None:
     append(log, *range(20))
-    with client.follow("/topics/orders/tail", where="k >= 18") as follower:
+    with client.follow("/topics/orders/tail", where="k >= 18") as subscriber:
         append(log, 17, 19)
-        assert [row["k"] for row in heard(follower).data["rows"]] == [19]
+        assert [row["k"] for row in receive(subscriber).data["rows"]] == [19]
 
 
 def test_topics_that_cannot_be_followed(client: Client, log: hr.Log) -> None:
@@ -208,7 +207,7 @@ def test_topics_that_cannot_be_followed(client: Client, log: hr.Log) -> None:
 
 
 def test_metrics(client: Client, state: Path) -> None:
-    tell_status(
+    write_status(
         state,
         counts={'late "rows"': 3},
         watermarks={"orders": {"watermark_us": 2_500_000}, "other": {"watermark_us": None}},
@@ -220,7 +219,7 @@ def test_metrics(client: Client, state: Path) -> None:
         'headrace_batches_total{pipeline="shop"} 3',
         'headrace_running{pipeline="shop"} 1.0',
         'headrace_rows_counted_total{pipeline="shop",what="late \\"rows\\""} 3',
-        'headrace_complete_timestamp_seconds{pipeline="shop",input="orders"} 2.5',
+        'headrace_watermark_timestamp_seconds{pipeline="shop",input="orders"} 2.5',
         'headrace_view_tick{view="counts"} 4',
         "headrace_subscribers 0",
         "# TYPE headrace_batches_total counter",

@@ -1,0 +1,169 @@
+"""The metrics of `GET /metrics`, in Prometheus' text format: the status of the pipeline and of its
+versions, the ticks of its views, and the server's subscribers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from headrace.errors import ConfigurationError
+from headrace.http_server import family
+from headrace.serve.pipeline_status import is_running, read_status
+from headrace.serve.stores import ViewStores, version_directory, versions
+
+Samples = Iterable[tuple[dict[str, str], float]]
+_GAUGES = {
+    "tick": "The last tick that was committed.",
+    "newest_tick": "The last tick that was cut.",
+    "rows_behind": "Rows of the inputs that have not been processed.",
+    "rows_per_second": "Rows of the last batch divided by its duration.",
+    "batch_seconds": "Duration of the last batch.",
+    "batch_rows": "Rows of the last batch.",
+    "state_bytes": "Size of the state of all steps.",
+    "shards": "Shards that the pipeline runs with.",
+}
+_COUNTERS = {"batches": "Batches of this run.", "failures": "Batches of this run that failed."}
+_WINDOW_GAUGES = (".windows_waiting", ".windows_kept")
+
+
+def render_metrics(stores: ViewStores, subscribers: int) -> str:
+    """All metrics, as text."""
+    state = stores.state
+    directories = [version_directory(state, version) for version in (None, *versions(state))]
+    runs = [status for directory in directories if (status := read_status(directory))]
+    lines: list[str] = []
+
+    def add(name: str, kind: str, help_text: str, samples: Samples) -> None:
+        lines.extend(family(f"headrace_{name}", kind, help_text, list(samples)))
+
+    for name, help_text in _GAUGES.items():
+        add(name, "gauge", help_text, [(_labels(run), run[name]) for run in runs if name in run])
+    for name, help_text in _COUNTERS.items():
+        samples = [(_labels(run), run[name]) for run in runs if name in run]
+        add(f"{name}_total", "counter", help_text, samples)
+    add(
+        "running",
+        "gauge",
+        "Whether the pipeline's process is alive.",
+        [(_labels(run), float(is_running(run))) for run in runs],
+    )
+    add(
+        "updated_timestamp_seconds",
+        "gauge",
+        "When the pipeline last wrote its status.",
+        [(_labels(run), run["updated"]) for run in runs],
+    )
+    add(
+        "rows_counted_total",
+        "counter",
+        "Rows that became dead letters or came too late, by step and reason.",
+        _row_counts(runs),
+    )
+    add(
+        "watermark_timestamp_seconds",
+        "gauge",
+        "The watermark of an input: event time up to which it is complete.",
+        _watermarks(runs),
+    )
+    add(
+        "producers",
+        "gauge",
+        "Producers of an input that its watermark waits for.",
+        [
+            ({**_labels(run), "input": name}, watermark.get("producers", 0))
+            for run in runs
+            for name, watermark in run.get("watermarks", {}).items()
+        ],
+    )
+    add(
+        "producer_timestamp_seconds",
+        "gauge",
+        "Newest event time of the producers that hold an input's watermark back most.",
+        _slowest_producers(runs, "newest_us"),
+    )
+    add(
+        "producer_silent_seconds",
+        "gauge",
+        "How long the producers that hold an input's watermark back most have been silent.",
+        [
+            (labels, time.time() - heard_s)
+            for labels, heard_s in _slowest_producers(runs, "heard_us")
+        ],
+    )
+    add(
+        "open_windows",
+        "gauge",
+        "Windows that wait to be emitted, and those retained for corrections.",
+        _open_windows(runs),
+    )
+    add(
+        "waits_for_timestamp_seconds",
+        "gauge",
+        "The event time that a step waits for next.",
+        _due_times(runs),
+    )
+    try:
+        views = stores.views()
+    except ConfigurationError:  # there are none yet
+        views = []
+    add(
+        "view_tick",
+        "gauge",
+        "The tick that a view shows.",
+        [({"view": location.name}, info.tick) for location, info in views],
+    )
+    add(
+        "subscribers",
+        "gauge",
+        "Subscribers of views and topics on this server.",
+        [({}, subscribers)],
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _labels(run: dict[str, Any]) -> dict[str, str]:
+    return {"pipeline": str(run.get("pipeline"))}
+
+
+def _row_counts(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, count in run.get("counts", {}).items():
+            if not name.endswith(_WINDOW_GAUGES):
+                yield {**_labels(run), "what": name}, count
+
+
+def _open_windows(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, count in run.get("counts", {}).items():
+            if name.endswith(_WINDOW_GAUGES):
+                step, _, state = name.rpartition(".windows_")
+                yield {**_labels(run), "step": step, "state": state}, max(0, count)
+
+
+def _watermarks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, watermark in run.get("watermarks", {}).items():
+            if watermark.get("watermark_us") is not None:
+                yield {**_labels(run), "input": name}, watermark["watermark_us"] / 1_000_000
+
+
+def _slowest_producers(
+    runs: list[dict[str, Any]], field: str
+) -> Iterator[tuple[dict[str, str], float]]:
+    """A time of the few producers that the status lists per input: one series for every producer
+    would be too many.
+    """
+    for run in runs:
+        for name, watermark in run.get("watermarks", {}).items():
+            for producer in watermark.get("held_back_by", ()):
+                labels = {**_labels(run), "input": name, "producer": str(producer["producer"])}
+                yield labels, producer[field] / 1_000_000
+
+
+def _due_times(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for query in run.get("queries", {}).values():
+            for step, due_us in query.get("due_us", {}).items():
+                yield {**_labels(run), "step": step}, due_us / 1_000_000
