@@ -30,7 +30,6 @@ from headrace.columnar.buffers import (
 )
 
 Data = npt.NDArray[np.uint8]
-_NO_SEPARATOR = pa.scalar(b"", pa.large_binary())
 
 
 def encode(array: pa.Array) -> list[bytes]:
@@ -135,7 +134,9 @@ def _entry_type(kind: pa.MapType) -> pa.DataType:
 def _join(pieces: list[pa.Array], count: int) -> pa.Array:
     if not pieces:
         return _binary(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
-    return pc.binary_join_element_wise(*pieces, _NO_SEPARATOR) if len(pieces) > 1 else pieces[0]
+    if len(pieces) == 1:
+        return pieces[0]
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
 
 
 def _bytes_of(values: npt.NDArray[np.generic]) -> pa.Array:
