@@ -102,7 +102,7 @@ def test_any_rows_come_back(sample: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(sample, schema=WITH_MAPS)
     decoded = decode_rows(encode_rows(batch), WITH_MAPS)
     assert decoded.misfits == {}
-    assert decoded.kept is None
+    assert decoded.rows is None
     assert same(decoded.batch, batch)
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, re
         decoded = decode_rows([b'{"n":7}', value, b'{"n":8}'], columns)
         assert list(decoded.misfits) == [1]
         assert reason in decoded.misfits[1]
-        assert decoded.kept == [0, 2]
+        assert decoded.rows == [0, 2]
         assert decoded.batch.column("n").to_pylist() == [7, 8]
 
 

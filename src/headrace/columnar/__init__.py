@@ -1,5 +1,5 @@
-"""Array primitives over Arrow and numpy, which know nothing of streams, logs or state. The operators
-are built from them.
+"""Array primitives over Arrow and numpy, which know nothing of streams, logs or state. The
+operators are built from them.
 
 - `columns`: the reserved column names and their Arrow fields.
 - `buffers`: Arrow buffers as numpy arrays without a copy; splitting tables into bounded batches.

@@ -22,7 +22,9 @@ MAX_BATCH_BYTES = 64 << 20
 
 
 def fixed_width_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of a fixed-width column as they lie in memory. The value of a null is arbitrary."""
+    """The values of a fixed-width column as they lie in memory. The value of a null is
+    arbitrary.
+    """
     item_bytes = np.dtype(dtype).itemsize
     value_bytes = array.type.bit_width // 8
     if not len(array):
@@ -154,8 +156,8 @@ def map_entries(array: pa.MapArray) -> tuple[pa.Array, pa.Array]:
 def split_table(rows: pa.Table, max_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
     """All rows of a table in order, in as few batches as the bound allows.
 
-    A single row may exceed the bound; an empty table gives no batch. Every table that becomes record
-    batches goes through here, because Arrow's 32-bit offsets limit a text column to 2 GiB.
+    A single row may exceed the bound; an empty table gives no batch. Every table that becomes
+    record batches goes through here, because Arrow's 32-bit offsets limit a text column to 2 GiB.
     """
     if rows.num_rows > 1 and rows.nbytes > (MAX_BATCH_BYTES if max_bytes is None else max_bytes):
         middle = rows.num_rows // 2

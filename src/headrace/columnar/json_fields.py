@@ -43,8 +43,8 @@ class _Floating(str):
 
 
 def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
-    """The field as text; null where it is missing or null. With `floating`, numbers may have a point
-    or an exponent, and are returned as written.
+    """The field as text; null where it is missing or null. With `floating`, numbers may have a
+    point or an exponent, and are returned as written.
     """
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > _MAX_TEXT_BYTES:
         raise NeedsSpark
@@ -120,7 +120,9 @@ def _refuse(_text: str) -> NoReturn:
 
 
 def whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as integers. NeedsSpark if one is something else, which Spark counts as a failed row."""
+    """Texts as integers. NeedsSpark if one is something else, which Spark counts as a failed
+    row.
+    """
     _check(texts, rf"^{_WHOLE}$")
     try:
         return texts.cast(kind)

@@ -1,9 +1,9 @@
-"""A row's key as bytes, and back. State is stored under these bytes, results are ordered by them, and
-their hash chooses a row's key group.
+"""A row's key as bytes, and back. State is stored under these bytes, results are ordered by them,
+and their hash chooses a row's key group.
 
-Equal keys have equal bytes and different keys have different bytes, whatever else is in the batch. A
-key of one column keeps the order of its values (null first); in a key of several columns each value
-is prefixed by its length, so that no two keys coincide. The bytes of a value, by type:
+Equal keys have equal bytes and different keys have different bytes, whatever else is in the batch.
+A key of one column keeps the order of its values (null first); in a key of several columns each
+value is prefixed by its length, so that no two keys coincide. The bytes of a value, by type:
 
 - integers, dates, times, intervals: big-endian, sign bit flipped
 - FLOAT, DOUBLE: big-endian, in order; -0.0 equals 0.0, and every NaN is one NaN, the largest value

@@ -110,7 +110,9 @@ def expand_pairs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 
 def key_bounds(keys: Ints, count: int) -> Ints:
-    """The start of each of `count` keys in a sorted column of key ranks, and the end of the last."""
+    """The start of each of `count` keys in a sorted column of key ranks, and the end of the
+    last.
+    """
     return np.searchsorted(keys, np.arange(count + 1))
 
 
@@ -186,8 +188,8 @@ def upper_bound(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin
 
 
 def lower_bound(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Ints:
-    """For each wanted key and value the index of that key's first value that is not less, in columns
-    sorted by key and value; the key's end if there is none.
+    """For each wanted key and value the index of that key's first value that is not less, in
+    columns sorted by key and value; the key's end if there is none.
     """
     packed, packed_wanted = _pack((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
@@ -199,8 +201,8 @@ def lower_bound(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> In
 
 
 def merge_order(first: Sequence[Ints], second: Sequence[Ints]) -> Ints:
-    """The sort order of the concatenation of two tables that are each sorted by these columns. Equal
-    rows of the first table come before those of the second.
+    """The sort order of the concatenation of two tables that are each sorted by these columns.
+    Equal rows of the first table come before those of the second.
     """
     packed_first, packed_second = _pack(first, second)
     if packed_first is None or packed_second is None:

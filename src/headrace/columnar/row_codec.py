@@ -1,5 +1,5 @@
-"""Values of any Arrow type as bytes, and back, a whole column at a time. State without a fixed width
-is stored in this form.
+"""Values of any Arrow type as bytes, and back, a whole column at a time. State without a fixed
+width is stored in this form.
 
 The bytes of a value, by type:
 
@@ -63,8 +63,8 @@ def decode(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The inverse of `encode_array`, for a large-binary column without nulls. To read only the first
-    fields of a struct, pass a struct type with only those.
+    """The inverse of `encode_array`, for a large-binary column without nulls. To read only the
+    first fields of a struct, pass a struct type with only those.
     """
     offsets = _large_offsets(values)
     data = (

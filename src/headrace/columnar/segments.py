@@ -1,5 +1,5 @@
-"""Rows sorted by key, tick and arrival, and cut into segments: a segment holds the rows of one key in
-one tick. Every keyed kernel processes segments, a whole column at a time.
+"""Rows sorted by key, tick and arrival, and cut into segments: a segment holds the rows of one key
+in one tick. Every keyed kernel processes segments, a whole column at a time.
 
 Rows in, in the pipeline's order, and the segments they give:
 
@@ -89,7 +89,9 @@ class Segments:
         return np.where(retracts.to_numpy(zero_copy_only=False)[self.order], -1, 1)
 
     def column(self, name: str) -> pa.Array:
-        """A column of the rows in the order of `order`. Cached, as several aggregates may read it."""
+        """A column of the rows in the order of `order`. Cached, as several aggregates may read
+        it.
+        """
         if name not in self._ordered:
             self._ordered[name] = as_array(self.rows.column(name)).take(pa.array(self.order))
         return self._ordered[name]

@@ -640,12 +640,17 @@ MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The rows that fit, where each stood among the values (None: all of them fit), and why the
-    others did not.
+    """The rows of JSON values that fit a schema.
+
+    Attributes:
+        batch: the rows that fit.
+        rows: the index of each of them among the values; None if all values fit.
+        misfits: why the other values do not fit, by their index.
+
     """
 
     batch: pa.RecordBatch
-    kept: list[int] | None = None
+    rows: list[int] | None = None
     misfits: dict[int, str] = field(default_factory=dict)
 
 

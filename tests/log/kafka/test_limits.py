@@ -88,15 +88,15 @@ def test_threads_share_a_log(log: Log, events: str) -> None:
 
 
 def lose_the_answer(monkeypatch: pytest.MonkeyPatch, module: Any, *, after: bool) -> None:
-    real = module.commit
+    real = module.commit_transaction
 
     def commit(client: Any, seconds: float) -> None:
-        monkeypatch.setattr(module, "commit", real)
+        monkeypatch.setattr(module, "commit_transaction", real)
         if after:
             real(client, seconds)
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the answer was lost"))
 
-    monkeypatch.setattr(module, "commit", commit)
+    monkeypatch.setattr(module, "commit_transaction", commit)
 
 
 @pytest.mark.parametrize("after", [True, False])
@@ -146,7 +146,7 @@ def test_an_append_without_an_id_says_that_its_outcome_is_unknown(
 def test_a_large_transaction_is_still_all_or_nothing(
     log: Log, other: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_module, "MAX_BYTES_HELD", 1000)
+    monkeypatch.setattr(transaction_module, "MAX_BUFFERED_BYTES", 1000)
     with log.transaction(name("big")) as transaction:
         for n in range(100):
             transaction.append(events, rows(n))

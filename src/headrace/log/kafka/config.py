@@ -1,9 +1,9 @@
-"""From an address and options to what librdkafka's clients are configured with. Everything that
-talks to the cluster asks here for its settings.
+"""From an address and options to the settings of librdkafka's clients. Every client of the cluster
+gets its settings from `ClusterConfig`.
 
 `kafka://host:port,host:port?security.protocol=SSL` names the cluster. Options of librdkafka (TLS,
-SASL, sizes, timeouts) may stand in the address or be passed by name; a value `env:NAME` or
-`file:PATH` is read from there, so that secrets need not be written down.
+SASL, sizes, timeouts) may be part of the address or be passed by name. A value `env:NAME` or
+`file:PATH` is read from the environment or a file, so that secrets need not be written down.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SCHEME = "kafka"
 logger = logging.getLogger("headrace.kafka")
 logger.addHandler(logging.NullHandler())
 
-# What the log's promises rest on, with the reason; such an option is refused rather than overruled
-# in silence.
-KEPT = {
+# Options that the log's promises depend on, with the reason. They are refused, not silently
+# ignored.
+FIXED_OPTIONS = {
     "bootstrap.servers": "it is the address",
     "group.id": "it is given where a consumer or a queue is opened",
-    "transactional.id": "it is made from the id of the producer or transaction",
+    "transactional.id": "it is derived from the id of the producer or transaction",
     "enable.idempotence": "appends are stored once",
     "acks": "an acknowledged append is on all replicas in sync",
     "isolation.level": "readers see committed rows only",
@@ -43,27 +43,29 @@ DEFAULT_MAX_BYTES = 1_000_000
 QUEUED_KB = 32 << 10
 SEND_TIMEOUT_MS = 30_000
 TRANSACTION_TIMEOUT_MS = 60_000
-FETCH_WAIT_MS = 5  # a bounded read that ends with a marker waits for one empty answer
+FETCH_WAIT_MS = 5  # a bounded read that ends with a transaction marker waits for one empty response
 LINGER_MS = 1
 POLL_INTERVAL_MS = 300_000
-HEARTBEAT_MS = 500  # a change in the group is noticed with a heartbeat
+HEARTBEAT_MS = 500  # members learn of a rebalance with a heartbeat
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Where a Kafka cluster is, and how to speak to it."""
+class ClusterConfig:
+    """The address of a Kafka cluster and the client options; gives the settings of each kind of
+    client.
+    """
 
     bootstrap: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def client(self) -> Settings:
-        """What every client has."""
+        """The settings that every client has."""
         return {
             "bootstrap.servers": self.bootstrap,
             "client.id": "headrace",
             "allow.auto.create.topics": False,
             "logger": logger,
-            "error_cb": _note_error,
+            "error_cb": _log_error,
             **self.options,
         }
 
@@ -73,7 +75,9 @@ class Cluster:
         return settings
 
     def producer(self) -> Settings:
-        """Acknowledged by all replicas in sync, each record once, with a bounded buffer."""
+        """Settings of an idempotent producer: acknowledged by all in-sync replicas, with a bounded
+        buffer.
+        """
         return {
             "queue.buffering.max.kbytes": QUEUED_KB,
             "linger.ms": LINGER_MS,
@@ -94,8 +98,8 @@ class Cluster:
         return settings
 
     def reader(self) -> Settings:
-        """For reading from one position to another: no group, and quick to notice that what follows
-        is no row.
+        """Settings of a consumer without a group, for bounded reads. It waits only briefly for
+        more, because the last offset may be a transaction marker that is never delivered.
         """
         return {
             "fetch.wait.max.ms": FETCH_WAIT_MS,
@@ -104,9 +108,9 @@ class Cluster:
             "auto.offset.reset": "error",
         }
 
-    def member(self, group: str, session_ms: int) -> Settings:
-        """For a member of a consumer group. Cooperative: who keeps a partition reads on while
-        others are shared out anew.
+    def group_member(self, group: str, session_ms: int) -> Settings:
+        """Settings of a member of a consumer group. Rebalancing is cooperative: a member goes on
+        reading the partitions that it keeps.
         """
         return {
             "fetch.wait.max.ms": 100,
@@ -119,8 +123,8 @@ class Cluster:
             "auto.offset.reset": "error",
         }
 
-    def sharer(self, group: str, max_records: int) -> Settings:
-        """For a member of a share group: what was received is acknowledged one by one."""
+    def share_member(self, group: str, max_records: int) -> Settings:
+        """Settings of a member of a share group, which acknowledges messages one by one."""
         settings = self.client()
         del settings["allow.auto.create.topics"]
         return settings | {
@@ -140,16 +144,16 @@ class Cluster:
         }
 
 
-def _note_error(error: object) -> None:
-    """Errors are met where something is asked for and fails; without this, the client would raise
-    fatal ones in the middle of its own calls.
+def _log_error(error: object) -> None:
+    """Log a client's error. Errors are raised where a request fails; without a callback, the client
+    would raise fatal errors in the middle of unrelated calls.
     """
     logger.info("Kafka's client reports: %s", error)
 
 
-def parse_address(address: str, options: Mapping[str, Any]) -> Cluster:
-    """The cluster of `kafka://host:port?option=value`, with options passed by name taking
-    precedence.
+def parse_address(address: str, options: Mapping[str, Any]) -> ClusterConfig:
+    """The cluster of `kafka://host:port?option=value`. Options passed by name take precedence over
+    those in the address.
     """
     url = urlsplit(address)
     if url.scheme != SCHEME or not url.netloc:
@@ -162,25 +166,28 @@ def parse_address(address: str, options: Mapping[str, Any]) -> Cluster:
             "The address of a Kafka log has a user or a path in it.",
             fix="write kafka://host:port, and pass sasl.username and sasl.password as options.",
         )
-    named = {
+    in_address = {
         unquote(name): value for name, value in parse_qsl(url.query, keep_blank_values=True)
-    } | _flattened(options)
-    for name in named:
-        if name in KEPT:
-            raise ConfigurationError(
-                f"The option {name!r} cannot be set: {KEPT[name]}.", fix="leave it out."
-            )
-    return Cluster(url.netloc, {name: secret(name, _text(value)) for name, value in named.items()})
-
-
-def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options={...}` and keywords mean the same; Python names may have underscores for dots."""
-    given = dict(options)
-    nested = given.pop("options", None) or {}
-    return {
-        **nested,
-        **{name if "." in name else name.replace("_", "."): value for name, value in given.items()},
     }
+    all_options = in_address | _flatten(options)
+    for name in all_options:
+        if name in FIXED_OPTIONS:
+            raise ConfigurationError(
+                f"The option {name!r} cannot be set: {FIXED_OPTIONS[name]}.", fix="leave it out."
+            )
+    return ClusterConfig(
+        url.netloc, {name: secret(name, _text(value)) for name, value in all_options.items()}
+    )
+
+
+def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `options={...}` with keywords, in which underscores stand for dots."""
+    keywords = dict(options)
+    nested = keywords.pop("options", None) or {}
+    dotted = {
+        name if "." in name else name.replace("_", "."): value for name, value in keywords.items()
+    }
+    return {**nested, **dotted}
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""A member of a consumer group on Kafka. Kafka shares partitions out and fences by generation;
-positions are kept here and committed by name.
+"""A member of a consumer group on Kafka. Kafka assigns partitions and fences members by generation;
+the consumer tracks its own positions and commits them explicitly.
 
-Partitions are shared out cooperatively: a member reads on while others change. What it lost it
-knows from Kafka's calls, which come while it polls.
+Rebalancing is cooperative: a member goes on reading the partitions that it keeps. It learns of
+partitions that it lost by Kafka's callbacks, which run while it polls.
 """
 
 from __future__ import annotations
@@ -18,24 +18,30 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from headrace.durations import to_us
 from headrace.errors import BadPartition, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
 from headrace.log.api import Consumer
-from headrace.log.kafka.cluster import ANSWER_SECONDS, Place
-from headrace.log.kafka.connection import Connection, is_pending
-from headrace.log.kafka.errors import LOST_MEMBERSHIP, code, doing, translated
-from headrace.log.kafka.fetcher import OffsetLost, raise_for
-from headrace.log.kafka.reader import DeadLetters, RowReader, explained
+from headrace.log.kafka.cluster import RESPONSE_SECONDS, PartitionId, is_pending
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.errors import (
+    LOST_MEMBERSHIP,
+    error_code,
+    translate_error,
+    translate_errors,
+)
+from headrace.log.kafka.fetcher import OffsetLost, raise_for_error
+from headrace.log.kafka.reader import MisfitDiverter, RowReader, out_of_range_error
 from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 
 SETTLE_SECONDS = 10.0
+_FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."
 
 
 class KafkaConsumer(Consumer):
-    """For one thread at a time, as Kafka's own."""
+    """A member of a consumer group. For one thread at a time, like Kafka's own consumer."""
 
     def __init__(
         self,
         connection: Connection,
-        letters: DeadLetters,
+        diverter: MisfitDiverter,
         topics: tuple[str, ...],
         group: str,
         *,
@@ -50,48 +56,49 @@ class KafkaConsumer(Consumer):
                 f"start={start!r}, on_lost={on_lost!r}.",
                 fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.",
             )
-        self._connection, self.topics, self.group = (
-            connection,
-            topics,
-            check_name(group, what="group"),
-        )
+        self._connection, self.topics = connection, topics
+        self.group = check_name(group, what="group")
         self._readers = {
             name: RowReader(
-                connection, letters, connection.topics.info(name), headers=headers, follows=True
+                connection,
+                diverter,
+                connection.topics.info(name),
+                with_headers=headers,
+                follows_schema=True,
             )
             for name in topics
         }
         self._start, self._max_rows, self._on_lost = start, max_rows, on_lost
-        self._positions: dict[Place, int] = {}
-        self._stash: list[Message] = []
-        self._joined = self._closed = False
+        self._positions: dict[PartitionId, int] = {}
+        self._pending: list[Message] = []
+        self._is_assigned = self._closed = False
         self._session_ms = to_us(session_timeout, what="session_timeout") // 1000
-        with doing(f"join the group {group!r}"):
-            self._client = Client(connection.cluster.member(group, self._session_ms))
+        with translate_errors(f"join the group {group!r}"):
+            self._client = Client(connection.cluster.group_member(group, self._session_ms))
             self._client.subscribe(
                 list(topics),
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                on_lost=self._revoked,
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_revoke,
             )
         self._await_first_assignment()
 
     # Membership
 
     def _await_first_assignment(self) -> None:
-        """Be in the group when this returns: what is appended from now on is seen with
-        `start="latest"` too.
+        """Wait until this member has joined the group, so that rows appended from now on are read
+        with `start="latest"` too.
         """
         deadline = time.monotonic() + self._session_ms / 1000 + SETTLE_SECONDS
         try:
-            while not self._joined and time.monotonic() < deadline:
-                self._serve(0.05)
+            while not self._is_assigned and time.monotonic() < deadline:
+                self._poll_client(0.05)
         except HeadraceError:
             self._client.close()
             raise
 
-    def _serve(self, seconds: float) -> None:
-        """Let Kafka make its calls; a record that comes along is kept for the next poll. An error
+    def _poll_client(self, seconds: float) -> None:
+        """Let Kafka run its callbacks. A message that arrives is kept for the next `poll`; an error
         of the whole group is raised.
         """
         message = self._client.poll(seconds)
@@ -99,45 +106,52 @@ class KafkaConsumer(Consumer):
             return
         error = message.error()
         if error is not None and message.topic() is None and not error.retriable():
-            raise translated(KafkaException(error), f"read with the group {self.group!r}")
-        self._stash.append(message)
+            raise translate_error(KafkaException(error), f"read with the group {self.group!r}")
+        self._pending.append(message)
 
-    def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:
-        self._joined = True
+    def _on_assign(self, client: Client, partitions: list[TopicPartition]) -> None:
+        """Start each assigned partition at its committed offset, or where `start` says."""
+        self._is_assigned = True
         if not partitions:
             return
         committed = self._committed(client, partitions)
-        fresh = [(place.topic, place.partition) for place in committed if place.offset < 0]
-        broker = self._connection.broker
-        starts = broker.earliest(fresh) if self._start == "earliest" else broker.ends(fresh)
-        for place in committed:
-            key = (place.topic, place.partition)
-            self._positions[key] = place.offset if place.offset >= 0 else starts[key]
+        uncommitted = [(each.topic, each.partition) for each in committed if each.offset < 0]
+        admin = self._connection.admin
+        starts = (
+            admin.start_offsets(uncommitted)
+            if self._start == "earliest"
+            else admin.end_offsets(uncommitted)
+        )
+        for each in committed:
+            partition = (each.topic, each.partition)
+            self._positions[partition] = each.offset if each.offset >= 0 else starts[partition]
         client.incremental_assign(
             [
                 TopicPartition(
-                    place.topic, place.partition, self._positions[place.topic, place.partition]
+                    each.topic, each.partition, self._positions[each.topic, each.partition]
                 )
-                for place in partitions
+                for each in partitions
             ]
         )
 
     @staticmethod
     def _committed(client: Client, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """What the group committed, once no transaction is about to change it."""
-        deadline = time.monotonic() + ANSWER_SECONDS
-        committed = client.committed(partitions, timeout=ANSWER_SECONDS)
-        while any(is_pending(place) for place in committed) and time.monotonic() < deadline:
+        """The committed offsets, once no transaction is about to change them."""
+        deadline = time.monotonic() + RESPONSE_SECONDS
+        committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
+        while any(map(is_pending, committed)) and time.monotonic() < deadline:
             time.sleep(0.005)
-            committed = client.committed(partitions, timeout=ANSWER_SECONDS)
+            committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
         return committed
 
-    def _revoked(self, _client: Client, partitions: list[TopicPartition]) -> None:
-        gone = {(place.topic, place.partition) for place in partitions}
+    def _on_revoke(self, _client: Client, partitions: list[TopicPartition]) -> None:
+        revoked = {(each.topic, each.partition) for each in partitions}
         self._positions = {
-            place: offset for place, offset in self._positions.items() if place not in gone
+            partition: offset
+            for partition, offset in self._positions.items()
+            if partition not in revoked
         }
-        self._stash = [message for message in self._stash if _place(message) not in gone]
+        self._pending = [each for each in self._pending if _partition_of(each) not in revoked]
 
     # Reading
 
@@ -147,80 +161,75 @@ class KafkaConsumer(Consumer):
         self._check_open()
         deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
         while True:
-            batches = self._batches(
-                self._arrived(max(deadline - time.monotonic(), 0.0), max_rows or self._max_rows)
-            )
+            seconds = max(deadline - time.monotonic(), 0.0)
+            batches = self._batches(self._messages(seconds, max_rows or self._max_rows))
             if batches or time.monotonic() >= deadline:
                 return batches
 
-    def _arrived(self, seconds: float, most: int) -> list[Message]:
-        """At least one message if one comes in time; more if they are there already."""
-        with doing(f"read with the group {self.group!r}"):
-            if not self._stash:
-                self._serve(seconds)
-            if len(self._stash) < most:
-                self._stash += self._client.consume(most - len(self._stash), 0)
-        arrived, self._stash = self._stash[:most], self._stash[most:]
-        return arrived
+    def _messages(self, seconds: float, limit: int) -> list[Message]:
+        """At least one message if one arrives in time, and more if they are available at once."""
+        with translate_errors(f"read with the group {self.group!r}"):
+            if not self._pending:
+                self._poll_client(seconds)
+            if len(self._pending) < limit:
+                self._pending += self._client.consume(limit - len(self._pending), 0)
+        messages, self._pending = self._pending[:limit], self._pending[limit:]
+        return messages
 
     def _batches(self, messages: Sequence[Message]) -> list[pa.RecordBatch]:
-        """Rows first: an end that was reported behind them moves the position beyond them. An error
-        waits for a poll of its own.
+        """Decode records into batches, then handle events (ends of partitions and errors).
+
+        The order matters: an end reported after some records moves the position beyond them. An
+        error is kept for the next poll if this one has rows.
         """
-        by_place: dict[Place, list[Message]] = {}
+        by_partition: dict[PartitionId, list[Message]] = {}
         events: list[Message] = []
         for message in messages:
             if message.error() is None:
-                by_place.setdefault(_place(message), []).append(message)
+                by_partition.setdefault(_partition_of(message), []).append(message)
             else:
                 events.append(message)
         batches = [
-            self._rows(place, records)
-            for place, records in sorted(by_place.items())
-            if place in self._positions
+            self._rows(partition, records)
+            for partition, records in sorted(by_partition.items())
+            if partition in self._positions
         ]
         batches = [batch for batch in batches if batch.num_rows]
-        for number, event in enumerate(events):
+        for index, event in enumerate(events):
             if batches and not _is_end(event):
-                self._stash = events[number:] + self._stash
+                self._pending = events[index:] + self._pending
                 break
-            self._take_event(event)
+            self._handle_event(event)
         return batches
 
-    def _rows(self, place: Place, records: list[Message]) -> pa.RecordBatch:
-        position = self._positions[place]
-        wanted = [
-            record for record in records if (record.offset() or 0) >= position
-        ]  # after a seek, older ones may still be on their way
-        if wanted:
-            self._positions[place] = (wanted[-1].offset() or 0) + 1
-        return (
-            self._readers[place[0]]
-            .rows(wanted)
-            .replace_schema_metadata({TOPIC_METADATA: place[0].encode()})
-        )
+    def _rows(self, partition: PartitionId, records: list[Message]) -> pa.RecordBatch:
+        position = self._positions[partition]
+        # After a seek, older records may still arrive.
+        current = [record for record in records if (record.offset() or 0) >= position]
+        if current:
+            self._positions[partition] = (current[-1].offset() or 0) + 1
+        batch = self._readers[partition[0]].rows(current)
+        return batch.replace_schema_metadata({TOPIC_METADATA: partition[0].encode()})
 
-    def _take_event(self, message: Message) -> None:
-        """The end of a partition, or an offset that is gone."""
-        error, place = message.error(), _place(message)
+    def _handle_event(self, message: Message) -> None:
+        """Handle the end of a partition, or an offset that the broker does not have."""
+        error, partition = message.error(), _partition_of(message)
         assert error is not None
-        if place not in self._positions:
+        if partition not in self._positions:
             return
         if _is_end(message):
-            self._positions[place] = max(self._positions[place], message.offset() or 0)
+            self._positions[partition] = max(self._positions[partition], message.offset() or 0)
             return
         try:
-            raise_for(message, error, self._positions[place])
+            raise_for_error(message, error, self._positions[partition])
         except OffsetLost as lost:
-            self._overtaken(explained(self._connection, lost))
-
-    def _overtaken(self, lost: OffsetOutOfRange) -> None:
-        """Retention was faster than this group."""
-        if self._on_lost == "raise":
-            raise lost
-        self._move(
-            (lost.topic, lost.partition), lost.earliest if self._on_lost == "earliest" else lost.end
-        )
+            out_of_range = out_of_range_error(self._connection, lost)
+            if self._on_lost == "raise":
+                raise out_of_range from None
+            self._move(
+                partition,
+                out_of_range.earliest if self._on_lost == "earliest" else out_of_range.end,
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -239,22 +248,24 @@ class KafkaConsumer(Consumer):
         )
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any:
-        """For a transaction that commits positions of ours: what the group's coordinator checks."""
+        """The group metadata with which a transaction commits positions of this consumer: the
+        group's coordinator checks the member's generation.
+        """
         self._check_open()
         self._check_owned(positions)
         return self._client.consumer_group_metadata()
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
-        wanted = self.positions() if positions is None else positions
+        to_commit = self.positions() if positions is None else positions
         offsets = [
             TopicPartition(topic, partition, offset)
-            for topic, parts in wanted.items()
-            for partition, offset in parts.items()
+            for topic, partitions in to_commit.items()
+            for partition, offset in partitions.items()
         ]
         deadline = time.monotonic() + SETTLE_SECONDS
         while offsets:
-            self._check_owned(wanted)
+            self._check_owned(to_commit)
             try:
                 self._client.commit(offsets=offsets, asynchronous=False)
             except KafkaException as error:
@@ -263,17 +274,17 @@ class KafkaConsumer(Consumer):
                 return
 
     def _after_failed_commit(self, error: KafkaException, deadline: float) -> None:
-        """In the middle of a sharing-out, wait for its end: then either the partition is still ours
-        or it is not.
+        """During a rebalance, let it go on: afterwards this member either still owns the partition
+        or has lost it. Any other error is raised.
         """
-        if code(error) in LOST_MEMBERSHIP:
-            self._positions, self._stash = {}, []
+        if error_code(error) in LOST_MEMBERSHIP:
+            self._positions, self._pending = {}, []
             raise MemberFenced(
                 f"This consumer is no longer a member of group {self.group!r}.", fix=_FIX_FENCED
             ) from None
-        if code(error) != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
-            raise translated(error, f"commit positions of group {self.group!r}") from error
-        self._serve(0.05)
+        if error_code(error) != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
+            raise translate_error(error, f"commit positions of group {self.group!r}") from error
+        self._poll_client(0.05)
 
     def _check_owned(self, positions: Mapping[str, Mapping[int, int]]) -> None:
         for topic, offsets in positions.items():
@@ -286,27 +297,27 @@ class KafkaConsumer(Consumer):
 
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
         self._check_open()
-        place = (topic or self.topics[0], partition)
-        if place not in self._positions:
+        owned = (topic or self.topics[0], partition)
+        if owned not in self._positions:
             raise BadPartition(
-                f"This member does not own {place[0]}[{partition}].",
+                f"This member does not own {owned[0]}[{partition}].",
                 fix=f"it owns {sorted(self._positions)}.",
             )
-        start, end = (
-            self._connection.broker.earliest([place])[place],
-            self._connection.broker.ends([place])[place],
-        )
+        start = self._connection.admin.start_offsets([owned])[owned]
+        end = self._connection.admin.end_offsets([owned])[owned]
         if not start <= offset <= end:
-            raise OffsetOutOfRange(*place, offset, start, end)
-        self._move(place, offset)
+            raise OffsetOutOfRange(*owned, offset, start, end)
+        self._move(owned, offset)
 
-    def _move(self, place: Place, offset: int) -> None:
-        """Assigned anew, as a partition whose offset was lost cannot be sought in."""
-        with doing(f"move to offset {offset} of {place[0]}[{place[1]}]"):
-            self._client.incremental_unassign([TopicPartition(*place)])
-            self._client.incremental_assign([TopicPartition(*place, offset)])
-        self._positions[place] = offset
-        self._stash = [message for message in self._stash if _place(message) != place]
+    def _move(self, partition: PartitionId, offset: int) -> None:
+        """Go on at another offset. The partition is assigned anew, because the client cannot seek
+        in a partition whose offset was lost.
+        """
+        with translate_errors(f"move to offset {offset} of {partition[0]}[{partition[1]}]"):
+            self._client.incremental_unassign([TopicPartition(*partition)])
+            self._client.incremental_assign([TopicPartition(*partition, offset)])
+        self._positions[partition] = offset
+        self._pending = [each for each in self._pending if _partition_of(each) != partition]
 
     def assignment(self) -> Mapping[str, tuple[int, ...]]:
         return {topic: tuple(offsets) for topic, offsets in self.positions().items()}
@@ -314,11 +325,8 @@ class KafkaConsumer(Consumer):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._positions, self._stash = {}, []
+            self._positions, self._pending = {}, []
             self._client.close()
-
-
-_FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."
 
 
 def _is_end(message: Message) -> bool:
@@ -326,5 +334,5 @@ def _is_end(message: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
 
 
-def _place(message: Message) -> Place:
+def _partition_of(message: Message) -> PartitionId:
     return message.topic() or "", message.partition() or 0

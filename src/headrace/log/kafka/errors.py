@@ -1,4 +1,6 @@
-"""What Kafka calls an error, in this project's words: which family it is in, and what to do now."""
+"""Kafka's error codes in families, and their translation into errors of `headrace.errors`, which
+say what to do now.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ UNREACHABLE = {
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     KafkaError.REQUEST_TIMED_OUT,
 }
-NOT_ALLOWED = {
+UNAUTHORIZED = {
     KafkaError._AUTHENTICATION,  # noqa: SLF001
     KafkaError._SSL,  # noqa: SLF001
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -42,7 +44,7 @@ NOT_ALLOWED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-HOPELESS = {KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, *NOT_ALLOWED}  # noqa: SLF001
+PERMANENT = {KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, *UNAUTHORIZED}  # noqa: SLF001
 BAD_CONFIG = {
     KafkaError._INVALID_ARG,  # noqa: SLF001
     KafkaError._CONFLICT,  # noqa: SLF001
@@ -77,13 +79,13 @@ def cause(error: KafkaException) -> KafkaError:
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))  # noqa: SLF001
 
 
-def code(error: KafkaException) -> int:
+def error_code(error: KafkaException) -> int:
     return cause(error).code()
 
 
-def translated(error: KafkaException, what: str) -> HeadraceError:
-    """An error of ours for one of Kafka's. `what` is what was being done: "create the topic
-    'orders'".
+def translate_error(error: KafkaException, what: str) -> HeadraceError:
+    """The error of `headrace.errors` for an error of Kafka. `what` names the operation that failed,
+    such as "create the topic 'orders'".
     """
     inner = cause(error)
     number, text = inner.code(), f"Kafka could not {what}: {inner.str()}"
@@ -91,7 +93,7 @@ def translated(error: KafkaException, what: str) -> HeadraceError:
         return RetryError(
             f"{text}.", fix="check that the brokers are up and can be reached, and try again."
         )
-    if number in NOT_ALLOWED:
+    if number in UNAUTHORIZED:
         return ConfigurationError(
             f"{text}.", fix="check the user, its rights (ACLs) and the security options."
         )
@@ -106,14 +108,14 @@ def translated(error: KafkaException, what: str) -> HeadraceError:
     if number in BAD_CONFIG:
         return ConfigurationError(f"{text}.", fix="change the setting that it names.")
     return RetryError(
-        f"{text} ({inner.name()}).", fix="try again; if it stays, look into the brokers' logs."
+        f"{text} ({inner.name()}).", fix="try again; if it persists, look into the brokers' logs."
     )
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
-    """Turn Kafka's exceptions into ours."""
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise Kafka's exceptions as errors of `headrace.errors`."""
     try:
         yield
     except KafkaException as error:
-        raise translated(error, what) from error
+        raise translate_error(error, what) from error

@@ -1,9 +1,9 @@
-"""Reading a partition from one offset to another: what `read`, the compacted topics of our own and
-`verify` are made of.
+"""Reading a partition from one offset to another. `read`, `verify` and the compacted topics are
+built on it.
 
-A read stops at a position, not at a count: markers of transactions take offsets and are never
-delivered. So does it end with the first record at or behind the stop, or when the client reports
-that it has come to the end there.
+A read stops at an offset, not after a number of records, because transaction markers take offsets
+and are never delivered. It ends with the first record at or after the stop, or when the client
+reports the end of the partition there.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.errors import OffsetOutOfRange, RetryError
-from headrace.log.kafka.config import Cluster, Settings
-from headrace.log.kafka.errors import doing
+from headrace.log.kafka.config import ClusterConfig, Settings
+from headrace.log.kafka.errors import translate_errors
 
 BATCH_RECORDS = 10_000
-MAX_IDLE = 4
-MAX_KNOWN = 10_000
+MAX_IDLE_FETCHERS = 4
+MAX_CACHED_TOPICS = 10_000
 SILENCE_SECONDS = 30.0
 
 
 class Fetcher:
-    """A consumer without a group, for one bounded read after the other."""
+    """A consumer without a group, for one bounded read after another."""
 
-    def __init__(self, cluster: Cluster, extra: Settings | None = None) -> None:
-        with doing("open a reader"):
+    def __init__(self, cluster: ClusterConfig, extra: Settings | None = None) -> None:
+        with translate_errors("open a reader"):
             self._consumer = Consumer(cluster.reader() | (extra or {}))
-        self._known: set[str] = set()
+        self._topics_with_leaders: set[str] = set()
 
     def close(self) -> None:
         self._consumer.close()
@@ -50,77 +50,78 @@ class Fetcher:
         self.close()
 
     def records(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
-        """The records from `start` up to `stop`, in lists of bounded length. `stop` must not be
-        beyond the end of what is committed.
+        """The records from offset `start` up to `stop`, in lists of bounded length. `stop` must not
+        be beyond the last committed offset.
         """
         if start >= stop:
             return
-        self._meet(topic)
+        self._find_leaders(topic)
         self._consumer.assign([TopicPartition(topic, partition, start)])
         try:
-            position, heard = start, time.monotonic()
+            position, last_arrival = start, time.monotonic()
             while position < stop:
-                arrived = self._arrived()
-                if arrived:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > SILENCE_SECONDS:
+                messages = self._poll()
+                if messages:
+                    last_arrival = time.monotonic()
+                elif time.monotonic() - last_arrival > SILENCE_SECONDS:
                     raise RetryError(
-                        f"Kafka sends nothing from {topic}[{partition}] at offset {position}.",
+                        f"Kafka has sent nothing from {topic}[{partition}] at offset {position} for"
+                        f" {SILENCE_SECONDS:.0f} seconds.",
                         fix="check the brokers, and try again.",
                     )
-                position, rows = self._sorted_out(arrived, position, stop)
-                if rows:
-                    yield rows
+                position, records = self._records_before(messages, position, stop)
+                if records:
+                    yield records
         finally:
             self._consumer.unassign()
 
-    def _meet(self, topic: str) -> None:
-        """A client that reads already takes a second to find the leaders of a topic that is new to
-        it, unless it is asked for them; a fresh one does not.
+    def _find_leaders(self, topic: str) -> None:
+        """Request the leaders of a topic that is new to this client. Unrequested, a client that has
+        read before needs a second to find them; a new client does not.
         """
-        if self._known and topic not in self._known:
-            with doing(f"look up the topic {topic!r}"):
+        if self._topics_with_leaders and topic not in self._topics_with_leaders:
+            with translate_errors(f"look up the topic {topic!r}"):
                 self._consumer.list_topics(topic, timeout=SILENCE_SECONDS)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known.add(topic)
+        if len(self._topics_with_leaders) >= MAX_CACHED_TOPICS:
+            self._topics_with_leaders.clear()
+        self._topics_with_leaders.add(topic)
 
-    def _arrived(self) -> list[Message]:
+    def _poll(self) -> list[Message]:
         first = self._consumer.poll(1.0)
         if first is None:
             return []
         return [first, *self._consumer.consume(BATCH_RECORDS - 1, 0)]
 
-    def _sorted_out(
-        self, arrived: list[Message], position: int, stop: int
+    def _records_before(
+        self, messages: list[Message], position: int, stop: int
     ) -> tuple[int, list[Message]]:
-        """The position after these, and those of them that are records before the stop. Usually all
-        are, which is seen at once.
+        """The offset after the messages, and those of them that are records before `stop`. Usually
+        all of them are, which is checked first.
         """
-        last = arrived[-1].offset() if arrived else None
-        if last is not None and last < stop and all(message.error() is None for message in arrived):
-            return last + 1, arrived
-        rows = []
-        for message in arrived:
+        last = messages[-1].offset() if messages else None
+        if last is not None and last < stop and all(each.error() is None for each in messages):
+            return last + 1, messages
+        records = []
+        for message in messages:
             error, offset = message.error(), message.offset()
             assert offset is not None
             if error is None:
                 if offset < stop:
-                    rows.append(message)
+                    records.append(message)
                 position = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 position = max(position, offset)
             else:
-                raise_for(message, error, position)
-        return position, rows
+                raise_for_error(message, error, position)
+        return position, records
 
 
-class Fetchers:
-    """Readers kept open between reads, since opening one costs more than many a read. Safe for
-    several threads.
+class FetcherPool:
+    """Keeps fetchers open between reads, since opening one costs more than a short read.
+    Thread-safe.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
         self._guard = Lock()
         self._idle: list[Fetcher] = []
@@ -128,7 +129,7 @@ class Fetchers:
 
     @contextmanager
     def lease(self) -> Iterator[Fetcher]:
-        """A reader for this one read. One whose read was not finished is not used again."""
+        """A fetcher for one read. If the read fails or is not finished, the fetcher is closed."""
         with self._guard:
             fetcher = self._idle.pop() if self._idle else None
         fetcher = fetcher or Fetcher(self._cluster)
@@ -137,11 +138,8 @@ class Fetchers:
         except BaseException:
             fetcher.close()
             raise
-        self._give_back(fetcher)
-
-    def _give_back(self, fetcher: Fetcher) -> None:
         with self._guard:
-            if not self._closed and len(self._idle) < MAX_IDLE:
+            if not self._closed and len(self._idle) < MAX_IDLE_FETCHERS:
                 self._idle.append(fetcher)
                 return
         fetcher.close()
@@ -154,8 +152,8 @@ class Fetchers:
             fetcher.close()
 
 
-def raise_for(message: Message, error: KafkaError, position: int) -> None:
-    """An error in the place of a record."""
+def raise_for_error(message: Message, error: KafkaError, position: int) -> None:
+    """Raise for a message that is an error instead of a record; retriable errors are ignored."""
     topic, partition = message.topic() or "", message.partition()
     if (
         error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
@@ -163,18 +161,18 @@ def raise_for(message: Message, error: KafkaError, position: int) -> None:
     ):
         raise OffsetLost(topic, partition, position)
     if not error.retriable():
-        with doing(f"read {topic}"):
+        with translate_errors(f"read {topic}"):
             raise KafkaException(error)
 
 
 class OffsetLost(Exception):
-    """An offset that the broker no longer has, or does not have yet. Turned into OffsetOutOfRange
-    by whoever knows the bounds.
+    """An offset that the broker no longer has, or does not have yet. Whoever knows the bounds turns
+    it into OffsetOutOfRange.
     """
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(f"{topic}[{partition}]@{offset}")
         self.topic, self.partition, self.offset = topic, partition, offset
 
-    def explained(self, earliest: int, end: int) -> OffsetOutOfRange:
+    def with_bounds(self, earliest: int, end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(self.topic, self.partition, self.offset, earliest, end)

@@ -1,5 +1,6 @@
-"""Groups seen from outside: which there are, where they stand, how far they are behind, and moving
-them.
+"""Groups seen from outside: listing them, their committed offsets and lag, and resetting them.
+
+The consumer groups are Kafka's own; queues are share groups, whose offsets Kafka does not show.
 """
 
 from __future__ import annotations
@@ -15,73 +16,65 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.durations import to_time_us
 from headrace.errors import UnknownGroup
-from headrace.log.kafka.cluster import Place
-from headrace.log.kafka.connection import (
-    Connection,
-    alter_offsets,
-    committed_offsets,
-    consumer_groups,
-    describe,
-    group_owners,
-    share_groups,
-)
-from headrace.log.kafka.errors import doing
+from headrace.log.kafka.cluster import PartitionId
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.errors import translate_errors
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import resolve_offset_alias
 from headrace.log.values import GroupInfo, MemberInfo, Offsets, PartitionLag
 
-MAX_TIMES_KEPT = 100_000
-LOOK_SECONDS = 5.0
+MAX_CACHED_TIMES = 100_000
+LOOKUP_SECONDS = 5.0
 
-Next = tuple[int, float] | None
-"""The next record at or after an offset: its own offset, and when it was appended. None if only
-markers follow.
+StartOffset = tuple[PartitionId, int]
+"""A partition and the offset from which its next record is looked up."""
+NextRecord = tuple[int, float] | None
+"""The offset of the next record at or after a start offset, and the time it was appended at. None
+if only transaction markers follow.
 """
 
 
-class Groups:
-    """Safe for several threads."""
+class GroupAdmin:
+    """The groups of a cluster. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._broker = connection, connection.broker
-        self._times = RecordTimes(connection)
+        self._connection, self._admin = connection, connection.admin
+        self._times = RecordTimeCache(connection)
 
     def names(self) -> list[str]:
-        return sorted({*consumer_groups(self._broker), *share_groups(self._broker)})
+        return sorted({*self._admin.consumer_groups(), *self._admin.share_groups()})
 
     def info(self, name: str) -> GroupInfo:
-        if name in consumer_groups(self._broker):
+        if name in self._admin.consumer_groups():
             return GroupInfo(
-                name,
-                "group",
-                -1,
-                self._members(name),
-                committed_offsets(self._broker, [name])[name],
+                name=name,
+                kind="group",
+                generation=-1,
+                members=self._members(name),
+                committed=self._admin.committed_offsets([name])[name],
             )
-        if name in share_groups(self._broker):
-            return GroupInfo(name, "queue", -1, (), {})
+        if name in self._admin.share_groups():
+            return GroupInfo(name=name, kind="queue", generation=-1, members=(), committed={})
         raise UnknownGroup(name, self.names())
 
     def _members(self, name: str) -> tuple[MemberInfo, ...]:
-        described = describe(self._broker, name)
+        description = self._admin.describe_group(name)
         return tuple(
             MemberInfo(
                 member.member_id,
-                tuple(
-                    (place.topic, place.partition) for place in member.assignment.topic_partitions
-                ),
+                tuple((each.topic, each.partition) for each in member.assignment.topic_partitions),
                 member.host.lstrip("/"),
             )
-            for member in (described.members if described else [])
+            for member in (description.members if description else [])
         )
 
     def committed(self, name: str) -> Offsets:
-        offsets = committed_offsets(self._broker, [name])[name]
+        offsets = self._admin.committed_offsets([name])[name]
         if not offsets and name not in self.names():
             raise UnknownGroup(name, self.names())
         return Offsets(offsets)
 
-    # Moving
+    # Reset
 
     def reset(
         self, group: str, topic: str, to: str | int | datetime, partitions: Sequence[int] | None
@@ -90,170 +83,176 @@ class Groups:
         chosen = range(info.partitions) if partitions is None else partitions
         for partition in chosen:
             check_partition(info, partition)
-        places = [(topic, partition) for partition in chosen]
-        offsets = {
-            partition: offset
-            for (_, partition), offset in self._targets(places, resolve_offset_alias(to)).items()
-        }
-        alter_offsets(self._broker, group, topic, offsets)
+        targets = self._targets(
+            [(topic, partition) for partition in chosen], resolve_offset_alias(to)
+        )
+        offsets = {partition: offset for (_, partition), offset in targets.items()}
+        self._admin.alter_offsets(group, topic, offsets)
         return Offsets({topic: offsets})
 
-    def _targets(self, places: Sequence[Place], to: str | int | datetime) -> dict[Place, int]:
-        """Where a reset leads; never outside of what there is."""
-        starts, ends = self._broker.earliest(places), self._broker.ends(places)
+    def _targets(
+        self, partitions: Sequence[PartitionId], to: str | int | datetime
+    ) -> dict[PartitionId, int]:
+        """The offsets that a reset sets, within the existing offsets of each partition."""
+        starts = self._admin.start_offsets(partitions)
+        ends = self._admin.end_offsets(partitions)
         if to == "earliest":
             return starts
         if to == "latest":
             return ends
         if isinstance(to, int) and not isinstance(to, bool):
-            return {place: min(max(to, starts[place]), ends[place]) for place in places}
-        return since(self._connection, places, to_time_us(to), ends)
+            return {each: min(max(to, starts[each]), ends[each]) for each in partitions}
+        return offsets_since(self._connection, partitions, to_time_us(to), ends)
 
     # Lag
 
     def lag(self, group: str | None) -> list[PartitionLag]:
-        names = consumer_groups(self._broker) if group is None else [group]
-        committed = committed_offsets(self._broker, names)
+        """The lag of one group or of all groups, for each partition of each topic they read.
+
+        Rows are counted by offsets, so transaction markers between the next row and the end count.
+        """
+        names = self._admin.consumer_groups() if group is None else [group]
+        committed = self._admin.committed_offsets(names)
         if group is not None and not committed[group] and group not in self.names():
             raise UnknownGroup(group, self.names())
-        counts = self._broker.partition_counts()
-        wanted = {
+        counts = self._admin.partition_counts()
+        topics = {
             name: self._topics_of(name, offsets) & set(counts)
             for name, offsets in committed.items()
         }
-        places = [
+        partitions = [
             (topic, partition)
-            for topic in sorted(set().union(*wanted.values()))
+            for topic in sorted(set().union(*topics.values()))
             for partition in range(counts[topic])
         ]
-        starts, ends = self._broker.earliest(places), self._broker.ends(places)
-        standing = [
-            (name, place, committed[name].get(place[0], {}).get(place[1]))
+        starts = self._admin.start_offsets(partitions)
+        ends = self._admin.end_offsets(partitions)
+        positions = [
+            (name, each, committed[name].get(each[0], {}).get(each[1]))
             for name in names
-            for place in places
-            if place[0] in wanted[name]
+            for each in partitions
+            if each[0] in topics[name]
         ]
-        following = self._times.following(
-            {
-                (place, _from(offset, starts[place]))
-                for _, place, offset in standing
-                if _from(offset, starts[place]) < ends[place]
-            }
-        )
+        behind = {
+            (partition, _next_offset(offset, starts[partition]))
+            for _, partition, offset in positions
+            if _next_offset(offset, starts[partition]) < ends[partition]
+        }
+        next_records = self._times.next_records(behind)
         now = time.time()
-        return [
-            self._partition_lag(name, place, offset, starts[place], ends[place], following, now)
-            for name, place, offset in standing
-        ]
+        lags = []
+        for name, partition, offset in positions:
+            start_offset = (partition, _next_offset(offset, starts[partition]))
+            next_record = next_records.get(start_offset)
+            rows, seconds = 0, 0.0
+            if next_record is not None:
+                rows = ends[partition] - next_record[0]
+                seconds = max(0.0, now - next_record[1])
+            lags.append(
+                PartitionLag(
+                    name,
+                    *partition,
+                    committed=offset,
+                    end=ends[partition],
+                    rows=rows,
+                    seconds=seconds,
+                )
+            )
+        return lags
 
     def _topics_of(self, group: str, committed: Mapping[str, Any]) -> set[str]:
-        """What a group reads: what it committed for, or, before its first commit, what its members
-        have.
+        """The topics that a group reads: those it committed offsets of, or, before its first
+        commit, those its members are assigned.
         """
-        return set(committed) or {topic for topic, _, _ in group_owners(self._broker, group)}
-
-    def _partition_lag(
-        self,
-        group: str,
-        place: Place,
-        offset: int | None,
-        start: int,
-        end: int,
-        following: Mapping[tuple[Place, int], Next],
-        now: float,
-    ) -> PartitionLag:
-        """Rows are counted by offsets, so markers of transactions between the next row and the end
-        count too.
-        """
-        upcoming = following.get((place, _from(offset, start)))
-        rows, seconds = (
-            (0, 0.0) if upcoming is None else (end - upcoming[0], max(0.0, now - upcoming[1]))
-        )
-        return PartitionLag(group, *place, committed=offset, end=end, rows=rows, seconds=seconds)
+        return set(committed) or {topic for topic, _, _ in self._admin.group_owners(group)}
 
 
-def _from(offset: int | None, start: int) -> int:
-    return start if offset is None else max(offset, start)
+def _next_offset(committed: int | None, start: int) -> int:
+    return start if committed is None else max(committed, start)
 
 
-def since(
-    connection: Connection, places: Sequence[Place], time_us: int, ends: Mapping[Place, int]
-) -> dict[Place, int]:
-    """The first offset at or after a time, the end if there is none. Kafka's clock has
-    milliseconds.
+def offsets_since(
+    connection: Connection,
+    partitions: Sequence[PartitionId],
+    time_us: int,
+    ends: Mapping[PartitionId, int],
+) -> dict[PartitionId, int]:
+    """The first offset at or after a time, or the end if there is none. Kafka's timestamps have
+    milliseconds, so the time is rounded up.
     """
-    found = connection.broker.since(places, -(-time_us // 1000))
+    offsets = connection.admin.offsets_for_time(partitions, -(-time_us // 1000))
     return {
-        place: min(offset, ends[place]) if offset >= 0 else ends[place]
-        for place, offset in found.items()
+        partition: min(offset, ends[partition]) if offset >= 0 else ends[partition]
+        for partition, offset in offsets.items()
     }
 
 
-class RecordTimes:
-    """When the record at or after an offset was appended. That never changes, so it is looked up
-    once: a lag that is watched costs little.
+class RecordTimeCache:
+    """The append times of the records at or after some offsets. They never change, so each is
+    looked up once, and monitoring lag stays cheap.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._guard = Lock()
-        self._known: OrderedDict[tuple[Place, int], tuple[int, float]] = OrderedDict()
+        self._cached: OrderedDict[StartOffset, tuple[int, float]] = OrderedDict()
 
-    def following(self, wanted: Iterable[tuple[Place, int]]) -> dict[tuple[Place, int], Next]:
+    def next_records(self, start_offsets: Iterable[StartOffset]) -> dict[StartOffset, NextRecord]:
         with self._guard:
-            found: dict[tuple[Place, int], Next] = {
-                spot: self._known[spot] for spot in wanted if spot in self._known
+            records: dict[StartOffset, NextRecord] = {
+                each: self._cached[each] for each in start_offsets if each in self._cached
             }
-            missing = [spot for spot in wanted if spot not in found]
-            for spot, record in self._look_up(missing).items():
-                found[spot] = record
+            missing = [each for each in start_offsets if each not in records]
+            for start_offset, record in self._look_up(missing).items():
+                records[start_offset] = record
                 if record is not None:
-                    self._known[spot] = record
-            while len(self._known) > MAX_TIMES_KEPT:
-                self._known.popitem(last=False)
-        return found
+                    self._cached[start_offset] = record
+            while len(self._cached) > MAX_CACHED_TIMES:
+                self._cached.popitem(last=False)
+        return records
 
-    def _look_up(self, spots: Sequence[tuple[Place, int]]) -> dict[tuple[Place, int], Next]:
-        """One record from each spot; as many partitions at once as there are, one spot of each at a
+    def _look_up(self, start_offsets: Sequence[StartOffset]) -> dict[StartOffset, NextRecord]:
+        """Read one record at each start offset: all partitions at once, one offset of each at a
         time.
         """
-        found: dict[tuple[Place, int], Next] = {}
-        if not spots:
-            return found
-        with doing("look at records"):
+        records: dict[StartOffset, NextRecord] = {}
+        if not start_offsets:
+            return records
+        with translate_errors("look up records"):
             consumer = Consumer(
                 self._connection.cluster.reader() | {"fetch.message.max.bytes": 4096}
             )
         try:
-            waiting = list(spots)
+            waiting = list(start_offsets)
             while waiting:
-                turn = dict(reversed([(place, offset) for place, offset in waiting]))
-                found |= _first_records(consumer, turn)
-                waiting = [spot for spot in waiting if spot not in found]
+                first_of_each = dict(reversed(waiting))
+                records |= _first_records(consumer, first_of_each)
+                waiting = [each for each in waiting if each not in records]
         finally:
             consumer.close()
-        return found
+        return records
 
 
-def _first_records(consumer: Consumer, turn: Mapping[Place, int]) -> dict[tuple[Place, int], Next]:
-    """The first record of each partition from its offset on. What does not answer in time counts as
-    nothing.
+def _first_records(
+    consumer: Consumer, offsets: Mapping[PartitionId, int]
+) -> dict[StartOffset, NextRecord]:
+    """The first record of each partition at or after its offset; None for a partition that does not
+    respond in time.
     """
-    consumer.assign([TopicPartition(*place, offset) for place, offset in turn.items()])
-    found: dict[tuple[Place, int], Next] = {}
-    deadline = time.monotonic() + LOOK_SECONDS
-    while len(found) < len(turn) and time.monotonic() < deadline:
+    consumer.assign([TopicPartition(*partition, offset) for partition, offset in offsets.items()])
+    records: dict[PartitionId, NextRecord] = {}
+    deadline = time.monotonic() + LOOKUP_SECONDS
+    while len(records) < len(offsets) and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is None:
             continue
-        place = (message.topic() or "", message.partition() or 0)
-        spot = (place, turn[place]) if place in turn else None
-        if spot is None or spot in found:
+        partition = (message.topic() or "", message.partition() or 0)
+        if partition not in offsets or partition in records:
             continue
         error = message.error()
         if error is None:
-            found[spot] = (message.offset() or 0, message.timestamp()[1] / 1000)
+            records[partition] = (message.offset() or 0, message.timestamp()[1] / 1000)
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-            found[spot] = None
+            records[partition] = None
     consumer.unassign()
-    return {(place, offset): found.get((place, offset)) for place, offset in turn.items()}
+    return {each: records.get(each[0]) for each in offsets.items()}

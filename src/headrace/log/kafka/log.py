@@ -1,5 +1,5 @@
-"""The log on Kafka: the API of `headrace.log.api` over a cluster. Each part has a file of its own;
-this is where they meet.
+"""`KafkaLog`: the interface of `headrace.log.api` on a Kafka cluster. Producers, consumers, queues
+and transactions are in modules of their own; `verify` and `stats` are here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from headrace.durations import from_us, to_time_us
 from headrace.errors import BadSchema, HeadraceError
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
 from headrace.log.kafka import staging
-from headrace.log.kafka.cluster import Place
+from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.consumer import KafkaConsumer
-from headrace.log.kafka.errors import doing
+from headrace.log.kafka.errors import translate_errors
 from headrace.log.kafka.fetcher import Fetcher, OffsetLost
-from headrace.log.kafka.groups import Groups, since
+from headrace.log.kafka.groups import GroupAdmin, offsets_since
 from headrace.log.kafka.producer import KafkaProducer
 from headrace.log.kafka.queue import KafkaQueue
-from headrace.log.kafka.reader import DeadLetters, KafkaBatches, Range, controls, ranges
+from headrace.log.kafka.reader import (
+    KafkaBatches,
+    MisfitDiverter,
+    ReadRange,
+    read_controls,
+    read_ranges,
+)
 from headrace.log.kafka.records import control_record, to_rows
-from headrace.log.kafka.sender import Delivery, send
+from headrace.log.kafka.sender import DeliveryReports, send_records
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import check_name, declared_topic
@@ -43,88 +49,20 @@ from headrace.log.values import (
     TopicStats,
 )
 
-# Looking after a log on Kafka: reading everything to see whether it can be read, and how much there
-# is. The brokers do the rest.
-
-
 UNKNOWN = -1
 
 
-def verify(connection: Connection, topics: Sequence[str]) -> list[Finding]:
-    """Every record that cannot be read: its checksum is wrong, or it does not fit the schema.
-    Topics without a schema are left out.
-    """
-    findings: list[Finding] = []
-    with Fetcher(connection.cluster, {"check.crcs": True}) as fetcher:
-        for name in topics:
-            try:
-                info = connection.topics.info(name)
-            except BadSchema:
-                if len(topics) == 1:
-                    raise
-                continue
-            for span in ranges(connection, info, None, None, None):
-                findings += _verify_partition(fetcher, info, span)
-    return findings
-
-
-def _verify_partition(fetcher: Fetcher, info: TopicInfo, span: Range) -> Iterator[Finding]:
-    partition, start, stop = span
-    try:
-        for messages in fetcher.records(info.name, partition, start, stop):
-            for misfit in to_rows(info, messages).misfits:
-                yield Finding(
-                    "corrupt",
-                    f"{info.name}[{partition}]",
-                    UNKNOWN,
-                    misfit.reason,
-                    info.name,
-                    partition,
-                    misfit.offset,
-                )
-    except OffsetLost:
-        return  # retention was faster: what is gone needs no checking
-    except HeadraceError as error:
-        yield Finding(
-            "corrupt", f"{info.name}[{partition}]", UNKNOWN, error.message, info.name, partition
-        )
-
-
-def stats(connection: Connection, topics: Sequence[str]) -> list[TopicStats]:
-    """Sizes. Kafka's client tells neither bytes nor segments (-1), and counts offsets, of which
-    markers of transactions take some.
-    """
-    return [_topic_stats(connection, name) for name in topics]
-
-
-def _topic_stats(connection: Connection, name: str) -> TopicStats:
-    count = connection.broker.partitions(name) or connection.topics.info(name).partitions
-    places = [(name, partition) for partition in range(count)]
-    starts, ends = connection.broker.earliest(places), connection.broker.ends(places)
-    rows = sum(ends[place] - starts[place] for place in places)
-    earliest = {partition: starts[name, partition] for partition in range(count)}
-    return TopicStats(
-        name,
-        count,
-        rows,
-        UNKNOWN,
-        UNKNOWN,
-        earliest,
-        {partition: ends[name, partition] for partition in range(count)},
-    )
-
-
 class KafkaLog(Log):
-    """Options are librdkafka's: `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`.
-    Safe for several threads.
+    """A log on a Kafka cluster. Options are librdkafka's:
+    `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`. Thread-safe.
     """
 
     def __init__(self, address: str, **options: Any) -> None:
         self.address = address
         self._connection = Connection(address, options)
         self._topics = self._connection.topics
-        self._groups = Groups(self._connection)
-        self._letters = DeadLetters(self)
+        self._groups = GroupAdmin(self._connection)
+        self._diverter = MisfitDiverter(self)
         self._closed = False
 
     # Topics
@@ -201,9 +139,11 @@ class KafkaLog(Log):
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         check_partition(self.topic(topic), partition)
-        delivery = Delivery()
-        with doing(f"append to {topic!r}"):
-            send(self._connection.plain, [control_record(topic, partition, payload)], delivery)
+        delivery = DeliveryReports()
+        with translate_errors(f"append to {topic!r}"):
+            send_records(
+                self._connection.producer, [control_record(topic, partition, payload)], delivery
+            )
         return AppendResult(delivery.ranges())
 
     def stage(
@@ -215,7 +155,7 @@ class KafkaLog(Log):
         directory: str | None = None,
         group: str | None = None,
     ) -> Staged:
-        info, _ = self._topics.recent(topic)
+        info, _ = self._topics.cached(topic)
         return staging.stage(
             info,
             batches,
@@ -245,12 +185,11 @@ class KafkaLog(Log):
         on_corrupt: str = "raise",
     ) -> Batches:
         info = self.topic(topic)
-        spans = ranges(self._connection, info, partition, start, stop)
         return KafkaBatches(
             self._connection,
-            self._letters,
+            self._diverter,
             info,
-            spans,
+            read_ranges(self._connection, info, partition, start, stop),
             columns=columns,
             headers=headers,
             on_corrupt=on_corrupt,
@@ -259,15 +198,15 @@ class KafkaLog(Log):
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
     ) -> list[ControlRecord]:
-        (span,) = ranges(self._connection, self.topic(topic), partition, start, stop)
-        return controls(self._connection, topic, span)
+        (read_range,) = read_ranges(self._connection, self.topic(topic), partition, start, stop)
+        return read_controls(self._connection, topic, read_range)
 
     def start_offsets(self, topic: str) -> dict[int, int]:
-        return _by_partition(self._connection.broker.earliest(self._places(topic)))
+        return _by_partition(self._connection.admin.start_offsets(self._partitions(topic)))
 
     def whole_from(self, topic: str) -> dict[int, int]:
-        """The broker does not say what it compacted: what is younger than the history to keep is
-        whole, all else may not be.
+        """Kafka does not report what it has compacted: records younger than the topic's history are
+        complete, older ones may be compacted.
         """
         info, starts = self.topic(topic), self.start_offsets(topic)
         if not info.compact and info.history_us is None:
@@ -280,37 +219,48 @@ class KafkaLog(Log):
         return {partition: max(start, whole[partition]) for partition, start in starts.items()}
 
     def end_offsets(self, topic: str) -> dict[int, int]:
-        return _by_partition(self._connection.broker.ends(self._places(topic)))
+        return _by_partition(self._connection.admin.end_offsets(self._partitions(topic)))
 
     def snapshot(self, topics: Iterable[str]) -> Offsets:
-        """One question to the cluster, but not one moment: a transaction that is just being
-        committed may be cut in two.
+        """One request to the cluster, but not one point in time: the snapshot may split a
+        transaction that is just being committed.
         """
         names = list(topics)
-        ends = self._connection.broker.ends(
-            [place for name in names for place in self._recent_places(name)]
+        ends = self._connection.admin.end_offsets(
+            [each for name in names for each in self._cached_partitions(name)]
         )
         return Offsets(
             {
-                name: _by_partition({place: end for place, end in ends.items() if place[0] == name})
+                name: _by_partition(
+                    {
+                        topic_partition: end
+                        for topic_partition, end in ends.items()
+                        if topic_partition[0] == name
+                    }
+                )
                 for name in names
             }
         )
 
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
-        places, time_us = self._recent_places(topic), to_time_us(time)
+        partitions, time_us = self._cached_partitions(topic), to_time_us(time)
         return _by_partition(
-            since(self._connection, places, time_us, self._connection.broker.ends(places))
+            offsets_since(
+                self._connection,
+                partitions,
+                time_us,
+                self._connection.admin.end_offsets(partitions),
+            )
         )
 
-    def _places(self, topic: str) -> list[Place]:
+    def _partitions(self, topic: str) -> list[PartitionId]:
         return [(topic, partition) for partition in range(self.topic(topic).partitions)]
 
-    def _recent_places(self, topic: str) -> list[Place]:
-        """For what a pipeline asks several times a second. Partitions added within the last seconds
-        may be missing.
+    def _cached_partitions(self, topic: str) -> list[PartitionId]:
+        """The partitions of a topic by its cached description, for requests that a pipeline makes
+        several times a second. Partitions added within the last seconds may be missing.
         """
-        return [(topic, partition) for partition in range(self._topics.recent(topic)[0].partitions)]
+        return [(topic, partition) for partition in range(self._topics.cached(topic)[0].partitions)]
 
     # Groups, queues, notes
 
@@ -328,7 +278,7 @@ class KafkaLog(Log):
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         return KafkaConsumer(
             self._connection,
-            self._letters,
+            self._diverter,
             names,
             group,
             start=start,
@@ -339,7 +289,7 @@ class KafkaLog(Log):
         )
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
-        return KafkaQueue(self._connection, self, self._letters, topic, group, delivery_limit)
+        return KafkaQueue(self._connection, self, self._diverter, topic, group, delivery_limit)
 
     def groups(self) -> list[str]:
         return self._groups.names()
@@ -367,13 +317,14 @@ class KafkaLog(Log):
     def note(self, name: str) -> str | None:
         return self._connection.notes.note(name)
 
-    # Care
+    # Maintenance
 
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify(self._connection, [topic] if topic is not None else self.topics())
 
     def stats(self, topic: str | None = None) -> list[TopicStats]:
-        return stats(self._connection, [topic] if topic is not None else self.topics())
+        names = [topic] if topic is not None else self.topics()
+        return [topic_stats(self._connection, name) for name in names]
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None:
@@ -388,5 +339,75 @@ class KafkaLog(Log):
             self._connection.close()
 
 
-def _by_partition(offsets: dict[Place, int]) -> dict[int, int]:
+# Verification and statistics
+
+
+def verify(connection: Connection, topics: Sequence[str]) -> list[Finding]:
+    """A finding for every record that cannot be read: its checksum is wrong, or it does not fit the
+    schema. Topics without a schema are skipped, unless it is the only topic.
+    """
+    findings: list[Finding] = []
+    with Fetcher(connection.cluster, {"check.crcs": True}) as fetcher:
+        for name in topics:
+            try:
+                info = connection.topics.info(name)
+            except BadSchema:
+                if len(topics) == 1:
+                    raise
+                continue
+            for read_range in read_ranges(connection, info, None, None, None):
+                findings += _verify_partition(fetcher, info, read_range)
+    return findings
+
+
+def _verify_partition(
+    fetcher: Fetcher, info: TopicInfo, read_range: ReadRange
+) -> Iterator[Finding]:
+    partition, start, stop = read_range
+    where = f"{info.name}[{partition}]"
+    try:
+        for messages in fetcher.records(info.name, partition, start, stop):
+            for misfit in to_rows(info, messages).misfits:
+                yield Finding(
+                    kind="corrupt",
+                    file=where,
+                    position=UNKNOWN,
+                    message=misfit.reason,
+                    topic=info.name,
+                    partition=partition,
+                    offset=misfit.offset,
+                )
+    except OffsetLost:
+        return  # removed by retention meanwhile: there is nothing to verify
+    except HeadraceError as error:
+        yield Finding(
+            kind="corrupt",
+            file=where,
+            position=UNKNOWN,
+            message=error.message,
+            topic=info.name,
+            partition=partition,
+        )
+
+
+def topic_stats(connection: Connection, name: str) -> TopicStats:
+    """The size of a topic. Kafka's client reports neither bytes nor segments (-1). Rows are counted
+    by offsets, of which transaction markers take some.
+    """
+    count = connection.admin.partitions(name) or connection.topics.info(name).partitions
+    partitions = [(name, partition) for partition in range(count)]
+    starts = _by_partition(connection.admin.start_offsets(partitions))
+    ends = _by_partition(connection.admin.end_offsets(partitions))
+    return TopicStats(
+        name=name,
+        partitions=count,
+        rows=sum(ends.values()) - sum(starts.values()),
+        bytes=UNKNOWN,
+        segments=UNKNOWN,
+        earliest=starts,
+        end=ends,
+    )
+
+
+def _by_partition(offsets: dict[PartitionId, int]) -> dict[int, int]:
     return {partition: offset for (_, partition), offset in sorted(offsets.items())}

@@ -1,8 +1,8 @@
-"""The producer on Kafka. With an id its rows and its number are stored in one Kafka transaction,
-and a newer producer of the same id fences it.
+"""Producers on Kafka. A producer with an id is idempotent: it stores its rows together with their
+sequence number in one Kafka transaction, and a newer producer of the same id fences it.
 
-Without an id, rows for one partition go out as they are; rows for several go in a transaction, so
-that all of them are seen or none.
+A producer without an id sends rows for one partition directly; rows for several partitions go in a
+transaction, so that readers see all of them or none.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from headrace.errors import BadRows, InputError, ProducerFenced, RetryError
 from headrace.log.api import Producer
 from headrace.log.kafka.config import SEND_TIMEOUT_MS
 from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.errors import FENCED, cause, code, translated
-from headrace.log.kafka.notes import Ledger
+from headrace.log.kafka.errors import FENCED, cause, error_code, translate_error
+from headrace.log.kafka.notes import ProducerLedger
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.sender import (
-    Delivery,
+    DeliveryReports,
     Record,
-    blocks,
-    commit,
-    fenced_as,
+    abort_transaction,
+    commit_transaction,
+    group_by_partition,
     open_transactional,
-    roll_back,
-    send,
     send_in_transaction,
+    send_records,
+    translate_fencing,
 )
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
@@ -49,24 +49,25 @@ from headrace.log.values import (
     check_sequence,
 )
 
-# What users append, made into batches that fit a topic: the same checks for producers, transactions
-# and staged rows.
+# Batches to append: the same checks for producers, transactions and staged rows
 
 
-def appended(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
-    """Rows as they are; on a table's topic each says what kind of change it is."""
+def append_batch(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
+    """The batch that `append` stores. On a table's topic each row must have a change type."""
     batch = to_batch(rows, info.arrow_schema, topic=info.name)
     if info.is_table:
         check_changes(batch, topic=info.name)
     return with_headers(batch, headers)
 
 
-def upserted(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
+def upsert_batch(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
+    """The batch that `upsert` stores. InputError if the topic is not a table."""
     _check_table(info, "upsert")
     return with_headers(upserts(rows, info.arrow_schema, topic=info.name), headers)
 
 
-def deleted(keys: Any, info: TopicInfo) -> pa.RecordBatch:
+def delete_batch(keys: Any, info: TopicInfo) -> pa.RecordBatch:
+    """The tombstones that `delete` stores. InputError if the topic is not a table."""
     _check_table(info, "delete")
     return tombstones(keys, info.arrow_schema, info.key, topic=info.name)
 
@@ -79,32 +80,37 @@ def _check_table(info: TopicInfo, what: str) -> None:
         )
 
 
-def repeatable(rows: Rows) -> Rows:
-    """Rows that can be looked at twice: an iterator is taken whole."""
+def materialize(rows: Rows) -> Rows:
+    """Rows that can be iterated twice: an iterator is read into a list."""
     if isinstance(rows, pa.Table | pa.RecordBatch | dict | list) or hasattr(rows, "columns"):
         return rows
     return rows if isinstance(rows, str | bytes) or not hasattr(rows, "__iter__") else list(rows)
 
 
-TRANSACTION_MS = SEND_TIMEOUT_MS
-"""An append takes no longer; so a producer that died in the middle of one holds up readers of its
-partitions no longer either.
+APPEND_TIMEOUT_MS = SEND_TIMEOUT_MS
+"""The transaction timeout of an append. It also bounds how long a producer that dies in the middle
+of an append holds back readers of its partitions.
 """
 
-Offsets = dict[str, dict[int, OffsetRange]]
+AppendedRanges = dict[str, dict[int, OffsetRange]]
+_FIX_FENCED = "stop this one; if it should go on, open it again and look at last_sequence."
+_FIX_UNKNOWN = (
+    "look into the topic before trying again; a producer with an id can simply repeat the same"
+    " number."
+)
 
 
 class KafkaProducer(Producer):
-    """Safe for several threads; their appends follow one another."""
+    """A producer of one topic. Thread-safe; appends of several threads are serialised."""
 
     def __init__(
         self, connection: Connection, topic: str, id: str | None, partitioner: Partitioner | None
     ) -> None:
         self._connection, self.topic, self.id = connection, topic, id
-        self._info, self._uid = connection.topics.described(topic)
+        self._info, self._uid = connection.topics.describe(topic)
         self._assigner = PartitionAssigner(partitioner)
         self._guard = RLock()
-        self._ledger = Ledger()
+        self._ledger = ProducerLedger()
         self._client: Client | None = None
         self._closed = False
         self.epoch = 0
@@ -116,7 +122,7 @@ class KafkaProducer(Producer):
     def last_sequence(self) -> int:
         return self._ledger.last
 
-    # What is stored
+    # Appends
 
     def append(
         self,
@@ -126,17 +132,19 @@ class KafkaProducer(Producer):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> AppendResult:
-        kept = repeatable(rows)
-        return self._store(lambda info: appended(kept, info, headers), sequence, partition)
+        repeatable = materialize(rows)
+        return self._store(
+            lambda info: append_batch(repeatable, info, headers), sequence, partition
+        )
 
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
     ) -> AppendResult:
-        kept = repeatable(rows)
-        return self._store(lambda info: upserted(kept, info, headers), sequence, None)
+        repeatable = materialize(rows)
+        return self._store(lambda info: upsert_batch(repeatable, info, headers), sequence, None)
 
     def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
-        return self._store(lambda info: deleted(keys, info), sequence, None)
+        return self._store(lambda info: delete_batch(keys, info), sequence, None)
 
     def close(self) -> None:
         with self._guard:
@@ -150,148 +158,137 @@ class KafkaProducer(Producer):
         partition: int | None,
     ) -> AppendResult:
         with self._guard:
-            self._check_usable(sequence)
+            if self._closed:
+                raise InputError(
+                    f"This producer of {self.topic!r} was closed.",
+                    fix="open another one with log.producer(...).",
+                )
+            check_sequence(sequence, topic=self.topic, id=self.id)
             records = self._records(make, partition)
             if self.id is not None:
-                return self._store_numbered(
+                return self._store_sequenced(
                     records, self._ledger.last + 1 if sequence is None else sequence
                 )
             if len({record.partition for record in records}) > 1:
-                return AppendResult(self._in_transaction(records, None))
-            return AppendResult(self._send_plainly(records))
-
-    def _check_usable(self, sequence: int | None) -> None:
-        if self._closed:
-            raise InputError(
-                f"This producer of {self.topic!r} was closed.",
-                fix="open another one with log.producer(...).",
-            )
-        check_sequence(sequence, topic=self.topic, id=self.id)
+                return AppendResult(self._send_in_transaction(records, None))
+            return AppendResult(self._send_directly(records))
 
     def _records(
         self, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None
     ) -> list[Record]:
-        """Rows are checked against the topic as it was lately; before they are refused, as it is
-        now.
+        """The records of rows, which are checked against the cached description of the topic, and
+        before they are refused against its newest one.
         """
-        self._info, self._uid = self._connection.topics.recent(self.topic)
+        self._info, self._uid = self._connection.topics.cached(self.topic)
         try:
             batch = make(self._info)
         except BadRows:
-            self._info, self._uid = self._connection.topics.described(self.topic)
+            self._info, self._uid = self._connection.topics.describe(self.topic)
             batch = make(self._info)
         numbers: Any = self._assigner.assign(self._info, batch, partition)
         return to_records(self._info, batch, np.asarray(numbers), self._connection.max_bytes)
 
-    def _send_plainly(self, records: list[Record]) -> Offsets:
-        delivery = Delivery()
+    def _send_directly(self, records: list[Record]) -> AppendedRanges:
+        delivery = DeliveryReports()
         try:
-            send(self._connection.plain, records, delivery)
+            send_records(self._connection.producer, records, delivery)
         except KafkaException as error:
             raise RetryError(
                 f"Whether an append to {self.topic!r} was stored is not known:"
                 f" {cause(error).str()}.",
-                fix=(
-                    "look into the topic before trying again; a producer with an id can simply"
-                    " repeat the same number."
-                ),
+                fix=_FIX_UNKNOWN,
             ) from error
         return delivery.ranges()
 
-    # Numbered appends
+    # Idempotent appends
 
     def _take_over(self) -> None:
-        """1. fence older producers of this id; 2. read what they stored last; 3. store our epoch,
-        which makes us the newest for everyone to see.
+        """Become the only producer of this id:
+
+        1. open a client, which fences older producers of the id
+        2. read their ledger, with the last sequence number they stored
+        3. store the ledger with the next epoch, by which older producers know that they are fenced
         """
-        client = self._open_client()
-        known = self._connection.notes.ledger(self._uid, self.id or "")
-        self._ledger = replace(known, epoch=known.epoch + 1)
+        client = self._open_client()  # 1
+        ledger = self._connection.notes.ledger(self._uid, self.id or "")  # 2
+        self._ledger = replace(ledger, epoch=ledger.epoch + 1)
         self.epoch = self._ledger.epoch
         self._client = client
-        self._in_transaction([], self._ledger)
+        self._send_in_transaction([], self._ledger)  # 3
 
-    def _store_numbered(self, records: list[Record], sequence: int) -> AppendResult:
+    def _store_sequenced(self, records: list[Record], sequence: int) -> AppendResult:
         if sequence <= self._ledger.last:
-            self._check_not_fenced()
-            return AppendResult({self.topic: self._ledger.place_of(sequence)}, duplicate=True)
-        offsets = self._in_transaction(records, self._ledger, sequence)
-        return AppendResult({self.topic: offsets.get(self.topic, {})})
+            # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
+            stored = self._connection.notes.ledger(self._uid, self.id or "")
+            if stored.epoch != self.epoch:
+                raise self._fenced_error()
+            return AppendResult({self.topic: self._ledger.ranges_of(sequence)}, duplicate=True)
+        ranges = self._send_in_transaction(records, self._ledger, sequence)
+        return AppendResult({self.topic: ranges.get(self.topic, {})})
 
-    def _check_not_fenced(self) -> None:
-        """A repeat stores nothing that Kafka could refuse, so the ledger is asked who is the
-        newest.
-        """
-        newest = self._connection.notes.ledger(self._uid, self.id or "").epoch
-        if newest != self.epoch:
-            raise self._fenced()
-
-    def _fenced(self) -> ProducerFenced:
+    def _fenced_error(self) -> ProducerFenced:
         return ProducerFenced(
             f"The producer {self.id!r} of {self.topic!r} was opened again elsewhere.",
             fix=_FIX_FENCED,
         )
 
-    def _in_transaction(
-        self, records: list[Record], ledger: Ledger | None, sequence: int | None = None
-    ) -> Offsets:
-        """1. begin; 2. rows; 3. the number, with where the rows went; 4. commit; 5. wait until
-        readers see it.
+    def _send_in_transaction(
+        self, records: list[Record], ledger: ProducerLedger | None, sequence: int | None = None
+    ) -> AppendedRanges:
+        """Store records in one Kafka transaction:
+
+        1. begin
+        2. send the rows
+        3. send the ledger with the sequence number and the offsets of the rows
+        4. commit
+        5. wait until readers see the rows
         """
         client = self._client or self._open_client()
-        delivery = Delivery()
-        with fenced_as(
-            ProducerFenced, self._fenced().message, _FIX_FENCED, f"append to {self.topic!r}"
+        delivery = DeliveryReports()
+        with translate_fencing(
+            ProducerFenced, self._fenced_error().message, _FIX_FENCED, f"append to {self.topic!r}"
         ):
             try:
-                client.begin_transaction()
-                send_in_transaction(client, blocks(records), delivery)
-                offsets = delivery.ranges()
+                client.begin_transaction()  # 1
+                send_in_transaction(client, group_by_partition(records), delivery)  # 2
+                ranges = delivery.ranges()
                 if ledger is not None:
-                    ledger = (
-                        ledger
-                        if sequence is None
-                        else ledger.with_append(sequence, offsets.get(self.topic, {}))
-                    )
-                    send(
-                        client,
-                        [self._connection.notes.ledger_record(self._uid, self.id or "", ledger)],
-                        delivery,
-                    )
+                    if sequence is not None:
+                        ledger = ledger.with_append(sequence, ranges.get(self.topic, {}))
+                    notes = self._connection.notes
+                    record = notes.ledger_record(self._uid, self.id or "", ledger)
+                    send_records(client, [record], delivery)  # 3
             except KafkaException as error:
-                raise roll_back(client, error) from error
-            self._commit(client, ledger)
+                raise abort_transaction(client, error) from error
+            self._commit(client, ledger)  # 4
         self._ledger = ledger or self._ledger
-        self._connection.await_visible(delivery.ranges())
-        return offsets
+        self._connection.await_visible(delivery.ranges())  # 5
+        return ranges
 
-    def _commit(self, client: Client, ledger: Ledger | None) -> None:
+    def _commit(self, client: Client, ledger: ProducerLedger | None) -> None:
         try:
-            commit(client, SEND_TIMEOUT_MS / 1000)
+            commit_transaction(client, SEND_TIMEOUT_MS / 1000)
         except KafkaException as error:
-            if code(error) in FENCED:
+            if error_code(error) in FENCED:
                 raise
             if cause(error).txn_requires_abort():
-                raise roll_back(client, error) from error
-            self._find_out(error, ledger)
+                raise abort_transaction(client, error) from error
+            self._settle_unknown_commit(error, ledger)
 
-    def _find_out(self, error: KafkaException, ledger: Ledger | None) -> None:
-        """A commit whose outcome is unknown: a new client of the same id settles it one way or the
-        other, and the ledger says which.
+    def _settle_unknown_commit(self, error: KafkaException, ledger: ProducerLedger | None) -> None:
+        """Find out whether a commit with an unknown outcome was stored: opening a new client of the
+        same id forces Kafka to decide, and the stored ledger shows what it decided.
         """
         self._client = None
         if ledger is None:
             raise RetryError(
                 f"Whether an append to {self.topic!r} was stored is not known:"
                 f" {cause(error).str()}.",
-                fix=(
-                    "look into the topic before trying again; a producer with an id can simply"
-                    " repeat the same number."
-                ),
+                fix=_FIX_UNKNOWN,
             ) from error
         self._client = self._open_client()
         if self._connection.notes.ledger(self._uid, self.id or "") != ledger:
-            raise translated(error, f"append to {self.topic!r}; nothing was stored") from error
+            raise translate_error(error, f"append to {self.topic!r}; nothing was stored") from error
 
     def _open_client(self) -> Client:
         self._connection.notes.prepare()
@@ -300,8 +297,5 @@ class KafkaProducer(Producer):
             if self.id is not None
             else f"headrace.append.{uuid.uuid4().hex}"
         )
-        self._client = open_transactional(self._connection.cluster, name, TRANSACTION_MS)
+        self._client = open_transactional(self._connection.cluster, name, APPEND_TIMEOUT_MS)
         return self._client
-
-
-_FIX_FENCED = "stop this one; if it should go on, open it again and look at last_sequence."

@@ -1,15 +1,18 @@
-"""Queues on Kafka: share groups, with what they lack built on top or refused by name.
+"""Queues on Kafka: share groups (KIP-932), with what they lack built on top or refused by name.
 
-- A negative acknowledgement with a delay holds the message here and gives it back when the delay is
-  over; longer than its visibility is refused.
-- Messages delivered too often go to dead letters here, before Kafka's own limit drops them in
-  silence.
-- Visibility is a setting of the group: the last one asked for counts for all its receivers, within
-  the bounds that the brokers set.
-- Refused: renewing (the client cannot ask for it), and receipts of another process (a lease belongs
-  to the client that fetched).
-- Kafka hands out whole batches as they were written. What is more than was asked for waits here for
-  the next `receive`; its delivery counts from the fetch.
+- A negative acknowledgement with a delay keeps the message leased here and releases it when the
+  delay is over. A delay longer than the message's visibility is refused.
+- Messages that were delivered too often become dead letters here, before Kafka's own delivery limit
+  drops them silently.
+- Visibility is a setting of the share group: the last one requested applies to all its receivers,
+  within the bounds that the brokers set.
+- Refused: renewing a lease (the client cannot request it), and receipts of another process (a lease
+  belongs to the client that fetched the message).
+- Kafka delivers whole batches as they were written. Messages beyond those requested wait here for
+  the next `receive`; their visibility counts from the fetch.
+
+A share consumer cannot fetch while it holds unacknowledged messages. So a queue has several
+`ShareClient`s, one for each `receive` whose messages are not all settled.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from confluent_kafka import (
     KafkaException,
     ShareConsumer,
 )
-from confluent_kafka import Message as Fetched
+from confluent_kafka import Message as FetchedMessage
 
 from headrace.columnar.columns import (
     HEADERS_COLUMN,
@@ -42,31 +45,31 @@ from headrace.durations import format_us, to_us
 from headrace.errors import ConfigurationError, InputError, LeaseLost, NotSupported, RetryError
 from headrace.log import dead_letters
 from headrace.log.api import Log, Message, Queue
-from headrace.log.kafka.cluster import Broker
-from headrace.log.kafka.config import Cluster
+from headrace.log.kafka.cluster import ClusterAdmin
+from headrace.log.kafka.config import ClusterConfig
 from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.errors import doing
-from headrace.log.kafka.reader import DeadLetters, RowReader
+from headrace.log.kafka.errors import translate_errors
+from headrace.log.kafka.reader import MisfitDiverter, RowReader
 from headrace.log.rows import to_batch
 from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
 
-# The settings of a share group that a queue's promises rest on. Kafka keeps them per group, so they
-# are set when a queue first receives.
+# Settings of the share group
 
-
-VISIBILITY = "share.record.lock.duration.ms"
-LIMIT = "share.delivery.count.limit"
-PROMISES = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
-USUAL_MAX_DELIVERIES = 10  # what brokers allow unless told otherwise
+LOCK_DURATION_SETTING = "share.record.lock.duration.ms"
+DELIVERY_LIMIT_SETTING = "share.delivery.count.limit"
+FIXED_SETTINGS = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
+BROKER_DEFAULT_MAX_DELIVERIES = 10
 APPLY_SECONDS = 10.0
 
 
 class ShareGroup:
-    """One group's settings, as one queue wants them."""
+    """The settings of one share group, as one queue needs them. Kafka stores them per group; they
+    are set when the queue first receives.
+    """
 
-    def __init__(self, broker: Broker, group: str, delivery_limit: int) -> None:
-        self._broker, self._group, self._limit = broker, group, delivery_limit
+    def __init__(self, admin: ClusterAdmin, group: str, delivery_limit: int) -> None:
+        self._admin, self._group, self._limit = admin, group, delivery_limit
         self._visibility_ms: int | None = None
 
     def set_visibility(self, visibility_us: int) -> None:
@@ -74,31 +77,36 @@ class ShareGroup:
         if visibility_ms == self._visibility_ms:
             return
         if self._visibility_ms is None:
-            self._set_promises()
-        self._set_lock(visibility_ms)
+            self._set_delivery_limit()
+        self._set_lock_duration(visibility_ms)
         self._visibility_ms = visibility_ms
 
-    def _set_promises(self) -> None:
-        """Kafka's own limit lies above ours: it drops a message in silence where we put it into
-        dead letters.
+    def _set_delivery_limit(self) -> None:
+        """Set Kafka's own limit above the queue's: at its limit Kafka drops a message silently,
+        while the queue makes it a dead letter.
         """
+        kafka_limit = max(self._limit + 1, BROKER_DEFAULT_MAX_DELIVERIES)
         try:
-            self._broker.configure_group(
-                self._group, PROMISES | {LIMIT: str(max(self._limit + 1, USUAL_MAX_DELIVERIES))}
+            self._admin.configure_group(
+                self._group, FIXED_SETTINGS | {DELIVERY_LIMIT_SETTING: str(kafka_limit)}
             )
         except ConfigurationError as error:
             raise NotSupported(
-                f"A delivery limit of {self._limit} needs {LIMIT}={self._limit + 1} on Kafka, which"
-                f" the brokers refuse: {error.message}",
+                f"A delivery limit of {self._limit} needs"
+                f" {DELIVERY_LIMIT_SETTING}={self._limit + 1} on Kafka, which the brokers refuse:"
+                f" {error.message}",
                 fix=(
                     "lower delivery_limit, or raise group.share.max.delivery.count.limit on the"
                     " brokers."
                 ),
             ) from error
 
-    def _set_lock(self, visibility_ms: int) -> None:
+    def _set_lock_duration(self, visibility_ms: int) -> None:
+        """Set the visibility and wait until the brokers apply it: a message that is fetched before
+        would have the old visibility.
+        """
         try:
-            self._broker.configure_group(self._group, {VISIBILITY: str(visibility_ms)})
+            self._admin.configure_group(self._group, {LOCK_DURATION_SETTING: str(visibility_ms)})
         except ConfigurationError as error:
             raise NotSupported(
                 f"A visibility of {format_us(visibility_ms * 1000)} is outside of what the brokers"
@@ -108,28 +116,23 @@ class ShareGroup:
                     " group.share.max.record.lock.duration.ms on the brokers."
                 ),
             ) from error
-        self._await_applied(str(visibility_ms))
-
-    def _await_applied(self, value: str) -> None:
-        """Brokers learn of a setting a moment later; a message fetched before would have the old
-        visibility.
-        """
         deadline = time.monotonic() + APPLY_SECONDS
-        while self._broker.group_settings(self._group).get(VISIBILITY) != value:
+        while self._admin.group_settings(self._group).get(LOCK_DURATION_SETTING) != str(
+            visibility_ms
+        ):
             if time.monotonic() > deadline:
                 raise RetryError(
-                    f"The brokers have not taken over a setting of group {self._group!r}.",
+                    f"The brokers have not applied a setting of group {self._group!r} within"
+                    f" {APPLY_SECONDS:.0f} seconds.",
                     fix="try again.",
                 )
             time.sleep(0.02)
 
 
-# One client of a share group, and the messages it holds. A queue has several of these, since such a
-# client cannot fetch while it holds anything unsettled.
+# Share clients
 
-
-Spot = tuple[int, int]
-"""A partition and an offset."""
+RecordId = tuple[int, int]
+"""The partition and offset of a message."""
 
 SETTLE_SECONDS = 15.0
 LEASE_OVER = {
@@ -142,128 +145,129 @@ LEASE_OVER = {
 
 @dataclass
 class Lease:
-    """Until when a message is ours (by our clock), its how-manieth delivery it is, and when to give
-    it back, if that has been asked for.
+    """A message that a share client holds.
+
+    Attributes:
+        until: the local time (`time.monotonic`) at which the lease ends.
+        deliveries: how often the message has been delivered, this time included.
+        release_at: the time at which to release it, after a `nack` with a delay.
+
     """
 
     until: float
     deliveries: int
-    give_back_at: float | None = None
+    release_at: float | None = None
 
 
-class Hand:
-    """Holds what one fetch brought until all of it is settled. Not for several threads at once."""
+class ShareClient:
+    """A member of a share group, with the leases of one fetch until all of them are settled. Not
+    thread-safe.
+    """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str, size: int) -> None:
+    def __init__(self, cluster: ClusterConfig, topic: str, group: str, size: int) -> None:
         self.topic, self.size = topic, size
-        self.leases: dict[Spot, Lease] = {}
-        self.is_fresh = True
-        with doing(f"open the queue {topic!r} for group {group!r}"):
-            self._client = ShareConsumer(cluster.sharer(group, size))
-            self._client.subscribe([topic])
+        self.leases: dict[RecordId, Lease] = {}
+        self.is_new = True
+        with translate_errors(f"open the queue {topic!r} for group {group!r}"):
+            self._consumer = ShareConsumer(cluster.share_member(group, size))
+            self._consumer.subscribe([topic])
 
-    def fetch(self, seconds: float, visibility_seconds: float) -> list[Fetched]:
-        """What comes in time. Kafka hands out whole batches as they were written, so it may be more
-        than was asked for.
+    def fetch(self, seconds: float, visibility_seconds: float) -> list[FetchedMessage]:
+        """The messages that arrive in time. They may be more than `size`, because Kafka delivers
+        whole batches as they were written.
         """
-        asked = time.monotonic()
-        with doing(f"receive from {self.topic!r}"):
-            arrived = [message for message in self._client.poll(seconds) if message.error() is None]
-        if arrived:
-            # Counted from before the fetch if it was quick: our clock may run out early, never
-            # late.
-            until = max(asked, time.monotonic() - 1.0) + visibility_seconds
+        begun = time.monotonic()
+        with translate_errors(f"receive from {self.topic!r}"):
+            messages = [each for each in self._consumer.poll(seconds) if each.error() is None]
+        if messages:
+            # Counted from before the fetch if it was short: the local lease may end before Kafka's,
+            # never after it.
+            until = max(begun, time.monotonic() - 1.0) + visibility_seconds
             self.leases = {
-                spot_of(message): Lease(until, message.delivery_count() or 1) for message in arrived
+                (each.partition() or 0, each.offset() or 0): Lease(
+                    until, each.delivery_count() or 1
+                )
+                for each in messages
             }
-        return arrived
+        return messages
 
-    def settle(self, spots: Iterable[Spot], how: AcknowledgeType) -> None:
-        """Tell Kafka what became of messages. LeaseLost if it had taken one of them back."""
-        chosen = [spot for spot in spots if spot in self.leases]
+    def settle(self, record_ids: Iterable[RecordId], how: AcknowledgeType) -> None:
+        """Acknowledge messages: accept, release or reject them. LeaseLost if the lease of one of
+        them is over.
+        """
+        held = [record_id for record_id in record_ids if record_id in self.leases]
         try:
-            for partition, offset in chosen:
-                self._client.acknowledge_offset(self.topic, partition, offset, how)
+            for partition, offset in held:
+                self._consumer.acknowledge_offset(self.topic, partition, offset, how)
         except IllegalStateException:
-            raise lost(self.topic, chosen) from None
+            raise lease_lost(self.topic, held) from None
         finally:
-            for spot in chosen:
-                self.leases.pop(spot, None)
-        with doing(f"settle messages of {self.topic!r}"):
-            results = self._client.commit_sync(SETTLE_SECONDS)
-        for error in results.values():
-            if error is not None:
-                _raise_for(error, self.topic, chosen)
+            for record_id in held:
+                self.leases.pop(record_id, None)
+        with translate_errors(f"settle messages of {self.topic!r}"):
+            results = self._consumer.commit_sync(SETTLE_SECONDS)
+            for error in results.values():
+                if error is not None:
+                    if _is_lease_over(error):
+                        raise lease_lost(self.topic, held) from None
+                    raise error
 
-    def drop_expired(self, now: float) -> None:
-        """Forget what Kafka has taken back, so that this hand can fetch again."""
-        expired = [spot for spot, lease in self.leases.items() if lease.until <= now]
-        if expired:
-            self._settle_quietly(expired)
-
-    def give_back_due(self, now: float) -> None:
+    def release_due(self, now: float) -> None:
+        """Release messages whose lease is over, so that this client can fetch again, and those
+        whose `nack` delay has passed.
+        """
+        expired = [each for each, lease in self.leases.items() if lease.until <= now]
         due = [
-            spot
-            for spot, lease in self.leases.items()
-            if lease.give_back_at is not None and lease.give_back_at <= now
+            each
+            for each, lease in self.leases.items()
+            if lease.until > now and lease.release_at is not None and lease.release_at <= now
         ]
-        if due:
-            self._settle_quietly(due)
+        for record_ids in (expired, due):
+            if record_ids:
+                try:
+                    self.settle(record_ids, AcknowledgeType.RELEASE)
+                except LeaseLost:
+                    continue
 
-    def _settle_quietly(self, spots: Sequence[Spot]) -> None:
-        try:
-            self.settle(spots, AcknowledgeType.RELEASE)
-        except LeaseLost:
-            return
-
-    def next_give_back(self) -> float | None:
-        return min(
-            (
-                lease.give_back_at
-                for lease in self.leases.values()
-                if lease.give_back_at is not None
-            ),
-            default=None,
-        )
+    def next_release(self) -> float | None:
+        times = (lease.release_at for lease in self.leases.values() if lease.release_at is not None)
+        return min(times, default=None)
 
     def close(self) -> None:
-        """What is still held goes back at once."""
-        with doing(f"close the queue {self.topic!r}"):
-            self._client.close()
+        """Leave the group. Kafka releases the messages that are still held."""
+        with translate_errors(f"close the queue {self.topic!r}"):
+            self._consumer.close()
 
 
-def spot_of(message: Fetched) -> Spot:
-    return message.partition() or 0, message.offset() or 0
-
-
-def lost(topic: str, spots: Sequence[Spot]) -> LeaseLost:
-    partition, offset = spots[0] if spots else (-1, -1)
+def lease_lost(topic: str, record_ids: Sequence[RecordId]) -> LeaseLost:
+    partition, offset = record_ids[0] if record_ids else (-1, -1)
     return LeaseLost(
         f"The message at {topic}[{partition}] offset {offset} is no longer leased under this"
         " receipt.",
         fix=(
-            "it was settled already, or its visibility ran out and it was given to someone else;"
-            " ask for more visibility."
+            "it was settled already, or its visibility ended and it was delivered again; receive"
+            " with a longer visibility."
         ),
     )
 
 
-def _raise_for(error: KafkaException, topic: str, spots: Sequence[Spot]) -> None:
+def _is_lease_over(error: KafkaException) -> bool:
     inner = error.args[0] if error.args else None
-    if isinstance(inner, KafkaError) and inner.code() in LEASE_OVER:
-        raise lost(topic, spots) from None
-    with doing(f"settle messages of {topic!r}"):
-        raise error
+    return isinstance(inner, KafkaError) and inner.code() in LEASE_OVER
 
 
-MAX_HANDS = 16
-MIN_WAIT_SECONDS = 0.1
-LONGEST_POLL_SECONDS = 0.25
+# The queue
+
+MAX_CLIENTS = 16
+MIN_POLL_SECONDS = 0.1
+MAX_POLL_SECONDS = 0.25
 JOIN_SECONDS = 1.0
 
 
 @dataclass
 class KafkaMessage(Message):
+    """A message of a queue on Kafka."""
+
     queue: KafkaQueue = field(repr=False)
     topic: str
     partition: int
@@ -289,34 +293,34 @@ class KafkaMessage(Message):
 
 
 class KafkaQueue(Queue):
-    """Safe for several threads; one fetches at a time."""
+    """A queue on a share group. Thread-safe; one thread fetches at a time."""
 
     def __init__(
         self,
         connection: Connection,
         log: Log,
-        letters: DeadLetters,
+        diverter: MisfitDiverter,
         topic: str,
         group: str,
         delivery_limit: int,
     ) -> None:
         if delivery_limit < 1:
             raise InputError(f"delivery_limit is {delivery_limit}.", fix="use 1 or more.")
-        self._connection, self._log, self.topic, self.group = (
-            connection,
-            log,
-            topic,
-            check_name(group, what="group"),
-        )
+        self._connection, self._log = connection, log
+        self.topic, self.group = topic, check_name(group, what="group")
         self.delivery_limit = delivery_limit
         self._rows = RowReader(
-            connection, letters, connection.topics.info(topic), headers=True, follows=True
+            connection,
+            diverter,
+            connection.topics.info(topic),
+            with_headers=True,
+            follows_schema=True,
         )
-        self._settings = ShareGroup(connection.broker, group, delivery_limit)
+        self._settings = ShareGroup(connection.admin, group, delivery_limit)
         self._receiver = os.urandom(6).hex()
         self._guard = RLock()
-        self._hands: list[Hand] = []
-        self._waiting: deque[KafkaMessage] = deque()
+        self._clients: list[ShareClient] = []
+        self._fetched: deque[KafkaMessage] = deque()
 
     # Receiving
 
@@ -332,182 +336,177 @@ class KafkaQueue(Queue):
         with self._guard:
             self._settings.set_visibility(visibility_us)
         while True:
-            with (
-                self._guard
-            ):  # taken anew for each short wait, so that others can settle what they hold
-                deadline = max(
-                    deadline, self._try_to_fetch(max_messages, deadline, visibility_us / 1e6)
-                )
-                ready = self._take_waiting(max_messages)
-            if ready or time.monotonic() >= deadline:
-                return ready
+            # The lock is taken anew for each short wait, so that other threads can settle messages.
+            with self._guard:
+                poll_until = self._fetch_more(max_messages, deadline, visibility_us / 1e6)
+                deadline = max(deadline, poll_until)
+                messages = self._take_fetched(max_messages)
+            if messages or time.monotonic() >= deadline:
+                return messages
 
-    def _try_to_fetch(self, most: int, deadline: float, visibility_seconds: float) -> float:
-        """Have messages waiting, if some come soon. Returns until when to try at least: a new hand
-        needs a moment to join the group.
+    def _fetch_more(self, max_messages: int, deadline: float, visibility_seconds: float) -> float:
+        """Fetch messages unless some are waiting already. Returns the time until which to try at
+        least: a new client needs a moment to join the group.
         """
-        self._keep_house()
-        if self._waiting:
+        now = time.monotonic()
+        for client in self._clients:
+            client.release_due(now)
+        if self._fetched:
             return deadline
-        hand = self._free_hand(most)
-        joins_until = time.monotonic() + JOIN_SECONDS if hand.is_fresh else deadline
-        hand.is_fresh = False
-        self._fetch(hand, self._patience(max(deadline, joins_until)), visibility_seconds)
-        return joins_until
+        client = self._free_client(max_messages)
+        poll_until = time.monotonic() + JOIN_SECONDS if client.is_new else deadline
+        client.is_new = False
+        self._fetch(client, self._poll_seconds(max(deadline, poll_until)), visibility_seconds)
+        return poll_until
 
-    def _patience(self, deadline: float) -> float:
-        """How long to wait for messages in one go: not beyond the moment when one that was given
-        back with a delay is due.
-        """
+    def _poll_seconds(self, deadline: float) -> float:
+        """How long to wait for messages in one poll: at most until the next delayed release."""
         now = time.monotonic()
-        due = [
-            when - now
-            for when in (hand.next_give_back() for hand in self._hands)
-            if when is not None
-        ]
-        return max(min([deadline - now, LONGEST_POLL_SECONDS, *due]), MIN_WAIT_SECONDS)
+        releases = (client.next_release() for client in self._clients)
+        until_release = [release - now for release in releases if release is not None]
+        return max(min([deadline - now, MAX_POLL_SECONDS, *until_release]), MIN_POLL_SECONDS)
 
-    def _take_waiting(self, most: int) -> list[KafkaMessage]:
-        """What was fetched before, as long as it is still ours."""
-        taken: list[KafkaMessage] = []
-        while self._waiting and len(taken) < most:
-            message = self._waiting.popleft()
-            if self._hand_of((message.partition, message.offset)) is not None:
-                taken.append(message)
-        return taken
+    def _take_fetched(self, max_messages: int) -> list[KafkaMessage]:
+        """Messages that were fetched earlier and whose lease has not ended."""
+        messages: list[KafkaMessage] = []
+        while self._fetched and len(messages) < max_messages:
+            message = self._fetched.popleft()
+            if self._client_of((message.partition, message.offset)) is not None:
+                messages.append(message)
+        return messages
 
-    def _keep_house(self) -> None:
-        now = time.monotonic()
-        for hand in self._hands:
-            hand.drop_expired(now)
-            hand.give_back_due(now)
-
-    def _free_hand(self, size: int) -> Hand:
-        """One that holds nothing and fetches as many as are asked for."""
-        for hand in [hand for hand in self._hands if not hand.leases]:
-            if hand.size == size:
-                return hand
-            self._hands.remove(hand)
-            hand.close()
-        if len(self._hands) >= MAX_HANDS:
+    def _free_client(self, size: int) -> ShareClient:
+        """A client without leases that fetches `size` messages; a new one if there is none."""
+        for client in [client for client in self._clients if not client.leases]:
+            if client.size == size:
+                return client
+            self._clients.remove(client)
+            client.close()
+        if len(self._clients) >= MAX_CLIENTS:
             raise RetryError(
-                f"{MAX_HANDS} receives from {self.topic!r} have unsettled messages.",
-                fix="acknowledge or give back what was received before receiving more.",
+                f"{MAX_CLIENTS} receives from {self.topic!r} have unsettled messages.",
+                fix="acknowledge or release what was received before receiving more.",
             )
-        self._hands.append(Hand(self._connection.cluster, self.topic, self.group, size))
-        return self._hands[-1]
+        self._clients.append(ShareClient(self._connection.cluster, self.topic, self.group, size))
+        return self._clients[-1]
 
-    def _hand_of(self, spot: Spot) -> Hand | None:
-        return next((hand for hand in self._hands if spot in hand.leases), None)
+    def _client_of(self, record_id: RecordId) -> ShareClient | None:
+        return next((client for client in self._clients if record_id in client.leases), None)
 
-    def _fetch(self, hand: Hand, seconds: float, visibility_seconds: float) -> None:
-        arrived = hand.fetch(seconds, visibility_seconds)
-        by_partition: dict[int, list[Fetched]] = {}
-        for message in arrived:
-            by_partition.setdefault(message.partition() or 0, []).append(message)
+    def _fetch(self, client: ShareClient, seconds: float, visibility_seconds: float) -> None:
+        """Fetch once. Control records and misfits, which are dead letters by then, are accepted;
+        messages beyond the delivery limit become dead letters; the rest waits to be received.
+        """
+        arrived = client.fetch(seconds, visibility_seconds)
+        by_partition: dict[int, list[FetchedMessage]] = {}
+        for fetched in arrived:
+            by_partition.setdefault(fetched.partition() or 0, []).append(fetched)
         deliveries = (
-            {spot: lease.deliveries for spot, lease in hand.leases.items()} if arrived else {}
+            {record_id: lease.deliveries for record_id, lease in client.leases.items()}
+            if arrived
+            else {}
         )
         messages = [
             self._message(row, deliveries)
-            for part in by_partition.values()
-            for row in self._rows.rows(part).to_pylist()
+            for records in by_partition.values()
+            for row in self._rows.rows(records).to_pylist()
         ]
         rows = {(message.partition, message.offset) for message in messages}
-        no_rows = [spot for spot in deliveries if spot not in rows]
-        if no_rows:  # control records, and misfits, which are in the dead letters now
-            hand.settle(no_rows, AcknowledgeType.ACCEPT)
-        poison = [message for message in messages if message.deliveries > self.delivery_limit]
-        if poison:
-            self._bury(hand, poison)
-        self._waiting.extend(
-            message for message in messages if message.deliveries <= self.delivery_limit
-        )
+        if no_rows := [record_id for record_id in deliveries if record_id not in rows]:
+            client.settle(no_rows, AcknowledgeType.ACCEPT)
+        if poison := [each for each in messages if each.deliveries > self.delivery_limit]:
+            self._divert(client, poison)
+        self._fetched.extend(each for each in messages if each.deliveries <= self.delivery_limit)
 
-    def _message(self, row: dict[str, Any], deliveries: dict[Spot, int]) -> KafkaMessage:
-        partition, offset, timestamp = (
-            row.pop(PARTITION_COLUMN),
-            row.pop(OFFSET_COLUMN),
-            row.pop(TIMESTAMP_COLUMN),
-        )
+    def _message(self, row: dict[str, Any], deliveries: dict[RecordId, int]) -> KafkaMessage:
+        partition, offset = row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN)
+        timestamp = row.pop(TIMESTAMP_COLUMN)
         headers = [(entry["key"], entry["value"]) for entry in row.pop(HEADERS_COLUMN) or []]
         count = deliveries[partition, offset]
-        receipt = f"{partition}:{offset}:{count}:{self._receiver}"
         return KafkaMessage(
-            self, self.topic, partition, offset, timestamp, count, row, headers, receipt
+            queue=self,
+            topic=self.topic,
+            partition=partition,
+            offset=offset,
+            timestamp=timestamp,
+            deliveries=count,
+            row=row,
+            headers=headers,
+            receipt=f"{partition}:{offset}:{count}:{self._receiver}",
         )
 
-    def _bury(self, hand: Hand, poison: Sequence[KafkaMessage]) -> None:
-        """Dead letters first, then the rejection: after a crash between the two, the letter may be
-        there twice, but never not at all.
+    def _divert(self, client: ShareClient, poison: Sequence[KafkaMessage]) -> None:
+        """Write dead letters, then reject the messages: a crash between the two leaves a duplicate
+        dead letter, but never loses one.
         """
-        place, reason = (
-            f"queue {self.group}",
-            f"delivered {self.delivery_limit} times without being acknowledged",
-        )
         texts = dead_letters.rows_to_json(
             to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic)
         )
         letters = [
             dead_letters.DeadLetter(
-                place=place, reason=reason, partition=each.partition, offset=each.offset, row=text
+                place=f"queue {self.group}",
+                reason=f"delivered {self.delivery_limit} times without being acknowledged",
+                partition=message.partition,
+                offset=message.offset,
+                row=text,
             )
-            for each, text in zip(poison, texts, strict=True)
+            for message, text in zip(poison, texts, strict=True)
         ]
         dead_letters.divert(self._log, self.topic, letters)
-        hand.settle([(each.partition, each.offset) for each in poison], AcknowledgeType.REJECT)
+        client.settle([(each.partition, each.offset) for each in poison], AcknowledgeType.REJECT)
 
     # Settling
 
     def ack(self, receipts: Iterable[str]) -> None:
         with self._guard:
-            for hand, spots in self._held(receipts):
-                hand.settle(spots, AcknowledgeType.ACCEPT)
+            for client, record_ids in self._leased(receipts):
+                client.settle(record_ids, AcknowledgeType.ACCEPT)
 
     def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None:
         seconds = to_us(delay, what="delay") / 1e6
         with self._guard:
-            for hand, spots in self._held(receipts):
+            for client, record_ids in self._leased(receipts):
                 if seconds:
-                    self._delay(hand, spots, seconds)
+                    self._release_later(client, record_ids, seconds)
                 else:
-                    hand.settle(spots, AcknowledgeType.RELEASE)
+                    client.settle(record_ids, AcknowledgeType.RELEASE)
 
-    def _delay(self, hand: Hand, spots: Sequence[Spot], seconds: float) -> None:
-        when = time.monotonic() + seconds
-        for spot in spots:
-            if when > hand.leases[spot].until:
-                raise NotSupported(
-                    f"A message of {self.topic!r} cannot be given back with a delay of {seconds:g}"
-                    " seconds: Kafka takes it back before, when its visibility ends.",
-                    fix="use a shorter delay, or receive with a longer visibility.",
-                )
-        for spot in spots:
-            hand.leases[spot].give_back_at = when
+    def _release_later(
+        self, client: ShareClient, record_ids: Sequence[RecordId], seconds: float
+    ) -> None:
+        release_at = time.monotonic() + seconds
+        if any(release_at > client.leases[record_id].until for record_id in record_ids):
+            raise NotSupported(
+                f"A message of {self.topic!r} cannot be given back with a delay of {seconds:g}"
+                " seconds: its visibility ends before, and Kafka then delivers it again.",
+                fix="use a shorter delay, or receive with a longer visibility.",
+            )
+        for record_id in record_ids:
+            client.leases[record_id].release_at = release_at
 
-    def _held(self, receipts: Iterable[str]) -> list[tuple[Hand, list[Spot]]]:
-        """Receipts by the hand that holds the messages. All of them are checked before any is
-        settled.
+    def _leased(self, receipts: Iterable[str]) -> list[tuple[ShareClient, list[RecordId]]]:
+        """The messages of some receipts by the client that holds them. All receipts are checked
+        before any message is settled.
         """
         now = time.monotonic()
-        held: dict[int, tuple[Hand, list[Spot]]] = {}
+        by_client: dict[int, tuple[ShareClient, list[RecordId]]] = {}
         for receipt in receipts:
-            spot, deliveries = self._parsed(receipt)
-            hand = self._hand_of(spot)
-            lease = hand.leases[spot] if hand is not None else None
+            record_id, deliveries = self._parse_receipt(receipt)
+            client = self._client_of(record_id)
+            lease = client.leases[record_id] if client is not None else None
             if (
-                hand is None
+                client is None
                 or lease is None
                 or lease.deliveries != deliveries
                 or lease.until <= now
-                or lease.give_back_at is not None
+                or lease.release_at is not None
             ):
-                raise lost(self.topic, [spot])
-            held.setdefault(id(hand), (hand, []))[1].append(spot)
-        return list(held.values())
+                raise lease_lost(self.topic, [record_id])
+            by_client.setdefault(id(client), (client, []))[1].append(record_id)
+        return list(by_client.values())
 
-    def _parsed(self, receipt: str) -> tuple[Spot, int]:
-        """Which message a receipt is for, and which of its deliveries."""
+    def _parse_receipt(self, receipt: str) -> tuple[RecordId, int]:
+        """The message that a receipt is for, and its delivery count."""
         try:
             partition, offset, count, receiver = receipt.split(":")
             parsed = (int(partition), int(offset)), int(count)
@@ -518,16 +517,16 @@ class KafkaQueue(Queue):
                 "This receipt was given to another receiver. On Kafka a message can be settled only"
                 " by the queue object that received it.",
                 fix=(
-                    "settle messages where they were received; they come back when their visibility"
-                    " ends."
+                    "settle messages where they were received; they are delivered again when their"
+                    " visibility ends."
                 ),
             )
         return parsed
 
     def close(self) -> None:
-        """What was received and not settled goes back to the queue at once."""
+        """Close all clients. Messages that were received and not settled are released at once."""
         with self._guard:
-            self._waiting.clear()
-            hands, self._hands = self._hands, []
-            for hand in hands:
-                hand.close()
+            self._fetched.clear()
+            clients, self._clients = self._clients, []
+            for client in clients:
+                client.close()

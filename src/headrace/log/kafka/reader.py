@@ -1,4 +1,7 @@
-"""Plain reading on Kafka, without a group: rows between two positions, and control records."""
+"""Reading on Kafka without a group: rows between two offsets, and control records. Also the records
+that do not fit their topic's schema, which only foreign producers can write: they become dead
+letters, each exactly once, and never stop a reader.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,37 @@ from headrace.errors import (
 )
 from headrace.log import dead_letters
 from headrace.log.api import Batches, Log
-from headrace.log.kafka.cluster import Place
+from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.config import logger
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.fetcher import Fetcher, OffsetLost
-from headrace.log.kafka.records import Misfit, control_payload, to_rows
+from headrace.log.kafka.records import DecodedRecords, MisfitRecord, control_payload, to_rows
 from headrace.log.partitioning import check_partition
 from headrace.log.values import ControlRecord, TopicInfo, readable_schema
 
-# Records that do not fit their topic's schema, which only foreign producers can write: they go to
-# dead letters, each once, and never stop the stream.
-
-
 MAX_ATTEMPTS = 20
-Seen = set[tuple[int | None, int | None]]
+DivertedRecords = set[tuple[int | None, int | None]]
+"""The partitions and offsets of records that have a dead letter."""
+ReadRange = tuple[int, int, int]
+"""A partition, and the offsets from which and up to which it is read."""
 
 
-class DeadLetters:
-    """Puts misfits into `<topic>.dead`. Several readers may meet the same record, so whoever
-    diverts fences the others and looks first.
+# Records that do not fit the schema
+
+
+class MisfitDiverter:
+    """Writes records that do not fit their topic's schema to `<topic>.dead`. Several readers may
+    meet the same record, so each one fences the others and checks which dead letters exist first.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._guard = RLock()  # letters may have misfits among them too
-        self._seen: dict[str, tuple[dict[int, int], Seen]] = {}
+        self._guard = RLock()  # reentrant: reading dead letters may find misfits too
+        self._diverted: dict[str, tuple[dict[int, int], DivertedRecords]] = {}
         self.counts: Counter[str] = Counter()
-        """How many were met, by topic."""
+        """The number of misfits that were read, by topic."""
 
-    def divert(self, topic: str, misfits: Sequence[Misfit]) -> None:
+    def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
         with self._guard:
             self.counts[topic] += len(misfits)
             logger.warning(
@@ -58,33 +63,36 @@ class DeadLetters:
                 misfits[0].offset,
                 misfits[0].reason,
             )
-            if all(
-                (misfit.partition, misfit.offset) in self._known(topic)[1] for misfit in misfits
-            ):
+            _, diverted = self._state(topic)
+            if all((misfit.partition, misfit.offset) in diverted for misfit in misfits):
                 return
             try:
                 self._divert_once(topic, misfits)
-            except (
-                ConfigurationError
-            ) as error:  # a reader without the right to write: the records stay where they are
-                logger.error(
-                    "They cannot be put into %s: %s", dead_letters.dead_topic_name(topic), error
-                )
+            except ConfigurationError as error:
+                # A reader without the right to write: the records stay in the topic.
+                dead_topic = dead_letters.dead_topic_name(topic)
+                logger.error("They cannot be written to %s: %s", dead_topic, error)
 
-    def _divert_once(self, topic: str, misfits: Sequence[Misfit]) -> None:
-        """1. fence whoever else diverts; 2. look what is there; 3. add the rest and commit; if
-        fenced meanwhile, look again.
+    def _divert_once(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
+        """Write a dead letter for each misfit that has none:
+
+        1. open a transaction, which fences every other reader that diverts
+        2. read which dead letters exist
+        3. add the missing ones and commit; if fenced meanwhile, begin again
         """
         name = dead_letters.ensure_dead_topic(self._log, topic)
         for _ in range(MAX_ATTEMPTS):
-            transaction = self._log.transaction(f"dead.{topic}")
-            seen = self._read(topic, name)
-            fresh = [misfit for misfit in misfits if (misfit.partition, misfit.offset) not in seen]
-            if not fresh:
+            transaction = self._log.transaction(f"dead.{topic}")  # 1
+            diverted = self._read_diverted(topic, name)  # 2
+            missing = [each for each in misfits if (each.partition, each.offset) not in diverted]
+            if not missing:
                 transaction.abort()
                 return
-            transaction.append(
-                name, dead_letters.dead_letters_to_rows(_letter(topic, misfit) for misfit in fresh)
+            transaction.append(  # 3
+                name,
+                dead_letters.dead_letters_to_rows(
+                    _dead_letter(topic, misfit) for misfit in missing
+                ),
             )
             try:
                 transaction.commit()
@@ -93,36 +101,32 @@ class DeadLetters:
             return
         raise RetryError(f"Too many readers divert records of {topic!r} at once.", fix="try again.")
 
-    def _known(self, topic: str) -> tuple[dict[int, int], Seen]:
-        return self._seen.setdefault(topic, ({}, set()))
+    def _state(self, topic: str) -> tuple[dict[int, int], DivertedRecords]:
+        return self._diverted.setdefault(topic, ({}, set()))
 
-    def _read(self, topic: str, name: str) -> Seen:
-        """Which records have a letter already."""
-        positions, seen = self._known(topic)
+    def _read_diverted(self, topic: str, name: str) -> DivertedRecords:
+        """Read the dead letters that were added since the last call."""
+        positions, diverted = self._state(topic)
         for partition, end in self._log.end_offsets(name).items():
             start = positions.get(partition)
             for batch in self._log.read(
                 name, partition, start, end, columns=["place", "source_partition", "source_offset"]
             ):
-                mine = batch.filter(pa.compute.equal(batch.column("place"), _place(topic)))
-                seen.update(
+                own = batch.filter(pa.compute.equal(batch.column("place"), f"topic {topic}"))
+                diverted.update(
                     zip(
-                        mine.column("source_partition").to_pylist(),
-                        mine.column("source_offset").to_pylist(),
+                        own.column("source_partition").to_pylist(),
+                        own.column("source_offset").to_pylist(),
                         strict=True,
                     )
                 )
             positions[partition] = end
-        return seen
+        return diverted
 
 
-def _place(topic: str) -> str:
-    return f"topic {topic}"
-
-
-def _letter(topic: str, misfit: Misfit) -> dead_letters.DeadLetter:
+def _dead_letter(topic: str, misfit: MisfitRecord) -> dead_letters.DeadLetter:
     return dead_letters.DeadLetter(
-        place=_place(topic),
+        place=f"topic {topic}",
         reason=misfit.reason,
         partition=misfit.partition,
         offset=misfit.offset,
@@ -132,89 +136,95 @@ def _letter(topic: str, misfit: Misfit) -> dead_letters.DeadLetter:
 
 
 class RowReader:
-    """Records of one topic into rows, for one reader. `follows`: it takes over columns that are
-    added to the topic while it reads.
+    """Decodes records of one topic into rows, for one reader. With `follows_schema` the reader
+    takes over columns that are added to the topic while it reads; otherwise it ignores them.
     """
 
     def __init__(
         self,
         connection: Connection,
-        letters: DeadLetters,
+        diverter: MisfitDiverter,
         info: TopicInfo,
         *,
-        headers: bool,
-        follows: bool,
+        with_headers: bool,
+        follows_schema: bool,
     ) -> None:
-        self._connection, self._letters, self.info = connection, letters, info
-        self._headers, self._follows = headers, follows
-        self._ignored: list[str] = []
+        self._connection, self._diverter, self.info = connection, diverter, info
+        self._with_headers, self._follows_schema = with_headers, follows_schema
+        self._ignored_columns: list[str] = []
 
     def rows(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        """Rows of records of one partition. What does not fit is diverted, unless it is the topic
-        that has changed.
+        """The rows of records of one partition. Records that do not fit are diverted, unless they
+        fit the topic's newest schema.
         """
-        found = to_rows(self.info, messages, headers=self._headers, ignored=self._ignored)
-        if found.misfits and self._learned_columns():
-            found = to_rows(self.info, messages, headers=self._headers, ignored=self._ignored)
-        if found.misfits:
-            self._letters.divert(self.info.name, found.misfits)
-        return found.batch
+        decoded = self._decode(messages)
+        if decoded.misfits and self._learn_columns():
+            decoded = self._decode(messages)
+        if decoded.misfits:
+            self._diverter.divert(self.info.name, decoded.misfits)
+        return decoded.batch
 
-    def _learned_columns(self) -> bool:
+    def _decode(self, messages: Sequence[Message]) -> DecodedRecords:
+        return to_rows(
+            self.info, messages, headers=self._with_headers, ignored=self._ignored_columns
+        )
+
+    def _learn_columns(self) -> bool:
+        """Whether columns were added to the topic since it was last read."""
         newest = self._connection.topics.info(self.info.name)
         added = [
             name
             for name in newest.columns
-            if name not in self.info.columns and name not in self._ignored
+            if name not in self.info.columns and name not in self._ignored_columns
         ]
         if not added:
             return False
-        if self._follows:
+        if self._follows_schema:
             self.info = newest
         else:
-            self._ignored += added
+            self._ignored_columns += added
         return True
 
 
-Range = tuple[int, int, int]
-"""A partition, and the offsets from which and up to which it is read."""
+# Bounded reads
 
 
-def ranges(
+def read_ranges(
     connection: Connection,
     info: TopicInfo,
     partition: int | None,
     start: int | None,
     stop: int | None,
-) -> list[Range]:
-    """What a read covers, as of now. A start outside of what there is, is refused; a stop beyond
-    the end is the end.
+) -> list[ReadRange]:
+    """The offsets that a read covers, as of now. A start outside of the existing offsets is
+    refused; a stop beyond the end means the end.
     """
     if partition is not None:
         check_partition(info, partition)
-    places: list[Place] = [
+    partitions: list[PartitionId] = [
         (info.name, number)
         for number in (range(info.partitions) if partition is None else [partition])
     ]
-    starts, ends = connection.broker.earliest(places), connection.broker.ends(places)
-    found = []
-    for place in places:
-        first = starts[place] if start is None else start
-        if start is not None and not starts[place] <= first <= ends[place]:
-            raise OffsetOutOfRange(*place, first, starts[place], ends[place])
-        found.append((place[1], first, ends[place] if stop is None else min(stop, ends[place])))
-    return found
+    starts = connection.admin.start_offsets(partitions)
+    ends = connection.admin.end_offsets(partitions)
+    ranges = []
+    for each in partitions:
+        first = starts[each] if start is None else start
+        if start is not None and not starts[each] <= first <= ends[each]:
+            raise OffsetOutOfRange(*each, first, starts[each], ends[each])
+        ranges.append((each[1], first, ends[each] if stop is None else min(stop, ends[each])))
+    return ranges
 
 
 class KafkaBatches(Batches):
-    """Rows of some ranges of a topic, partition by partition."""
+    """The rows of some ranges of a topic, partition by partition."""
 
     def __init__(
         self,
         connection: Connection,
-        letters: DeadLetters,
+        diverter: MisfitDiverter,
         info: TopicInfo,
-        ranges: Sequence[Range],
+        ranges: Sequence[ReadRange],
         *,
         columns: Sequence[str] | None,
         headers: bool,
@@ -222,13 +232,8 @@ class KafkaBatches(Batches):
     ) -> None:
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
-        self._connection, self._letters, self._info, self._ranges, self._headers = (
-            connection,
-            letters,
-            info,
-            ranges,
-            headers,
-        )
+        self._connection, self._diverter, self._info = connection, diverter, info
+        self._ranges, self._headers = ranges, headers
         full = readable_schema(info, headers=headers)
         self._names = list(full.names) if columns is None else list(columns)
         for name in self._names:
@@ -238,49 +243,55 @@ class KafkaBatches(Batches):
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = RowReader(
-            self._connection, self._letters, self._info, headers=self._headers, follows=False
+            self._connection,
+            self._diverter,
+            self._info,
+            with_headers=self._headers,
+            follows_schema=False,
         )
-        with self._connection.broker.fetchers.lease() as fetcher:
+        with self._connection.admin.fetchers.lease() as fetcher:
             for partition, start, stop in self._ranges:
-                for batch in self._batches(fetcher, reader, partition, start, stop):
-                    yield batch.select(self._names)
-
-    def _batches(
-        self, fetcher: Fetcher, reader: RowReader, partition: int, start: int, stop: int
-    ) -> Iterator[pa.RecordBatch]:
-        try:
-            for messages in fetcher.records(self._info.name, partition, start, stop):
-                batch = reader.rows(messages)
-                if batch.num_rows:
-                    yield batch
-        except OffsetLost as lost:
-            raise explained(self._connection, lost) from None
+                for messages in _records(
+                    self._connection, fetcher, self._info.name, (partition, start, stop)
+                ):
+                    batch = reader.rows(messages)
+                    if batch.num_rows:
+                        yield batch.select(self._names)
 
 
-def explained(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange:
-    place = (lost.topic, lost.partition)
-    return lost.explained(
-        connection.broker.earliest([place])[place], connection.broker.ends([place])[place]
+def _records(
+    connection: Connection, fetcher: Fetcher, topic: str, read_range: ReadRange
+) -> Iterator[list[Message]]:
+    """The records of a range. OffsetOutOfRange if retention has removed some of them."""
+    try:
+        yield from fetcher.records(topic, *read_range)
+    except OffsetLost as lost:
+        raise out_of_range_error(connection, lost) from None
+
+
+def out_of_range_error(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange:
+    partition = (lost.topic, lost.partition)
+    return lost.with_bounds(
+        connection.admin.start_offsets([partition])[partition],
+        connection.admin.end_offsets([partition])[partition],
     )
 
 
-def controls(connection: Connection, topic: str, span: Range) -> list[ControlRecord]:
-    partition, start, stop = span
-    found = []
-    with connection.broker.fetchers.lease() as fetcher:
-        try:
-            for messages in fetcher.records(topic, partition, start, stop):
-                for message in messages:
-                    payload = control_payload(message.headers())
-                    if payload is not None:
-                        found.append(
-                            ControlRecord(
-                                partition,
-                                message.offset() or 0,
-                                from_us(message.timestamp()[1] * 1000),
-                                payload,
-                            )
+def read_controls(connection: Connection, topic: str, read_range: ReadRange) -> list[ControlRecord]:
+    """The control records of a range of one partition."""
+    controls = []
+    with connection.admin.fetchers.lease() as fetcher:
+        for messages in _records(connection, fetcher, topic, read_range):
+            for message in messages:
+                payload = control_payload(message.headers())
+                if payload is not None:
+                    time_us = message.timestamp()[1] * 1000
+                    controls.append(
+                        ControlRecord(
+                            partition=read_range[0],
+                            offset=message.offset() or 0,
+                            timestamp=from_us(time_us),
+                            payload=payload,
                         )
-        except OffsetLost as lost:
-            raise explained(connection, lost) from None
-    return found
+                    )
+    return controls

@@ -1,9 +1,9 @@
-"""Rows of a topic as Kafka's records, and records as rows: keys, JSON values, headers, tombstones,
+"""Rows of a topic as Kafka records, and records as rows: keys, JSON values, headers, tombstones and
 control records.
 
-A record is plain to anyone: the value is the row as JSON, a table's deletion is a null value. What
-only we need rides in headers whose names begin with `headrace.`: the change type where it is not
-the usual one, and the payload of a control record.
+Any Kafka client can read the records: the value is the row as JSON, and a deletion from a table is
+a tombstone. What only Headrace needs is in headers whose names begin with `headrace.`: the change
+type where it is not the usual one, and the payload of a control record.
 """
 
 from __future__ import annotations
@@ -43,139 +43,119 @@ from headrace.types.json_codec import (
 )
 from headrace.types.schema import declared_schema
 
-# A table's key read back from a record's key bytes: all that a tombstone has. The inverse of
-# `headrace.log.partitioning.key_bytes`.
+# Keys of tombstones
 
 
-def key_columns(keys: Sequence[bytes | None], info: TopicInfo) -> Decoded:
-    """The key's columns: text as it is, another scalar as JSON, several columns as a JSON array. A
-    missing key is read as the empty one.
+def decode_key_columns(keys: Sequence[bytes | None], info: TopicInfo) -> Decoded:
+    """The key columns of a table from record keys, the inverse of `partitioning.key_bytes`: a text
+    is unchanged, another scalar is JSON, several columns are a JSON array. A missing key is read as
+    the empty one.
     """
     names = info.key
     schema = pa.schema([info.arrow_schema.field(name) for name in names])
-    given = [key or b"" for key in keys]
+    present = [key or b"" for key in keys]
     if len(names) > 1:
-        return decode_rows_exactly(given, schema, parser=lambda key: _named_parts(key, names))
+        return decode_rows_exactly(present, schema, parser=lambda key: _key_object(key, names))
     kind = schema.types[0]
     if pa.types.is_binary(kind):
-        return Decoded(pa.RecordBatch.from_arrays([pa.array(given, kind)], schema=schema))
-    parser = _text if pa.types.is_string(kind) else parse_json
-    return decode_rows_exactly(given, schema, parser=lambda key: {names[0]: parser(key)})
+        return Decoded(pa.RecordBatch.from_arrays([pa.array(present, kind)], schema=schema))
+    parser = _text_key if pa.types.is_string(kind) else parse_json
+    return decode_rows_exactly(present, schema, parser=lambda key: {names[0]: parser(key)})
 
 
-def _text(key: bytes) -> Any:
+def _text_key(key: bytes) -> Any:
     try:
         return key.decode()
     except UnicodeDecodeError:
         raise JsonMismatch("its key is not UTF-8") from None
 
 
-def _named_parts(key: bytes, names: tuple[str, ...]) -> Any:
-    parts = parse_json(key)
-    if not isinstance(parts, list) or len(parts) != len(names):
+def _key_object(key: bytes, names: tuple[str, ...]) -> Any:
+    values = parse_json(key)
+    if not isinstance(values, list) or len(values) != len(names):
         raise JsonMismatch(f"its key is not a JSON array of {', '.join(names)}")
-    return dict(zip(names, parts, strict=True))
+    return dict(zip(names, values, strict=True))
 
 
-# Records of others that are taken as they are: those of a topic that was declared with nothing but
-# a STRING or BINARY column `value`. Debezium's topics are read so.
+# Raw topics: records of other producers, such as Debezium, that are read unparsed
+
+RAW_COLUMN = "value"
+_OWN_PREFIX = b'{"value":'
+"""The first bytes of Headrace's own records of a raw topic."""
 
 
-WHOLE = "value"
-_OURS = b'{"value":'
-"""How our own records of such a topic begin."""
-
-
-def takes_anything(info: TopicInfo) -> bool:
-    """A topic that has nothing but a text, or bytes, called `value` takes the records of others as
-    they are: connectors', say.
+def is_raw_topic(info: TopicInfo) -> bool:
+    """Whether a topic takes records of any form: its only column is a STRING or BINARY called
+    `value`.
     """
-    return (
-        not info.is_table
-        and info.arrow_schema.names == [WHOLE]
-        and (
-            pa.types.is_string(kind := info.arrow_schema.field(0).type) or pa.types.is_binary(kind)
-        )
-    )
-
-
-def decode_anything(info: TopicInfo, values: Sequence[bytes | None]) -> Decoded:
-    """Our own records are JSON with that one name; whatever else came is the value itself, or
-    null.
-    """
-    ours = [
-        row for row, value in enumerate(values) if value is not None and value.startswith(_OURS)
-    ]
-    decoded = decode_rows([values[row] or b"" for row in ours], info.arrow_schema)
-    kept = ours if decoded.kept is None else [ours[row] for row in decoded.kept]
-    found: list[Any] = list(values)
-    for row, value in zip(kept, decoded.batch.column(0).to_pylist(), strict=True):
-        found[row] = value
+    if info.is_table or info.arrow_schema.names != [RAW_COLUMN]:
+        return False
     kind = info.arrow_schema.field(0).type
-    misfits = (
-        {}
-        if pa.types.is_binary(kind)
-        else {
-            row: "it is no UTF-8"
-            for row, value in enumerate(found)
-            if isinstance(value, bytes) and not _is_text(value)
-        }
-    )
-    usable = [row for row in range(len(found)) if row not in misfits]
-    column = pa.array(
-        [
-            (
-                found[row].decode()
-                if isinstance(found[row], bytes) and not pa.types.is_binary(kind)
-                else found[row]
-            )
-            for row in usable
-        ],
-        kind,
-    )
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def decode_raw_values(info: TopicInfo, values: Sequence[bytes | None]) -> Decoded:
+    """The rows of records of a raw topic. Headrace's own records are JSON objects with the one name
+    `value`; any other record is the value itself, or null.
+    """
+    own = [
+        row
+        for row, value in enumerate(values)
+        if value is not None and value.startswith(_OWN_PREFIX)
+    ]
+    decoded = decode_rows([values[row] or b"" for row in own], info.arrow_schema)
+    fitting = own if decoded.rows is None else [own[row] for row in decoded.rows]
+    contents: list[Any] = list(values)
+    for row, value in zip(fitting, decoded.batch.column(0).to_pylist(), strict=True):
+        contents[row] = value
+    kind = info.arrow_schema.field(0).type
+    misfits: dict[int, str] = {}
+    if pa.types.is_string(kind):
+        for row, value in enumerate(contents):
+            if isinstance(value, bytes):
+                try:
+                    contents[row] = value.decode()
+                except UnicodeDecodeError:
+                    misfits[row] = "it is no UTF-8"
+    rows = [row for row in range(len(contents)) if row not in misfits]
+    column = pa.array([contents[row] for row in rows], kind)
     return Decoded(
         pa.RecordBatch.from_arrays([column], schema=info.arrow_schema),
-        usable if misfits else None,
+        rows if misfits else None,
         misfits,
     )
 
 
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+# Rows to records
 
-
-RESERVED = "headrace."
+RESERVED_PREFIX = "headrace."
 CHANGE_HEADER = "headrace.change"
 CONTROL_HEADER = "headrace.control"
 RECORD_OVERHEAD_BYTES = 512
-
-
-# Rows to records
-
 KEY, VALUE, CHANGE, HEADERS = "key", "value", "change", "headers"
 _NAMED_CHANGES = tuple(change for change in CHANGE_TYPES if change not in {UPDATE, DELETE})
+_CHANGE_HEADERS: list[tuple[str, str | bytes | None]] = [
+    (CHANGE_HEADER, change.encode()) for change in _NAMED_CHANGES
+]
 
 
 def to_records(
     info: TopicInfo, batch: pa.RecordBatch, partitions: npt.NDArray[np.int32], max_bytes: int
 ) -> list[Record]:
-    """One record a row, in the rows' order."""
-    keys, values, headers = record_parts(to_columns(info, batch, max_bytes))
+    """One record per row, in the order of the rows."""
+    keys, values, headers = record_parts(record_columns(info, batch, max_bytes))
     return list(
         map(Record, itertools.repeat(info.name), partitions.tolist(), keys, values, headers)
     )
 
 
-def to_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """One record a row, in columns: key, value, which change a header names, a user's own headers;
-    the last two only where there are any.
+def record_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """The records of rows as columns: key, value, the change type that a header names, and the
+    user's headers; the last two only if there are any.
 
-    A deletion has no value; an upsert needs no word; only the other kinds of changes are named.
-    Refuses what Kafka would refuse later, so that nothing of an append is stored.
+    A deletion has a null value and an upsert needs no header; only the other change types are
+    named. Rows that Kafka would refuse later are refused here, so that nothing of the append is
+    stored.
     """
     rows = batch.select(declared_schema(info.arrow_schema).names)
     keys = key_bytes(rows, info.key) if info.key else pa.nulls(batch.num_rows, pa.binary())
@@ -188,15 +168,15 @@ def to_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa.Rec
         columns[CHANGE] = pc.index_in(changes, pa.array(_NAMED_CHANGES))
     if HEADERS_COLUMN in batch.schema.names:
         columns[HEADERS] = batch.column(HEADERS_COLUMN)
-    found = pa.RecordBatch.from_pydict(columns)
-    _check(info, found, max_bytes)
-    return found
+    records = pa.RecordBatch.from_pydict(columns)
+    _check_records(info, records, max_bytes)
+    return records
 
 
 def record_parts(
     columns: pa.RecordBatch,
 ) -> tuple[list[bytes | None], list[bytes | None], Iterable[RecordHeaders | None]]:
-    """Keys, values and headers, as Kafka's client wants them."""
+    """Keys, values and headers of records, as Kafka's client takes them."""
     headers: Iterable[RecordHeaders | None] = itertools.repeat(None, columns.num_rows)
     if HEADERS in columns.schema.names:
         headers = [
@@ -204,20 +184,15 @@ def record_parts(
             for pairs in columns.column(HEADERS).to_pylist()
         ]
     if CHANGE in columns.schema.names and columns.column(CHANGE).null_count < columns.num_rows:
+        changes = columns.column(CHANGE).to_pylist()
         headers = [
             [*(own or ()), _CHANGE_HEADERS[change]] if change is not None else own
-            for own, change in _with_changes(headers, columns)
+            for own, change in zip(headers, changes, strict=True)
         ]
     return columns.column(KEY).to_pylist(), columns.column(VALUE).to_pylist(), headers
 
 
-def _with_changes(
-    headers: Iterable[RecordHeaders | None], columns: pa.RecordBatch
-) -> Iterable[tuple[RecordHeaders | None, int | None]]:
-    return zip(headers, columns.column(CHANGE).to_pylist(), strict=True)
-
-
-def _check(info: TopicInfo, columns: pa.RecordBatch, max_bytes: int) -> None:
+def _check_records(info: TopicInfo, columns: pa.RecordBatch, max_bytes: int) -> None:
     if info.compact and columns.column(KEY).null_count:
         row = pc.index(pc.is_null(columns.column(KEY)), True).as_py()
         raise BadRows(
@@ -252,30 +227,25 @@ def _check(info: TopicInfo, columns: pa.RecordBatch, max_bytes: int) -> None:
 
 def _headers_size(info: TopicInfo, row: int, pairs: list[dict[str, Any]] | None) -> int:
     for pair in pairs or ():
-        if pair["key"].startswith(RESERVED):
+        if pair["key"].startswith(RESERVED_PREFIX):
             raise BadRows(
                 f"Row {row} for {info.name} has a header {pair['key']!r}; names that begin with"
-                f" {RESERVED!r} are reserved.",
+                f" {RESERVED_PREFIX!r} are reserved.",
                 fix="rename it.",
             )
     return sum(len(pair["key"]) + len(pair["value"] or b"") for pair in pairs or ())
 
 
-_CHANGE_HEADERS: list[tuple[str, str | bytes | None]] = [
-    (CHANGE_HEADER, change.encode()) for change in _NAMED_CHANGES
-]
-
-
 def control_record(topic: str, partition: int, payload: bytes) -> Record:
-    """A record that `read` skips. It has a key of its own, as a compacted topic takes none
-    without.
+    """A control record, which `read` skips. It has a unique key, because a compacted topic requires
+    keys.
     """
     return Record(
-        topic,
-        partition,
-        b"headrace.control:" + os.urandom(8).hex().encode(),
-        None,
-        [(CONTROL_HEADER, payload)],
+        topic=topic,
+        partition=partition,
+        key=b"headrace.control:" + os.urandom(8).hex().encode(),
+        value=None,
+        headers=[(CONTROL_HEADER, payload)],
     )
 
 
@@ -283,7 +253,7 @@ def control_record(topic: str, partition: int, payload: bytes) -> Record:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class MisfitRecord:
     """A record that does not fit the topic's schema."""
 
     partition: int
@@ -294,15 +264,15 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The rows of some records of one partition, and the records that are none."""
+class DecodedRecords:
+    """The rows of some records of one partition, and the records that do not fit the schema."""
 
     batch: pa.RecordBatch
-    misfits: list[Misfit] = field(default_factory=list)
+    misfits: list[MisfitRecord] = field(default_factory=list)
 
 
 def control_payload(headers: Any) -> bytes | None:
-    """The payload of a control record; None if it is none."""
+    """The payload of a control record; None if the headers are not those of a control record."""
     return next((value or b"" for name, value in headers or () if name == CONTROL_HEADER), None)
 
 
@@ -312,44 +282,48 @@ def to_rows(
     *,
     headers: bool = False,
     ignored: Sequence[str] = (),
-) -> Rows:
-    """Records of one partition as rows with the system's columns, without control records."""
-    given = [message.headers() for message in messages]
-    if any(given):
-        rows = [row for row, pairs in enumerate(given) if control_payload(pairs) is None]
-        messages, given = [messages[row] for row in rows], [given[row] for row in rows]
+) -> DecodedRecords:
+    """Records of one partition as rows with the system columns, without control records. `ignored`
+    are columns that a record may have although the schema does not.
+    """
+    all_headers = [message.headers() for message in messages]
+    if any(all_headers):
+        rows = [row for row, pairs in enumerate(all_headers) if control_payload(pairs) is None]
+        messages = [messages[row] for row in rows]
+        all_headers = [all_headers[row] for row in rows]
     decoded = (
-        _decode_table(info, messages, given, ignored)
+        _decode_table(info, messages, all_headers, ignored)
         if info.is_table
         else _decode_values(info, messages, ignored)
     )
-    misfits = [_misfit(messages[row], reason) for row, reason in decoded.misfits.items()]
-    if decoded.kept is not None:
-        messages, given = (
-            [messages[row] for row in decoded.kept],
-            [given[row] for row in decoded.kept],
+    misfits = [
+        MisfitRecord(
+            partition=messages[row].partition() or 0,
+            offset=messages[row].offset() or 0,
+            key=messages[row].key(),
+            payload=messages[row].value(),
+            reason=reason,
         )
+        for row, reason in decoded.misfits.items()
+    ]
+    if decoded.rows is not None:
+        messages = [messages[row] for row in decoded.rows]
+        all_headers = [all_headers[row] for row in decoded.rows]
     columns = [*decoded.batch.columns, *_system_columns(messages)]
     if headers:
-        columns.append(pa.array([_shown_headers(pairs) for pairs in given], HEADERS_TYPE))
-    return Rows(
+        columns.append(pa.array([_user_headers(pairs) for pairs in all_headers], HEADERS_TYPE))
+    return DecodedRecords(
         pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers)), misfits
     )
 
 
-def _misfit(message: Message, reason: str) -> Misfit:
-    return Misfit(
-        message.partition() or 0, message.offset() or 0, message.key(), message.value(), reason
-    )
-
-
-def _shown_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
-    shown = [(name, value) for name, value in pairs or () if not name.startswith(RESERVED)]
-    return shown or None
+def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
+    own = [(name, value) for name, value in pairs or () if not name.startswith(RESERVED_PREFIX)]
+    return own or None
 
 
 def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
-    """Of records of one partition."""
+    """The partition, offset and timestamp of records of one partition."""
     partitions = np.full(len(messages), messages[0].partition() if messages else 0, np.int32)
     offsets = np.array([message.offset() for message in messages], np.int64)
     times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
@@ -358,88 +332,76 @@ def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
 
 def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:
     values = [message.value() for message in messages]
-    if takes_anything(info):
-        return decode_anything(info, values)
-    if None not in values:
-        return decode_rows(
-            [value for value in values if value is not None], info.arrow_schema, ignored=ignored
-        )
-    return _decode_some(
-        values,
-        [row for row, value in enumerate(values) if value is not None],
-        info.arrow_schema,
-        ignored,
+    if is_raw_topic(info):
+        return decode_raw_values(info, values)
+    present = [row for row, value in enumerate(values) if value is not None]
+    decoded = decode_rows(
+        [values[row] or b"" for row in present], info.arrow_schema, ignored=ignored
     )
-
-
-def _decode_some(
-    values: Sequence[bytes | None], rows: list[int], schema: pa.Schema, ignored: Sequence[str]
-) -> Decoded:
-    """Some of the values; the others, which are null, are misfits."""
-    decoded = decode_rows([values[row] or b"" for row in rows], schema, ignored=ignored)
+    if len(present) == len(values):
+        return decoded
     misfits = {
         row: "it has no value, and the topic is no table"
         for row, value in enumerate(values)
         if value is None
     }
-    misfits |= {rows[row]: reason for row, reason in decoded.misfits.items()}
-    kept = rows if decoded.kept is None else [rows[row] for row in decoded.kept]
-    return Decoded(decoded.batch, kept, dict(sorted(misfits.items())))
+    misfits |= {present[row]: reason for row, reason in decoded.misfits.items()}
+    rows = present if decoded.rows is None else [present[row] for row in decoded.rows]
+    return Decoded(decoded.batch, rows, dict(sorted(misfits.items())))
 
 
 def _decode_table(
-    info: TopicInfo, messages: Sequence[Message], given: Sequence[Any], ignored: Sequence[str]
+    info: TopicInfo, messages: Sequence[Message], headers: Sequence[Any], ignored: Sequence[str]
 ) -> Decoded:
-    """Changes: those with a value as rows, tombstones from their keys, put back into order."""
+    """The changes of a table: rows from values, tombstones from keys, merged in their order."""
     values = [message.value() for message in messages]
-    alive = [row for row, value in enumerate(values) if value is not None]
-    dead = [row for row, value in enumerate(values) if value is None]
-    rows = decode_rows(
-        [values[row] or b"" for row in alive], declared_schema(info.arrow_schema), ignored=ignored
+    with_value = [row for row, value in enumerate(values) if value is not None]
+    tombstones = [row for row, value in enumerate(values) if value is None]
+    decoded = decode_rows(
+        [values[row] or b"" for row in with_value],
+        declared_schema(info.arrow_schema),
+        ignored=ignored,
     )
-    keys = key_columns([messages[row].key() for row in dead], info)
-    misfits = {alive[row]: reason for row, reason in rows.misfits.items()} | {
-        dead[row]: reason for row, reason in keys.misfits.items()
+    keys = decode_key_columns([messages[row].key() for row in tombstones], info)
+    misfits = {with_value[row]: reason for row, reason in decoded.misfits.items()} | {
+        tombstones[row]: reason for row, reason in keys.misfits.items()
     }
-    kept_alive = alive if rows.kept is None else [alive[row] for row in rows.kept]
-    kept_dead = dead if keys.kept is None else [dead[row] for row in keys.kept]
-    batch = _merged(
-        info,
-        rows.batch,
-        [_change(given[row]) for row in kept_alive],
-        keys.batch,
-        kept_alive + kept_dead,
-    )
-    return Decoded(
-        batch, sorted(kept_alive + kept_dead) if misfits else None, dict(sorted(misfits.items()))
-    )
+    if decoded.rows is not None:
+        with_value = [with_value[row] for row in decoded.rows]
+    if keys.rows is not None:
+        tombstones = [tombstones[row] for row in keys.rows]
+    order = with_value + tombstones
+    changes = [_change_type(headers[row]) for row in with_value]
+    batch = _merge(info, decoded.batch, changes, keys.batch, order)
+    return Decoded(batch, sorted(order) if misfits else None, dict(sorted(misfits.items())))
 
 
-def _change(headers: Any) -> str:
-    """The kind of a change that has a value: an upsert, unless a header says otherwise."""
+def _change_type(headers: Any) -> str:
+    """The change type of a record with a value: an upsert, unless a header says otherwise."""
     named = next((value for name, value in headers or () if name == CHANGE_HEADER), b"") or b""
     change = named.decode("utf-8", "replace")
     return change if change in CHANGE_TYPES and change != DELETE else UPDATE
 
 
-def _merged(
+def _merge(
     info: TopicInfo,
     rows: pa.RecordBatch,
     changes: list[str],
     keys: pa.RecordBatch,
     order: list[int],
 ) -> pa.RecordBatch:
+    """Rows and tombstones in one batch, in their original order."""
     schema = info.arrow_schema
-    alive = pa.RecordBatch.from_arrays(
+    upserts = pa.RecordBatch.from_arrays(
         [*rows.columns, pa.array(changes, pa.string())], schema=schema
     )
     if not keys.num_rows:
-        return alive
+        return upserts
     count = keys.num_rows
     arrays = [
-        keys.column(each.name) if each.name in info.key else pa.nulls(count, each.type)
-        for each in schema
+        keys.column(column.name) if column.name in info.key else pa.nulls(count, column.type)
+        for column in schema
     ]
     arrays[schema.get_field_index(CHANGE_TYPE)] = pa.repeat(pa.scalar(DELETE, pa.string()), count)
-    both = pa.concat_batches([alive, pa.RecordBatch.from_arrays(arrays, schema=schema)])
+    both = pa.concat_batches([upserts, pa.RecordBatch.from_arrays(arrays, schema=schema)])
     return both.take(pa.array(np.argsort(np.array(order, np.int64))))

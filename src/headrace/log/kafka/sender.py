@@ -1,5 +1,5 @@
-"""Records on their way to the brokers: what is sent, and where it went. Producers, transactions and
-our own topics send with this.
+"""Sending records to the brokers and collecting the offsets they were stored at; and opening,
+committing and aborting Kafka transactions. Producers, transactions and the internal topics use it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.errors import FencedError
-from headrace.log.kafka.cluster import ANSWER_SECONDS
-from headrace.log.kafka.config import SEND_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Cluster, logger
-from headrace.log.kafka.errors import FENCED, cause, code, doing, translated
+from headrace.log.kafka.cluster import RESPONSE_SECONDS
+from headrace.log.kafka.config import SEND_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, ClusterConfig, logger
+from headrace.log.kafka.errors import FENCED, cause, error_code, translate_error, translate_errors
 from headrace.log.values import OffsetRange
 
 RecordHeaders = list[tuple[str, str | bytes | None]]
 FLUSH_SECONDS = SEND_TIMEOUT_MS / 1000 + 5
-_SERVED_EVERY = 1_000
+_POLL_EVERY_RECORDS = 1_000
 
 
 class Record(NamedTuple):
@@ -33,9 +33,9 @@ class Record(NamedTuple):
     headers: RecordHeaders | None = None
 
 
-class Delivery:
-    """Collects what became of records: the offsets they got, or the first error. Reports may come
-    in any thread that polls the producer.
+class DeliveryReports:
+    """Collects delivery reports: the offsets at which records were stored, or the first error.
+    Reports may arrive in any thread that polls the producer.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Delivery:
             span[1] = max(span[1], offset)
 
     def ranges(self) -> dict[str, dict[int, OffsetRange]]:
-        """For each topic and partition, from the first offset to behind the last. Records of others
-        may lie between.
+        """For each topic and partition the range from the first to the last stored offset. Records
+        of other producers may be in between.
         """
         ranges: dict[str, dict[int, OffsetRange]] = {}
         for (topic, partition), (first, last) in sorted(self._spans.items()):
@@ -69,17 +69,17 @@ class Delivery:
         return ranges
 
 
-def send(producer: Producer, records: Iterable[Record], delivery: Delivery) -> None:
+def send_records(producer: Producer, records: Iterable[Record], delivery: DeliveryReports) -> None:
     """Send records and wait until all are acknowledged. Raises KafkaException if any was not."""
     for number, (topic, partition, key, value, headers) in enumerate(records):
         delivery.sent += 1
         _produce(producer, topic, partition, key, value, headers, delivery)
-        if number % _SERVED_EVERY == 0:
+        if number % _POLL_EVERY_RECORDS == 0:
             producer.poll(0)
     _await_reports(producer, delivery)
 
 
-class Block(NamedTuple):
+class RecordBlock(NamedTuple):
     """Records of one partition, in columns."""
 
     topic: str
@@ -89,56 +89,47 @@ class Block(NamedTuple):
     headers: Iterable[RecordHeaders | None]
 
 
-def blocks(records: Iterable[Record]) -> list[Block]:
-    """The same records, partition by partition."""
-    found: dict[
+def group_by_partition(records: Iterable[Record]) -> list[RecordBlock]:
+    """One block of records for each partition, in the order of the records."""
+    columns: dict[
         tuple[str, int], tuple[list[bytes | None], list[bytes | None], list[RecordHeaders | None]]
     ] = {}
     for topic, partition, key, value, headers in records:
-        block = found.get((topic, partition)) or found.setdefault((topic, partition), ([], [], []))
-        block[0].append(key)
-        block[1].append(value)
-        block[2].append(headers)
-    return [Block(topic, partition, *columns) for (topic, partition), columns in found.items()]
+        keys, values, all_headers = columns.setdefault((topic, partition), ([], [], []))
+        keys.append(key)
+        values.append(value)
+        all_headers.append(headers)
+    return [RecordBlock(topic, partition, *lists) for (topic, partition), lists in columns.items()]
 
 
-def send_in_transaction(producer: Producer, sent: Iterable[Block], delivery: Delivery) -> None:
-    """Send records, and wait until they are acknowledged. Raises KafkaException if one was not.
+def send_in_transaction(
+    producer: Producer, blocks: Iterable[RecordBlock], delivery: DeliveryReports
+) -> None:
+    """Send records in a transaction and wait until all are acknowledged. Raises KafkaException if
+    any was not.
 
-    Only the first and the last of a block are reported, since a report costs four times as much as
-    the sending itself. That is enough: a partition's records are stored in order, and a transaction
-    with a record that was not stored cannot be committed.
+    Only the first and the last record of a block get a delivery report, since a report costs four
+    times as much as sending. That suffices: a partition's records are stored in order, and a
+    transaction with a record that was not stored cannot be committed.
     """
-    for block in sent:
-        _hand_over(producer, block, delivery)
+    for block in blocks:
+        reported = {0, len(block.values) - 1}
+        delivery.sent += len(reported)
+        for number, (key, value, headers) in enumerate(
+            zip(block.keys, block.values, block.headers, strict=True)
+        ):
+            report = delivery if number in reported else None
+            _produce(producer, block.topic, block.partition, key, value, headers, report)
+            if number % _POLL_EVERY_RECORDS == 0:
+                producer.poll(0)
     _await_reports(producer, delivery)
 
 
-def _hand_over(producer: Producer, block: Block, delivery: Delivery) -> None:
-    reported = {0, len(block.values) - 1}
-    delivery.sent += len(reported)
-    for number, (key, value, headers) in enumerate(
-        zip(block.keys, block.values, block.headers, strict=True)
-    ):
-        _produce(
-            producer,
-            block.topic,
-            block.partition,
-            key,
-            value,
-            headers,
-            delivery if number in reported else None,
-        )
-        if number % _SERVED_EVERY == 0:
-            producer.poll(0)
-
-
-def _await_reports(producer: Producer, delivery: Delivery) -> None:
+def _await_reports(producer: Producer, delivery: DeliveryReports) -> None:
     deadline = time.monotonic() + FLUSH_SECONDS
     while not delivery.is_complete and time.monotonic() < deadline:
-        producer.poll(
-            0.1
-        )  # not flush(): it goes on calling back after a fatal error, which Python cannot bear
+        # Not flush(): after a fatal error it goes on calling back, which crashes Python.
+        producer.poll(0.1)
     if delivery.error is not None:
         raise KafkaException(delivery.error)
     if not delivery.is_complete:
@@ -154,7 +145,7 @@ def _produce(
     key: bytes | None,
     value: bytes | None,
     headers: RecordHeaders | None,
-    delivery: Delivery | None,
+    delivery: DeliveryReports | None,
 ) -> None:
     while True:
         try:
@@ -166,63 +157,66 @@ def _produce(
                 producer.produce(topic, value, key, partition, on_delivery=delivery)
             else:
                 producer.produce(topic, value, key, partition)
-        except BufferError:  # the bounded buffer is full: wait for acknowledgements
+        except BufferError:  # the buffer is full: wait for acknowledgements
             producer.poll(0.1)
         else:
             return
 
 
-# Transactions of Kafka's
+# Kafka transactions
 
 
 def open_transactional(
-    cluster: Cluster, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    cluster: ClusterConfig, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
 ) -> Producer:
-    """A transactional producer. Whoever used the id before is fenced from now on, and what it left
-    open is rolled back.
+    """Open a transactional producer. This fences every older producer of the transactional id and
+    aborts the transaction that it left open.
 
-    It is let go of, never closed: `close()` would try to roll back, and warns where a fenced client
-    cannot.
+    The producer is dropped, never closed: `close()` would try to abort, and warns where a fenced
+    client cannot.
     """
-    with doing("open a transactional producer"):
+    with translate_errors("open a transactional producer"):
         producer = Producer(cluster.transactional(transactional_id, timeout_ms))
-        producer.list_topics(
-            "__headrace.topics", timeout=ANSWER_SECONDS
-        )  # with a connection at hand, the next step does not wait half a second for one
-        producer.init_transactions(ANSWER_SECONDS)
+        # Connect first: init_transactions would wait half a second for a connection.
+        producer.list_topics("__headrace.topics", timeout=RESPONSE_SECONDS)
+        producer.init_transactions(RESPONSE_SECONDS)
     return producer
 
 
 @contextmanager
-def fenced_as(error_class: type[FencedError], message: str, fix: str, what: str) -> Iterator[None]:
-    """Turn Kafka's word that a newer owner exists into one of ours, and any other of its errors
-    too.
+def translate_fencing(
+    error_class: type[FencedError], message: str, fix: str, what: str
+) -> Iterator[None]:
+    """Raise `error_class` where Kafka reports that a newer producer has fenced this one, and
+    translate any other error of Kafka.
     """
     try:
         yield
     except KafkaException as error:
-        if code(error) in FENCED:
+        if error_code(error) in FENCED:
             raise error_class(message, fix=fix) from None
-        raise translated(error, what) from error
+        raise translate_error(error, what) from error
 
 
-def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
-    """Abort because of an error; returns the error to raise: that the client was fenced outweighs
-    what followed from it.
+def abort_transaction(producer: Producer, reason: KafkaException) -> KafkaException:
+    """Abort a transaction because of an error, and return the error to raise: `reason`, unless the
+    abort shows that the producer was fenced, which explains it.
 
-    If aborting fails, the coordinator rolls back when the transaction's time is up or its id is
-    used again.
+    If aborting fails, the coordinator aborts when the transaction times out or its id is used
+    again.
     """
     try:
-        producer.abort_transaction(ANSWER_SECONDS)
+        producer.abort_transaction(RESPONSE_SECONDS)
     except KafkaException as error:
-        logger.info("A transaction could not be rolled back: %s", error)
-        return error if code(error) in FENCED else reason
+        logger.info("A transaction could not be aborted: %s", error)
+        return error if error_code(error) in FENCED else reason
     return reason
 
 
-def commit(producer: Producer, seconds: float) -> None:
-    """Commit, asking again while Kafka says that it may work. Raises KafkaException."""
+def commit_transaction(producer: Producer, seconds: float) -> None:
+    """Commit a transaction, repeating the request while Kafka's error is retriable. Raises
+    KafkaException.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:

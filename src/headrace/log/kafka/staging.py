@@ -1,9 +1,9 @@
-"""Rows put aside for a transaction of another process: one Arrow file per partition, on storage
-that both can see.
+"""Staged rows: rows that a Spark task writes for a transaction of the driver, one Arrow file per
+partition, on storage that both can access.
 
-Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file,
-durably, and the driver's transaction sends them. The file has records, keys and values as Kafka
-gets them: many tasks make them at once, and the one driver only passes them on.
+Kafka cannot store rows that are invisible until another process commits them. So tasks write them
+durably to files, and the driver's transaction sends them. The files hold keys and values as Kafka
+stores them: the tasks encode them in parallel, and the driver only passes them on.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import pyarrow as pa
 from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
 from headrace.log.kafka.config import DEFAULT_MAX_BYTES
-from headrace.log.kafka.producer import appended
-from headrace.log.kafka.records import record_parts, to_columns
-from headrace.log.kafka.sender import Block
+from headrace.log.kafka.producer import append_batch
+from headrace.log.kafka.records import record_columns, record_parts
+from headrace.log.kafka.sender import RecordBlock
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.topic_config import check_name
 from headrace.log.values import Staged, TopicInfo
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
-MAX_ROWS_A_PART = 50_000
+MAX_BATCH_ROWS = 50_000
 
 
 class StagingWriter:
-    """Writes batches of one topic into one file per partition; each file begins with its format's
-    version.
+    """Writes batches of one topic into one file per partition. The format's version is in the
+    metadata of each file.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StagingWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         numbers = self._assigner.assign(self._info, batch, self._partition)
-        columns = to_columns(self._info, batch, self._max_bytes)
+        columns = record_columns(self._info, batch, self._max_bytes)
         for number in np.unique(numbers).tolist():
             part = columns.filter(pa.array(numbers == number))
             path, writer, rows = self._files.get(number) or self._begin(number, columns.schema)
@@ -80,7 +80,7 @@ class StagingWriter:
         return Staged(self._info.name, partitions, sum(rows for _, rows in partitions.values()))
 
     def abandon(self) -> None:
-        """Remove what was written: nobody will adopt it."""
+        """Remove what was written, since no transaction will adopt it."""
         for _, writer, _ in self._files.values():
             writer.close()
         discard(
@@ -101,7 +101,7 @@ def _sync(path: Path) -> None:
 
 
 def _group_directory(group: str | None, directory: str | None) -> Path:
-    """Where a group's rows are, each task's in a directory of its own."""
+    """The directory of a group's staged rows. Each task has a directory of its own in it."""
     base = Path(directory or Path(tempfile.gettempdir()) / "headrace-staging")
     return base if group is None else base / check_name(group, what="group")
 
@@ -115,27 +115,29 @@ def stage(
     partition: int | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Staged:
+    """Write rows to staging files. If that fails, nothing is left."""
     writer = StagingWriter(info, directory, group, partition, max_bytes)
     try:
         for batch in batches:
-            for first in range(0, batch.num_rows, MAX_ROWS_A_PART):
-                writer.write(_checked(batch.slice(first, MAX_ROWS_A_PART), info))
+            for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
+                writer.write(_check_batch(batch.slice(first, MAX_BATCH_ROWS), info))
         return writer.finish()
     except BaseException:
         writer.abandon()
         raise
 
 
-def _checked(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
-    """A batch may bring `_headers` along."""
+def _check_batch(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
+    """A batch that fits the topic. It may have a column `_headers`."""
     at = batch.schema.get_field_index(HEADERS_COLUMN)
     if at < 0:
-        return appended(batch, info, None)
-    rows = appended(batch.remove_column(at), info, None)
+        return append_batch(batch, info, None)
+    rows = append_batch(batch.remove_column(at), info, None)
     return rows.append_column(batch.schema.field(at), batch.column(at))
 
 
 def check_staged(staged: Staged) -> None:
+    """TransactionTimedOut if staged files are gone."""
     for file, _ in staged.partitions.values():
         if not Path(file).exists():
             raise TransactionTimedOut(
@@ -144,14 +146,14 @@ def check_staged(staged: Staged) -> None:
             )
 
 
-def staged_blocks(staged: Staged) -> Iterator[Block]:
-    """What was staged, a bounded part at a time."""
+def staged_blocks(staged: Staged) -> Iterator[RecordBlock]:
+    """The staged records, a bounded block at a time."""
     check_staged(staged)
     for number, (file, _) in sorted(staged.partitions.items()):
         with pa.OSFile(file) as source, pa.ipc.open_file(source) as reader:
             _check_format(file, reader.schema.metadata or {})
             for index in range(reader.num_record_batches):
-                yield Block(staged.topic, number, *record_parts(reader.get_batch(index)))
+                yield RecordBlock(staged.topic, number, *record_parts(reader.get_batch(index)))
 
 
 def _check_format(file: str, metadata: Mapping[bytes, bytes]) -> None:
@@ -173,5 +175,5 @@ def discard(staged: Staged) -> None:
 
 
 def discard_group(group: str, directory: str | None) -> None:
-    """Remove what was staged under a group's name."""
+    """Remove everything that was staged under a group's name."""
     shutil.rmtree(_group_directory(group, directory), ignore_errors=True)

@@ -1,7 +1,8 @@
-"""The topics of a cluster, and what is known about them: schema, key, kind. Kafka knows nothing of
-these, so they are kept in a compacted topic.
+"""The topics of a cluster and their descriptions: schema, key, kind, retention. Kafka has no place
+for a schema, so descriptions are stored in the compacted topic `__headrace.topics`.
 
-A topic that somebody else created is listed too; it can be used once it has been given a schema.
+A topic that was created by another tool is listed too; it can be used once it has been given a
+schema.
 """
 
 from __future__ import annotations
@@ -16,40 +17,49 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from headrace.errors import BadSchema, CorruptionError, NewerFormat, UnknownTopic
-from headrace.log.kafka.cluster import Broker
-from headrace.log.kafka.errors import code, translated
-from headrace.log.kafka.notes import CompactedPartition, ensure_topic
-from headrace.log.kafka.sender import Delivery, Record, send
+from headrace.log.kafka.cluster import ClusterAdmin
+from headrace.log.kafka.compacted_topic import CompactedPartition, ensure_compacted_topic
+from headrace.log.kafka.errors import error_code, translate_error
+from headrace.log.kafka.sender import DeliveryReports, Record, send_records
 from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
 
-# A topic's settings in the two forms that Kafka needs: what is stored beside the topic, and what
-# Kafka calls it.
-
-
 VERSION = 1
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
-_STORED = [
-    each.name
-    for each in fields(TopicInfo)
-    if each.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
+_STORED_FIELDS = [
+    field.name
+    for field in fields(TopicInfo)
+    if field.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
 ]
+TOPICS_TOPIC = "__headrace.topics"
+INTERNAL_PREFIX = "__headrace."
+CACHE_SECONDS = 5.0
+
+TopicDescription = tuple[TopicInfo, str]
+"""A topic and its unique id."""
 
 
-def dump(info: TopicInfo, uid: str) -> bytes:
-    """What is stored about a topic. `uid` tells it from an earlier topic of the same name."""
+# Descriptions as stored, and settings as Kafka has them
+
+
+def dump_description(info: TopicInfo, uid: str) -> bytes:
+    """The stored description of a topic. `uid` distinguishes it from an earlier topic of the same
+    name.
+    """
     stored = {
         "version": VERSION,
         "uid": uid,
         "ddl": info.schema,
-        **{name: getattr(info, name) for name in _STORED},
+        **{name: getattr(info, name) for name in _STORED_FIELDS},
     }
     return json.dumps(stored, ensure_ascii=False).encode()
 
 
-def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
-    """The inverse of `dump`; the number of partitions is the cluster's to say."""
+def load_description(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
+    """The inverse of `dump_description`. The number of partitions is not stored; the cluster knows
+    it.
+    """
     try:
         stored = json.loads(value)
         version, uid = stored["version"], stored["uid"]
@@ -60,7 +70,7 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
                 fix="upgrade headrace.",
             )
         columns, key = parse_schema(stored["ddl"]), tuple(stored["key"])
-        rest = {field: stored[field] for field in _STORED if field != "key"}
+        rest = {field: stored[field] for field in _STORED_FIELDS if field != "key"}
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.",
@@ -82,8 +92,8 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
 
 
 def kafka_config(info: TopicInfo) -> dict[str, str]:
-    """The same in Kafka's words. Rows are stamped when they are appended, as the embedded log does;
-    `retention_bytes` is for each partition.
+    """Kafka's settings for a topic. Records get the time at which they are appended, as in the
+    embedded log; `retention_bytes` applies to each partition.
     """
     compact = info.compact or info.history_us is not None
     bounded = info.retention_us is not None or info.retention_bytes is not None
@@ -104,57 +114,42 @@ def _ms(us: int | None) -> str:
     return "-1" if us is None else str(us // 1000)
 
 
-TOPICS_TOPIC = "__headrace.topics"
-OURS = "__headrace."
-TRUSTED_SECONDS = 5.0
-
-Described = tuple[TopicInfo, str]
-"""A topic and its unique id."""
-
-
 class TopicStore:
-    """All topics. Safe for several threads."""
+    """The topics of a cluster. Thread-safe."""
 
-    def __init__(self, broker: Broker, producer: Producer) -> None:
-        self._broker, self._producer = broker, producer
-        self._stored = CompactedPartition(broker, TOPICS_TOPIC, 0)
+    def __init__(self, admin: ClusterAdmin, producer: Producer) -> None:
+        self._admin, self._producer = admin, producer
+        self._descriptions = CompactedPartition(admin, TOPICS_TOPIC, 0)
         self._guard = Lock()
-        self._recent: dict[str, tuple[float, Described]] = {}
-        self._prepared = False
+        self._cache: dict[str, tuple[float, TopicDescription]] = {}
+        self._exists = False
 
-    # Looking
+    # Lookup
 
     def names(self) -> list[str]:
-        """What a user created, and what others did; without the internals of Kafka and of this
-        log.
-        """
-        described = self._descriptions()
+        """All topics but the internal ones of Kafka and of this log."""
+        described = self._descriptions.values() if self._has_descriptions() else {}
         return sorted(
-            name for name in self._broker.partition_counts() if self._is_shown(name, described)
+            name
+            for name in self._admin.partition_counts()
+            if not name.startswith(INTERNAL_PREFIX)
+            and (not name.startswith("__") or name.encode() in described)
         )
-
-    def _is_shown(self, name: str, described: dict[bytes, bytes]) -> bool:
-        return not name.startswith(OURS) and (
-            not name.startswith("__") or name.encode() in described
-        )
-
-    def _descriptions(self) -> dict[bytes, bytes]:
-        return self._stored.values() if self._is_prepared() else {}
 
     def _description(self, name: str) -> bytes | None:
-        return self._stored.get(name.encode()) if self._is_prepared() else None
+        return self._descriptions.get(name.encode()) if self._has_descriptions() else None
 
-    def _is_prepared(self) -> bool:
-        """Whether anybody has described a topic on this cluster yet."""
-        self._prepared = self._prepared or self._broker.partitions(TOPICS_TOPIC) is not None
-        return self._prepared
+    def _has_descriptions(self) -> bool:
+        """Whether a topic was ever described on this cluster."""
+        self._exists = self._exists or self._admin.partitions(TOPICS_TOPIC) is not None
+        return self._exists
 
     def info(self, name: str) -> TopicInfo:
-        return self.described(name)[0]
+        return self.describe(name)[0]
 
-    def described(self, name: str) -> Described:
-        """A topic as it is now."""
-        partitions = self._broker.partitions(name)
+    def describe(self, name: str) -> TopicDescription:
+        """The newest description of a topic."""
+        partitions = self._admin.partitions(name)
         stored = self._description(name)
         if partitions is None:
             raise UnknownTopic(name, self.names())
@@ -163,50 +158,54 @@ class TopicStore:
                 f"The topic {name!r} was not created by Headrace and has no schema.",
                 fix=f"give it one: create_topic({name!r}, schema='...', exist_ok=True).",
             )
-        found = load(name, stored, partitions)
+        description = load_description(name, stored, partitions)
         with self._guard:
-            self._recent[name] = (time.monotonic(), found)
-        return found
+            self._cache[name] = (time.monotonic(), description)
+        return description
 
-    def recent(self, name: str) -> Described:
-        """A topic as it was a few seconds ago at most: for the way of every append."""
-        known = self._recent.get(name)
-        if known is not None and time.monotonic() - known[0] < TRUSTED_SECONDS:
-            return known[1]
-        return self.described(name)
+    def cached(self, name: str) -> TopicDescription:
+        """The description of a topic, at most a few seconds old. For the path of every append."""
+        entry = self._cache.get(name)
+        if entry is not None and time.monotonic() - entry[0] < CACHE_SECONDS:
+            return entry[1]
+        return self.describe(name)
 
-    # Changing
+    # Changes
 
     def create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-        """1. create the topic in Kafka, which decides between two creators; 2. describe it. A crash
-        between the two leaves a topic without a schema.
+        """Create a topic: first in Kafka, which decides between two creators, then its description.
+        A crash between the two leaves a topic without a schema.
         """
         try:
-            self._broker.create(info.name, info.partitions, kafka_config(info))
+            self._admin.create(info.name, info.partitions, kafka_config(info))
         except KafkaException as error:
-            if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise translated(error, f"create the topic {info.name!r}") from error
+            if error_code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise translate_error(error, f"create the topic {info.name!r}") from error
             return self._existing(info, exist_ok=exist_ok)
-        return self._describe(info)
+        return self._store_description(info)
 
     def _existing(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-        """A topic that is there but has no schema is given one, if that was asked for."""
-        known = self._description(info.name)
-        partitions = self._broker.partitions(info.name) or info.partitions
-        if known is None and exist_ok:
-            return self._describe(replace(info, partitions=partitions))
-        found = info if known is None else load(info.name, known, partitions)[0]
-        return check_existing_topic(found, info, exist_ok=exist_ok)
+        """A topic that exists already. If it has no schema and `exist_ok` is set, it is given
+        one.
+        """
+        stored = self._description(info.name)
+        partitions = self._admin.partitions(info.name) or info.partitions
+        if stored is None and exist_ok:
+            return self._store_description(replace(info, partitions=partitions))
+        existing = info if stored is None else load_description(info.name, stored, partitions)[0]
+        return check_existing_topic(existing, info, exist_ok=exist_ok)
 
-    def _describe(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
-        self._store(info.name, dump(info, uid or uuid.uuid4().hex))
+    def _store_description(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
+        self._store(info.name, dump_description(info, uid or uuid.uuid4().hex))
         return self.info(info.name)
 
     def _store(self, name: str, value: bytes | None) -> None:
-        ensure_topic(self._broker, TOPICS_TOPIC, 1)
-        send(self._producer, [Record(TOPICS_TOPIC, 0, name.encode(), value)], Delivery())
+        ensure_compacted_topic(self._admin, TOPICS_TOPIC, 1)
+        send_records(
+            self._producer, [Record(TOPICS_TOPIC, 0, name.encode(), value)], DeliveryReports()
+        )
         with self._guard:
-            self._recent.pop(name, None)
+            self._cache.pop(name, None)
 
     def alter(
         self,
@@ -217,10 +216,10 @@ class TopicStore:
         allow_moving_keys: bool,
         settings: dict[str, Any],
     ) -> TopicInfo:
-        """1. check everything; 2. change Kafka's settings and partitions; 3. store the new
-        description.
+        """Alter a topic: check everything, then change Kafka's settings and partitions, then store
+        the new description.
         """
-        info, uid = self.described(name)
+        info, uid = self.describe(name)
         changed = altered_topic(
             info,
             columns=columns,
@@ -229,14 +228,14 @@ class TopicStore:
             settings=settings,
         )
         if settings:
-            self._broker.configure_topic(name, kafka_config(changed))
+            self._admin.configure_topic(name, kafka_config(changed))
         if changed.partitions > info.partitions:
-            self._broker.add_partitions(name, changed.partitions)
-        return self._describe(changed, uid)
+            self._admin.add_partitions(name, changed.partitions)
+        return self._store_description(changed, uid)
 
     def delete(self, name: str) -> None:
-        if self._broker.partitions(name) is None:
+        if self._admin.partitions(name) is None:
             raise UnknownTopic(name, self.names())
-        self._broker.delete(name)
+        self._admin.delete(name)
         if self._description(name) is not None:
             self._store(name, None)

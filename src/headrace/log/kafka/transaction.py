@@ -1,15 +1,16 @@
-"""The transaction on Kafka. Its rows stay here until the commit, so that readers are held up by an
-open transaction no longer than the commit takes.
+"""Transactions on Kafka. Their rows are buffered until the commit, because an open Kafka
+transaction holds back the readers of its partitions.
 
-The exception is a large one: beyond a bound its rows are sent before, and readers of those
-partitions wait for its end.
+A large transaction is the exception: beyond `MAX_BUFFERED_BYTES` its rows are sent before the
+commit, and readers of those partitions wait for its end.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,88 +29,93 @@ from headrace.errors import (
     TransactionTimedOut,
 )
 from headrace.log.api import Transaction
-from headrace.log.kafka.cluster import ANSWER_SECONDS
-from headrace.log.kafka.connection import Connection, await_committed
-from headrace.log.kafka.errors import FENCED, LOST_MEMBERSHIP, cause, code, translated
+from headrace.log.kafka.cluster import RESPONSE_SECONDS
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.errors import FENCED, LOST_MEMBERSHIP, cause, error_code, translate_error
 from headrace.log.kafka.notes import NOTES_TOPIC
-from headrace.log.kafka.producer import appended, deleted, repeatable, upserted
+from headrace.log.kafka.producer import append_batch, delete_batch, materialize, upsert_batch
 from headrace.log.kafka.records import control_record, to_records
 from headrace.log.kafka.sender import (
-    Delivery,
+    DeliveryReports,
     Record,
-    blocks,
-    commit,
+    abort_transaction,
+    commit_transaction,
+    group_by_partition,
     open_transactional,
-    roll_back,
-    send,
     send_in_transaction,
+    send_records,
 )
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged, TopicInfo
 
-MAX_BYTES_HELD = 64 << 20
-SHORTEST_TIMEOUT_MS = 1_000  # librdkafka's
-_ANY = object()
+MAX_BUFFERED_BYTES = 64 << 20
+MIN_TIMEOUT_MS = 1_000  # the least that librdkafka accepts
+_ANY_VALUE = object()
 
 
 class GroupHandle(Protocol):
-    """Who a consumer is, so that its group's coordinator can refuse it."""
+    """A consumer's identity in its group, by which the group's coordinator can fence it."""
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any: ...
 
 
 @dataclass
-class _Plan:
-    """What the commit will do, in order."""
+class _Contents:
+    """What the transaction will commit, in order."""
 
     rows: list[list[Record] | Staged] = field(default_factory=list)
-    held_bytes: int = 0
+    buffered_bytes: int = 0
     offsets: list[tuple[str, Mapping[str, Mapping[int, int]]]] = field(default_factory=list)
     notes: list[tuple[str, str | None, Any]] = field(default_factory=list)
     adopted: list[Staged] = field(default_factory=list)
 
 
 class KafkaTransaction(Transaction):
+    """A transaction, fenced by its transactional id: opening one fences every older one of the same
+    id.
+    """
+
     def __init__(
         self, connection: Connection, id: str, timeout: Duration, *, client: Producer | None = None
     ) -> None:
         self._connection, self.id = connection, check_name(id, what="transaction id")
         self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         connection.notes.prepare()
-        self._client = client or self._opened()
-        self._is_sound = True  # whether the client can be used again
-        self._replaced: HeadraceError | None = None
+        self._client = client or self._open_client()
+        self._is_client_usable = True
+        self._fenced_error: HeadraceError | None = None
         self._deadline = time.monotonic() + self._timeout_us / 1e6
         self._assigner = PartitionAssigner()
-        self._plan = _Plan()
-        self._delivery = Delivery()
-        self._begun = False
-        self._open = True
+        self._contents = _Contents()
+        self._delivery = DeliveryReports()
+        self._has_begun = False
+        self._is_open = True
 
-    def _opened(self) -> Producer:
+    def _open_client(self) -> Producer:
         return open_transactional(
             self._connection.cluster,
             f"headrace.transaction.{self.id}",
-            max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS),
+            max(self._timeout_us // 1000, MIN_TIMEOUT_MS),
         )
 
     def next(self) -> KafkaTransaction:
-        """With the same client, which Kafka refuses once another owner has come; opening one costs
-        as much as many transactions. One that broke is replaced.
+        """The next transaction of this id, on the same client: opening a client costs as much as
+        many transactions, and Kafka refuses a client that was fenced. A client that failed is
+        replaced.
         """
         self.abort()
-        if self._replaced is not None:
-            raise self._replaced
+        if self._fenced_error is not None:
+            raise self._fenced_error
         return KafkaTransaction(
             self._connection,
             self.id,
             self._timeout,
-            client=self._client if self._is_sound else None,
+            client=self._client if self._is_client_usable else None,
         )
 
-    # What is to be done
+    # Contents
 
     def append(
         self,
@@ -119,49 +125,49 @@ class KafkaTransaction(Transaction):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> None:
-        kept = repeatable(rows)
-        self._keep(topic, lambda info: appended(kept, info, headers), partition)
+        repeatable = materialize(rows)
+        self._buffer_rows(topic, lambda info: append_batch(repeatable, info, headers), partition)
 
     def upsert(self, topic: str, rows: Rows) -> None:
-        kept = repeatable(rows)
-        self._keep(topic, lambda info: upserted(kept, info, None), None)
+        repeatable = materialize(rows)
+        self._buffer_rows(topic, lambda info: upsert_batch(repeatable, info, None), None)
 
     def delete(self, topic: str, keys: Any) -> None:
-        self._keep(topic, lambda info: deleted(keys, info), None)
+        self._buffer_rows(topic, lambda info: delete_batch(keys, info), None)
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> None:
         check_partition(self._info(topic), partition)
-        self._hold([control_record(topic, partition, payload)])
+        self._buffer([control_record(topic, partition, payload)])
 
     def adopt(self, staged: Staged) -> None:
-        """Its rows stay in their files until the commit."""
+        """Add staged rows to the transaction. They stay in their files until the commit."""
         self._info(staged.topic)
         check_staged(staged)
-        self._plan.rows.append(staged)
-        self._plan.adopted.append(staged)
+        self._contents.rows.append(staged)
+        self._contents.adopted.append(staged)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         self._check_open()
         check_name(group, what="group")
         for topic in positions:
-            self._connection.topics.recent(topic)
-        self._plan.offsets.append((group, positions))
+            self._connection.topics.cached(topic)
+        self._contents.offsets.append((group, positions))
 
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
         self._check_open()
         if unknown := set(expect) - {"expect"}:
             raise InputError(f"set_note does not know {sorted(unknown)}.", fix="use expect=...")
-        self._plan.notes.append((name, value, expect.get("expect", _ANY) if expect else _ANY))
+        self._contents.notes.append((name, value, expect.get("expect", _ANY_VALUE)))
 
     def _info(self, topic: str) -> TopicInfo:
         self._check_open()
-        return self._connection.topics.recent(topic)[0]
+        return self._connection.topics.cached(topic)[0]
 
-    def _keep(
+    def _buffer_rows(
         self, topic: str, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None
     ) -> None:
-        """Rows are checked against the topic as it was lately; before they are refused, as it is
-        now.
+        """Check rows against the cached description of the topic, and before refusing them against
+        its newest one; then buffer them.
         """
         info = self._info(topic)
         try:
@@ -169,29 +175,22 @@ class KafkaTransaction(Transaction):
         except BadRows:
             info = self._connection.topics.info(topic)
             batch = make(info)
-        self._hold_rows(info, batch, partition)
+        partitions = self._assigner.assign(info, batch, partition)
+        self._buffer(to_records(info, batch, partitions, self._connection.max_bytes))
 
-    def _hold_rows(self, info: TopicInfo, batch: pa.RecordBatch, partition: int | None) -> None:
-        self._hold(
-            to_records(
-                info,
-                batch,
-                self._assigner.assign(info, batch, partition),
-                self._connection.max_bytes,
-            )
-        )
-
-    def _hold(self, records: list[Record]) -> None:
-        if self._plan.rows and isinstance(self._plan.rows[-1], list):
-            self._plan.rows[-1] += records
+    def _buffer(self, records: list[Record]) -> None:
+        contents = self._contents
+        if contents.rows and isinstance(contents.rows[-1], list):
+            contents.rows[-1] += records
         else:
-            self._plan.rows.append(records)
-        self._plan.held_bytes += sum(len(record.value or b"") for record in records)
-        if self._plan.held_bytes > MAX_BYTES_HELD:
-            self._guarded(self._send_held)
+            contents.rows.append(records)
+        contents.buffered_bytes += sum(len(record.value or b"") for record in records)
+        if contents.buffered_bytes > MAX_BUFFERED_BYTES:
+            with self._abort_on_error():
+                self._send_buffered()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise InputError(
                 f"The transaction {self.id!r} has ended.",
                 fix="begin another one with log.transaction(...).",
@@ -207,70 +206,84 @@ class KafkaTransaction(Transaction):
             fix="do less in one transaction, or give it a longer timeout.",
         )
 
-    # The end
+    # Commit and abort
 
     def commit(self) -> AppendResult:
-        """All or nothing: 1. rows; 2. group offsets; 3. a token that tells later whether it
-        happened; 4. notes, in turn; 5. commit; 6. wait until it shows.
+        """Commit everything or nothing:
+
+        1. send the rows that are still buffered
+        2. send the group offsets
+        3. send a token, by which an unknown outcome is settled later
+        4. send the notes; those that expect a value wait for their turn and check it
+        5. commit the Kafka transaction
+        6. wait until rows and offsets are visible, and discard the staged files
         """
         self._check_open()
         token = uuid.uuid4().hex
-        self._guarded(lambda: self._send_everything(token))
-        self._open = False
+        with self._abort_on_error():
+            self._send_buffered()  # 1
+            for group, positions in self._contents.offsets:
+                self._send_offsets(group, positions)  # 2
+            outcome = self._connection.notes.outcome_record(self.id, token)
+            send_records(self._client, [outcome], DeliveryReports())  # 3
+            if self._contents.notes:
+                self._send_notes()  # 4
+        self._is_open = False
         try:
-            commit(self._client, max(self._deadline - time.monotonic(), 1.0))
+            commit_transaction(self._client, max(self._deadline - time.monotonic(), 1.0))  # 5
         except KafkaException as error:
             self._after_failed_commit(error, token)
-        offsets = self._delivery.ranges()
-        self._connection.await_visible(offsets)
-        for group, positions in self._plan.offsets:
-            await_committed(self._connection.broker, group, positions)
-        for staged in self._plan.adopted:
+        ranges = self._delivery.ranges()
+        self._connection.await_visible(ranges)  # 6
+        for group, positions in self._contents.offsets:
+            self._connection.admin.await_committed(group, positions)
+        for staged in self._contents.adopted:
             discard(staged)
         return AppendResult(
-            {topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC}
+            {topic: partitions for topic, partitions in ranges.items() if topic != NOTES_TOPIC}
         )
 
     def abort(self) -> None:
         self._abort(None)
 
     def _abort(self, reason: KafkaException | None) -> KafkaException | None:
-        """Leave nothing behind; returns the error that explains best why."""
-        if not self._open:
+        """Abort the transaction. Returns the error that best explains why, if there is one."""
+        if not self._is_open:
             return reason
-        self._open = False
-        self._plan.rows = []
-        self._is_sound = reason is None
-        if self._begun:
-            told = roll_back(
+        self._is_open = False
+        self._contents.rows = []
+        self._is_client_usable = reason is None
+        if self._has_begun:
+            error = abort_transaction(
                 self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR))
             )
-            reason = told if reason is not None else None
+            reason = error if reason is not None else None
         return reason
 
-    def _guarded(self, step: Any) -> None:
-        """Run a step; if it fails, nothing of the transaction is left."""
+    @contextmanager
+    def _abort_on_error(self) -> Iterator[None]:
+        """Abort the transaction if the body fails, and translate Kafka's errors."""
         try:
-            step()
+            yield
         except KafkaException as error:
-            raise self._explained(self._abort(error) or error) from error
+            raise self._to_error(self._abort(error) or error) from error
         except HeadraceError:
             self.abort()
             raise
 
-    def _explained(self, error: KafkaException) -> HeadraceError:
-        """Kafka fences a transaction that timed out just as one with a newer owner; the clock tells
-        them apart.
+    def _to_error(self, error: KafkaException) -> HeadraceError:
+        """The error to raise for an error of Kafka. Kafka fences a transaction that timed out just
+        like one with a newer owner; the deadline tells them apart.
         """
-        if code(error) in FENCED and time.monotonic() > self._deadline:
+        if error_code(error) in FENCED and time.monotonic() > self._deadline:
             return self._timed_out()
-        if code(error) in FENCED:
-            self._replaced = TransactionFenced(
+        if error_code(error) in FENCED:
+            self._fenced_error = TransactionFenced(
                 f"The transaction id {self.id!r} has a newer owner; nothing of this one is stored.",
                 fix="stop this owner, or use another id.",
             )
-            return self._replaced
-        if code(error) in LOST_MEMBERSHIP:
+            return self._fenced_error
+        if error_code(error) in LOST_MEMBERSHIP:
             return MemberFenced(
                 "The consumer whose positions were to be committed is no longer a member of its"
                 " group; nothing of the transaction is stored.",
@@ -279,34 +292,25 @@ class KafkaTransaction(Transaction):
                     " partition now."
                 ),
             )
-        return translated(error, f"commit the transaction {self.id!r}")
+        return translate_error(error, f"commit the transaction {self.id!r}")
 
-    def _send_held(self) -> None:
-        if not self._begun:
+    def _send_buffered(self) -> None:
+        if not self._has_begun:
             self._client.begin_transaction()
-            self._begun = True
-        rows, self._plan.rows, self._plan.held_bytes = self._plan.rows, [], 0
+            self._has_begun = True
+        rows = self._contents.rows
+        self._contents.rows = []
+        self._contents.buffered_bytes = 0
         for part in rows:
-            send_in_transaction(
-                self._client,
-                staged_blocks(part) if isinstance(part, Staged) else blocks(part),
-                self._delivery,
-            )
-
-    def _send_everything(self, token: str) -> None:
-        self._send_held()
-        for group, positions in self._plan.offsets:
-            self._send_offsets(group, positions)
-        send(self._client, [self._connection.notes.outcome_record(self.id, token)], Delivery())
-        if self._plan.notes:
-            self._send_notes()
+            blocks = staged_blocks(part) if isinstance(part, Staged) else group_by_partition(part)
+            send_in_transaction(self._client, blocks, self._delivery)
 
     def _send_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         handle: GroupHandle | None = positions.handle if isinstance(positions, Offsets) else None
         metadata = (
             handle.metadata(positions)
             if handle is not None
-            else self._connection.outsider(group, positions)
+            else self._connection.outside_group_metadata(group, positions)
         )
         offsets = [
             TopicPartition(topic, partition, offset)
@@ -314,46 +318,48 @@ class KafkaTransaction(Transaction):
             for partition, offset in parts.items()
         ]
         if offsets:
-            self._client.send_offsets_to_transaction(offsets, metadata, ANSWER_SECONDS)
+            self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
 
     def _send_notes(self) -> None:
-        """Notes that expect a value wait for their turn, look, and go on or give up (see
-        `Notes.await_turn`).
+        """Send the notes. Those that expect a value wait for their turn and compare (see
+        `Notes.await_turn`); NoteConflict if one has another value.
         """
-        notes, delivery = self._connection.notes, Delivery()
-        send(
+        notes, delivery = self._connection.notes, DeliveryReports()
+        send_records(
             self._client,
-            [notes.note_record(name, value) for name, value, _ in self._plan.notes],
+            [notes.note_record(name, value) for name, value, _ in self._contents.notes],
             delivery,
         )
-        expecting = [
-            (name, expected) for name, _, expected in self._plan.notes if expected is not _ANY
+        conditional = [
+            (name, expected)
+            for name, _, expected in self._contents.notes
+            if expected is not _ANY_VALUE
         ]
-        if not expecting:
+        if not conditional:
             return
         first = delivery.ranges()[NOTES_TOPIC][0].start
         notes.await_turn(first)
-        for name, expected in expecting:
+        for name, expected in conditional:
             current = notes.committed_before(name, first)
             if current != expected:
                 raise NoteConflict(name, expected, current)
 
     def _after_failed_commit(self, error: KafkaException, token: str) -> None:
-        """A new owner of the id settles a commit whose outcome is unknown; the token then says what
-        it was.
+        """Settle a commit that failed. If its outcome is unknown, a new client of the same id
+        forces Kafka to decide it, and the stored token then shows whether it was committed.
         """
-        self._is_sound = False
+        self._is_client_usable = False
         if cause(error).txn_requires_abort():
-            error = roll_back(self._client, error)
-        if code(error) in FENCED or cause(error).txn_requires_abort():
-            raise self._explained(error) from error
+            error = abort_transaction(self._client, error)
+        if error_code(error) in FENCED or cause(error).txn_requires_abort():
+            raise self._to_error(error) from error
         try:
-            self._client, self._is_sound = self._opened(), True
+            self._client, self._is_client_usable = self._open_client(), True
             committed = self._connection.notes.outcome(self.id) == token
         except HeadraceError:
             raise RetryError(
                 f"The outcome of the transaction {self.id!r} is unknown: {cause(error).str()}.",
-                fix="look whether its rows or notes are there before doing it again.",
+                fix="check whether its rows or notes are stored before repeating it.",
             ) from error
         if not committed:
-            raise self._explained(error) from error
+            raise self._to_error(error) from error

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import ConfigurationError, HeadraceError, InputError, RetryError
-from headrace.log.kafka.errors import translated
+from headrace.log.kafka.errors import translate_error
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from headrace.log.kafka.errors import translated
 def test_an_error_is_in_the_family_of_what_can_be_done_about_it(
     number: int, family: type[HeadraceError], says: str
 ) -> None:
-    error = translated(KafkaException(KafkaError(number)), "store a note")
+    error = translate_error(KafkaException(KafkaError(number)), "store a note")
     assert isinstance(error, family)
     assert "store a note" in error.message
     assert says in error.fix

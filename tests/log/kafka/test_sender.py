@@ -13,8 +13,8 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.kafka.records import record_parts, to_columns
-from headrace.log.kafka.sender import Record, blocks
+from headrace.log.kafka.records import record_columns, record_parts
+from headrace.log.kafka.sender import Record, group_by_partition
 from headrace.log.values import Staged
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -31,7 +31,7 @@ def test_a_record_that_is_refused_between_two_that_are_reported_fails_the_commit
     with hr.open_log(kafka_broker.address, **{"batch.num.messages": 1}) as log:
         topic = log.create_topic(name("t"), "text STRING").name
         internals: Any = log
-        internals._connection.broker.configure_topic(topic, {"max.message.bytes": "1000"})
+        internals._connection.admin.configure_topic(topic, {"max.message.bytes": "1000"})
         tx = log.transaction(name("job"))
         tx.append(topic, [{"text": text} for text in ("a", "x" * 5_000, "b")])
         with pytest.raises(errors.HeadraceError):
@@ -45,7 +45,7 @@ def test_records_keep_their_order_within_a_partition() -> None:
     records = [Record("t", n % 2, None, b"%d" % n) for n in range(5)] + [
         Record("u", 0, b"k", None, [("h", b"1")])
     ]
-    assert [(each.topic, each.partition, each.values) for each in blocks(records)] == [
+    assert [(each.topic, each.partition, each.values) for each in group_by_partition(records)] == [
         ("t", 0, [b"0", b"2", b"4"]),
         ("t", 1, [b"1", b"3"]),
         ("u", 0, [None]),
@@ -59,7 +59,7 @@ def test_columns_say_what_records_say(log: hr.Log, name: Names) -> None:
         {"id": [1, 1, 1, 2], "v": ["a", "a", "b", "c"], "_change_type": changes},
         schema=info.arrow_schema,
     )
-    keys, values, headers = record_parts(to_columns(info, batch, 1_000_000))
+    keys, values, headers = record_parts(record_columns(info, batch, 1_000_000))
     assert keys == [b"1", b"1", b"1", b"2"]
     assert values == [b'{"id":1,"v":"a"}', b'{"id":1,"v":"a"}', b'{"id":1,"v":"b"}', None]
     assert list(headers) == [
@@ -93,7 +93,7 @@ def test_readers_are_kept_between_reads_and_meet_new_topics(
 ) -> None:
     with hr.open_log(kafka_broker.address) as log:
         internals: Any = log
-        fetchers = internals._connection.broker.fetchers
+        fetchers = internals._connection.admin.fetchers
         for number in range(3):
             topic = log.create_topic(name(f"t{number}"), "n BIGINT").name
             with log.producer(topic) as producer:
