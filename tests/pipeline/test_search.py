@@ -15,7 +15,6 @@ import headrace as hr
 from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
 from headrace.operators.search.index import forget_indexes
-from headrace.runtime.runner import status_of
 from headrace.runtime.status import write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
@@ -255,7 +254,7 @@ def test_figures_of_a_run_and_of_its_last_batch(tmp_path: Path) -> None:
     with PipelineTest(pipeline(name="alerting"), tmp_path) as test:
         drive(test, 1)
         counts = test.runner.leading.entry.counts
-        write_status(test.state, status := status_of(test.runner))
+        write_status(test.state, status := test.runner.status())
         last = status.queries["main"]["batch_counts"]
         assert counts["alerting.queries_stored"] == 2
         assert (

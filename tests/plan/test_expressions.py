@@ -19,8 +19,8 @@ from headrace.plan.expressions import (
 )
 from headrace.plan.expressions.catalogue import (
     AGGREGATES,
-    NOT_THE_SAME_EACH_TIME,
-    ROW_MAKERS,
+    NON_DETERMINISTIC,
+    GENERATORS,
     WINDOW_FUNCTIONS,
 )
 from headrace.plan.expressions.functions import signatures
@@ -229,8 +229,8 @@ REFUSED = [
     ("a.*", "no column 'a'|has no member|not allowed"),
     ("filter(xs, x -> x > 1)", "no function 'filter'|A lambda is not allowed"),
     ("a AS b", "A name \\(AS\\) is not allowed"),
-    ("current_date", "current_date, which is not the same each time"),
-    ("CURRENT_TIMESTAMP", "current_timestamp, which is not the same each time"),
+    ("current_date", "current_date, which is not deterministic"),
+    ("CURRENT_TIMESTAMP", "current_timestamp, which is not deterministic"),
     # syntax
     ("a +", "cannot be read at line 1, position 3, near '\\+':\n    a \\+\n      \\^"),
     ("a b c", "cannot be read at line 1, position 5"),
@@ -250,7 +250,7 @@ REFUSED = [
     ("reflect('java.lang.System', 'exit')", "no function 'reflect'"),
     ("repeat(s, 1000000000)", "no function 'repeat'"),
     ("raise_error('x')", "no function 'raise_error'"),
-    ("input_file_name()", "not the same each time"),
+    ("input_file_name()", "not deterministic"),
     # literals that would fail on every row
     ("s RLIKE '('", "The pattern '\\(' cannot be read"),
     ("s RLIKE '(?P<x>a)'", "which Spark does not take"),
@@ -316,11 +316,11 @@ def test_let_through(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(NOT_THE_SAME_EACH_TIME | AGGREGATES | WINDOW_FUNCTIONS | ROW_MAKERS)
+    "name", sorted(NON_DETERMINISTIC | AGGREGATES | WINDOW_FUNCTIONS | GENERATORS)
 )
 def test_functions_that_a_row_cannot_answer_are_refused_by_what_they_are(name: str) -> None:
     with pytest.raises(
-        BadExpression, match="not the same each time|more than one row|several rows|not allowed"
+        BadExpression, match="not deterministic|more than one row|several rows|not allowed"
     ):
         of(f"{name}(a)")
 

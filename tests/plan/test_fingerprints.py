@@ -18,10 +18,10 @@ from headrace.log.api import Log
 from headrace.plan.plan import PipelinePlan
 from headrace.runtime.arrangement import (
     Arrangement,
-    arranged,
+    arrange,
     known_names,
     note_name,
-    plan_query,
+    arrange_query,
 )
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -43,10 +43,10 @@ def plan_of(declare: Declared) -> PipelinePlan:
 
 def run_once(log: Log, plan: PipelinePlan) -> None:
     """As if a first batch had been committed."""
-    ledger = Ledger(log, plan.name)
+    ledger = Ledger.open(log, plan.name)
     ledger.take_over()
     tx = ledger.transaction()
-    tx.set_note(note_name(plan.name), Arrangement({MAIN_QUERY: plan_query(plan)}).to_json())
+    tx.set_note(note_name(plan.name), Arrangement({MAIN_QUERY: arrange_query(plan)}).to_json())
     ledger.add(tx, LedgerEntry(ledger.epoch, MAIN_QUERY, 1))
     ledger.commit(tx)
 
@@ -55,7 +55,7 @@ def goes_on(log: Log, declare: Declared) -> Arrangement:
     plan = known_names(plan_of(declare), log)
     for output in plan.outputs:
         log.create_topic(output.name, "k BIGINT", exist_ok=True)
-    return arranged(plan, log, Ledger(log, "shop"), TickJournal(log, "shop"), lambda _view: 1)
+    return arrange(plan, log, Ledger.open(log, "shop"), TickJournal.open(log, "shop"), lambda _view: 1)
 
 
 def people(pipeline: hr.Pipeline, name: str = "people") -> Any:

@@ -141,7 +141,7 @@ def match_step(
     ]
     for compiled_pattern in compiled_patterns:
         for definition in compiled_pattern.definitions:
-            if definition.alone:
+            if definition.by_row:
                 cols.parse_condition(definition.condition, stream.schema, where=where)
     bits = _condition_columns(stream.schema, compiled_patterns)
     before = _conditions_step(
@@ -263,7 +263,7 @@ def _condition_columns(
         definition.condition
         for pattern in patterns
         for definition in pattern.definitions
-        if definition.alone
+        if definition.by_row
     )
     prefix = FITS
     while any(name.startswith(prefix) for name in schema.names):
@@ -300,7 +300,7 @@ def _needs_every_row(pattern: CompiledPattern) -> bool:
     """Whether a row that no condition fits matters to the pattern: rows must follow each other
     directly, it looks back at rows, or a symbol matches any row.
     """
-    defined = {definition.symbol for definition in pattern.definitions if definition.alone}
+    defined = {definition.symbol for definition in pattern.definitions if definition.by_row}
     text = pattern.automaton.pattern
     return (
         pattern.automaton.is_strict

@@ -50,7 +50,7 @@ from headrace.types.schema import parse_schema, to_ddl, type_name
 if TYPE_CHECKING:
     from threading import Event
 
-    from headrace.alerts.alert import Alert, Way
+    from headrace.alerts.alert import Alert, AlertReceiver
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
     from headrace.runtime.run import OnStatus
@@ -511,7 +511,7 @@ class Pipeline:
         name: str,
         rows: Stream | Table,
         *,
-        to: Way | Sequence[Way] = (),
+        to: AlertReceiver | Sequence[AlertReceiver] = (),
         every: Duration = "0 seconds",
         by: str | Sequence[str] = (),
     ) -> None:

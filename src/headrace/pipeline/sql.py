@@ -1,5 +1,4 @@
-"""`pipeline.sql(…)`: SQL's row pattern recognition as a second spelling of `stream.match`, with the
-same plan.
+"""`pipeline.sql(…)`: SQL's row pattern recognition, which makes the plan of `stream.match`.
 
     SELECT card, total FROM payments MATCH_RECOGNIZE (
         PARTITION BY card ORDER BY paid_at
@@ -10,8 +9,8 @@ same plan.
         DEFINE small AS amount < 10, big AS amount > 1000
     ) WHERE total > 2000
 
-`sqlglot` cuts the text into tokens and reads everything around and inside the clauses; what stands
-in a clause is taken as it is written.
+`sqlglot` tokenizes the text, and parses what stands around MATCH_RECOGNIZE. The text of a clause is
+passed on as it is written; `headrace.operators.patterns` parses it.
 """
 
 from __future__ import annotations
@@ -41,14 +40,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.stream import Stream
 
 
-_OPENS, _CLOSES = (
-    {TokenType.L_PAREN, TokenType.L_BRACE, TokenType.L_BRACKET},
-    {
-        TokenType.R_PAREN,
-        TokenType.R_BRACE,
-        TokenType.R_BRACKET,
-    },
-)
+_OPENING = {TokenType.L_PAREN, TokenType.L_BRACE, TokenType.L_BRACKET}
+_CLOSING = {TokenType.R_PAREN, TokenType.R_BRACE, TokenType.R_BRACKET}
 _CLAUSES = (
     ("PARTITION BY",),
     ("ORDER BY",),
@@ -65,51 +58,55 @@ _DIALECT = Spark()
 
 
 def stream_from_sql(find_input: Callable[[str], Stream], query: str, name: str | None) -> Stream:
-    """The stream that a query with MATCH_RECOGNIZE gives."""
+    """The stream of matches of a query with MATCH_RECOGNIZE. `find_input` gets a topic by name."""
     return _Query(find_input, query).stream(name)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Some tokens: from one up to but not including another."""
+class _TokenRange:
+    """A range of tokens, by index: from the first up to but not including `stop`."""
 
     first: int
     stop: int
 
 
-class _Spelled:
-    """Names as they are spelled where they come from: in SQL, small and capital letters are the
-    same.
-    """
+class _Spelling:
+    """Finds a name as it was declared. In SQL, case does not matter."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
 
     def __getitem__(self, name: str) -> str:
-        """The only one that is alike; if there is none, who looks for the name says so."""
-        alike = [each for each in self._names if each.lower() == name.lower()]
-        return alike[0] if len(alike) == 1 else name
+        """The declared spelling, if exactly one name fits; otherwise the name as it is, which a
+        later check refuses.
+        """
+        matching = [declared for declared in self._names if declared.lower() == name.lower()]
+        return matching[0] if len(matching) == 1 else name
 
 
 class _Query:
-    """One query, taken apart."""
+    """One query: its tokens, and those between which MATCH_RECOGNIZE stands."""
 
     def __init__(self, find_input: Callable[[str], Stream], text: Any) -> None:
-        self.find_input, self.text = find_input, text
-        self.tokens = self._split()
-        self.first, self.last = self._bounds()
+        self.find_input = find_input
+        self.text = text
+        self.tokens = self._tokenize()
+        self.first, self.last = self._find_clause_bounds()
 
     def _fail(
         self,
         what: str,
         at: int,
-        fix: str = "write SELECT … FROM topic MATCH_RECOGNIZE (PARTITION BY … ORDER BY … PATTERN (…) DEFINE …).",
+        fix: str = (
+            "write SELECT … FROM topic MATCH_RECOGNIZE (PARTITION BY … ORDER BY … PATTERN (…)"
+            " DEFINE …)."
+        ),
     ) -> NoReturn:
         raise BadQuery(
             f"The query cannot be used: {what}.\n{caret_excerpt(self.text, at)}", fix=fix
         )
 
-    def _split(self) -> list[Token]:
+    def _tokenize(self) -> list[Token]:
         if not isinstance(self.text, str) or not self.text.strip():
             raise BadQuery(
                 "The query is empty.", fix="write SELECT … FROM topic MATCH_RECOGNIZE (…)."
@@ -122,8 +119,8 @@ class _Query:
                 fix="close quotes and comments.",
             ) from None
 
-    def _bounds(self) -> tuple[int, int]:
-        """The tokens of MATCH_RECOGNIZE and of the parenthesis that closes it."""
+    def _find_clause_bounds(self) -> tuple[int, int]:
+        """The indices of MATCH_RECOGNIZE and of the parenthesis that closes it."""
         first = next(
             (at for at, token in enumerate(self.tokens) if token.text.upper() == "MATCH_RECOGNIZE"),
             None,
@@ -136,168 +133,166 @@ class _Query:
             )
         if first + 1 >= len(self.tokens) or self.tokens[first + 1].token_type != TokenType.L_PAREN:
             self._fail("'(' was expected behind MATCH_RECOGNIZE", self.tokens[first].end)
-        last = self._closing(first + 1)
-        return first, last
+        return first, self._find_closing(first + 1)
 
-    def _closing(self, opening: int) -> int:
+    def _find_closing(self, opening: int) -> int:
         depth = 0
         for at in range(opening, len(self.tokens)):
             kind = self.tokens[at].token_type
-            depth += (kind in _OPENS) - (kind in _CLOSES)
+            depth += (kind in _OPENING) - (kind in _CLOSING)
             if depth == 0:
                 return at
         return self._fail("this '(' is not closed", self.tokens[opening].start)
 
     # The clauses
 
-    def _clauses(self) -> dict[str, _Part]:
-        inside = _Part(self.first + 2, self.last)
-        begins = [
+    def _clauses(self) -> dict[str, _TokenRange]:
+        body = _TokenRange(self.first + 2, self.last)
+        starts = [
             (at, words)
-            for at in self._top_level(inside)
+            for at in self._top_level_tokens(body)
             for words in _CLAUSES
-            if self._reads(at, words)
+            if self._begins_with(at, words)
         ]
-        if inside.first < inside.stop and (not begins or begins[0][0] != inside.first):
-            token = self.tokens[inside.first]
+        if body.first < body.stop and (not starts or starts[0][0] != body.first):
+            token = self.tokens[body.first]
             self._fail(
                 f"{token.text!r} is no clause of MATCH_RECOGNIZE:"
                 f" {nearest(token.text.upper(), [each[0] for each in _CLAUSES])}",
                 token.start,
             )
-        found: dict[str, _Part] = {}
-        for (at, words), behind in zip(
-            begins, [*(at for at, _ in begins[1:]), self.last], strict=True
+        clauses: dict[str, _TokenRange] = {}
+        for (at, words), stop in zip(
+            starts, [*(at for at, _ in starts[1:]), self.last], strict=True
         ):
-            if words[0] in found:
+            if words[0] in clauses:
                 self._fail(f"{words[0]} is there twice", self.tokens[at].start)
-            found[words[0]] = _Part(at + len(words), behind)
-        return found
+            clauses[words[0]] = _TokenRange(at + len(words), stop)
+        return clauses
 
-    def _top_level(self, part: _Part) -> list[int]:
-        """Tokens that stand in no parentheses of their own."""
-        depth, found = 0, []
+    def _top_level_tokens(self, part: _TokenRange) -> list[int]:
+        """The indices of tokens outside of parentheses."""
+        depth = 0
+        indices = []
         for at in range(part.first, part.stop):
             kind = self.tokens[at].token_type
-            depth -= kind in _CLOSES
+            depth -= kind in _CLOSING
             if depth == 0:
-                found.append(at)
-            depth += kind in _OPENS
-        return found
+                indices.append(at)
+            depth += kind in _OPENING
+        return indices
 
-    def _reads(self, at: int, words: Sequence[str]) -> bool:
-        """Whether a clause begins here."""
+    def _begins_with(self, at: int, words: Sequence[str]) -> bool:
+        """Whether the tokens from an index on are these words."""
         return [
             " ".join(token.text.upper().split()) for token in self.tokens[at : at + len(words)]
         ] == list(words)
 
-    def _said(self, part: _Part) -> str:
-        """Tokens as they are written, without comments."""
+    def _text_of(self, part: _TokenRange) -> str:
+        """The tokens' text as it is written, without comments."""
         tokens = self.tokens[part.first : part.stop]
-        gaps = [self.text[one.end + 1 : other.start] for one, other in pairwise(tokens)]
+        gaps = [self.text[left.end + 1 : right.start] for left, right in pairwise(tokens)]
         between = ["", *(gap if not gap.strip() else " " for gap in gaps)]
         return "".join(
             space + self.text[token.start : token.end + 1]
             for space, token in zip(between, tokens, strict=False)
         )
 
-    def _at(self, part: _Part) -> int:
+    def _offset_of(self, part: _TokenRange) -> int:
         return int(self.tokens[min(part.first, len(self.tokens) - 1)].start)
 
-    def _parts(self, clause: _Part) -> list[_Part]:
-        """What commas separate."""
+    def _comma_separated(self, clause: _TokenRange) -> list[_TokenRange]:
+        """The parts that commas separate."""
         commas = [
-            at for at in self._top_level(clause) if self.tokens[at].token_type == TokenType.COMMA
+            at
+            for at in self._top_level_tokens(clause)
+            if self.tokens[at].token_type == TokenType.COMMA
         ]
         bounds = [clause.first - 1, *commas, clause.stop]
-        return [_Part(first + 1, stop) for first, stop in pairwise(bounds)]
+        return [_TokenRange(first + 1, stop) for first, stop in pairwise(bounds)]
 
-    def _named(self, clause: _Part | None, *, name_first: bool) -> dict[str, str] | None:
-        """`expression AS name`, or `name AS expression`."""
+    def _aliased(self, clause: _TokenRange | None, *, name_first: bool) -> dict[str, str] | None:
+        """The expressions of a clause by name: `expression AS name`, or `name AS expression`."""
         if clause is None:
             return None
-        found: dict[str, str] = {}
-        for part in self._parts(clause):
+        expressions: dict[str, str] = {}
+        for part in self._comma_separated(clause):
             words = [
-                at for at in self._top_level(part) if self.tokens[at].token_type == TokenType.ALIAS
+                at
+                for at in self._top_level_tokens(part)
+                if self.tokens[at].token_type == TokenType.ALIAS
             ]
             if not words:
                 self._fail(
-                    f"{self._said(part)!r} has no AS",
-                    self._at(part),
+                    f"{self._text_of(part)!r} has no AS",
+                    self._offset_of(part),
                     "write name AS condition in DEFINE, and expression AS name in MEASURES.",
                 )
             cut = words[0] if name_first else words[-1]
-            before, behind = (
-                self._said(_Part(part.first, cut)),
-                self._said(_Part(cut + 1, part.stop)),
-            )
-            name, value = (before, behind) if name_first else (behind, before)
-            self._put(found, self._name(name, part), value, part)
-        return found
+            before = self._text_of(_TokenRange(part.first, cut))
+            after = self._text_of(_TokenRange(cut + 1, part.stop))
+            name, value = (before, after) if name_first else (after, before)
+            self._add_once(expressions, self._name(name, part), value, part)
+        return expressions
 
-    def _name(self, said: str, part: _Part) -> str:
-        plain = said.strip("`")
-        if not plain or (plain == said and len(said.split()) > 1):
+    def _name(self, text: str, part: _TokenRange) -> str:
+        plain = text.strip("`")
+        if not plain or (plain == text and len(text.split()) > 1):
             self._fail(
-                f"{said!r} is not a name",
-                self._at(part),
+                f"{text!r} is not a name",
+                self._offset_of(part),
                 "write name AS condition in DEFINE, and expression AS name in MEASURES.",
             )
         return plain
 
-    def _put(self, found: dict[str, Any], name: str, value: Any, part: _Part) -> None:
-        if name in found:
-            self._fail(f"{name!r} is there twice", self._at(part), "name each once.")
-        found[name] = value
+    def _add_once(self, values: dict[str, Any], name: str, value: Any, part: _TokenRange) -> None:
+        if name in values:
+            self._fail(f"{name!r} is there twice", self._offset_of(part), "name each once.")
+        values[name] = value
 
-    # What it means
+    # The plan
 
     def stream(self, name: str | None) -> Stream:
+        """The matches, with the SELECT and WHERE of the query over them."""
         clauses = self._clauses()
         for needed in ("ORDER BY", "PATTERN"):
             if needed not in clauses:
                 self._fail(f"{needed} is missing", self.tokens[self.first].start)
-        keyed = self._keyed(clauses.get("PARTITION BY"))
+        keyed = self._partitioned_input(clauses.get("PARTITION BY"))
         self._check_order(keyed, clauses["ORDER BY"])
         pattern = self._pattern(clauses["PATTERN"])
         subsets = self._subsets(clauses.get("SUBSET"))
-        spelled = _Spelled(
-            (
-                *parse_pattern(pattern, where=keyed.step_label("match", name)).symbols,
-                *(subsets or {}),
-            )
-        )
-        define = self._named(clauses.get("DEFINE"), name_first=True)
-        found = keyed.match(
+        symbols = parse_pattern(pattern, where=keyed.step_label("match", name)).symbols
+        spelled = _Spelling((*symbols, *(subsets or {})))
+        define = self._aliased(clauses.get("DEFINE"), name_first=True)
+        if define is not None:
+            define = {spelled[symbol]: condition for symbol, condition in define.items()}
+        if subsets is not None:
+            subsets = {
+                subset: [spelled[symbol] for symbol in members]
+                for subset, members in subsets.items()
+            }
+        matches = keyed.match(
             pattern,
-            define=(
-                None
-                if define is None
-                else {spelled[symbol]: condition for symbol, condition in define.items()}
-            ),
-            measures=self._named(clauses.get("MEASURES"), name_first=False),
-            within=_duration(self._said(clauses["WITHIN"])) if "WITHIN" in clauses else None,
-            after_match=self._after(clauses.get("AFTER"), spelled),
-            subsets=(
-                None
-                if subsets is None
-                else {
-                    subset: [spelled[each] for each in members]
-                    for subset, members in subsets.items()
-                }
-            ),
+            define=define,
+            measures=self._aliased(clauses.get("MEASURES"), name_first=False),
+            within=_duration(self._text_of(clauses["WITHIN"])) if "WITHIN" in clauses else None,
+            after_match=self._after_match(clauses.get("AFTER"), spelled),
+            subsets=subsets,
             rows=self._rows(clauses.get("ONE"), clauses.get("ALL")),
             name=name,
         )
-        return self._around(found)
+        return self._select_and_where(matches)
 
-    def _keyed(self, clause: _Part | None) -> Stream:
-        """Without PARTITION BY all rows are one sequence, as those of a topic without a key are."""
+    def _partitioned_input(self, clause: _TokenRange | None) -> Stream:
+        """The topic, keyed by the columns of PARTITION BY. Without that clause all rows are one
+        sequence, which only a topic without a key allows.
+        """
         source = self._source()
         if clause is not None:
+            spelled = _Spelling(source.schema.names)
             return source.key_by(
-                *(_Spelled(source.schema.names)[self._column(part)] for part in self._parts(clause))
+                *(spelled[self._column(part)] for part in self._comma_separated(clause))
             )
         if source.key:
             self._fail(
@@ -308,26 +303,24 @@ class _Query:
             )
         return source
 
-    def _pattern(self, clause: _Part) -> str:
-        text = self._said(clause)
+    def _pattern(self, clause: _TokenRange) -> str:
+        text = self._text_of(clause)
         if not text.startswith("(") or not text.endswith(")"):
-            self._fail("the pattern must stand in parentheses", self._at(clause))
+            self._fail("the pattern must stand in parentheses", self._offset_of(clause))
         return text[1:-1].strip()
 
-    def _column(self, part: _Part) -> str:
+    def _column(self, part: _TokenRange) -> str:
         if part.stop - part.first != 1:
             self._fail(
-                f"{self._said(part)!r} is not a column",
-                self._at(part),
+                f"{self._text_of(part)!r} is not a column",
+                self._offset_of(part),
                 "name columns; compute others with with_columns first.",
             )
         return str(self.tokens[part.first].text)
 
-    def _check_order(self, stream: Stream, clause: _Part) -> None:
-        """Rows are matched in the order of their event time, whatever a query says; so it must say
-        that.
-        """
-        words = self._said(clause).split()
+    def _check_order(self, stream: Stream, clause: _TokenRange) -> None:
+        """Raise unless the query orders by event time, which is the only order there is."""
+        words = self._text_of(clause).split()
         time = time_column(stream.step)
         if (
             time is None
@@ -335,18 +328,18 @@ class _Query:
             or words[0].strip("`").lower() != time.name.lower()
             or [each.upper() for each in words[1:]] not in ([], ["ASC"])
         ):
-            said = "no event time" if time is None else f"the event time {time.name!r}"
+            event_time = "no event time" if time is None else f"the event time {time.name!r}"
             self._fail(
                 f"rows are matched in the order of their event time, and {stream.step.path} has"
-                f" {said}",
-                self._at(clause),
+                f" {event_time}",
+                self._offset_of(clause),
                 f"write ORDER BY {time.name if time else '…'}.",
             )
 
-    def _after(self, clause: _Part | None, spelled: _Spelled) -> str:
+    def _after_match(self, clause: _TokenRange | None, spelled: _Spelling) -> str:
         if clause is None:
             return PAST_LAST
-        words = self._said(clause).split()
+        words = self._text_of(clause).split()
         lower = [each.lower() for each in words]
         if lower[:2] == ["skip", "to"] and len(words) == 3:
             return f"{TO_LAST} {spelled[words[2]]}"
@@ -356,51 +349,51 @@ class _Query:
             else " ".join(lower)
         )
 
-    def _rows(self, one: _Part | None, clause: _Part | None) -> str:
+    def _rows(self, one: _TokenRange | None, clause: _TokenRange | None) -> str:
         if one is not None and clause is not None:
             self._fail(
                 "ONE ROW PER MATCH and ALL ROWS PER MATCH are both there",
-                self._at(clause),
+                self._offset_of(clause),
                 "choose one.",
             )
         if one is not None and one.first < one.stop:
             self._fail(
-                f"ONE ROW PER MATCH {self._said(one).upper()} is not known",
-                self._at(one),
+                f"ONE ROW PER MATCH {self._text_of(one).upper()} is not known",
+                self._offset_of(one),
                 "leave it out; partial matches go to a topic with match(timed_out=…).",
             )
         if clause is None:
             return ONE_ROW
-        more = self._said(clause).upper()
+        more = self._text_of(clause).upper()
         if more not in {"", "OMIT EMPTY MATCHES", "SHOW EMPTY MATCHES"}:
             self._fail(
                 f"ALL ROWS PER MATCH {more} is not known",
-                self._at(clause),
-                "leave it out: rows of no match are not told.",
+                self._offset_of(clause),
+                "leave it out: rows of no match are not emitted.",
             )
         return ALL_ROWS
 
-    def _subsets(self, clause: _Part | None) -> dict[str, list[str]] | None:
+    def _subsets(self, clause: _TokenRange | None) -> dict[str, list[str]] | None:
         if clause is None:
             return None
-        found: dict[str, list[str]] = {}
-        for part in self._parts(clause):
-            name, equals, members = self._said(part).partition("=")
+        subsets: dict[str, list[str]] = {}
+        for part in self._comma_separated(clause):
+            name, equals, members = self._text_of(part).partition("=")
             if not equals or not members.strip().startswith("("):
                 self._fail(
-                    f"{self._said(part)!r} is no subset",
-                    self._at(part),
+                    f"{self._text_of(part)!r} is no subset",
+                    self._offset_of(part),
                     "write SUBSET both = (a, b).",
                 )
-            self._put(
-                found,
+            self._add_once(
+                subsets,
                 name.strip(),
                 [each.strip() for each in members.strip().strip("()").split(",")],
                 part,
             )
-        return found
+        return subsets
 
-    # Around it
+    # The query around MATCH_RECOGNIZE
 
     def _source(self) -> Stream:
         before = self.tokens[: self.first]
@@ -411,7 +404,7 @@ class _Query:
             )
         return self.find_input(before[-1].text.strip("`"))
 
-    def _around(self, found: Stream) -> Stream:
+    def _select_and_where(self, matches: Stream) -> Stream:
         """The SELECT and WHERE of the query, over the matches."""
         text = (
             f"{self.text[: self.tokens[self.first].start]}"
@@ -426,7 +419,7 @@ class _Query:
             ) from None
         if not isinstance(tree, exp.Select) or more:
             self._fail("it is more than one query" if more else "it is no SELECT", 0)
-        other = [
+        unsupported = [
             part
             for part in (
                 "joins",
@@ -440,31 +433,31 @@ class _Query:
             )
             if tree.args.get(part)
         ]
-        if other:
+        if unsupported:
             self._fail(
-                f"{other[0].strip('_').upper()} cannot stand around MATCH_RECOGNIZE here",
+                f"{unsupported[0].strip('_').upper()} cannot stand around MATCH_RECOGNIZE here",
                 0,
                 "use what sql() gives as any other stream: group_by, window, join.",
             )
         if (where := tree.args.get("where")) is not None:
-            found = found.where(_without_table(where.this).sql(dialect=_DIALECT))
+            matches = matches.where(_unqualified(where.this).sql(dialect=_DIALECT))
         if not (len(tree.expressions) == 1 and isinstance(tree.expressions[0], exp.Star)):
-            found = found.select(
-                *(_without_table(each).sql(dialect=_DIALECT) for each in tree.expressions)
+            matches = matches.select(
+                *(_unqualified(each).sql(dialect=_DIALECT) for each in tree.expressions)
             )
-        return found
+        return matches
 
 
-def _without_table(tree: exp.Expr) -> exp.Expr:
+def _unqualified(tree: exp.Expr) -> exp.Expr:
     return tree.transform(
         lambda node: exp.column(node.this) if isinstance(node, exp.Column) and node.table else node
     )
 
 
 def _duration(text: str) -> str:
-    """INTERVAL '10' MINUTE, or '10 minutes'."""
+    """A duration from the text of WITHIN: INTERVAL '10' MINUTE, or '10 minutes'."""
     words = text.replace("'", " ").split()
     plain = " ".join(words[1:] if words and words[0].upper() == "INTERVAL" else words).lower()
     if not plain:
-        raise PlanError("WITHIN says no time.", fix="write WITHIN INTERVAL '10' MINUTE.")
+        raise PlanError("WITHIN has no duration.", fix="write WITHIN INTERVAL '10' MINUTE.")
     return plain

@@ -83,7 +83,7 @@ class MatchStep(Step):
             tuple(
                 (definition.symbol, bit_index[definition.condition])
                 for definition in pattern.definitions
-                if definition.alone
+                if definition.by_row
             )
             for _, pattern in self.compiled
         )

@@ -1,9 +1,20 @@
-"""Spark SQL expressions, checked when they are declared, without Spark: syntax, columns, types, and
-what could fail on a row.
+"""Spark SQL expressions, checked when they are declared and without Spark: syntax, columns, types,
+and what can fail on a row.
 
-`read` is what others use. Only what is known to look at one row, to be the same each time and not
-to bring a worker down is let through (`reading` has the kinds of nodes, `catalogue` and `functions`
-the functions).
+`parse_expression` is what other packages call. An expression passes through these modules:
+
+    parser              text to sqlglot's tree
+    type_checker        the tree, node by node, to a typed expression; other nodes are refused
+    typed_expression    an expression's type, and its forms in Spark SQL: plain, and null on failure
+    type_rules          Spark's rules for types
+    literals            checks of patterns, formats and other constants
+    casts, arithmetic   CAST, operators
+    catalogue           the functions that are allowed, one line each
+    functions           calls: by the catalogue, and functions with rules of their own
+    arrow_evaluator     which expressions can be computed over Arrow columns instead of by Spark
+
+The nodes and functions form an allow-list: only what reads a single row, is deterministic and cannot
+crash a worker is let through.
 """
 
 from __future__ import annotations
@@ -15,65 +26,84 @@ from sqlglot import exp
 
 from headrace.errors import BadExpression
 from headrace.plan.expressions.literals import quoted_name
-from headrace.plan.expressions.parser import parse
-from headrace.plan.expressions.type_checker import Reader
+from headrace.plan.expressions.parser import parse_sql
+from headrace.plan.expressions.type_checker import TypeChecker
 from headrace.plan.expressions.type_rules import MONTHS, VOID
-from headrace.plan.expressions.typed_expression import MAX_TEXT, ExpressionRefused, TypedExpression
+from headrace.plan.expressions.typed_expression import MAX_TEXT, ExpressionRefused
 
 __all__ = ["Expression", "failed", "parse_expression", "parse_named_expression", "safe"]
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that was read over a schema.
-
-    `column` is the name of the column it is, if it is nothing else. `columns` are those it reads.
-    `type` is the type of its result, None where it has none of its own (a bare NULL). `sql` is what
-    it means, spelled out; `safe` the same with every operation that can fail giving null instead;
-    `failed` is a condition, never null, that is true exactly for the rows on which one failed
-    although its operands were not null; None if none can.
-    """
+    """An expression that was checked over a schema."""
 
     text: str
+    """What the user wrote."""
     column: str | None
+    """The column's name, if the expression is a column and nothing else."""
     columns: tuple[str, ...]
+    """The columns it reads."""
     type: pa.DataType | None
+    """The type of its result; None where it has none of its own (a bare NULL)."""
     sql: str
+    """Spark SQL that fails on a row where an operation fails."""
     safe: str
+    """Spark SQL in which an operation that fails gives null."""
     failed: str | None
+    """A condition, never null, that is true exactly for the rows on which an operation fails although
+    its operands are not null; None if none can fail.
+    """
 
 
 def parse_expression(text: str, schema: pa.Schema, *, where: str) -> Expression:
-    """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it
-    cannot be used.
+    """Parse and check an expression over a schema. A text that is exactly a column's name is that
+    column, whatever it would be in SQL.
 
-    The exact name of a column is that column, whatever it would mean in SQL.
+    Args:
+        text: The expression.
+        schema: The columns it may read.
+        where: How errors call the step.
+
+    Raises:
+        BadExpression: It cannot be parsed, or is not allowed.
+        UnknownColumn: It reads a column that does not exist.
     """
     if text in schema.names:
         return _column(text, schema)
-    return _read(parse(text, where=where), text, schema, where=where)
+    return _check(parse_sql(text, where=where), text, schema, where=where)
 
 
 def parse_named_expression(
     text: str, schema: pa.Schema, *, where: str
 ) -> tuple[str | None, Expression]:
-    """An expression that may have its name behind AS; a column names itself."""
+    """Parse and check an expression that may end in `AS name`. The name of a column is its own; other
+    expressions without AS have none.
+    """
     if text in schema.names:
         return text, _column(text, schema)
-    tree = parse(text, where=where)
+    tree = parse_sql(text, where=where)
     if not isinstance(tree, exp.Alias):
-        expression = _read(tree, text, schema, where=where)
+        expression = _check(tree, text, schema, where=where)
         return expression.column, expression
-    return tree.alias, _read(tree.this, _without_name(text, tree), schema, where=where)
+    return tree.alias, _check(tree.this, _without_name(text, tree), schema, where=where)
 
 
 def _column(name: str, schema: pa.Schema) -> Expression:
     quoted = quoted_name(name)
-    return Expression(name, name, (name,), schema.field(name).type, quoted, quoted, None)
+    return Expression(
+        text=name,
+        column=name,
+        columns=(name,),
+        type=schema.field(name).type,
+        sql=quoted,
+        safe=quoted,
+        failed=None,
+    )
 
 
 def _without_name(text: str, tree: exp.Alias) -> str:
-    """What the user wrote before AS, as it was written."""
+    """The text before AS, as it was written."""
     end = tree.args["alias"].meta.get("start")
     before = text if end is None else text[: int(end)].rstrip().rstrip("`").rstrip()
     return (
@@ -84,19 +114,19 @@ def _without_name(text: str, tree: exp.Alias) -> str:
 
 
 def safe(text: str, schema: pa.Schema) -> str:
-    """The same expression, with null where it would fail."""
+    """An expression in Spark SQL, with null where it would fail."""
     return parse_expression(text, schema, where="expression").safe
 
 
 def failed(text: str, schema: pa.Schema) -> str | None:
-    """A condition that is true for the rows on which the expression fails."""
+    """A condition that is true for the rows on which an expression fails; None if it cannot."""
     return parse_expression(text, schema, where="expression").failed
 
 
-def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expression:
-    reader = Reader(schema, where=f"The step {where}")
+def _check(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expression:
+    checker = TypeChecker(schema, where=f"The step {where}")
     try:
-        piece = reader.read(tree)
+        typed = checker.check(tree)
     except ExpressionRefused as refused:
         raise BadExpression(
             f"The step {where} cannot use {text!r}: {refused.message}", fix=refused.fix
@@ -106,22 +136,18 @@ def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expres
             f"The step {where} has an expression that is nested too deeply.",
             fix="split it with with_columns.",
         ) from None
-    if len(piece.safe) + len(piece.failed or "") > MAX_TEXT:
+    if len(typed.safe) + len(typed.failed or "") > MAX_TEXT:
         raise BadExpression(
             f"The step {where} has an expression that is nested too deeply: {text[:80]!r}….",
             fix="split it with with_columns.",
         )
+    has_column_type = typed.type not in (VOID, MONTHS)
     return Expression(
-        text,
-        piece.column,
-        tuple(reader.columns),
-        _column_type(piece),
-        piece.sql,
-        piece.safe,
-        piece.failed,
+        text=text,
+        column=typed.column,
+        columns=tuple(checker.columns),
+        type=typed.type if has_column_type else None,
+        sql=typed.sql,
+        safe=typed.safe,
+        failed=typed.failed,
     )
-
-
-def _column_type(piece: TypedExpression) -> pa.DataType | None:
-    """Some types are only steps on the way."""
-    return None if piece.type in (VOID, MONTHS) else piece.type

@@ -1,5 +1,5 @@
-"""Arithmetic on numbers, dates, times and intervals: the result's type, and the forms that give
-null where a result cannot be had.
+"""Arithmetic on numbers, dates, times and intervals: the type of the result, and the form that gives
+null where an operation fails.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headrace.plan.expressions.type_rules import (
 from headrace.plan.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
-    partial,
-    total,
+    fallible,
+    infallible,
 )
 from headrace.types.schema import type_name
 
@@ -46,77 +46,79 @@ def arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> Type
             f"NULL {sign} anything is null.", "leave it out, or cast it: CAST(NULL AS INT)."
         )
     if is_number(left.type) and is_number(right.type):
-        return _numbers(sign, left, right)
+        return _number_arithmetic(sign, left, right)
     if sign in ("+", "-") and (is_time(left.type) or is_time(right.type)):
-        return _moments(sign, left, right)
+        return _time_arithmetic(sign, left, right)
     if INTERVAL in (left.type, right.type):
-        return _intervals(sign, left, right)
-    raise _misfit(sign, left, right)
+        return _interval_arithmetic(sign, left, right)
+    raise _type_mismatch(sign, left, right)
 
 
-def _numbers(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
+def _number_arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     kind = number_type(sign, left, right)
     exact = pa.types.is_decimal(kind)
     surely = not exact and _not_zero(right) if sign in ("/", "%") else pa.types.is_floating(kind)
     return (
-        total(kind, f"({{0}} {sign} {{1}})", left, right)
+        infallible(kind, f"({{0}} {sign} {{1}})", left, right)
         if surely
-        else _tried(kind, sign, left, right)
+        else _try_operation(kind, sign, left, right)
     )
 
 
-def _not_zero(piece: TypedExpression) -> bool:
-    return piece.is_literal and piece.value != 0
+def _not_zero(operand: TypedExpression) -> bool:
+    return operand.is_literal and operand.value != 0
 
 
 def number_type(sign: str, left: TypedExpression, right: TypedExpression) -> pa.DataType:
-    """Decimals with integers are exact, anything with floating numbers is floating, and `/` is
-    never whole.
+    """The type of an operation on numbers. Decimals with integers are exact, anything with floating
+    numbers is floating, and the result of `/` is never an integer.
     """
-    one, other = left.type, right.type
-    if pa.types.is_floating(one) or pa.types.is_floating(other):
-        return DOUBLE if sign == "/" else type_rules.wider(one, other)
-    if pa.types.is_decimal(one) or pa.types.is_decimal(other):
+    kinds = (left.type, right.type)
+    floating = any(map(pa.types.is_floating, kinds))
+    if not floating and any(map(pa.types.is_decimal, kinds)):
         return _DECIMALS[sign](_decimal(left), _decimal(right))
-    return DOUBLE if sign == "/" else type_rules.wider(one, other)
+    return DOUBLE if sign == "/" else type_rules.wider_type(*kinds)
 
 
-def _decimal(piece: TypedExpression) -> pa.DataType:
-    return type_rules.decimal_of(
-        piece.type, piece.value if piece.is_literal and isinstance(piece.value, int) else None
+def _decimal(operand: TypedExpression) -> pa.DataType:
+    return type_rules.decimal_type(
+        operand.type,
+        operand.value if operand.is_literal and isinstance(operand.value, int) else None,
     )
 
 
-def _tried(
+def _try_operation(
     kind: pa.DataType, sign: str, left: TypedExpression, right: TypedExpression
 ) -> TypedExpression:
-    return partial(kind, f"({{0}} {sign} {{1}})", f"{_TRY[sign]}({{0}}, {{1}})", left, right)
+    return fallible(kind, f"({{0}} {sign} {{1}})", f"{_TRY[sign]}({{0}}, {{1}})", left, right)
 
 
-def _moments(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
+def _time_arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
     if is_time(left.type) and is_time(right.type) and sign == "-":
         return _difference(left, right)
     if sign == "+" and not is_time(left.type):
         left, right = right, left
     if not is_time(left.type) or is_time(right.type):
-        raise _misfit(sign, left, right)
+        raise _type_mismatch(sign, left, right)
     if left.type == DATE and is_integer(right.type) and right.type != BIGINT:
-        return total(DATE, f"date_{'add' if sign == '+' else 'sub'}({{0}}, {{1}})", left, right)
+        return infallible(
+            DATE, f"date_{'add' if sign == '+' else 'sub'}({{0}}, {{1}})", left, right
+        )
     if right.type == MONTHS or (right.type == INTERVAL and (left.type != DATE or right.whole_days)):
-        return _tried(left.type, sign, left, right)
+        return _try_operation(left.type, sign, left, right)
     if right.type == INTERVAL:
-        return _tried(TIMESTAMP, sign, cast(left, TIMESTAMP, written=False), right)
-    raise _misfit(sign, left, right)
+        return _try_operation(TIMESTAMP, sign, cast(left, TIMESTAMP, explicit=False), right)
+    raise _type_mismatch(sign, left, right)
 
 
 def _difference(left: TypedExpression, right: TypedExpression) -> TypedExpression:
-    """The time between two moments; always as INTERVAL DAY TO SECOND."""
-    kind = type_rules.common([left.type, right.type])
+    """The difference of two times, always as INTERVAL DAY TO SECOND."""
+    kind = type_rules.least_common_type([left.type, right.type])
     if kind is None:
-        raise _misfit("-", left, right)
-    left, right = cast(left, kind, written=False), cast(right, kind, written=False)
+        raise _type_mismatch("-", left, right)
+    left, right = cast(left, kind, explicit=False), cast(right, kind, explicit=False)
     name = type_name(INTERVAL)
-    return partial(
+    return fallible(
         INTERVAL,
         f"CAST(({{0}} - {{1}}) AS {name})",
         f"CAST(try_subtract({{0}}, {{1}}) AS {name})",
@@ -125,15 +127,17 @@ def _difference(left: TypedExpression, right: TypedExpression) -> TypedExpressio
     )
 
 
-def _intervals(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
+def _interval_arithmetic(
+    sign: str, left: TypedExpression, right: TypedExpression
+) -> TypedExpression:
     name = type_name(INTERVAL)
     both = left.type == right.type == INTERVAL
     scaled = (sign == "*" and (is_number(left.type) or is_number(right.type))) or (
         sign == "/" and is_number(right.type)
     )
     if not scaled and not (both and sign in ("+", "-")):
-        raise _misfit(sign, left, right)
-    return partial(
+        raise _type_mismatch(sign, left, right)
+    return fallible(
         INTERVAL,
         f"CAST(({{0}} {sign} {{1}}) AS {name})",
         f"CAST({_TRY[sign]}({{0}}, {{1}}) AS {name})",
@@ -143,18 +147,18 @@ def _intervals(sign: str, left: TypedExpression, right: TypedExpression) -> Type
 
 
 def whole_division(left: TypedExpression, right: TypedExpression) -> TypedExpression:
-    """DIV: there is no form of it that tries, so what would fail is left out beforehand."""
+    """DIV. Spark has no try_ form of it, so operands that would fail are replaced by null."""
     if not (is_integer(left.type) and is_integer(right.type)):
         raise ExpressionRefused(
             f"DIV takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}.",
             "use floor(a / b).",
         )
     if _not_zero(right) and right.value != -1:
-        return total(BIGINT, "({0} DIV {1})", left, right)
+        return infallible(BIGINT, "({0} DIV {1})", left, right)
     min_by_minus_one = (
         "(CASE WHEN {1} = -1 THEN try_subtract(0, {0}) ELSE {0} DIV nullif({1}, 0) END)"
     )
-    return partial(
+    return fallible(
         BIGINT,
         "({0} DIV {1})",
         min_by_minus_one if left.type == BIGINT else "({0} DIV nullif({1}, 0))",
@@ -173,45 +177,50 @@ def positive_remainder(left: TypedExpression, right: TypedExpression) -> TypedEx
             "cast them to DOUBLE.",
         )
     kind = number_type("%", left, right)
-    return partial(kind, "pmod({0}, {1})", "pmod({0}, nullif({1}, 0))", left, right)
+    return fallible(kind, "pmod({0}, {1})", "pmod({0}, nullif({1}, 0))", left, right)
 
 
-def negated(piece: TypedExpression) -> TypedExpression:
-    """The least integer of a type has no negative."""
-    if is_integer(piece.type):
-        return partial(
-            piece.type, "(- {0})", f"try_subtract(CAST(0 AS {type_name(piece.type)}), {{0}})", piece
+def negate(operand: TypedExpression) -> TypedExpression:
+    """Negation. It fails on the smallest integer of a type."""
+    if is_integer(operand.type):
+        return fallible(
+            operand.type,
+            "(- {0})",
+            f"try_subtract(CAST(0 AS {type_name(operand.type)}), {{0}})",
+            operand,
         )
-    if piece.type == INTERVAL:
-        return partial(
+    if operand.type == INTERVAL:
+        return fallible(
             INTERVAL,
             "(- {0})",
             f"try_subtract(CAST(INTERVAL '0' SECOND AS {type_name(INTERVAL)}), {{0}})",
-            piece,
+            operand,
         )
-    if is_number(piece.type):
-        return total(piece.type, "(- {0})", piece)
-    raise ExpressionRefused(f"- takes numbers and intervals, not {type_name(piece.type)}.")
+    if is_number(operand.type):
+        return infallible(operand.type, "(- {0})", operand)
+    raise ExpressionRefused(f"- takes numbers and intervals, not {type_name(operand.type)}.")
 
 
-def absolute(piece: TypedExpression) -> TypedExpression:
-    if is_integer(piece.type):
-        wider = "DECIMAL(20,0)" if piece.type == BIGINT else "BIGINT"
-        return partial(
-            piece.type,
+def absolute_value(operand: TypedExpression) -> TypedExpression:
+    if is_integer(operand.type):
+        wide_type = "DECIMAL(20,0)" if operand.type == BIGINT else "BIGINT"
+        return fallible(
+            operand.type,
             "abs({0})",
-            f"try_cast(abs(CAST({{0}} AS {wider})) AS {type_name(piece.type)})",
-            piece,
+            f"try_cast(abs(CAST({{0}} AS {wide_type})) AS {type_name(operand.type)})",
+            operand,
         )
-    if is_number(piece.type):
-        return total(piece.type, "abs({0})", piece)
-    raise ExpressionRefused(f"abs takes numbers, not {type_name(piece.type)}.")
+    if is_number(operand.type):
+        return infallible(operand.type, "abs({0})", operand)
+    raise ExpressionRefused(f"abs takes numbers, not {type_name(operand.type)}.")
 
 
-def rounded(name: str, piece: TypedExpression, digits: TypedExpression | None) -> TypedExpression:
-    """Round and bround, to a number of digits that is written out."""
-    if not is_number(piece.type):
-        raise ExpressionRefused(f"{name} takes numbers, not {type_name(piece.type)}.")
+def round_number(
+    name: str, operand: TypedExpression, digits: TypedExpression | None
+) -> TypedExpression:
+    """`round` and `bround`, to a literal number of digits."""
+    if not is_number(operand.type):
+        raise ExpressionRefused(f"{name} takes numbers, not {type_name(operand.type)}.")
     scale = 0 if digits is None else digits.value
     if digits is not None and not (
         digits.is_literal and isinstance(scale, int) and abs(scale) <= 30
@@ -221,16 +230,16 @@ def rounded(name: str, piece: TypedExpression, digits: TypedExpression | None) -
             f"write it as in {name}(amount, 2).",
         )
     template = f"{name}({{0}}, {scale})"
-    if is_integer(piece.type):
-        kind, wide = type_name(piece.type), f"{name}(CAST({{0}} AS DECIMAL(38,0)), {scale})"
+    if is_integer(operand.type):
+        kind, wide = type_name(operand.type), f"{name}(CAST({{0}} AS DECIMAL(38,0)), {scale})"
         return (
-            total(piece.type, template, piece)
+            infallible(operand.type, template, operand)
             if scale >= 0
-            else partial(
-                piece.type, f"CAST({wide} AS {kind})", f"try_cast({wide} AS {kind})", piece
+            else fallible(
+                operand.type, f"CAST({wide} AS {kind})", f"try_cast({wide} AS {kind})", operand
             )
         )
-    return total(_rounded_type(piece.type, scale), template, piece)
+    return infallible(_rounded_type(operand.type, scale), template, operand)
 
 
 def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
@@ -246,23 +255,23 @@ def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
     return pa.decimal128(precision, kept)
 
 
-def whole(name: str, piece: TypedExpression) -> TypedExpression:
-    """Floor and ceil."""
-    if pa.types.is_decimal(piece.type):
-        digits = piece.type.precision - piece.type.scale + 1
-        return total(
-            pa.decimal128(min(digits, type_rules.MAX_DECIMAL_DIGITS)), f"{name}({{0}})", piece
+def floor_or_ceil(name: str, operand: TypedExpression) -> TypedExpression:
+    """`floor` and `ceil`."""
+    if pa.types.is_decimal(operand.type):
+        digits = operand.type.precision - operand.type.scale + 1
+        return infallible(
+            pa.decimal128(min(digits, type_rules.MAX_DECIMAL_DIGITS)), f"{name}({{0}})", operand
         )
-    if is_integer(piece.type):
-        return total(BIGINT, f"{name}({{0}})", piece)
-    if is_number(piece.type):
-        return partial(
+    if is_integer(operand.type):
+        return infallible(BIGINT, f"{name}({{0}})", operand)
+    if is_number(operand.type):
+        return fallible(
             BIGINT,
             f"{name}({{0}})",
             f"(CASE WHEN try_cast(nanvl({{0}}, 0D) AS BIGINT) IS NOT NULL THEN {name}({{0}}) END)",
-            piece,
+            operand,
         )
-    raise ExpressionRefused(f"{name} takes numbers, not {type_name(piece.type)}.")
+    raise ExpressionRefused(f"{name} takes numbers, not {type_name(operand.type)}.")
 
 
 def bitwise(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
@@ -270,23 +279,26 @@ def bitwise(sign: str, left: TypedExpression, right: TypedExpression) -> TypedEx
         raise ExpressionRefused(
             f"{sign} takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}."
         )
-    return total(type_rules.wider(left.type, right.type), f"({{0}} {sign} {{1}})", left, right)
+    return infallible(
+        type_rules.wider_type(left.type, right.type), f"({{0}} {sign} {{1}})", left, right
+    )
 
 
-def shifted(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
-    """Spark shifts INT and BIGINT, by an INT."""
+def shift(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
+    """A shift of an INT or BIGINT by an INT, as Spark has it."""
     if not is_integer(left.type) or not is_integer(right.type) or right.type == BIGINT:
         raise ExpressionRefused(
             f"{sign} takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}.",
             "cast them: BIGINT on the left, INT on the right.",
         )
-    return total(
+    return infallible(
         BIGINT if left.type == BIGINT else type_rules.INT, f"({{0}} {sign} {{1}})", left, right
     )
 
 
-def _misfit(sign: str, left: TypedExpression, right: TypedExpression) -> ExpressionRefused:
-    shown = f"{type_name(left.type)} {sign} {type_name(right.type)}"
+def _type_mismatch(sign: str, left: TypedExpression, right: TypedExpression) -> ExpressionRefused:
+    operation = f"{type_name(left.type)} {sign} {type_name(right.type)}"
     return ExpressionRefused(
-        f"{shown} has no meaning here.", "cast one side: CAST(… AS DOUBLE), CAST(… AS TIMESTAMP)."
+        f"{operation} has no meaning here.",
+        "cast one side: CAST(… AS DOUBLE), CAST(… AS TIMESTAMP).",
     )

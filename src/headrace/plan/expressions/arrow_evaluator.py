@@ -1,11 +1,13 @@
-"""Which expressions Python can compute over Arrow's columns with exactly Spark's results, and how.
-The others are Spark's.
+"""Compiles expressions to nodes that are computed over Arrow columns, with exactly Spark's results.
+Other expressions are left to Spark.
 
-Few kinds are enough for most row-local steps: columns, literals, arithmetic that ends in DOUBLE,
-comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN. The tests hold every expression
-that is let through here against Spark, on rows where everything goes wrong. Fields of JSON texts
-are computed *hopefully*: rows of which Python is not sure are noticed, and their batch is done
+A few kinds suffice for most row-local steps: columns, literals, arithmetic with a DOUBLE result,
+comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN. The tests compare every
+expression that is compiled here with Spark, on rows with edge cases. Fields of JSON texts are
+computed optimistically: a value that may differ from Spark's is noticed, and its batch is computed
 again by Spark.
+
+The nodes are in `headrace.columnar.expressions`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from headrace.columnar.expressions import (
 )
 from headrace.columnar.json_fields import NAME
 from headrace.plan.expressions import Expression
-from headrace.plan.expressions.parser import parse
-from headrace.plan.expressions.type_checker import Reader
+from headrace.plan.expressions.parser import parse_sql
+from headrace.plan.expressions.type_checker import TypeChecker
 from headrace.plan.expressions.type_rules import (
     BIGINT,
     BOOLEAN,
@@ -45,15 +47,15 @@ _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 
 
-class _NotHere(Exception):
-    """An expression for Spark."""
+class _NotComputable(Exception):
+    """The expression is left to Spark."""
 
 
 def compile_to_arrow(
     expression: Expression, schema: pa.Schema, *, optimistic: bool = False
 ) -> ArrowExpression | None:
-    """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`:
-    also what may turn out to be Spark's at some row.
+    """The node that computes an expression over a schema; None if Spark must compute it. With
+    `optimistic`, also where some values may turn out to need Spark.
     """
     if expression.column is not None:
         return ColumnReference(expression.column)
@@ -61,68 +63,68 @@ def compile_to_arrow(
         return None
     try:
         compiler = _Compiler(schema, optimistic=optimistic)
-        tree = parse(expression.text, where="expression")
-        if (
-            expression.failed is not None
-        ):  # rows that fail are counted, by Spark; of numbers in JSON those are noticed
+        tree = parse_sql(expression.text, where="expression")
+        if expression.failed is not None:
+            # Spark counts the rows that fail. Of numbers in JSON they are noticed here too.
             return compiler.json_number(tree)
         return compiler.node(tree)
-    except _NotHere:
+    except _NotComputable:
         return None
 
 
 class _Compiler:
-    """From sqlglot's tree, with the types that the reader tells."""
+    """Compiles sqlglot's tree, with the types that the type checker finds."""
 
     def __init__(self, schema: pa.Schema, *, optimistic: bool) -> None:
-        self._reader = Reader(schema, where="expression")
+        self._checker = TypeChecker(schema, where="expression")
         self._optimistic = optimistic
 
     def node(self, tree: exp.Expr) -> ArrowExpression:
-        maker = self._makers.get(type(tree))
-        if maker is None:
-            raise _NotHere
-        return maker(self, tree)
+        handler = self._handlers.get(type(tree))
+        if handler is None:
+            raise _NotComputable
+        return handler(self, tree)
 
-    def _piece(self, tree: exp.Expr) -> TypedExpression:
-        return self._reader.read(tree)
+    def _operand(self, tree: exp.Expr) -> TypedExpression:
+        return self._checker.check(tree)
 
     def _leaf(self, tree: exp.Expr) -> ArrowExpression:
-        piece = self._piece(tree)
-        if piece.column is not None:
-            return ColumnReference(piece.column)
-        if piece.is_literal and (is_integer(piece.type) or piece.type in (DOUBLE, STRING, BOOLEAN)):
-            return Constant(piece.value, piece.type)
-        if piece.is_literal and pa.types.is_decimal(
-            piece.type
-        ):  # beside a number that becomes a DOUBLE; elsewhere it is refused
-            return Constant(float(piece.value), DOUBLE)
-        raise _NotHere
+        operand = self._operand(tree)
+        if operand.column is not None:
+            return ColumnReference(operand.column)
+        if operand.is_literal and (
+            is_integer(operand.type) or operand.type in (DOUBLE, STRING, BOOLEAN)
+        ):
+            return Constant(operand.value, operand.type)
+        if operand.is_literal and pa.types.is_decimal(operand.type):
+            # Next to a number that becomes a DOUBLE; elsewhere the operation is refused.
+            return Constant(float(operand.value), DOUBLE)
+        raise _NotComputable
 
     def _within(self, tree: exp.Paren) -> ArrowExpression:
         return self.node(tree.this)
 
     def _arithmetic(self, tree: exp.Binary) -> ArrowExpression:
-        if self._piece(tree).type != DOUBLE or not all(
-            _becomes_double(self._piece(side)) for side in (tree.this, tree.expression)
+        if self._operand(tree).type != DOUBLE or not all(
+            _becomes_double(self._operand(side)) for side in (tree.this, tree.expression)
         ):
-            raise _NotHere
+            raise _NotComputable
         return Arithmetic(_ARITHMETIC[type(tree)], self.node(tree.this), self.node(tree.expression))
 
     def _comparison(self, tree: exp.Binary) -> ArrowExpression:
         return self._compared(_COMPARISONS[type(tree)], tree.this, tree.expression)
 
     def _compared(self, sign: str, left: exp.Expr, right: exp.Expr) -> ArrowExpression:
-        pieces = [self._piece(side) for side in (left, right)]
-        kinds = {piece.type for piece in pieces}
+        operands = [self._operand(side) for side in (left, right)]
+        kinds = {operand.type for operand in operands}
         if all(map(is_integer, kinds)):
             common = BIGINT
         elif kinds == {STRING}:
             common = STRING
-        elif DOUBLE in kinds and all(map(_becomes_double, pieces)):
+        elif DOUBLE in kinds and all(map(_becomes_double, operands)):
             common = DOUBLE
         else:
-            raise _NotHere
+            raise _NotComputable
         return Comparison(sign, self.node(left), self.node(right), common)
 
     def _both(self, tree: exp.Binary) -> ArrowExpression:
@@ -135,21 +137,20 @@ class _Compiler:
         return Logic("not", (self._truth(tree.this),))
 
     def _truth(self, tree: exp.Expr) -> ArrowExpression:
-        if self._piece(tree).type != BOOLEAN:
-            raise _NotHere
+        if self._operand(tree).type != BOOLEAN:
+            raise _NotComputable
         return self.node(tree)
 
     def _is(self, tree: exp.Is) -> ArrowExpression:
         if not isinstance(tree.expression, exp.Null):
-            raise _NotHere
+            raise _NotComputable
         return Logic("is null", (self.node(tree.this),))
 
     def _in(self, tree: exp.In) -> ArrowExpression:
-        alike = {self._piece(each).type for each in (tree.this, *tree.expressions)}
-        if alike != {STRING} and not all(
-            map(is_integer, alike)
-        ):  # one type is found for all of them together
-            raise _NotHere
+        # Spark finds one type for all values together.
+        kinds = {self._operand(each).type for each in (tree.this, *tree.expressions)}
+        if kinds != {STRING} and not all(map(is_integer, kinds)):
+            raise _NotComputable
         return Logic("or", tuple(self._compared("=", tree.this, each) for each in tree.expressions))
 
     def _between(self, tree: exp.Between) -> ArrowExpression:
@@ -162,10 +163,10 @@ class _Compiler:
         )
 
     def json_number(self, tree: exp.Expr) -> ArrowExpression:
-        """CAST(get_json_object(…) AS a number)."""
-        kind = self._piece(tree).type
+        """A field of a JSON text as a number: CAST(get_json_object(…) AS DOUBLE)."""
+        kind = self._operand(tree).type
         if not isinstance(tree, exp.TryCast | exp.Cast) or kind not in (INT, BIGINT, DOUBLE):
-            raise _NotHere
+            raise _NotComputable
         return JsonNumber(self._json_field(tree.this, floating=kind == DOUBLE), kind)
 
     def _json_field(self, tree: exp.Expr, *, floating: bool = False) -> JsonField:
@@ -174,8 +175,8 @@ class _Compiler:
             or not isinstance(tree, exp.Anonymous)
             or tree.name.lower() != "get_json_object"
         ):
-            raise _NotHere
-        column, path = (self._piece(each) for each in tree.expressions)
+            raise _NotComputable
+        column, path = (self._operand(each) for each in tree.expressions)
         name = str(path.value).removeprefix("$.")
         if (
             column.column is None
@@ -183,10 +184,10 @@ class _Compiler:
             or path.value != f"$.{name}"
             or not NAME.fullmatch(name)
         ):
-            raise _NotHere
+            raise _NotComputable
         return JsonField(ColumnReference(column.column), name, floating)
 
-    _makers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], ArrowExpression]]] = {
+    _handlers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], ArrowExpression]]] = {
         **dict.fromkeys((exp.Column, exp.Literal, exp.Boolean, exp.Neg), _leaf),
         exp.Paren: _within,
         **dict.fromkeys(_ARITHMETIC, _arithmetic),
@@ -201,12 +202,12 @@ class _Compiler:
     }
 
 
-def _becomes_double(piece: TypedExpression) -> bool:
-    """Whether Arrow converts it as Spark does. A decimal that is not written out may be rounded
-    differently.
+def _becomes_double(operand: TypedExpression) -> bool:
+    """Whether Arrow converts a value to DOUBLE as Spark does. A decimal that is no literal may be
+    rounded differently.
     """
     return (
-        is_integer(piece.type)
-        or piece.type in (FLOAT, DOUBLE)
-        or (piece.is_literal and bool(pa.types.is_decimal(piece.type)))
+        is_integer(operand.type)
+        or operand.type in (FLOAT, DOUBLE)
+        or (operand.is_literal and bool(pa.types.is_decimal(operand.type)))
     )

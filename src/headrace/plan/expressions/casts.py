@@ -1,6 +1,4 @@
-"""CAST, as Spark's ANSI mode has it: which types can become which, and which of these can fail on a
-row.
-"""
+"""CAST in Spark's ANSI mode: which types can be cast to which, and which casts can fail on a row."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ from headrace.plan.expressions.type_rules import (
 from headrace.plan.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
+    fallible,
+    infallible,
     leaf,
-    partial,
-    total,
 )
 from headrace.types.schema import type_name
 
@@ -37,8 +35,9 @@ _SURE_DIGITS = {
     pa.int16(): 4,
     type_rules.INT: 9,
     type_rules.BIGINT: 18,
-}  # every number with so many digits fits
-# Spark takes any bytes for text; what is no UTF-8 would break every reader behind it
+}
+"""How many digits a number may have to fit an integer type in any case."""
+# Spark casts any bytes to text. Bytes that are no UTF-8 would break every reader downstream.
 _TEXT_OF_BYTES = "CAST({0} AS STRING)"
 _DATE_TEXT = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME_TEXT = re.compile(
@@ -46,38 +45,43 @@ _TIME_TEXT = re.compile(
 )
 
 
-def cast(piece: TypedExpression, kind: pa.DataType, *, written: bool = True) -> TypedExpression:
-    """`piece` as another type. `written` tells a user's CAST, which may be of any kind Spark has,
-    from one that we add.
+def cast(operand: TypedExpression, kind: pa.DataType, *, explicit: bool = True) -> TypedExpression:
+    """A value cast to another type. `explicit` is false for a cast that the user did not write, which
+    is left out if the type is right already.
     """
-    if piece.type == kind and not written:
-        return piece
-    if not possible(piece.type, kind):
+    if operand.type == kind and not explicit:
+        return operand
+    if not is_castable(operand.type, kind):
         raise ExpressionRefused(
-            f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
+            f"{type_name(operand.type)} cannot be cast to {type_name(kind)}.",
+            _hint(operand.type, kind),
         )
     name = type_name(kind)
-    if (piece.type, kind) == (BINARY, STRING):
-        return partial(
-            kind, f"validate_utf8({_TEXT_OF_BYTES})", f"try_validate_utf8({_TEXT_OF_BYTES})", piece
+    if (operand.type, kind) == (BINARY, STRING):
+        return fallible(
+            kind,
+            f"validate_utf8({_TEXT_OF_BYTES})",
+            f"try_validate_utf8({_TEXT_OF_BYTES})",
+            operand,
         )
-    if not can_fail(piece.type, kind):
-        return total(kind, f"CAST({{0}} AS {name})", piece)
-    return partial(kind, f"CAST({{0}} AS {name})", f"try_cast({{0}} AS {name})", piece)
+    if not can_fail(operand.type, kind):
+        return infallible(kind, f"CAST({{0}} AS {name})", operand)
+    return fallible(kind, f"CAST({{0}} AS {name})", f"try_cast({{0}} AS {name})", operand)
 
 
-def try_cast(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
-    """A user's own TRY_CAST: null is what was asked for, and no failure."""
-    if not possible(piece.type, kind):
+def try_cast(operand: TypedExpression, kind: pa.DataType) -> TypedExpression:
+    """TRY_CAST, whose null is no failure."""
+    if not is_castable(operand.type, kind):
         raise ExpressionRefused(
-            f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
+            f"{type_name(operand.type)} cannot be cast to {type_name(kind)}.",
+            _hint(operand.type, kind),
         )
     template = (
         f"try_validate_utf8({_TEXT_OF_BYTES})"
-        if (piece.type, kind) == (BINARY, STRING)
+        if (operand.type, kind) == (BINARY, STRING)
         else f"try_cast({{0}} AS {type_name(kind)})"
     )
-    return total(kind, template, piece)
+    return infallible(kind, template, operand)
 
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
@@ -88,11 +92,12 @@ def _hint(source: pa.DataType, target: pa.DataType) -> str:
     return "cast it to STRING first, if that is what you mean." if target != STRING else ""
 
 
-def possible(source: pa.DataType, target: pa.DataType) -> bool:
+def is_castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether Spark casts one type to another."""
     if source in (target, VOID):
         return True
     if pa.types.is_nested(source) or pa.types.is_nested(target):
-        return target == STRING or _nested_possible(source, target)
+        return target == STRING or _nested_is_castable(source, target)
     if target == STRING:
         return bool(source != type_rules.MONTHS)
     if source == STRING:
@@ -104,10 +109,12 @@ def possible(source: pa.DataType, target: pa.DataType) -> bool:
     return is_time(source) and is_time(target)
 
 
-def _nested_possible(source: pa.DataType, target: pa.DataType) -> bool:
-    """Element by element; a failure inside would go unseen, so none may be possible."""
+def _nested_is_castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether nested values can be cast element by element. Failures inside would go unnoticed, so
+    none may be possible.
+    """
     inner = list(_parts(source, target))
-    return bool(inner) and all(possible(*pair) and not can_fail(*pair) for pair in inner)
+    return bool(inner) and all(is_castable(*pair) and not can_fail(*pair) for pair in inner)
 
 
 def _parts(source: pa.DataType, target: pa.DataType) -> list[tuple[pa.DataType, pa.DataType]]:
@@ -120,7 +127,7 @@ def _parts(source: pa.DataType, target: pa.DataType) -> list[tuple[pa.DataType, 
         and pa.types.is_struct(target)
         and source.num_fields == target.num_fields
     ):
-        return [(one.type, other.type) for one, other in zip(source, target, strict=True)]
+        return [(left.type, right.type) for left, right in zip(source, target, strict=True)]
     return []
 
 
@@ -135,39 +142,40 @@ def can_fail(source: pa.DataType, target: pa.DataType) -> bool:
     if target in (DOUBLE, type_rules.FLOAT) or target == BOOLEAN:
         return bool(source == STRING)
     if is_number(source) and is_number(target):
-        return not _fits(source, target)
+        return not _always_fits(source, target)
     if source == BOOLEAN:
         return bool(pa.types.is_decimal(target)) and target.precision == target.scale
     return not (source in (TIMESTAMP, TIMESTAMP_NTZ) and target in (DATE, type_rules.BIGINT))
 
 
-def _fits(source: pa.DataType, target: pa.DataType) -> bool:
+def _always_fits(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_floating(source):
         return False
     if type_rules.is_integer(source) and type_rules.is_integer(target):
-        return bool(type_rules.wider(source, target) == target)
-    one = type_rules.decimal_of(source)
+        return bool(type_rules.wider_type(source, target) == target)
+    decimal = type_rules.decimal_type(source)
+    whole_digits = decimal.precision - decimal.scale
     if type_rules.is_integer(target):
-        return bool(one.precision - one.scale <= _SURE_DIGITS[target])
-    whole, room = one.precision - one.scale, target.precision - target.scale
-    return bool(room > whole or (room == whole and target.scale >= one.scale))
+        return bool(whole_digits <= _SURE_DIGITS[target])
+    room = target.precision - target.scale
+    return bool(room > whole_digits or (room == whole_digits and target.scale >= decimal.scale))
 
 
-def literal_as(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
-    """A text that stands beside a date, a time, a number or a truth value, read as one now:
-    'placed_at > "2026-01-31"'.
+def literal_as(operand: TypedExpression, kind: pa.DataType) -> TypedExpression:
+    """A text literal that is compared with a value of another type, converted to that type when
+    declared, as in `placed_at > '2026-01-31'`.
     """
-    text = str(piece.value).strip()
-    if not _reads_as(text, kind):
+    text = str(operand.value).strip()
+    if not _is_text_of(text, kind):
         raise ExpressionRefused(
-            f"The text {piece.value!r} is compared with {type_name(kind)}, and cannot be read as"
+            f"The text {operand.value!r} is compared with {type_name(kind)}, and cannot be read as"
             " such.",
             _example(kind),
         )
-    return leaf(kind, f"CAST({piece.sql} AS {type_name(kind)})")
+    return leaf(kind, f"CAST({operand.sql} AS {type_name(kind)})")
 
 
-def _reads_as(text: str, kind: pa.DataType) -> bool:
+def _is_text_of(text: str, kind: pa.DataType) -> bool:
     try:
         if kind == DATE:
             return bool(_DATE_TEXT.fullmatch(text) and date.fromisoformat(text))
@@ -201,11 +209,11 @@ def _example(kind: pa.DataType) -> str:
     return f"write it as in {dict(examples).get(kind, '12.5')}."
 
 
-def typed_literal(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
-    """DATE '2026-01-31' and its like."""
+def typed_literal(operand: TypedExpression, kind: pa.DataType) -> TypedExpression:
+    """A literal with its type before it, such as DATE '2026-01-31'."""
     if kind not in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
         raise ExpressionRefused(
             f"A literal of type {type_name(kind)} cannot be written so.",
-            f"use CAST({piece.sql} AS {type_name(kind)}).",
+            f"use CAST({operand.sql} AS {type_name(kind)}).",
         )
-    return literal_as(piece, kind)
+    return literal_as(operand, kind)

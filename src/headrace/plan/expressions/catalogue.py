@@ -1,12 +1,19 @@
-"""The functions that expressions may use, one line each: arguments, result and, where it can fail
-on a row, the form that gives null instead.
+"""The functions that expressions may call, one line each: arguments, result and, if it can fail on a
+row, the form that gives null instead.
 
-An argument is a type, or `NUMBER`, `INTEGER`, `TIME` (a date or a timestamp), `ANY`, `T` (any, the
-same wherever it stands), several of them with `|`; one in brackets may be left out, `...` repeats
-the last. `{0:within}` is a condition: a timestamp that is some years away from the ends of what
-Spark can hold. `#check` behind a type asks for a literal that passes a check of `literals`. What is
-not here is refused: functions that are not the same each time, that look at more than one row, that
-can bring a worker down. A pipeline can use those on `Stream.df()`.
+    STRING, INT, …      an argument of that type
+    NUMBER, INTEGER     any number, any whole number
+    TIME                a date or a timestamp
+    ANY                 any type that can be compared
+    T, K, V             any type, the same wherever the letter occurs
+    A|B                 one of several
+    [A]                 may be left out
+    A...                may be repeated
+    A#check             a literal that passes a check of `literals`
+    {0:within}          in the safe form: the timestamp is some years from the ends of Spark's range
+
+Other functions are refused: those that are not deterministic, read more than one row, or can crash a
+worker. A pipeline can call them on `Stream.df()`.
 """
 
 from __future__ import annotations
@@ -181,7 +188,7 @@ map_values(MAP<K, V>) -> ARRAY<V>
 map_contains_key(MAP<K, V>, K) -> BOOLEAN
 """
 
-NOT_THE_SAME_EACH_TIME = frozenset(
+NON_DETERMINISTIC = frozenset(
     [
         "rand",
         "randn",
@@ -282,7 +289,7 @@ WINDOW_FUNCTIONS = frozenset(
         "window_time",
     ]
 )
-ROW_MAKERS = frozenset(
+GENERATORS = frozenset(
     [
         "explode",
         "explode_outer",

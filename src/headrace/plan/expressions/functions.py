@@ -1,5 +1,5 @@
-"""Functions whose result or failure follows a rule of its own: alternatives, elements, casts by
-name, patterns with groups, structs.
+"""Calls of functions: by a signature of `catalogue`, or by a rule of their own (alternatives,
+elements, casts by name, patterns with groups, structs).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headrace.plan.expressions import arithmetic, casts, literals, type_rules
 from headrace.plan.expressions.catalogue import (
     AGGREGATES,
     FUNCTIONS,
-    NOT_THE_SAME_EACH_TIME,
-    ROW_MAKERS,
+    GENERATORS,
+    NON_DETERMINISTIC,
     WINDOW_FUNCTIONS,
 )
 from headrace.plan.expressions.type_rules import BOOLEAN, INT, STRING
@@ -27,34 +27,35 @@ from headrace.plan.expressions.typed_expression import (
     branches,
     either,
     failed_any,
+    fallible,
+    infallible,
     leaf,
-    partial,
-    total,
     when,
 )
 from headrace.types.ddl import parse_columns
 from headrace.types.schema import type_name
 
-# Finds the line of `catalogue` that a call fits, and makes the call's piece of it.
+# Calls by a signature of the catalogue
 
 
 _LINE = re.compile(
     r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?"
 )
 _WITHIN = re.compile(r"\{(\d):within\}")
-MAX_MICROS = 9_223 * 10**15  # twelve years short of the last microsecond there is
+MAX_MICROS = 9_223 * 10**15
+"""The largest timestamp for safe forms: twelve years before the last microsecond of Spark."""
 _CLASSES = {
     "NUMBER": type_rules.is_number,
     "INTEGER": type_rules.is_integer,
     "TIME": type_rules.is_time,
-    "ANY": type_rules.comparable,
+    "ANY": type_rules.is_comparable,
 }
 _SMALL_INTEGERS = (pa.int8(), pa.int16(), type_rules.INT)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument: the types it takes, as text, and the check of a literal that it must pass."""
+    """One parameter: the types it takes, as text, and the check that a literal must pass."""
 
     takes: tuple[str, ...]
     check: str | None
@@ -72,8 +73,8 @@ class Signature:
     safe: str | None
 
     def accepts(self, count: int) -> bool:
-        least = sum(not each.optional for each in self.parameters)
-        return least <= count and (self.repeats or count <= len(self.parameters))
+        required = sum(not each.optional for each in self.parameters)
+        return required <= count and (self.repeats or count <= len(self.parameters))
 
     def parameter(self, position: int) -> Parameter:
         return self.parameters[min(position, len(self.parameters) - 1)]
@@ -88,30 +89,30 @@ class Signature:
 
 @dataclass
 class Binding:
-    """What T, K and V stand for in one call."""
+    """The types that T, K and V stand for in one call."""
 
     types: dict[str, pa.DataType] = field(default_factory=dict)
 
-    def fit(self, piece: TypedExpression, pattern: str) -> TypedExpression | None:
-        """The argument as a parameter takes it, with a cast added that cannot fail unseen; None if
-        it does not fit.
+    def fit(self, operand: TypedExpression, pattern: str) -> TypedExpression | None:
+        """The argument as a parameter takes it, maybe with a cast that cannot fail; None if it does
+        not fit.
         """
         if pattern in _CLASSES:
-            return piece if _CLASSES[pattern](piece.type) else None
+            return operand if _CLASSES[pattern](operand.type) else None
         if pattern in self.types or len(pattern) == 1:
-            return self._variable(piece, pattern)
+            return self._variable(operand, pattern)
         if "<" in pattern:
-            return piece if self._nested(piece.type, pattern) else None
-        return _plain(piece, _type(pattern))
+            return operand if self._nested(operand.type, pattern) else None
+        return _fit_plain_type(operand, _type(pattern))
 
-    def _variable(self, piece: TypedExpression, name: str) -> TypedExpression | None:
-        bound = self.types.setdefault(name, piece.type)
-        if piece.type == bound:
-            return piece
+    def _variable(self, operand: TypedExpression, name: str) -> TypedExpression | None:
+        bound = self.types.setdefault(name, operand.type)
+        if operand.type == bound:
+            return operand
         return (
-            casts.cast(piece, bound)
-            if type_rules.common([piece.type, bound]) == bound
-            and not casts.can_fail(piece.type, bound)
+            casts.cast(operand, bound)
+            if type_rules.least_common_type([operand.type, bound]) == bound
+            and not casts.can_fail(operand.type, bound)
             else None
         )
 
@@ -141,65 +142,73 @@ class Binding:
         return _type(pattern)
 
 
-def _plain(piece: TypedExpression, kind: pa.DataType) -> TypedExpression | None:
-    if piece.type == kind or (kind == type_rules.INT and piece.type in _SMALL_INTEGERS):
-        return piece
-    if kind == type_rules.DOUBLE and type_rules.is_number(piece.type):
-        return casts.cast(piece, kind)
+def _fit_plain_type(operand: TypedExpression, kind: pa.DataType) -> TypedExpression | None:
+    if operand.type == kind or (kind == type_rules.INT and operand.type in _SMALL_INTEGERS):
+        return operand
+    if kind == type_rules.DOUBLE and type_rules.is_number(operand.type):
+        return casts.cast(operand, kind)
     return (
-        casts.cast(piece, kind)
-        if type_rules.is_time(kind) and type_rules.is_time(piece.type)
+        casts.cast(operand, kind)
+        if type_rules.is_time(kind) and type_rules.is_time(operand.type)
         else None
     )
 
 
 def call_by_signature(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """The piece of a call, or Refused with what the function takes."""
+    """A call of a function of the catalogue. Raises ExpressionRefused, with what the function takes, if
+    the arguments do not fit.
+    """
     lines = signatures().get(name)
     if lines is None:
-        raise _unknown(name)
+        raise _unknown_function(name)
     for line in lines:
-        if line.accepts(len(arguments)) and (made := _called(line, arguments)) is not None:
-            return made
-    given = ", ".join(type_name(each.type) for each in arguments)
+        if line.accepts(len(arguments)):
+            result = _match_signature(line, arguments)
+            if result is not None:
+                return result
+    types = ", ".join(type_name(each.type) for each in arguments)
     raise ExpressionRefused(
-        f"{name}({given}) does not fit.",
+        f"{name}({types}) does not fit.",
         f"it takes {' or '.join(map(str, lines))}; cast what does not fit, as in CAST(… AS"
         " STRING).",
     )
 
 
-def _called(line: Signature, arguments: Sequence[TypedExpression]) -> TypedExpression | None:
+def _match_signature(
+    line: Signature, arguments: Sequence[TypedExpression]
+) -> TypedExpression | None:
     binding = Binding()
     fitted: list[TypedExpression] = []
     for position, argument in enumerate(arguments):
         options = (binding.fit(argument, pattern) for pattern in line.parameter(position).takes)
-        piece = next((each for each in options if each is not None), None)
-        if piece is None:
+        operand = next((each for each in options if each is not None), None)
+        if operand is None:
             return None
-        fitted.append(piece)
+        fitted.append(operand)
     for position, argument in enumerate(arguments):
         if wanted := line.parameter(position).check:
             literals.check(wanted, argument, function=line.name)
-    return _made(line, binding.result(line.result), fitted)
+    return _apply_signature(line, binding.result(line.result), fitted)
 
 
-def _made(line: Signature, kind: pa.DataType, pieces: Sequence[TypedExpression]) -> TypedExpression:
-    places = ", ".join(f"{{{position}}}" for position in range(len(pieces)))
-    template = f"{line.name}({places})"
+def _apply_signature(
+    line: Signature, kind: pa.DataType, operands: Sequence[TypedExpression]
+) -> TypedExpression:
+    slots = ", ".join(f"{{{index}}}" for index in range(len(operands)))
+    template = f"{line.name}({slots})"
     if line.safe is None:
-        return total(kind, template, *pieces)
+        return infallible(kind, template, *operands)
     safe = _WITHIN.sub(
         rf"unix_micros({{\1}}) BETWEEN -{MAX_MICROS} AND {MAX_MICROS}",
-        line.safe.replace("{*}", places),
+        line.safe.replace("{*}", slots),
     )
-    return partial(kind, template, safe, *pieces)
+    return fallible(kind, template, safe, *operands)
 
 
-def _unknown(name: str) -> ExpressionRefused:
-    if name in NOT_THE_SAME_EACH_TIME:
+def _unknown_function(name: str) -> ExpressionRefused:
+    if name in NON_DETERMINISTIC:
         return ExpressionRefused(
-            f"{name} is not the same each time, and a replay must give the same rows.",
+            f"{name} is not deterministic, and a replay must give the same rows.",
             "put the time or the number into the rows when they are appended.",
         )
     if name in AGGREGATES:
@@ -212,7 +221,7 @@ def _unknown(name: str) -> ExpressionRefused:
         return ExpressionRefused(
             f"{name} looks at more than one row.", "use window(…) on the stream."
         )
-    if name in ROW_MAKERS:
+    if name in GENERATORS:
         return ExpressionRefused(
             f"{name} makes several rows of one, and an expression gives one value.",
             "use Stream.df() for it, and ingest the result.",
@@ -225,20 +234,21 @@ def _unknown(name: str) -> ExpressionRefused:
 
 
 SPECIAL_NAMES: set[str] = set()
-"""Functions that `functions` reads by rules of their own, for suggestions."""
+"""The names of functions with rules of their own, for suggestions."""
 
 
 @cache
 def signatures() -> dict[str, tuple[Signature, ...]]:
-    found: dict[str, tuple[Signature, ...]] = {}
+    """The catalogue's signatures, by function."""
+    by_name: dict[str, tuple[Signature, ...]] = {}
     for text in FUNCTIONS.splitlines():
         if text and not text.startswith("#"):
-            line = _parsed(text)
-            found[line.name] = (*found.get(line.name, ()), line)
-    return found
+            line = _parse_signature(text)
+            by_name[line.name] = (*by_name.get(line.name, ()), line)
+    return by_name
 
 
-def _parsed(text: str) -> Signature:
+def _parse_signature(text: str) -> Signature:
     match = _LINE.fullmatch(text)
     assert match is not None, f"a line of the catalogue cannot be read: {text}"
     parameters = match["parameters"]
@@ -265,35 +275,32 @@ def _type(name: str) -> pa.DataType:
     return parse_columns(f"x {name}")[0].type
 
 
-Maker = Callable[[str, Sequence[TypedExpression]], TypedExpression]
+Handler = Callable[[str, Sequence[TypedExpression]], TypedExpression]
 NULL = leaf(type_rules.VOID, "NULL", value=None)
 
 
 def call(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """Any function but those that read their arguments in another way (struct, if and CASE are the
-    reader's).
-    """
+    """A call of any function but struct, if and CASE, which the type checker handles."""
     if name not in _SPECIAL:
         return call_by_signature(name, arguments)
-    maker, least, most = _SPECIAL[name]
-    if not least <= len(arguments) <= most:
-        wanted = (
-            f"{least}"
-            if least == most
-            else f"{least} or more"
-            if most > 9
-            else f"{least} to {most}"
-        )
+    handler, min_arguments, max_arguments = _SPECIAL[name]
+    if not min_arguments <= len(arguments) <= max_arguments:
+        if min_arguments == max_arguments:
+            expected = f"{min_arguments}"
+        elif max_arguments == _MANY:
+            expected = f"{min_arguments} or more"
+        else:
+            expected = f"{min_arguments} to {max_arguments}"
         raise ExpressionRefused(
-            f"{name} was given {len(arguments)} arguments.", f"it takes {wanted}."
+            f"{name} was given {len(arguments)} arguments.", f"it takes {expected}."
         )
-    return maker(name, arguments)
+    return handler(name, arguments)
 
 
-def common_type(pieces: Sequence[TypedExpression], *, what: str) -> pa.DataType:
-    kind = type_rules.common(each.type for each in pieces)
+def common_type(operands: Sequence[TypedExpression], *, what: str) -> pa.DataType:
+    kind = type_rules.least_common_type(each.type for each in operands)
     if kind is None:
-        shown = ", ".join(dict.fromkeys(type_name(each.type) for each in pieces))
+        shown = ", ".join(dict.fromkeys(type_name(each.type) for each in operands))
         raise ExpressionRefused(
             f"The values of {what} have no type in common: {shown}.",
             "cast them to the same type, as in CAST(… AS STRING).",
@@ -302,69 +309,67 @@ def common_type(pieces: Sequence[TypedExpression], *, what: str) -> pa.DataType:
 
 
 def alternatives(
-    pieces: Sequence[TypedExpression], *, what: str
+    operands: Sequence[TypedExpression], *, what: str
 ) -> tuple[pa.DataType, list[TypedExpression]]:
-    """Values of which one is taken, all with the same type. Numbers are left to Spark, which widens
-    them.
+    """Values of which one is the result, and their type. Times are cast to it; numbers are widened by
+    Spark.
     """
-    kind = common_type(pieces, what=what)
+    kind = common_type(operands, what=what)
     return kind, [
         (
-            casts.cast(each, kind, written=False)
+            casts.cast(each, kind, explicit=False)
             if type_rules.is_time(kind) and not each.is_null
             else each
         )
-        for each in pieces
+        for each in operands
     ]
 
 
 def coalesce(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """Values are looked at in order, up to the first that is not null."""
-    kind, pieces = alternatives(arguments, what=name)
+    """COALESCE: values are evaluated in order, up to the first that is not null."""
+    kind, operands = alternatives(arguments, what=name)
     failed = None
-    for piece in reversed(pieces):
-        failed = either(piece.failed, when(f"{piece.safe} IS NULL", failed, None))
+    for operand in reversed(operands):
+        failed = either(operand.failed, when(f"{operand.safe} IS NULL", failed, None))
     return TypedExpression(
         kind,
-        f"coalesce({', '.join(each.sql for each in pieces)})",
-        f"coalesce({', '.join(each.safe for each in pieces)})",
+        f"coalesce({', '.join(each.sql for each in operands)})",
+        f"coalesce({', '.join(each.safe for each in operands)})",
         failed,
     )
 
 
-def chosen(
+def if_expression(
     condition: TypedExpression,
     then: TypedExpression,
     otherwise: TypedExpression,
     *,
     what: str = "if",
 ) -> TypedExpression:
-    truth(condition, what=what)
+    check_boolean(condition, what=what)
     kind, (then, otherwise) = alternatives([then, otherwise], what=what)
     return branches(kind, [condition], [then], otherwise)
 
 
-def truth(piece: TypedExpression, *, what: str) -> TypedExpression:
-    if piece.type not in (BOOLEAN, type_rules.VOID):
+def check_boolean(operand: TypedExpression, *, what: str) -> TypedExpression:
+    if operand.type not in (BOOLEAN, type_rules.VOID):
         raise ExpressionRefused(
-            f"A condition of {what} is {type_name(piece.type)}, not BOOLEAN.",
+            f"A condition of {what} is {type_name(operand.type)}, not BOOLEAN.",
             "compare it with something, as in 'amount > 0'.",
         )
-    return piece
+    return operand
 
 
-def compared(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
-    """A comparison; NULL on either side is a mistake, but for <=>."""
-    left, right = sides(left, right, what=sign)
-    return total(BOOLEAN, f"({{0}} {sign} {{1}})", left, right)
+def comparison(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
+    """A comparison. A bare NULL on either side is refused, but for <=>."""
+    left, right = comparable_sides(left, right, what=sign)
+    return infallible(BOOLEAN, f"({{0}} {sign} {{1}})", left, right)
 
 
-def sides(
+def comparable_sides(
     left: TypedExpression, right: TypedExpression, *, what: str
 ) -> tuple[TypedExpression, TypedExpression]:
-    """Two values that are compared, with a text that is written out read as what it stands
-    beside.
-    """
+    """Two values that are compared, with a text literal converted to the other side's type."""
     if what != "<=>" and (left.is_null or right.is_null):
         raise ExpressionRefused(
             f"Nothing is {what} NULL: the result is always null.", "write IS NULL or IS NOT NULL."
@@ -373,22 +378,22 @@ def sides(
         left = casts.literal_as(left, right.type)
     elif right.type == STRING and right.is_literal and left.type not in (STRING, type_rules.VOID):
         right = casts.literal_as(right, left.type)
-    kind = type_rules.common([left.type, right.type])
-    if kind is None or not type_rules.comparable(kind):
+    kind = type_rules.least_common_type([left.type, right.type])
+    if kind is None or not type_rules.is_comparable(kind):
         raise ExpressionRefused(
             f"{type_name(left.type)} {what} {type_name(right.type)} cannot be compared.",
             "cast one side to the other's type.",
         )
     if type_rules.is_time(kind):
-        return casts.cast(left, kind, written=False), casts.cast(right, kind, written=False)
+        return casts.cast(left, kind, explicit=False), casts.cast(right, kind, explicit=False)
     return left, right
 
 
 def element(
     sequence: TypedExpression, index: TypedExpression, *, from_zero: bool
 ) -> TypedExpression:
-    """`items[0]` and `element_at(items, 1)`. Outside of an array is a failure, a key that a map
-    does not have is null.
+    """`items[0]` and `element_at(items, 1)`. An index outside of an array is a failure; a key that a
+    map does not have gives null.
     """
     if pa.types.is_map(sequence.type):
         key = Binding({"K": sequence.type.key_type}).fit(index, "K")
@@ -398,7 +403,7 @@ def element(
                 f" {type_name(index.type)}.",
                 "cast the key.",
             )
-        return total(
+        return infallible(
             sequence.type.item_type,
             "{0}[{1}]" if from_zero else "element_at({0}, {1})",
             sequence,
@@ -415,7 +420,7 @@ def element(
         )
     if from_zero:
         outside = "({1} < 0 OR {1} >= size({0}))"
-        return partial(
+        return fallible(
             sequence.type.value_type,
             "{0}[{1}]",
             "get({0}, {1})",
@@ -424,7 +429,7 @@ def element(
             failed_if=outside,
         )
     outside = "({1} = 0 OR abs(CAST({1} AS BIGINT)) > size({0}))"
-    return partial(
+    return fallible(
         sequence.type.value_type,
         "element_at({0}, {1})",
         "try_element_at({0}, nullif({1}, 0))",
@@ -434,15 +439,15 @@ def element(
     )
 
 
-def concatenated(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """Texts, bytes or arrays, one behind the other; null if one is."""
+def concat(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    """Texts, bytes or arrays, concatenated; null if one is null."""
     kind = common_type(arguments, what=name)
     if kind not in (STRING, type_rules.BINARY) and not pa.types.is_list(kind):
         raise ExpressionRefused(
             f"{name} takes texts, bytes or arrays, not {type_name(kind)}.",
             "cast numbers and times: CAST(… AS STRING).",
         )
-    return total(
+    return infallible(
         kind,
         f"concat({', '.join(f'{{{position}}}' for position in range(len(arguments)))})",
         *arguments,
@@ -450,32 +455,32 @@ def concatenated(name: str, arguments: Sequence[TypedExpression]) -> TypedExpres
 
 
 def _same_type(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """For greatest and least, and for arrays of values."""
-    kind, pieces = alternatives(arguments, what=name)
-    places = ", ".join(f"{{{position}}}" for position in range(len(pieces)))
-    return total(pa.list_(kind) if name == "array" else kind, f"{name}({places})", *pieces)
+    """`greatest`, `least` and `array`, whose arguments have one type."""
+    kind, operands = alternatives(arguments, what=name)
+    slots = ", ".join(f"{{{index}}}" for index in range(len(operands)))
+    return infallible(pa.list_(kind) if name == "array" else kind, f"{name}({slots})", *operands)
 
 
 def _nullif(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    left, right = sides(*arguments, what="=")
-    return total(left.type, "nullif({0}, {1})", left, right)
+    left, right = comparable_sides(*arguments, what="=")
+    return infallible(left.type, "nullif({0}, {1})", left, right)
 
 
 def _nvl2(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    given = total(BOOLEAN, "({0} IS NOT NULL)", arguments[0])
-    return chosen(given, arguments[1], arguments[2], what="nvl2")
+    condition = infallible(BOOLEAN, "({0} IS NOT NULL)", arguments[0])
+    return if_expression(condition, arguments[1], arguments[2], what="nvl2")
 
 
 def _is_null(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    return total(BOOLEAN, f"({{0}} IS {'' if name == 'isnull' else 'NOT '}NULL)", arguments[0])
+    return infallible(BOOLEAN, f"({{0}} IS {'' if name == 'isnull' else 'NOT '}NULL)", arguments[0])
 
 
-def _rounded(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    return arithmetic.rounded(name, arguments[0], arguments[1] if len(arguments) > 1 else None)
+def _round(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    return arithmetic.round_number(name, arguments[0], arguments[1] if len(arguments) > 1 else None)
 
 
-def _tried(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """A user's own try_add and its like: null is what was asked for."""
+def _try_arithmetic(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    """`try_add` and others, whose null is no failure."""
     sign = {
         "try_add": "+",
         "try_subtract": "-",
@@ -483,8 +488,8 @@ def _tried(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
         "try_divide": "/",
         "try_mod": "%",
     }[name]
-    made = arithmetic.arithmetic(sign, *arguments)
-    return TypedExpression(made.type, made.safe, made.safe, failed_any(arguments))
+    result = arithmetic.arithmetic(sign, *arguments)
+    return TypedExpression(result.type, result.safe, result.safe, failed_any(arguments))
 
 
 def _cast_by_name(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -495,26 +500,26 @@ def _regexp_extract(name: str, arguments: Sequence[TypedExpression]) -> TypedExp
     group = arguments[2] if len(arguments) > 2 else leaf(INT, "1", value=1)
     for each in (arguments[1], group):
         literals.check("literal", each, function=name)
-    groups = literals.groups_in(arguments[1].value)
+    groups = literals.count_groups(arguments[1].value)
     if not isinstance(group.value, int) or not 0 <= group.value <= groups:
         raise ExpressionRefused(
             f"The pattern {arguments[1].value!r} has {groups} groups, and {name} asks for"
             f" {group.value!r}.",
             "0 is the whole match.",
         )
-    texts(name, arguments[:2])
-    return total(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
+    check_strings(name, arguments[:2])
+    return infallible(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
 
 
 def _regexp_replace(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     for each in arguments[1:]:
         literals.check("literal", each, function=name)
-    literals.replacement(arguments[2].value, literals.groups_in(arguments[1].value))
-    texts(name, arguments)
-    return total(STRING, f"{name}({{0}}, {{1}}, {{2}})", *arguments)
+    literals.replacement(arguments[2].value, literals.count_groups(arguments[1].value))
+    check_strings(name, arguments)
+    return infallible(STRING, f"{name}({{0}}, {{1}}, {{2}})", *arguments)
 
 
-def texts(name: str, arguments: Sequence[TypedExpression]) -> Sequence[TypedExpression]:
+def check_strings(name: str, arguments: Sequence[TypedExpression]) -> Sequence[TypedExpression]:
     for each in arguments:
         if each.type != STRING:
             raise ExpressionRefused(
@@ -524,7 +529,7 @@ def texts(name: str, arguments: Sequence[TypedExpression]) -> Sequence[TypedExpr
 
 
 def _from_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    texts(name, arguments)
+    check_strings(name, arguments)
     literals.check("literal", arguments[1], function=name)
     try:
         fields = parse_columns(str(arguments[1].value))
@@ -532,7 +537,7 @@ def _from_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpressi
         raise ExpressionRefused(
             f"The schema of {name} cannot be read: {error.message}", error.fix
         ) from None
-    return total(pa.struct(fields), f"{name}({{0}}, {{1}})", *arguments)
+    return infallible(pa.struct(fields), f"{name}({{0}}, {{1}})", *arguments)
 
 
 def _to_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -541,7 +546,7 @@ def _to_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression
             f"{name} takes structs, arrays and maps, not {type_name(arguments[0].type)}.",
             "wrap it: to_json(struct(…)).",
         )
-    return total(STRING, f"{name}({{0}})", *arguments)
+    return infallible(STRING, f"{name}({{0}})", *arguments)
 
 
 def _named_struct(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -552,7 +557,7 @@ def _named_struct(name: str, arguments: Sequence[TypedExpression]) -> TypedExpre
         )
     for each in arguments[::2]:
         literals.check("literal", each, function=name)
-    return structure(
+    return struct_of(
         [
             (str(each.value), value)
             for each, value in zip(arguments[::2], arguments[1::2], strict=True)
@@ -560,14 +565,16 @@ def _named_struct(name: str, arguments: Sequence[TypedExpression]) -> TypedExpre
     )
 
 
-def structure(members: Sequence[tuple[str, TypedExpression]]) -> TypedExpression:
+def struct_of(members: Sequence[tuple[str, TypedExpression]]) -> TypedExpression:
     """A struct of named values."""
-    fields = [pa.field(name, piece.type) for name, piece in members]
+    fields = [pa.field(name, operand.type) for name, operand in members]
     inner = ", ".join(
         f"{literals.quoted_text(name).replace('{', '{{').replace('}', '}}')}, {{{position}}}"
         for position, (name, _) in enumerate(members)
     )
-    return total(pa.struct(fields), f"named_struct({inner})", *(piece for _, piece in members))
+    return infallible(
+        pa.struct(fields), f"named_struct({inner})", *(operand for _, operand in members)
+    )
 
 
 def _positive_remainder(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -575,7 +582,7 @@ def _positive_remainder(_: str, arguments: Sequence[TypedExpression]) -> TypedEx
 
 
 _MANY = 1000
-_SPECIAL: dict[str, tuple[Maker, int, int]] = {
+_SPECIAL: dict[str, tuple[Handler, int, int]] = {
     "coalesce": (coalesce, 1, _MANY),
     "ifnull": (coalesce, 2, 2),
     "nvl": (coalesce, 2, 2),
@@ -583,28 +590,29 @@ _SPECIAL: dict[str, tuple[Maker, int, int]] = {
     "nullif": (_nullif, 2, 2),
     "isnull": (_is_null, 1, 1),
     "isnotnull": (_is_null, 1, 1),
-    "equal_null": (lambda _, given: compared("<=>", *given), 2, 2),
+    "equal_null": (lambda _, arguments: comparison("<=>", *arguments), 2, 2),
     "greatest": (_same_type, 2, _MANY),
     "least": (_same_type, 2, _MANY),
     "array": (_same_type, 1, _MANY),
-    "concat": (concatenated, 1, _MANY),
-    "element_at": (lambda _, given: element(*given, from_zero=False), 2, 2),
-    "abs": (lambda _, given: arithmetic.absolute(given[0]), 1, 1),
-    "negative": (lambda _, given: arithmetic.negated(given[0]), 1, 1),
-    "mod": (lambda _, given: arithmetic.arithmetic("%", *given), 2, 2),
+    "concat": (concat, 1, _MANY),
+    "element_at": (lambda _, arguments: element(*arguments, from_zero=False), 2, 2),
+    "abs": (lambda _, arguments: arithmetic.absolute_value(arguments[0]), 1, 1),
+    "negative": (lambda _, arguments: arithmetic.negate(arguments[0]), 1, 1),
+    "mod": (lambda _, arguments: arithmetic.arithmetic("%", *arguments), 2, 2),
     "pmod": (_positive_remainder, 2, 2),
-    "round": (_rounded, 1, 2),
-    "bround": (_rounded, 1, 2),
-    "floor": (lambda name, given: arithmetic.whole(name, given[0]), 1, 1),
-    "ceil": (lambda name, given: arithmetic.whole(name, given[0]), 1, 1),
-    "ceiling": (lambda name, given: arithmetic.whole(name, given[0]), 1, 1),
+    "round": (_round, 1, 2),
+    "bround": (_round, 1, 2),
+    "floor": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
+    "ceil": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
+    "ceiling": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
     "regexp_extract": (_regexp_extract, 2, 3),
     "regexp_replace": (_regexp_replace, 3, 3),
     "from_json": (_from_json, 2, 2),
     "to_json": (_to_json, 1, 1),
     "named_struct": (_named_struct, 2, _MANY),
     **dict.fromkeys(
-        ("try_add", "try_subtract", "try_multiply", "try_divide", "try_mod"), (_tried, 2, 2)
+        ("try_add", "try_subtract", "try_multiply", "try_divide", "try_mod"),
+        (_try_arithmetic, 2, 2),
     ),
     **dict.fromkeys(
         (

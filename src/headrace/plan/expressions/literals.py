@@ -1,8 +1,8 @@
-"""What is written out in an expression and would fail on every row if it were wrong: texts,
-patterns, formats, zones. Checked when declared.
+"""Checks of literals in an expression that would fail on every row if they were wrong: patterns,
+formats, time zones, units.
 
-Patterns are Java's regular expressions. Those that Python reads too, and that mean the same, are
-let through; what only one of them knows is refused.
+Patterns are Java's regular expressions. Those that mean the same in Python are let through; what
+only one of the two supports is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMAT_LETTERS = {
     "D": 3,
     "Q": 2,
 }
-_ONLY_FOR_TEXT = "EQD"  # can be written, and not read back
+_ONLY_FOR_TEXT = "EQD"  # letters that Spark can write, but not parse
 _TRUNC_UNITS = (
     "year",
     "quarter",
@@ -49,12 +49,13 @@ _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
 
 
 def quoted_text(text: str) -> str:
-    """A text as Spark SQL writes it."""
+    """A text as a literal of Spark SQL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def quoted_name(name: str) -> str:
+    """A name as an identifier of Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -75,12 +76,12 @@ def _compiled(value: Any) -> re.Pattern[str]:
         raise ExpressionRefused(f"The pattern {text!r} cannot be read: {error}.") from None
 
 
-def groups_in(value: Any) -> int:
+def count_groups(value: Any) -> int:
     return _compiled(value).groups
 
 
 def like_pattern(value: Any) -> None:
-    """LIKE fails on a backslash before anything but `_`, `%` and itself."""
+    """Refuse a pattern of LIKE with a backslash before anything but `_`, `%` and itself."""
     if re.search(r"\\(?![_%\\])", str(value).replace("\\\\", "")):
         raise ExpressionRefused(
             f"The pattern {value!r} has a backslash before a plain character.",
@@ -89,7 +90,7 @@ def like_pattern(value: Any) -> None:
 
 
 def replacement(value: Any, groups: int) -> None:
-    """`$1` stands for a group, which must be there."""
+    """Refuse a replacement with a group, such as `$1`, that the pattern does not have."""
     for match in re.finditer(r"(\\.)|\$(\d)?", str(value)):
         if match[1] is None and (match[2] is None or int(match[2]) > groups):
             raise ExpressionRefused(
@@ -99,12 +100,12 @@ def replacement(value: Any, groups: int) -> None:
 
 
 def read_format(value: Any) -> None:
-    """A format that texts are read by."""
+    """Refuse a format by which Spark cannot parse texts."""
     _format(value, forbidden=_ONLY_FOR_TEXT)
 
 
 def write_format(value: Any) -> None:
-    """A format that times are written in."""
+    """Refuse a format in which Spark cannot write times."""
     _format(value, forbidden="")
 
 
@@ -148,7 +149,7 @@ def zone(value: Any) -> None:
 
 
 def small(value: Any) -> None:
-    """A length that is written out, since a row with a huge one could bring a worker down."""
+    """Refuse a length that is too large; a huge one could crash a worker."""
     if not isinstance(value, int) or not 0 <= value <= 10_000:
         raise ExpressionRefused(f"{value!r} is no length.", "write a number from 0 to 10,000.")
 
@@ -186,7 +187,7 @@ def url_part(value: Any) -> None:
 
 
 def anything(_: Any) -> None:
-    """Written out, whatever it is."""
+    """Accept any literal."""
 
 
 CHECKS: dict[str, Callable[[Any], None]] = {
@@ -207,11 +208,11 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def check(name: str, piece: TypedExpression, *, function: str) -> None:
-    """That an argument is written out, and right."""
-    if not piece.is_literal:
+def check(name: str, operand: TypedExpression, *, function: str) -> None:
+    """Refuse an argument that is no literal, or does not pass its check."""
+    if not operand.is_literal:
         raise ExpressionRefused(
             f"An argument of {function} must be written out, not computed.",
             f"write it as a literal; {function} checks it when the pipeline is declared.",
         )
-    CHECKS[name](piece.value)
+    CHECKS[name](operand.value)

@@ -1,5 +1,5 @@
-"""Text to sqlglot's tree, in Spark's dialect. Calls stay as they are written: what a function means
-is for `functions` to say.
+"""Parses an expression's text to sqlglot's tree, in Spark's dialect. Calls stay as they are written;
+`functions` decides what a function is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.errors import BadExpression
 MAX_CHARACTERS = 20_000
 
 
-_WITH_A_SYNTAX_OF_THEIR_OWN = (
+_SPECIAL_SYNTAX = (
     "CAST",
     "TRY_CAST",
     "EXTRACT",
@@ -28,22 +28,22 @@ _WITH_A_SYNTAX_OF_THEIR_OWN = (
 
 
 class Dialect(Spark):
-    """Spark's, without sqlglot's own reading of functions, which would rename and rearrange
+    """Spark's dialect without sqlglot's interpretation of functions, which renames and rearranges
     them.
     """
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar = {}
         FUNCTION_PARSERS: ClassVar = {
-            name: SparkParser.FUNCTION_PARSERS[name] for name in _WITH_A_SYNTAX_OF_THEIR_OWN
+            name: SparkParser.FUNCTION_PARSERS[name] for name in _SPECIAL_SYNTAX
         }
 
 
 _DIALECT = Dialect()
 
 
-def parse(text: str, *, where: str) -> exp.Expr:
-    """The tree of one expression; BadExpression, with the place, if it cannot be read."""
+def parse_sql(text: str, *, where: str) -> exp.Expr:
+    """The tree of one expression. Raises BadExpression, with the position, if it cannot be parsed."""
     if not isinstance(text, str):
         raise BadExpression(
             f"The step {where} was given a {type(text).__name__}, not an expression.",
@@ -82,20 +82,20 @@ def parse(text: str, *, where: str) -> exp.Expr:
 
 
 def _fail(text: str, error: ParseError, *, where: str) -> NoReturn:
-    found = error.errors[0] if error.errors else {}
-    line, column = int(found.get("line") or 1), int(found.get("col") or 1)
-    highlight = str(found.get("highlight") or "")
+    details = error.errors[0] if error.errors else {}
+    line, column = int(details.get("line") or 1), int(details.get("col") or 1)
+    highlight = str(details.get("highlight") or "")
     start = max(0, column - len(highlight))
     what = f"near {highlight!r}" if highlight.strip() else "at its end"
     raise BadExpression(
         f"The step {where} has an expression that cannot be read at line {line}, position"
-        f" {start + 1}, {what}:\n{pointed(text, line, start)}",
+        f" {start + 1}, {what}:\n{caret_excerpt(text, line, start)}",
         fix="write it as Spark SQL does, as in \"amount * 2 > 10 AND region = 'north'\".",
     ) from None
 
 
-def pointed(text: str, line: int, start: int) -> str:
-    """The line with a mark below a place."""
+def caret_excerpt(text: str, line: int, start: int) -> str:
+    """A line of the text, with a caret below a position."""
     shown = text.splitlines()[line - 1] if text.splitlines() else ""
     begin = max(0, start - 60)
     return f"    {shown[begin : begin + 120]}\n    {' ' * (start - begin)}^"

@@ -1,8 +1,8 @@
-"""Reads sqlglot's tree over a schema: every kind of node that is allowed has a method here; any
-other is refused.
+"""Checks sqlglot's tree over a schema. Every kind of node that is allowed has a method here; any other
+is refused.
 
-A piece is made for each node from those of its children, so that types are known and failures
-accounted for from the leaves up.
+Each node becomes a typed expression from those of its children, so types and failures are known from
+the leaves up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from headrace.errors import BadSchema, UnknownColumn
 from headrace.plan.expressions import arithmetic, casts, functions, literals, type_rules
-from headrace.plan.expressions.catalogue import NOT_THE_SAME_EACH_TIME
+from headrace.plan.expressions.catalogue import NON_DETERMINISTIC
 from headrace.plan.expressions.type_rules import (
     BINARY,
     BOOLEAN,
@@ -32,8 +32,8 @@ from headrace.plan.expressions.typed_expression import (
     TypedExpression,
     branches,
     either,
+    infallible,
     leaf,
-    total,
     when,
 )
 from headrace.types.ddl import TYPE_KEY, parse_columns
@@ -51,7 +51,7 @@ _COMPARISONS = {
 }
 _BITWISE = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^"}
 _SHIFTS = {exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>"}
-_UNLIKE_SPARK = (*_BITWISE, *_SHIFTS, exp.DPipe)
+_OTHER_PRECEDENCE = (*_BITWISE, *_SHIFTS, exp.DPipe)
 _PREDICATES = (
     exp.Is,
     exp.In,
@@ -68,26 +68,30 @@ _MONTH_UNITS = ("YEAR", "MONTH")
 _PARTS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DAYOFWEEK", "DOY", "DOW", "HOUR", "MINUTE")
 
 
-class Reader:
-    """One expression over one schema. `columns` are those it reads, in the order they come."""
+class TypeChecker:
+    """Checks one expression over one schema. `columns` has those it reads, in the order of their
+    occurrence.
+    """
 
     def __init__(self, schema: pa.Schema, *, where: str) -> None:
-        self.schema, self.where = schema, where
+        self.schema = schema
+        self.where = where
         self.columns: dict[str, None] = {}
         self._fields = {field.name.lower(): field for field in schema}
 
-    def read(self, node: exp.Expr) -> TypedExpression:
-        maker = self._makers.get(type(node))
-        if maker is None:
+    def check(self, node: exp.Expr) -> TypedExpression:
+        """The typed expression of a node. Raises ExpressionRefused if it is not allowed."""
+        handler = self._handlers.get(type(node))
+        if handler is None:
             raise ExpressionRefused(
-                f"{_named(node)} is not allowed in an expression.",
+                f"{_node_text(node)} is not allowed in an expression.",
                 "use columns, literals, operators and functions of one row; Stream.df() does the"
                 " rest.",
             )
-        return maker(self, node)
+        return handler(self, node)
 
     def _both(self, node: exp.Expr) -> tuple[TypedExpression, TypedExpression]:
-        return self.read(node.this), self.read(node.expression)
+        return self.check(node.this), self.check(node.expression)
 
     # Leaves
 
@@ -99,26 +103,26 @@ class Reader:
         if field is None or not isinstance(parts[0], exp.Identifier):
             raise UnknownColumn(name, self.schema.names, where=self.where)
         self.columns[field.name] = None
-        piece = leaf(field.type, literals.quoted_name(field.name), column=field.name)
+        operand = leaf(field.type, literals.quoted_name(field.name), column=field.name)
         for part in parts[1:]:
-            piece = self._member(piece, part.name)
-        return piece
+            operand = self._member(operand, part.name)
+        return operand
 
-    def _member(self, piece: TypedExpression, name: str) -> TypedExpression:
-        kind = piece.type
+    def _member(self, operand: TypedExpression, name: str) -> TypedExpression:
+        kind = operand.type
         if not pa.types.is_struct(kind) or is_variant(kind) or is_spatial(kind):
             raise ExpressionRefused(
                 f"{type_name(kind)} has no member {name!r}.", "only a STRUCT has members."
             )
-        found = next((field for field in kind if field.name.lower() == name.lower()), None)
-        if found is None:
+        member = next((field for field in kind if field.name.lower() == name.lower()), None)
+        if member is None:
             raise UnknownColumn(
-                name, [field.name for field in kind], where=f"{self.where}: {piece.sql}"
+                name, [field.name for field in kind], where=f"{self.where}: {operand.sql}"
             )
-        return total(
-            found.type,
-            "{0}." + literals.quoted_name(found.name).replace("{", "{{").replace("}", "}}"),
-            piece,
+        return infallible(
+            member.type,
+            "{0}." + literals.quoted_name(member.name).replace("{", "{{").replace("}", "}}"),
+            operand,
         )
 
     def _dot(self, node: exp.Dot) -> TypedExpression:
@@ -126,7 +130,7 @@ class Reader:
             raise ExpressionRefused(
                 f"{node.sql('spark')} is no column.", "call functions by their plain name."
             )
-        return self._member(self.read(node.this), node.expression.name)
+        return self._member(self.check(node.this), node.expression.name)
 
     def _literal(self, node: exp.Literal) -> TypedExpression:
         if node.is_string:
@@ -151,7 +155,7 @@ class Reader:
         return leaf(STRING, literals.quoted_text(node.this), value=node.this)
 
     def _interval(self, node: exp.Interval) -> TypedExpression:
-        """INTERVAL '1' DAY and its like, one unit at a time."""
+        """An interval of one unit, such as INTERVAL '1' DAY."""
         unit = node.args.get("unit")
         value = node.this
         if (
@@ -181,12 +185,12 @@ class Reader:
     # Operators
 
     def _paren(self, node: exp.Paren) -> TypedExpression:
-        return self.read(node.this)
+        return self.check(node.this)
 
     def _negative(self, node: exp.Neg) -> TypedExpression:
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
             return _number(f"-{node.this.this}")
-        return arithmetic.negated(self.read(node.this))
+        return arithmetic.negate(self.check(node.this))
 
     def _arithmetic(self, node: exp.Binary) -> TypedExpression:
         return arithmetic.arithmetic(_ARITHMETIC[type(node)], *self._both(node))
@@ -195,22 +199,22 @@ class Reader:
         return arithmetic.whole_division(*self._both(node))
 
     def _bitwise(self, node: exp.Binary) -> TypedExpression:
-        _want_parentheses(node)
+        _require_parentheses(node)
         return arithmetic.bitwise(_BITWISE[type(node)], *self._both(node))
 
     def _shift(self, node: exp.Binary) -> TypedExpression:
-        _want_parentheses(node)
-        return arithmetic.shifted(_SHIFTS[type(node)], *self._both(node))
+        _require_parentheses(node)
+        return arithmetic.shift(_SHIFTS[type(node)], *self._both(node))
 
     def _bitwise_not(self, node: exp.BitwiseNot) -> TypedExpression:
-        piece = self.read(node.this)
-        if not type_rules.is_integer(piece.type):
-            raise ExpressionRefused(f"~ takes whole numbers, not {type_name(piece.type)}.")
-        return total(piece.type, "(~ {0})", piece)
+        operand = self.check(node.this)
+        if not type_rules.is_integer(operand.type):
+            raise ExpressionRefused(f"~ takes whole numbers, not {type_name(operand.type)}.")
+        return infallible(operand.type, "(~ {0})", operand)
 
     def _joined(self, node: exp.DPipe) -> TypedExpression:
-        _want_parentheses(node)
-        return functions.concatenated("||", self._both(node))
+        _require_parentheses(node)
+        return functions.concat("||", self._both(node))
 
     def _comparison(self, node: exp.Binary) -> TypedExpression:
         for operand in (node.this, node.expression):
@@ -219,36 +223,38 @@ class Reader:
                     f"What {node.sql('spark')!r} compares is not plain.",
                     "put parentheses around the inner comparison.",
                 )
-        return functions.compared(_COMPARISONS[type(node)], *self._both(node))
+        return functions.comparison(_COMPARISONS[type(node)], *self._both(node))
 
     def _distinct(self, node: exp.NullSafeNEQ) -> TypedExpression:
-        return total(BOOLEAN, "(NOT {0})", functions.compared("<=>", *self._both(node)))
+        return infallible(BOOLEAN, "(NOT {0})", functions.comparison("<=>", *self._both(node)))
 
     def _and(self, node: exp.And) -> TypedExpression:
-        """The right side counts only if the left one does not decide."""
-        left, right = (functions.truth(each, what="AND") for each in self._both(node))
+        """A failure of the right side counts only if the left side does not decide."""
+        left, right = (functions.check_boolean(each, what="AND") for each in self._both(node))
         return _logical(
             "AND", left, right, when(f"coalesce({left.safe}, true)", right.failed, None)
         )
 
     def _or(self, node: exp.Or) -> TypedExpression:
-        left, right = (functions.truth(each, what="OR") for each in self._both(node))
+        left, right = (functions.check_boolean(each, what="OR") for each in self._both(node))
         return _logical(
             "OR", left, right, when(f"coalesce({left.safe}, false)", None, right.failed)
         )
 
     def _not(self, node: exp.Not) -> TypedExpression:
-        return total(BOOLEAN, "(NOT {0})", functions.truth(self.read(node.this), what="NOT"))
+        return infallible(
+            BOOLEAN, "(NOT {0})", functions.check_boolean(self.check(node.this), what="NOT")
+        )
 
     def _is(self, node: exp.Is) -> TypedExpression:
-        piece = self.read(node.this)
+        operand = self.check(node.this)
         if isinstance(node.expression, exp.Null):
-            return total(BOOLEAN, "({0} IS NULL)", piece)
+            return infallible(BOOLEAN, "({0} IS NULL)", operand)
         if isinstance(node.expression, exp.Boolean):
-            return total(
+            return infallible(
                 BOOLEAN,
                 f"({{0}} IS {str(bool(node.expression.this)).upper()})",
-                functions.truth(piece, what="IS"),
+                functions.check_boolean(operand, what="IS"),
             )
         raise ExpressionRefused(
             f"{node.sql('spark')!r} is not allowed.", "write IS NULL, IS TRUE or IS FALSE."
@@ -260,17 +266,23 @@ class Reader:
                 "IN takes a list of values, not a query.",
                 "write the values out, or join with a table.",
             )
-        value = self.read(node.this)
-        pairs = [functions.sides(value, self.read(each), what="=") for each in node.expressions]
+        value = self.check(node.this)
+        pairs = [
+            functions.comparable_sides(value, self.check(each), what="=")
+            for each in node.expressions
+        ]
         functions.common_type([value, *(right for _, right in pairs)], what="IN")
         items = ", ".join(f"{{{position}}}" for position in range(1, len(pairs) + 1))
         widest = next((left for left, _ in pairs if left is not value), value)
-        return total(BOOLEAN, f"({{0}} IN ({items}))", widest, *(right for _, right in pairs))
+        return infallible(BOOLEAN, f"({{0}} IN ({items}))", widest, *(right for _, right in pairs))
 
     def _between(self, node: exp.Between) -> TypedExpression:
-        value = self.read(node.this)
-        low, high = self.read(node.args["low"]), self.read(node.args["high"])
-        above, below = functions.compared(">=", value, low), functions.compared("<=", value, high)
+        value = self.check(node.this)
+        low, high = self.check(node.args["low"]), self.check(node.args["high"])
+        above, below = (
+            functions.comparison(">=", value, low),
+            functions.comparison("<=", value, high),
+        )
         return _logical(
             "AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None)
         )
@@ -279,7 +291,7 @@ class Reader:
         value, pattern = self._text_and_pattern(node, "LIKE")
         literals.like_pattern(pattern.value)
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
-        return total(
+        return infallible(
             BOOLEAN,
             f"({{0}} {'NOT ' if node.args.get('negate') else ''}{word} {{1}})",
             value,
@@ -289,7 +301,7 @@ class Reader:
     def _rlike(self, node: exp.RegexpLike) -> TypedExpression:
         value, pattern = self._text_and_pattern(node, "RLIKE")
         literals.pattern(pattern.value)
-        return total(
+        return infallible(
             BOOLEAN,
             f"({{0}} {'NOT ' if node.args.get('negate') else ''}RLIKE {{1}})",
             value,
@@ -312,85 +324,87 @@ class Reader:
             raise ExpressionRefused(
                 "Brackets take one index.", "use slice(items, 1, 3) for several elements."
             )
-        piece = self.read(node.this)
+        operand = self.check(node.this)
         index = node.expressions[0]
-        if pa.types.is_struct(piece.type) and isinstance(index, exp.Literal) and index.is_string:
-            return self._member(piece, index.this)
-        return functions.element(piece, self.read(index), from_zero=True)
+        if pa.types.is_struct(operand.type) and isinstance(index, exp.Literal) and index.is_string:
+            return self._member(operand, index.this)
+        return functions.element(operand, self.check(index), from_zero=True)
 
     # Conditions, casts and calls
 
     def _case(self, node: exp.Case) -> TypedExpression:
-        value = None if node.this is None else self.read(node.this)
+        value = None if node.this is None else self.check(node.this)
         conditions = [self._condition(value, each) for each in node.args["ifs"]]
         default = node.args.get("default")
-        results = [self.read(each.args["true"]) for each in node.args["ifs"]]
-        others = [] if default is None else [self.read(default)]
-        kind, pieces = functions.alternatives([*results, *others], what="CASE")
-        return branches(kind, conditions, pieces[: len(results)], pieces[-1] if others else None)
+        results = [self.check(each.args["true"]) for each in node.args["ifs"]]
+        others = [] if default is None else [self.check(default)]
+        kind, operands = functions.alternatives([*results, *others], what="CASE")
+        return branches(
+            kind, conditions, operands[: len(results)], operands[-1] if others else None
+        )
 
     def _condition(self, value: TypedExpression | None, node: exp.If) -> TypedExpression:
-        test = self.read(node.this)
+        test = self.check(node.this)
         return (
-            functions.truth(test, what="CASE")
+            functions.check_boolean(test, what="CASE")
             if value is None
-            else functions.compared("=", value, test)
+            else functions.comparison("=", value, test)
         )
 
     def _if(self, node: exp.If) -> TypedExpression:
         otherwise = node.args.get("false")
-        return functions.chosen(
-            self.read(node.this),
-            self.read(node.args["true"]),
-            functions.NULL if otherwise is None else self.read(otherwise),
+        return functions.if_expression(
+            self.check(node.this),
+            self.check(node.args["true"]),
+            functions.NULL if otherwise is None else self.check(otherwise),
         )
 
     def _cast(self, node: exp.Cast) -> TypedExpression:
-        """CAST; `DATE '2026-01-31'` comes as a plain Cast, what the user calls CAST as TryCast, and
-        TRY_CAST as that with `safe`.
+        """CAST and TRY_CAST. sqlglot parses `DATE '2026-01-31'` as Cast, CAST as TryCast, and
+        TRY_CAST as TryCast with `safe`.
         """
         kind = _cast_type(node.to)
-        piece = self.read(node.this)
+        operand = self.check(node.this)
         if not isinstance(node, exp.TryCast) and isinstance(node.this, exp.Literal):
-            return casts.typed_literal(piece, kind)
-        return casts.try_cast(piece, kind) if node.args.get("safe") else casts.cast(piece, kind)
+            return casts.typed_literal(operand, kind)
+        return casts.try_cast(operand, kind) if node.args.get("safe") else casts.cast(operand, kind)
 
     def _extract(self, node: exp.Extract) -> TypedExpression:
         unit = node.this.name.upper()
-        piece = self.read(node.expression)
-        if unit not in _PARTS or not type_rules.is_time(piece.type):
+        operand = self.check(node.expression)
+        if unit not in _PARTS or not type_rules.is_time(operand.type):
             raise ExpressionRefused(
-                f"EXTRACT({unit} FROM {type_name(piece.type)}) is not allowed.",
+                f"EXTRACT({unit} FROM {type_name(operand.type)}) is not allowed.",
                 f"take one of {', '.join(_PARTS).lower()} from a date or a timestamp.",
             )
-        return total(INT, f"extract({unit} FROM {{0}})", piece)
+        return infallible(INT, f"extract({unit} FROM {{0}})", operand)
 
     def _substring(self, node: exp.Substring) -> TypedExpression:
         return functions.call(
             "substring",
             [
-                self.read(each)
+                self.check(each)
                 for each in (node.this, node.args.get("start"), node.args.get("length"))
                 if each is not None
             ],
         )
 
     def _trim(self, node: exp.Trim) -> TypedExpression:
-        text = functions.call("trim", [self.read(node.this)])
+        text = functions.call("trim", [self.check(node.this)])
         if node.expression is None:
             return text
         side = str(node.args.get("position") or "BOTH").upper()
-        return total(
+        return infallible(
             STRING,
             f"trim({side} {{1}} FROM {{0}})",
-            *functions.texts("trim", [self.read(node.this), self.read(node.expression)]),
+            *functions.check_strings("trim", [self.check(node.this), self.check(node.expression)]),
         )
 
     def _position(self, node: exp.StrPosition) -> TypedExpression:
         return functions.call(
             "locate",
             [
-                self.read(each)
+                self.check(each)
                 for each in (node.args["substr"], node.this, node.args.get("position"))
                 if each is not None
             ],
@@ -399,21 +413,21 @@ class Reader:
     def _call(self, node: exp.Anonymous) -> TypedExpression:
         name = str(node.this).lower()
         if name == "struct":
-            return functions.structure(
+            return functions.struct_of(
                 [
                     self._struct_member(position, each)
                     for position, each in enumerate(node.expressions, 1)
                 ]
             )
-        return functions.call(name, [self.read(each) for each in node.expressions])
+        return functions.call(name, [self.check(each) for each in node.expressions])
 
     def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, TypedExpression]:
         if isinstance(node, exp.Alias):
-            return node.alias, self.read(node.this)
-        piece = self.read(node)
-        return piece.column or f"col{position}", piece
+            return node.alias, self.check(node.this)
+        operand = self.check(node)
+        return operand.column or f"col{position}", operand
 
-    _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], TypedExpression]]] = {
+    _handlers: ClassVar[dict[type[exp.Expr], Callable[[TypeChecker, Any], TypedExpression]]] = {
         exp.Column: _column,
         exp.Dot: _dot,
         exp.Literal: _literal,
@@ -455,14 +469,14 @@ class Reader:
 
 
 def _number(text: str) -> TypedExpression:
-    """A number as Spark types it: the least of INT and BIGINT that holds it, else DECIMAL; with an
-    exponent, DOUBLE.
+    """A number with the type that Spark gives it: INT or BIGINT if it fits, else DECIMAL; DOUBLE if
+    it has an exponent.
     """
     if "e" in text.lower():
         return leaf(DOUBLE, f"({text})", value=float(text))
     value = Decimal(text)
     if "." in text or not -(2**63) <= value < 2**63:
-        kind = type_rules.literal_decimal(value)
+        kind = type_rules.literal_decimal_type(value)
         if kind.precision > type_rules.MAX_DECIMAL_DIGITS:
             raise ExpressionRefused(f"The number {text} has more than 38 digits.")
         return leaf(kind, f"({text})", value=value)
@@ -484,10 +498,10 @@ def _logical(
     )
 
 
-def _want_parentheses(node: exp.Expr) -> None:
-    """Spark and sqlglot do not agree on what binds tighter among these, so it must be said."""
+def _require_parentheses(node: exp.Expr) -> None:
+    """Raise where operators are mixed whose precedence Spark and sqlglot disagree on."""
     for operand in (node.this, node.expression):
-        mixed = isinstance(operand, (*_UNLIKE_SPARK, *_ARITHMETIC, exp.IntDiv)) and type(
+        mixed = isinstance(operand, (*_OTHER_PRECEDENCE, *_ARITHMETIC, exp.IntDiv)) and type(
             operand
         ) is not type(node)
         if mixed:
@@ -511,9 +525,10 @@ def _cast_type(node: exp.DataType) -> pa.DataType:
     return field.type
 
 
-def _named(node: exp.Expr) -> str:
-    if isinstance(node, exp.Func) and node.sql_name().lower() in NOT_THE_SAME_EACH_TIME:
-        return f"{node.sql_name().lower()}, which is not the same each time,"
+def _node_text(node: exp.Expr) -> str:
+    """How errors call a node that is not allowed."""
+    if isinstance(node, exp.Func) and node.sql_name().lower() in NON_DETERMINISTIC:
+        return f"{node.sql_name().lower()}, which is not deterministic,"
     names: Sequence[tuple[Any, str]] = (
         ((exp.Subquery, exp.Select, exp.Exists), "A subquery"),
         (exp.Window, "A window function"),

@@ -1,8 +1,8 @@
-"""Spark's rules for types, over Arrow's: which types go together and what comes out, under ANSI
-rules. Verified against Spark in the tests.
+"""Spark's type rules in ANSI mode, over Arrow types: which types go together, and the type of the
+result. The tests compare them with Spark.
 
-Two types have no columns of their own: `VOID`, of a bare NULL, and `MONTHS`, of an interval of
-months and years.
+No column has two of the types: `VOID`, of a bare NULL, and `MONTHS`, of an interval of months and
+years.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def is_integer(kind: pa.DataType) -> bool:
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """A date or a timestamp."""
+    """Whether a type is a date or a timestamp."""
     return kind in (DATE, TIMESTAMP, TIMESTAMP_NTZ)
 
 
-def decimal_of(kind: pa.DataType, literal: int | None = None) -> pa.DataType:
-    """The decimal that holds every value of an integer type; of a literal, just that one."""
+def decimal_type(kind: pa.DataType, literal: int | None = None) -> pa.DataType:
+    """The decimal type that holds every value of an integer type, or just a literal's value."""
     if pa.types.is_decimal(kind):
         return kind
     return pa.decimal128(_DIGITS[kind] if literal is None else max(1, len(str(abs(literal)))))
 
 
-def literal_decimal(value: Decimal) -> pa.DataType:
+def literal_decimal_type(value: Decimal) -> pa.DataType:
     """The type of a literal such as 12.50."""
     _, digits, exponent = value.as_tuple()
     scale = max(0, -int(exponent))
@@ -54,8 +54,8 @@ def literal_decimal(value: Decimal) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
-def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The number type that holds both; None if there is none, since a decimal has at most 38
+def wider_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """The number type that holds both; None if there is none, since decimals have at most 38
     digits.
     """
     if left == right:
@@ -64,50 +64,62 @@ def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         return max(left, right, key=INTEGERS.index)
     if pa.types.is_floating(left) or pa.types.is_floating(right):
         return DOUBLE
-    left, right = decimal_of(left), decimal_of(right)
+    left, right = decimal_type(left), decimal_type(right)
     scale = max(left.scale, right.scale)
     precision = max(left.precision - left.scale, right.precision - right.scale) + scale
     return pa.decimal128(precision, scale) if precision <= MAX_DECIMAL_DIGITS else None
 
 
-def common(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
-    """The type that several alternatives have together; None if they have none. VOID goes with
-    everything.
+def least_common_type(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
+    """The type that several alternatives can be converted to without loss; None if there is none.
+    VOID goes with every type.
     """
-    given = list(dict.fromkeys(kind for kind in kinds if kind != VOID))
-    if not given:
+    different = list(dict.fromkeys(kind for kind in kinds if kind != VOID))
+    if not different:
         return VOID
-    if len(given) == 1:
-        return given[0]
-    if all(is_number(kind) for kind in given):
-        return reduce(lambda left, right: None if left is None else wider(left, right), given)
-    moments = [kind for kind in given if kind != DATE]
-    return moments[0] if all(is_time(kind) for kind in given) and len(moments) == 1 else None
+    if len(different) == 1:
+        return different[0]
+    if all(is_number(kind) for kind in different):
+        return reduce(
+            lambda left, right: None if left is None else wider_type(left, right), different
+        )
+    timestamps = [kind for kind in different if kind != DATE]
+    return (
+        timestamps[0] if all(is_time(kind) for kind in different) and len(timestamps) == 1 else None
+    )
 
 
 def sum_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """The type of a sum or difference of decimals."""
     scale = max(left.scale, right.scale)
-    return adjusted(
+    return adjust_precision(
         max(left.precision - left.scale, right.precision - right.scale) + scale + 1, scale
     )
 
 
 def product_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    return adjusted(left.precision + right.precision + 1, left.scale + right.scale)
+    """The type of a product of decimals."""
+    return adjust_precision(left.precision + right.precision + 1, left.scale + right.scale)
 
 
 def quotient_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """The type of a quotient of decimals."""
     scale = max(MINIMUM_KEPT_SCALE, left.scale + right.precision + 1)
-    return adjusted(left.precision - left.scale + right.scale + scale, scale)
+    return adjust_precision(left.precision - left.scale + right.scale + scale, scale)
 
 
 def remainder_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """The type of a remainder of decimals."""
     scale = max(left.scale, right.scale)
-    return adjusted(min(left.precision - left.scale, right.precision - right.scale) + scale, scale)
+    return adjust_precision(
+        min(left.precision - left.scale, right.precision - right.scale) + scale, scale
+    )
 
 
-def adjusted(precision: int, scale: int) -> pa.DataType:
-    """Digits before the point are kept; those behind it give way, down to six."""
+def adjust_precision(precision: int, scale: int) -> pa.DataType:
+    """A decimal type of at most 38 digits. Digits before the point are kept; those behind it are cut,
+    down to six.
+    """
     if precision <= MAX_DECIMAL_DIGITS:
         return pa.decimal128(precision, scale)
     whole_digits = precision - scale
@@ -116,10 +128,10 @@ def adjusted(precision: int, scale: int) -> pa.DataType:
     )
 
 
-def comparable(kind: pa.DataType) -> bool:
-    """Whether values can be equal or not: all but maps, and what holds them."""
+def is_comparable(kind: pa.DataType) -> bool:
+    """Whether values can be compared: all but maps, and types that contain maps."""
     if pa.types.is_map(kind):
         return False
     if pa.types.is_list(kind):
-        return comparable(kind.value_type)
-    return all(comparable(field.type) for field in kind) if pa.types.is_struct(kind) else True
+        return is_comparable(kind.value_type)
+    return all(is_comparable(field.type) for field in kind) if pa.types.is_struct(kind) else True

@@ -1,38 +1,41 @@
-"""A piece of an expression, read: its type, and its three texts in Spark SQL. Pieces are put
-together from the leaves up; there is no tree of our own.
+"""`TypedExpression`: a checked expression or part of one, as its type and three texts in Spark SQL.
+They are composed from the leaves up; there is no tree of our own.
 
-`sql` is what the piece means. `safe` means the same, with null where `sql` would fail. `failed` is
-a condition, never null, that is true exactly when an operation in the piece fails although its
-operands are not null; it is None where nothing can fail.
+`sql` is the expression. `safe` is the expression with null where `sql` would fail. `failed` is a
+condition, never null, that is true exactly when an operation fails although its operands are not
+null; it is None where nothing can fail.
+
+    a / b          sql     (`a` / `b`)
+                   safe    try_divide(`a`, `b`)
+                   failed  (`a` IS NOT NULL AND `b` IS NOT NULL AND try_divide(`a`, `b`) IS NULL)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 NOT_A_LITERAL: Any = object()
 MAX_TEXT = 200_000
-"""The most characters of a spelled-out form: what repeats its operands grows fast when it is
-nested.
-"""
+"""The most characters of a text. Operations that repeat their operands grow fast when nested."""
 
 
 class ExpressionRefused(Exception):
-    """Something an expression must not do; the reader adds the step and the expression."""
+    """An expression is not allowed. `parse_expression` adds the step and the expression."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
-        self.message, self.fix = message, fix
+        self.message = message
+        self.fix = fix
 
 
 @dataclass(frozen=True)
 class TypedExpression:
-    """See the module. `value` is a literal's value; `column` the column that the piece is;
-    `whole_days` marks an interval literal of days.
+    """A type and three texts, as the module describes. `value` is a literal's value, `column` the
+    column's name of a plain column, and `whole_days` marks an interval literal of days.
     """
 
     type: pa.DataType
@@ -53,66 +56,59 @@ class TypedExpression:
 
 
 def leaf(kind: pa.DataType, sql: str, **more: Any) -> TypedExpression:
-    """A column or a literal: nothing in it can fail."""
+    """A column or a literal, which cannot fail."""
     return TypedExpression(kind, sql, sql, **more)
 
 
-def total(kind: pa.DataType, template: str, *pieces: TypedExpression) -> TypedExpression:
+def infallible(kind: pa.DataType, template: str, *operands: TypedExpression) -> TypedExpression:
     """An operation that cannot fail. `template` has `{0}`, `{1}`, … for its operands."""
     return TypedExpression(
         kind,
-        _filled(template, (each.sql for each in pieces)),
-        _filled(template, (each.safe for each in pieces)),
-        failed_any(pieces),
+        _fill(template, (each.sql for each in operands)),
+        _fill(template, (each.safe for each in operands)),
+        failed_any(operands),
     )
 
 
-def partial(
+def fallible(
     kind: pa.DataType,
     template: str,
     safe_template: str,
-    *pieces: TypedExpression,
+    *operands: TypedExpression,
     failed_if: str | None = None,
 ) -> TypedExpression:
-    """An operation that can fail, and its form that gives null instead.
+    """An operation that can fail. `safe_template` is its form that gives null instead.
 
-    It failed if it gives null although no operand is null; where null can be a result as well,
-    `failed_if` is the condition.
+    The operation failed if it gives null although no operand is null. Where null can be a result as
+    well, `failed_if` is the condition.
     """
-    sql, safe = (
-        _filled(template, (each.sql for each in pieces)),
-        _filled(safe_template, (each.safe for each in pieces)),
-    )
-    given = [f"{each.safe} IS NOT NULL" for each in pieces if not each.is_literal]
+    sql = _fill(template, (each.sql for each in operands))
+    safe = _fill(safe_template, (each.safe for each in operands))
+    not_null = [f"{each.safe} IS NOT NULL" for each in operands if not each.is_literal]
     own = (
         f"{safe} IS NULL"
         if failed_if is None
-        else f"coalesce({_filled(failed_if, (each.safe for each in pieces))}, false)"
+        else f"coalesce({_fill(failed_if, (each.safe for each in operands))}, false)"
     )
     return TypedExpression(
-        kind, sql, safe, either(failed_any(pieces), "(" + " AND ".join([*given, own]) + ")")
+        kind, sql, safe, either(failed_any(operands), "(" + " AND ".join([*not_null, own]) + ")")
     )
 
 
-def renamed(piece: TypedExpression, kind: pa.DataType) -> TypedExpression:
-    """The same texts, known to have another type."""
-    return replace(piece, type=kind)
-
-
-def failed_any(pieces: Iterable[TypedExpression]) -> str | None:
-    return either(*(each.failed for each in pieces))
+def failed_any(operands: Iterable[TypedExpression]) -> str | None:
+    return either(*(each.failed for each in operands))
 
 
 def either(*conditions: str | None) -> str | None:
-    """True if any is."""
-    given = list(dict.fromkeys(each for each in conditions if each is not None))
-    if len(given) < 2:
-        return given[0] if given else None
-    return f"({' OR '.join(given)})"
+    """A condition that is true if any of these is; None if there is none."""
+    different = list(dict.fromkeys(each for each in conditions if each is not None))
+    if len(different) < 2:
+        return different[0] if different else None
+    return f"({' OR '.join(different)})"
 
 
 def when(condition: str, then: str | None, otherwise: str | None) -> str | None:
-    """A failure that counts only if its branch is taken."""
+    """A condition for a failure that counts only if its branch is taken."""
     if then is None and otherwise is None:
         return None
     return f"(CASE WHEN {condition} THEN {then or 'false'} ELSE {otherwise or 'false'} END)"
@@ -124,7 +120,7 @@ def branches(
     results: Sequence[TypedExpression],
     default: TypedExpression | None,
 ) -> TypedExpression:
-    """CASE WHEN …: conditions are looked at in order, up to the first that is true."""
+    """CASE WHEN …: conditions are evaluated in order, up to the first that is true."""
 
     def text(form: str) -> str:
         arms = "".join(
@@ -139,12 +135,11 @@ def branches(
     return TypedExpression(kind, text("sql"), text("safe"), failed)
 
 
-def _filled(template: str, texts: Iterable[str]) -> str:
-    given = list(texts)
-    if (
-        len(template)
-        + sum(len(text) * template.count(f"{{{position}}}") for position, text in enumerate(given))
-        > MAX_TEXT
-    ):
+def _fill(template: str, texts: Iterable[str]) -> str:
+    operands = list(texts)
+    length = len(template)
+    for index, text in enumerate(operands):
+        length += len(text) * template.count(f"{{{index}}}")
+    if length > MAX_TEXT:
         raise ExpressionRefused("It is nested too deeply.", "split it with with_columns.")
-    return template.format(*given)
+    return template.format(*operands)
