@@ -26,7 +26,7 @@ import headrace as hr
 from benchmarks.log_rows import KEY, PARTITIONS, SCHEMA, batches
 from benchmarks.report import Result, Unavailable, judged, note, seconds
 from headrace.runtime.runner import Runner
-from headrace.types.json_codec import encode
+from headrace.types.json_codec import encode_rows
 from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class OurSide:
         pipeline.write(
             f"{name}-out", orders.with_columns(tax="amount * 0.2"), partitions=PARTITIONS
         )
-        runner = Runner(pipeline.plan(), self.log, self.spark, self.root / name)
+        runner = Runner.start(pipeline.plan(), self.log, self.spark, self.root / name)
         self._watch(runner)
         taken = seconds(lambda: self._run(runner))
         runner.close()
@@ -148,7 +148,7 @@ def transformed(messages: list[Message]) -> Iterable[tuple[bytes | None, bytes]]
     table = table.append_column("tax", pc.multiply(table["amount"], 0.2))
     return zip(
         (message.key() for message in messages),
-        encode(table.combine_chunks().to_batches()[0]),
+        encode_rows(table.combine_chunks().to_batches()[0]),
         strict=True,
     )
 

@@ -243,7 +243,7 @@ def projected_rate() -> float:
         open_store(log, "bank").close()
         for first in range(0, PROJECTED, 200_000):
             state_runs.append(log, events_table(first, 200_000), "bank")
-        runner = Runner(projection().plan(), log, spark, root / "state")
+        runner = Runner.start(projection().plan(), log, spark, root / "state")
         started = time.perf_counter()
         runner.cut(max_rows=PROJECTED)
         while runner.step():

@@ -28,7 +28,7 @@ from benchmarks.log_rows import SCHEMA
 from benchmarks.report import Result, compare, note
 from benchmarks.stalled_sink import Rounds
 from headrace.gateways import statsd_gateway as packets
-from headrace.types.json_codec import decode
+from headrace.types.json_codec import decode_rows
 
 CONNECTIONS = 16
 SECONDS = 3.0
@@ -69,7 +69,7 @@ def appended() -> float:
                     lines = requests[(done[number] * CONNECTIONS + number) % len(requests)].split(
                         b"\n"
                     )
-                    producer.append(decode(lines, schema).batch)
+                    producer.append(decode_rows(lines, schema).batch)
                     done[number] += 1
 
         threads = [threading.Thread(target=append, args=(number,)) for number in range(CONNECTIONS)]

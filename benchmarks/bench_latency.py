@@ -64,7 +64,7 @@ def our_latencies(root: Path, spark: SparkSession) -> list[float]:
     last row.
     """
     log = hr.open_log(f"file:{root / 'log'}")
-    runner = Runner(pipeline().plan(), log, spark, root / "state")
+    runner = Runner.start(pipeline().plan(), log, spark, root / "state")
     stop = threading.Event()
     running = threading.Thread(target=runner.run, kwargs={"stop": stop}, daemon=True)
     feed = Feed(log, stop)

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 import headrace as hr
 from benchmarks.log_rows import BATCH_ROWS, KEY, PARTITIONS, ROWS, SCHEMA, batches
 from benchmarks.report import Result, Unavailable, compare, seconds
-from headrace.types.json_codec import encode
+from headrace.types.json_codec import encode_rows
 from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 
 PARAMS = {"rows": ROWS, "batch_rows": BATCH_ROWS, "partitions": PARTITIONS}
@@ -53,7 +53,7 @@ class KafkaSide:
         self.servers = broker.address.removeprefix("kafka://")
         self.admin = AdminClient({"bootstrap.servers": self.servers})
         self.keys = [str(key).encode() for batch in rows for key in batch.column(KEY).to_pylist()]
-        self.values = [value for batch in rows for value in encode(batch)]
+        self.values = [value for batch in rows for value in encode_rows(batch)]
         self.topic = ""
 
     def append(self) -> float:

@@ -141,7 +141,7 @@ def results() -> Iterator[Result]:
 
 def _results(root: Path, spark: SparkSession) -> Iterator[Result]:
     log, rng = hr.open_log(f"file:{root / 'log'}"), np.random.default_rng(5)
-    runner = Runner(pipeline().plan(), log, spark, root / "state")
+    runner = Runner.start(pipeline().plan(), log, spark, root / "state")
     feed(log, rng.permutation(KEYS))
     runner.cut()
     while runner.step():
@@ -160,7 +160,7 @@ def _results(root: Path, spark: SparkSession) -> Iterator[Result]:
     )
     runner.close()
     shutil.rmtree(root / "state" / "local")
-    runner = Runner(pipeline().plan(), log, spark, root / "state")
+    runner = Runner.start(pipeline().plan(), log, spark, root / "state")
     rebuilt = batch_seconds(runner, rng)
     note(f"the first batch without the local store takes {rebuilt:.2f} s")
     yield limited(

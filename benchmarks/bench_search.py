@@ -185,7 +185,7 @@ def on_spark(root: Path, lines: list[str], texts: list[str]) -> tuple[float, dic
     )
     press.write("alerts", articles.search(queries, query="query", text="body"), partitions=2)
     with session() as spark, new_log(root) as log:
-        runner = Runner(press.plan(), log, spark, root / "state", shards=2)
+        runner = Runner.start(press.plan(), log, spark, root / "state", shards=2)
         append(
             log,
             pa.table(

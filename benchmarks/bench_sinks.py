@@ -16,9 +16,10 @@ import pyarrow as pa
 
 import headrace as hr
 from benchmarks.report import Result, Unavailable, compare, limited
-from headrace.sinks.base import batch_of, new_owner, shape_of
+from headrace.sinks.batch import build_batch, target_shape
+from headrace.sinks.checkpoint import new_owner
 from headrace.sinks.declaration import Sink
-from headrace.sinks.sync import Following
+from headrace.sinks.topic_follower import TopicFollower
 from tests.servers.database_server import ServerUnavailable
 from tests.servers.postgres_server import PostgresServer
 from tests.servers.redis_server import RedisServer
@@ -109,14 +110,14 @@ def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
 
 def again(sink: Sink, log: hr.Log, kind: str) -> Result:
     """The same batch twice."""
-    with sink.open(shape_of(sink, log.topic("orders")), log) as target:
+    with sink.open(sink.shape_for(log.topic("orders")), log) as target:
         target.prepare()
-        piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(
+        piece = TopicFollower(log, "orders", target.begin(new_owner(), start_over=True)).next(
             sink.batch_rows
         )
         assert piece is not None
-        batch = batch_of(
-            piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh
+        batch = build_batch(
+            piece.rows, target.shape, piece.start, piece.stop, target.lookup, new_partitions=piece.new_partitions
         )
         times = []
         for expected in (True, False):

@@ -15,14 +15,14 @@ import sys
 import time
 
 from benchmarks.log_rows import batches
-from headrace.types.json_codec import encode
+from headrace.types.json_codec import encode_rows
 
 ROWS_A_REQUEST = 100
 _BURST = 20
 
 
 def bodies(count: int = 200) -> list[bytes]:
-    return [b"\n".join(encode(batch)) for batch in batches(count * ROWS_A_REQUEST, ROWS_A_REQUEST)]
+    return [b"\n".join(encode_rows(batch)) for batch in batches(count * ROWS_A_REQUEST, ROWS_A_REQUEST)]
 
 
 def post(port: int, connections: int, seconds: float) -> float:

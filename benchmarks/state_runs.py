@@ -88,7 +88,7 @@ class Run:
 
     def __init__(self, plan: PipelinePlan, root: Path, spark: SparkSession) -> None:
         self.log = new_log(root)
-        self.runner = Runner(plan, self.log, spark, root / "state")
+        self.runner = Runner.start(plan, self.log, spark, root / "state")
 
     def batch(self, rows: pa.Table, topic: str = "rows") -> float:
         """One tick with these rows, and what else has been appended. Returns the seconds from when

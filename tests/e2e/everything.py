@@ -16,7 +16,7 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.engine.ticks import Tick
 from headrace.log.api import Log
-from headrace.log.dead_letters import letters
+from headrace.log.dead_letters import read_dead_letters
 from headrace.pipeline.view import View
 from headrace.testing.pipelines import PipelineTest
 from headrace.views.reader import ViewReader
@@ -255,7 +255,7 @@ def check(test: PipelineTest) -> None:
                 right.told[view], KEYS[view]
             )
     for step, places in right.diverted.items():
-        found = letters(test.log, step) if places else []
+        found = read_dead_letters(test.log, step) if places else []
         assert Counter(
             (letter["source_partition"], letter["source_offset"]) for letter in found
         ) == Counter(places), f"dead letters of {step}"

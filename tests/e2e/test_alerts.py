@@ -53,7 +53,7 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_an_alert_fires_and_resolves_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
 
     def sell(amount: int) -> None:

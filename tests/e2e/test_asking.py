@@ -111,11 +111,11 @@ def test_an_answer_comes_back_to_who_asked(tmp_path: Path) -> None:
         client = Client(server.port)
         with running(test), ThreadPoolExecutor(8) as many:
             urls = ["a", "b", "none"] * 8
-            told = list(
+            printed = list(
                 many.map(lambda url: asked(client, {"url": url, "why": url}, wait="60s"), urls)
             )
             expected = {"a": (2, True), "b": (1, True), "none": (None, None)}
-            assert told == [
+            assert printed == [
                 (
                     200,
                     {"url": url, "why": url, "reach": expected[url][0], "found": expected[url][1]},
@@ -129,8 +129,8 @@ def test_what_cannot_be_answered_is_said(tmp_path: Path) -> None:
     with PipelineTest(network(), tmp_path) as test, start(test.state, test.log, 0) as server:
         fed(test)
         client = Client(server.port)
-        status, told = asked(client, {"url": "a"}, wait="100ms")
-        assert (status, "not answered within 0.1 seconds" in told["message"]) == (
+        status, printed = asked(client, {"url": "a"}, wait="100ms")
+        assert (status, "not answered within 0.1 seconds" in printed["message"]) == (
             503,
             True,
         ), "nothing runs"

@@ -173,7 +173,7 @@ def test_a_plan_that_does_not_fit_leaves_the_runner_at_work_alone(tmp_path: Path
     with started(tmp_path, shop("counts")) as test:
         feed(test)
         with pytest.raises(PlanChanged, match="counts"):
-            Runner(other.plan(), test.log, test.spark, test.state)
+            Runner.start(other.plan(), test.log, test.spark, test.state)
         feed(test)
         assert values(test, "counts") == {0: 2}
 
@@ -224,7 +224,7 @@ def test_a_run_tells_of_itself_before_its_first_batch(tmp_path: Path) -> None:
         status = read_status(test.state)
         assert (status.tick, status.batches, status.is_running) == (0, 0, True)
         feed(test)
-        test.runner.tell()
+        test.runner.write_status()
         query = read_status(test.state).queries["main"]
         assert (query["tick"], query["batch_rows"], query["rows_behind"]) == (1, 1, 0)
         assert query["batch_seconds"] > 0

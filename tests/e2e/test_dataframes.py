@@ -91,7 +91,7 @@ def test_what_keeps_state_is_read_from_the_topic_it_is_written_to(
 ) -> None:
     large = shop.totals.where("s > 1")
     for rows in (shop.totals, shop.totals.changes(), shop.people.where("k > 1"), large):
-        with pytest.raises(hr.errors.NotSupported, match="has to remember rows") as refused:
+        with pytest.raises(hr.errors.NotSupported, match="keeps state") as refused:
             rows.df(spark)
         assert "shop.write('changes', …)" in refused.value.fix
     shop.pipeline.write("large", large)

@@ -281,7 +281,7 @@ def test_what_cannot_be_declared(tmp_path: Path) -> None:
     rows = readings(pipeline)
     assert rows.schema.names[-2:] == ["event_time", "time_flag"]
     assert "from happened, sent and received" in rows.step.summary()
-    with pytest.raises(NotSupported, match="has to remember rows"):
+    with pytest.raises(NotSupported, match="keeps state"):
         rows.df(spark=PLAIN, log=f"file:{tmp_path}")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.engine.ledger import RunnerFenced
-from headrace.log.dead_letters import letters as letters_of
+from headrace.log.dead_letters import read_dead_letters
 from headrace.testing.pipelines import PipelineTest, put_in_place
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ def test_rows_that_cannot_be_used_are_diverted_and_counted(
         assert counts["ratios.aggregate.rows_in"] + counts["ratio.diverted"] + counts[
             "ratios.aggregate.diverted"
         ] == len(rows)
-        letters = letters_of(test.log, "ratio")
+        letters = read_dead_letters(test.log, "ratio")
         assert sorted(letter["source_offset"] for letter in letters) == [1, 5]
         assert all("failed" in letter["reason"] for letter in letters)
-        (null_key,) = letters_of(test.log, "ratios.aggregate")
+        (null_key,) = read_dead_letters(test.log, "ratios.aggregate")
         assert null_key["source_offset"] == 3
 
 
@@ -319,6 +319,6 @@ def test_rows_that_an_aggregate_has_no_room_for_become_dead_letters(
         test.feed("orders", [{"k": "a", "v": v} for v in (1, 2, 3)])
         test.settle()
         assert test.view("seen") == [{"k": "a", "n": 3, "all": [1, 2]}]
-        (letter,) = letters_of(test.log, "seen.aggregate")
+        (letter,) = read_dead_letters(test.log, "seen.aggregate")
         assert '"v":3' in letter["row"]
         assert letter["reason"].startswith("all: ")

@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 import headrace as hr
 from headrace.engine.commit import commit_batch
 from headrace.engine.ledger import RunnerFenced
-from headrace.engine.ticks import beginning, read_control_ticks, next_ticks, rows_between
-from headrace.log.dead_letters import letters as letters_of
+from headrace.engine.ticks import first_tick, next_ticks, read_control_ticks, rows_between
+from headrace.log.dead_letters import read_dead_letters
 from headrace.testing.pipelines import PipelineTest
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -228,7 +228,7 @@ def test_rows_without_a_key_are_diverted_and_others_derived(
             (None, 20, 2.0),
             ("a", 30, 3.0),
         ]
-        (letter,) = letters_of(test.log, "n.aggregate")
+        (letter,) = read_dead_letters(test.log, "n.aggregate")
         assert (letter["reason"], letter["source_offset"]) == ("its key is null", 1)
         ticks = [json.loads(control.payload)["tick"] for control in test.log.read_control(taxed, 0)]
         assert ticks == [test.runner.tick] == [1]
@@ -319,7 +319,7 @@ def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.Monkey
     broker: Any = log._connection.broker  # type: ignore[attr-defined]
     asked = Mock(wraps=broker._offsets)
     monkeypatch.setattr(broker, "_offsets", asked)
-    start = beginning({topic: log.start_offsets(topic) for topic in (a, b)})
+    start = first_tick({topic: log.start_offsets(topic) for topic in (a, b)})
     ticks = next_ticks(log, [a, b], start, time.time_ns() // 1000, max_rows=100)
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
     assert [tick.time_us for tick in ticks] == sorted(tick.time_us for tick in ticks)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from headrace.engine import reports
 from headrace.engine.ledger import LedgerEntry
+from headrace.engine.state.local_store import _STAMP as STAMP
 from headrace.engine.state.local_store import StoreTransaction
 from headrace.errors import HeadraceError
 from headrace.runtime.query import Query
@@ -83,7 +85,7 @@ def believes_its_store(patch: Patch) -> None:
     real = StoreTransaction.bring_to
 
     def bring_to(txn: StoreTransaction, *args: Any) -> str:
-        return "there" if txn._stamp() is not None else real(txn, *args)
+        return "there" if txn.txn.get(STAMP) is not None else real(txn, *args)
 
     patch(StoreTransaction, "bring_to", bring_to)
 
@@ -93,7 +95,7 @@ def undoes_nothing(patch: Patch) -> None:
 
 
 def keeps_older_ids(patch: Patch) -> None:
-    """As if state were told to the ledger one batch too late."""
+    """As if state ids came into the ledger one batch too late."""
     real = Query._commit
 
     def commit(query: Query, context: Any, result: Any, *rest: Any) -> None:
@@ -112,15 +114,13 @@ def commits_nothing_with_the_rows(patch: Patch) -> None:
 
 def adds_up_attempts(patch: Patch) -> None:
     """Each attempt's report is found, not just one."""
-    from headrace.engine.state import files as reports
-
     real = reports.write_report
 
     def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
         real(directory, name, report)
         real(directory, f"{name}-{os.urandom(4).hex()}", report)
 
-    for module in ("diverting", "job", "shard", "writing"):
+    for module in ("dead_letters", "job", "shard", "outputs"):
         patch(
             __import__(f"headrace.engine.{module}", fromlist=["write_report"]),
             "write_report",

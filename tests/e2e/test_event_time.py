@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.log.dead_letters import letters as letters_of
+from headrace.log.dead_letters import read_dead_letters
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_times_that_cannot_be_are_dead_letters_and_do_not_move_the_clock(
         )
         test.settle()
         assert [found[1] for found in test.rows("once")] == [1]
-        assert {letter["reason"] for letter in letters_of(test.log, "clicks")} == {
+        assert {letter["reason"] for letter in read_dead_letters(test.log, "clicks")} == {
             "its event time is null",
             "its event time is more than 1 day ahead",
         }

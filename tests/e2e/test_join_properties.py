@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.runtime.runner import Runner
-from headrace.runtime.versions import begin, version_state
+from headrace.runtime.versions import start_version, version_state
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import Fault, PlainSpark
 from headrace.views.reader import ViewReader
@@ -71,11 +71,11 @@ def check_against_a_replay(test: PipelineTest) -> None:
     with the same ticks.
     """
     plan, state = (
-        begin(test.log, test.pipeline.plan(), VERSION),
+        start_version(test.log, test.pipeline.plan(), VERSION),
         version_state(test.root / "state", VERSION),
     )
     session: Any = PlainSpark()
-    calm, up_to = Runner(plan, test.log, session, state, shards=1), test.runner.tick
+    calm, up_to = Runner.start(plan, test.log, session, state, shards=1), test.runner.tick
     while calm.tick < up_to:
         assert calm.step(up_to - calm.tick)
     calm.close()

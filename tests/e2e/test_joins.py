@@ -336,7 +336,7 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
         ),
         (
             lambda: orders.to_table("region").history(kept="1 day"),
-            "orders.to_table has only what each tick left",
+            "orders.to_table has only the last version of",
         ),
         (lambda: table.join(orders, on="region"), "turn it round"),
         (lambda: orders.join(table, on="regoin"), "region"),

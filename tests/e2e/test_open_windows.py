@@ -61,7 +61,7 @@ def held_back(root: Path) -> PipelineTest:
     ):
         test.feed("orders", rows)
         test.settle()
-    test.runner.tell()
+    test.runner.write_status()
     return test
 
 

@@ -130,7 +130,8 @@ def test_a_derived_topic_says_where_each_tick_ends_whatever_the_batches(
             for partition in range(2):
                 values = test.log.read("totals", partition).to_table()
                 ticks = {
-                    each.tick: each.end for each in read_control_ticks(test.log, "totals", partition)
+                    each.tick: each.end
+                    for each in read_control_ticks(test.log, "totals", partition)
                 }
                 counts = [
                     sum(1 for at in values["_offset"].to_pylist() if at < end)

@@ -67,7 +67,9 @@ def test_rows_are_left_out_only_when_too_many_wait_and_are_counted(tmp_path: Pat
 
 
 def test_what_matters_stays(tmp_path: Path) -> None:
-    with PipelineTest(clicks(hr.shed(behind=300, priority="level", least=3)), tmp_path) as test:
+    with PipelineTest(
+        clicks(hr.shed(behind=300, priority="level", min_priority=3)), tmp_path
+    ) as test:
         overloaded(test)
         test.settle()
         assert taken(test) == [n for n in range(1_100) if n < 400 or n % 4 == 3]
@@ -94,7 +96,7 @@ def test_a_replay_leaves_out_the_same_and_so_does_whoever_takes_over(tmp_path: P
 
 
 def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
     shop = clicks(hr.shed(behind=300))
     shop.view("visitors", shop.topic("visits", schema="n BIGINT").to_table("n"))
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
@@ -121,8 +123,8 @@ def test_what_is_asked_for_is_checked() -> None:
         with pytest.raises(PlanError, match=why):
             hr.shed(**bad)
     with pytest.raises(UnknownColumn, match="level"):
-        clicks(hr.shed(behind=5, priority="levle", least=1))
-    with pytest.raises(PlanError, match="least="):
-        clicks(hr.shed(behind=5, priority="level", least="high"))
+        clicks(hr.shed(behind=5, priority="levle", min_priority=1))
+    with pytest.raises(PlanError, match="min_priority="):
+        clicks(hr.shed(behind=5, priority="level", min_priority="high"))
     with pytest.raises(PlanError, match=r"hr\.shed"):
         clicks(5)

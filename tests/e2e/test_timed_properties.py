@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.log.dead_letters import dead_name
+from headrace.log.dead_letters import dead_topic_name
 from headrace.plan.plan import PipelinePlan, TopicOutput, ViewOutput
 from headrace.runtime.runner import Runner
-from headrace.runtime.versions import begin, version_state
+from headrace.runtime.versions import start_version, version_state
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import Fault, PlainSpark
 from headrace.views.reader import ViewReader
@@ -165,10 +165,10 @@ def live(
 
 def check_against_a_replay(test: PipelineTest) -> None:
     """The same ticks in one batch, on one shard, without a fault."""
-    plan = begin(test.log, test.pipeline.plan(), VERSION)
+    plan = start_version(test.log, test.pipeline.plan(), VERSION)
     state = version_state(test.root / "state", VERSION)
     session: Any = PlainSpark()
-    calm = Runner(plan, test.log, session, state, shards=1)
+    calm = Runner.start(plan, test.log, session, state, shards=1)
     up_to = test.runner.tick
     while calm.tick < up_to:
         assert calm.step(up_to - calm.tick)
@@ -192,7 +192,9 @@ def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
     assert test.rows("late_orders") == test.rows(f"late_orders.{VERSION}")
     known = set(test.log.topics())
     for step in plan.steps():
-        letters = [dead_name(name) for name in (step.name.removesuffix(f".{VERSION}"), step.name)]
+        letters = [
+            dead_topic_name(name) for name in (step.name.removesuffix(f".{VERSION}"), step.name)
+        ]
         assert (letters[0] in known) == (letters[1] in known), letters
         if letters[0] in known:
             assert _letters(test, letters[0]) == _letters(test, letters[1])

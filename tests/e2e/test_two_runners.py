@@ -68,7 +68,7 @@ def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(
         older = test.runner
 
         def take_over() -> None:
-            test.runner = Runner(older.plan, test.log, older.spark, older.state, shards=3)
+            test.runner = Runner.start(older.plan, test.log, older.spark, older.state, shards=3)
             if goes_on:
                 test.settle(2)
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_fenced_ends_at_once_and_is_not_tried_again(
         older = test.runner
 
         def take_over() -> None:
-            test.runner = Runner(older.plan, test.log, older.spark, older.state)
+            test.runner = Runner.start(older.plan, test.log, older.spark, older.state)
 
         with monkeypatch.context() as patch, pytest.raises(RunnerFenced):
             put_in_place(["before the commit"], once(take_over), patch.setattr)
@@ -120,7 +120,7 @@ def test_a_tick_that_the_older_runner_recorded_last_is_not_recorded_twice(
             return ledger.take_over()
 
         monkeypatch.setattr(Ledger, "take_over", late)
-        test.runner = Runner(older.plan, test.log, older.spark, older.state)
+        test.runner = Runner.start(older.plan, test.log, older.spark, older.state)
         test.feed("orders", [ORDER])
         assert test.cut() == 1
         test.settle()
@@ -143,7 +143,7 @@ def test_an_older_runner_that_has_not_heard_of_it_leaves_the_newer_ones_clocks_a
         test.feed("readings", [{"device": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}])
         test.settle()
         older = test.runner
-        test.runner = Runner(older.plan, test.log, older.spark, older.state)
+        test.runner = Runner.start(older.plan, test.log, older.spark, older.state)
         test.feed("readings", [{"device": "a", "at": datetime(2026, 1, 2, tzinfo=UTC)}])
         test.settle()
         assert not older.step()
@@ -159,7 +159,7 @@ def test_two_that_start_at_the_same_moment_take_over_one_after_the_other(
 ) -> None:
     with begun(tmp_path) as test:
         real = Ledger._opened
-        other = Ledger(test.log, "all")
+        other = Ledger.open(test.log, "all")
 
         def opened(ledger: Ledger) -> Any:
             monkeypatch.setattr(Ledger, "_opened", real)

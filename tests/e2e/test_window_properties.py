@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Divert, LatePolicy
 from headrace.operators.windows.specs import Session, Sliding, WindowSpec
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.engine.test_clocks import obvious as obvious_clock
+from tests.engine.watermark_model import obvious as obvious_watermarks
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order
 from tests.operators.windows.oracle import (
@@ -161,7 +161,7 @@ def pipeline_of(life: Life) -> hr.Pipeline:
 
 def oracle_of(name: str, asked: Asked) -> FixedOracle | RowOracle:
     spec = KINDS[name]
-    step = WindowStep(
+    step = WindowSettings(
         name,
         STREAM,
         "t",
@@ -211,7 +211,7 @@ def lived(life: Life) -> None:
         cut = journal.between(journal.first.number, test.runner.tick)
         assert len(cut) == len(life.ticks)
         numbers = {tick.number: place for place, tick in enumerate(cut)}
-        watermarks = obvious_clock(
+        watermarks = obvious_watermarks(
             [[(row["device"], us(row["t"])) for row in tick.rows] for tick in life.ticks],
             [tick.time_us for tick in cut],
         )

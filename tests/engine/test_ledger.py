@@ -81,7 +81,7 @@ def test_a_batch_whose_commit_was_unsure_is_not_done_twice(tmp_path: Path, unsur
 
 def test_an_entry_is_refused_if_the_newest_is_not_the_one_it_follows(tmp_path: Path) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        ledger = Ledger(log, "shop")
+        ledger = Ledger.open(log, "shop")
         ledger.take_over()
         for tick in (1, 2):
             tx = ledger.transaction()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.durations import to_time_us
 from headrace.engine import ticks as ticks_module
-from headrace.engine.ticks import Tick, TickJournal, beginning, next_ticks
+from headrace.engine.ticks import Tick, TickJournal, first_tick, next_ticks
 from headrace.log.file.log import FileLog
 from headrace.log.file.store import now_us
 
@@ -44,7 +44,7 @@ def test_recorded_ticks_are_read_as_they_were_cut(
     tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, dict[int, int]]]
 ) -> None:
     with FileLog(tmp_path_factory.mktemp("ticks") / "log", durability="os") as log:
-        journal = TickJournal(log, "p")
+        journal = TickJournal.open(log, "p")
         ends: dict[str, dict[int, int]] = {"a": {0: 0}}
         ticks = []
         for number, step in enumerate(steps, 1):
@@ -62,7 +62,7 @@ def test_recorded_ticks_are_read_as_they_were_cut(
         half = len(ticks) // 2
         record(log, journal, ticks[:half])
         record(log, journal, ticks[half:])
-        again = TickJournal(log, "p")
+        again = TickJournal.open(log, "p")
         assert list(again.between(0, len(ticks))) == ticks == list(journal.between(0, len(ticks)))
         assert again.at(half or 1) == ticks[(half or 1) - 1]
         assert list(again.between(1, 3)) == ticks[1:3]
@@ -76,7 +76,7 @@ def fill(log: FileLog, topic: str, commits: list[int]) -> None:
 
 def test_no_tick_is_cut_when_nothing_is_new_unless_time_must_move(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
-    start = beginning({"t": {0: 0}})
+    start = first_tick({"t": {0: 0}})
     assert next_ticks(log, ["t"], start, now_us()) == []
     (forced,) = next_ticks(log, ["t"], start, now_us(), forced=True)
     assert (forced.number, forced.ends) == (1, {"t": {0: 0}})
@@ -88,7 +88,7 @@ def test_a_backlog_is_cut_by_append_time_and_never_through_a_commit(log: FileLog
     for turn in range(12):
         fill(log, "t", [7])
         fill(log, "u", [3 + turn % 2])
-    start = beginning({"t": {0: 0, 1: 0}, "u": {0: 0}})
+    start = first_tick({"t": {0: 0, 1: 0}, "u": {0: 0}})
     ticks = next_ticks(log, ["t", "u"], start, now_us(), max_rows=25)
     assert ticks[-1].ends == dict(log.snapshot(["t", "u"]))
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
@@ -111,7 +111,7 @@ def test_a_backlog_is_cut_by_append_time_and_never_through_a_commit(log: FileLog
 def test_a_commit_larger_than_the_bound_is_taken_whole(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
     fill(log, "t", [5, 100, 5])
-    ticks = next_ticks(log, ["t"], beginning({"t": {0: 0}}), now_us(), max_rows=20)
+    ticks = next_ticks(log, ["t"], first_tick({"t": {0: 0}}), now_us(), max_rows=20)
     assert [tick.end("t", 0) for tick in ticks] == [5, 105, 110]
 
 
@@ -126,9 +126,9 @@ def test_a_tick_s_time_never_goes_back(log: FileLog) -> None:
 def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticks_module, "MAX_AT_HAND", 100)
+    monkeypatch.setattr(ticks_module, "MAX_CACHED_TICKS", 100)
     log = FileLog(tmp_path)
-    journal = TickJournal(log, "shop")
+    journal = TickJournal.open(log, "shop")
     everything = [
         Tick(
             number,
@@ -142,7 +142,7 @@ def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(
             journal.record(tx, everything[first : first + 150])
         journal.refresh()
     assert len(journal._ticks) <= 200
-    for opened in (journal, TickJournal(log, "shop")):
+    for opened in (journal, TickJournal.open(log, "shop")):
         assert opened.first == everything[0]
         assert opened.last == everything[-1]
         for after, up_to in (

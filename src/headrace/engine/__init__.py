@@ -1,7 +1,21 @@
-"""The engine: ticks, shards and state. Hosts kernels on a stateless Spark; what is true is in the
-ledger.
+"""The engine: ticks, shards and state. It hosts the kernels of `operators` on a Spark that keeps no
+state of its own.
 
-Read in this order: `ticks` and `cutter` (the pipeline's own time), `tasks` (reading by ticks),
-`packing` and `labels` (how rows reach their shard), `shard` with `state_files` and `local_store`
-(how a kernel gets its state and keeps it), `job` (one micro-batch).
+In the order in which a batch flows:
+
+- `ticks`: the pipeline's logical time; the journal of ticks, cutting new ones, control records
+- `context`: what the tasks of a batch need to know
+- `reader`: the offset ranges to read for some ticks
+- `watermarks`: how far event time has come; event times of rows where they are read
+- `job`: the tasks before the shuffle: reading, packing, filtering
+- `shuffle`: how rows reach their shards
+- `shard`: the kernels of a stage with their state, behind the shuffle
+- `state`: state files, the local store, folding, sweeping
+- `outputs`: the tasks that write derived topics and views
+- `dead_letters`: rows that a step cannot use
+- `reports`: how tasks pass their results to the driver
+- `commit`: the commit protocol
+- `ledger`: what has been committed, and by which runner
+
+`runtime` builds jobs from the plan and runs them; `operators` has the kernels; `plan` the steps.
 """

@@ -1,128 +1,135 @@
-"""The commit of a batch: views, derived topics and the ledger."""
+"""The commit of a batch: views, derived topics, dead letters and the ledger entry.
+
+`commit_batch` is the whole protocol. `runtime.query` calls it with the output of a job; `ledger`
+fences older runners.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import pieces
+from headrace.columnar.buffers import split_table
+from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, RANK, TICK
 from headrace.durations import from_us
 from headrace.engine.ledger import Ledger, LedgerEntry
-from headrace.log.dead_letters import aside_to_rows, ensure_topic, rows_to_texts
+from headrace.log.dead_letters import ensure_dead_topic, pending_to_rows, rows_to_json_column
 from headrace.log.values import Staged
 from headrace.views.store import ViewStore
 
-_LATE = "step STRING, minute TIMESTAMP, producer STRING, rows BIGINT, tick BIGINT"
+_LATE_SCHEMA = "step STRING, minute TIMESTAMP, producer STRING, rows BIGINT, tick BIGINT"
 
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What a batch made, ready to be committed: a view's changes in files, rows staged for topics,
-    what each partition carries beside them, files with dead letters by step, the count of rows that
-    came too late, and such rows by the topic that is to have them.
-    """
+    """Everything that a batch commits besides its ledger entry."""
 
-    changes: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    staged: Sequence[Staged] = ()
+    views: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    """View -> files with its changes."""
+    topics: Sequence[Staged] = ()
+    """Rows staged in the log for derived topics."""
     controls: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
-    diverted: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    late: Sequence[tuple[str, int, str | None, int]] = ()
-    late_rows: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    """(derived topic, partition) -> control record: ticks and watermarks of the rows."""
+    dead_letters: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    """Step -> files with dead letters."""
+    late_counts: Sequence[tuple[str, int, str | None, int]] = ()
+    """Late rows as (step, minute in microseconds, producer, number of rows)."""
+    side_outputs: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    """Topic -> files with late rows, or with partial matches that timed out, to append to it."""
 
 
 def commit_batch(
     ledger: Ledger,
     views: ViewStore | None,
     entry: LedgerEntry,
-    made: BatchOutput,
-    of_views: Collection[str],
+    output: BatchOutput,
+    query_views: Collection[str],
 ) -> None:
-    """The steps:
+    """Commit a batch. The steps:
 
-    1. views: one SQL transaction, with their tick in it; ticks they already have are dropped
-    2. derived topics, dead letters and the ledger entry: one log transaction, refused if a newer
-       runner has taken over
+    1. Commit the views of the query in one SQL transaction, which stores the tick with them. Ticks
+       that a view already has are skipped.
+    2. Create the dead-letter topics and the topic of late counts that this batch needs.
+    3. In one transaction of the log, append derived topics with their control records, dead
+       letters, late counts, side outputs and the ledger entry. The log refuses the transaction if a
+       newer runner has taken over.
 
-    A crash between the two is harmless: the run resumes at the ledger's tick, computes the same
-    rows again, and the views drop what they have.
+    A crash between 1 and 3 is harmless: the next run resumes at the ledger's tick, computes the
+    same rows again, and the views skip the ticks they have.
     """
-    if views is not None and of_views:  # 1
+    if views is not None and query_views:  # 1
         with ledger.fencing():
             views.commit(
                 entry.tick,
                 entry.epoch,
-                {name: in_order(files) for name, files in made.changes.items()},
-                views=of_views,
+                {name: read_view_changes(files) for name, files in output.views.items()},
+                views=query_views,
             )
-    dead = {step: ensure_topic(ledger.log, step) for step in made.diverted}
-    late = late_topic(ledger) if made.late else ""
-    tx = ledger.transaction()  # 2
-    for part in made.staged:
-        tx.adopt(part)
-    for (topic, partition), payload in made.controls.items():
+    dead_letter_topics = {  # 2
+        step: ensure_dead_topic(ledger.log, step) for step in output.dead_letters
+    }
+    late_counts_topic = f"__late.{ledger.pipeline}"
+    if output.late_counts:
+        ledger.log.create_topic(late_counts_topic, _LATE_SCHEMA, exist_ok=True)
+    tx = ledger.transaction()  # 3
+    for staged in output.topics:
+        tx.adopt(staged)
+    for (topic, partition), payload in output.controls.items():
         tx.append_control(topic, partition, payload)
-    for step, letters in made.diverted.items():
-        for piece in pieces(_read(letters)):
-            tx.append(dead[step], aside_to_rows(f"step {step}", piece))
-    if made.late:
-        tx.append(late, [_late_row(entry.tick, *counted) for counted in made.late])
-    for topic, files in made.late_rows.items():
-        for piece in pieces(_sorted_by_tick(files)):
+    for step, files in output.dead_letters.items():
+        for piece in split_table(_read(files)):
+            tx.append(dead_letter_topics[step], pending_to_rows(f"step {step}", piece))
+    if output.late_counts:
+        tx.append(
+            late_counts_topic,
+            [
+                {
+                    "step": step,
+                    "minute": from_us(minute_us),
+                    "producer": producer,
+                    "rows": rows,
+                    "tick": entry.tick,
+                }
+                for step, minute_us, producer, rows in output.late_counts
+            ],
+        )
+    for topic, files in output.side_outputs.items():
+        for piece in split_table(_read_by_tick_and_text(files)):
             tx.append(topic, piece)
     ledger.add(tx, entry)
     ledger.commit(tx)
 
 
-def late_topic(ledger: Ledger) -> str:
-    """The topic with the count of rows that came too late, by step, minute and producer."""
-    name = f"__late.{ledger.pipeline}"
-    ledger.log.create_topic(name, _LATE, exist_ok=True)
-    return name
-
-
-def _late_row(
-    tick: int, step: str, minute_us: int, producer: str | None, rows: int
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        "minute": from_us(minute_us),
-        "producer": producer,
-        "rows": rows,
-        "tick": tick,
-    }
-
-
-def _sorted_by_tick(files: Sequence[Path]) -> pa.Table:
-    """Rows of all shards, by tick and then by their text, so that they do not depend on the
-    shards.
+def read_view_changes(files: Sequence[Path]) -> pa.Table:
+    """A view's changes from all shards, ordered by tick, then key group, then as the shard emitted
+    them. The order does not depend on the number of shards.
     """
     rows = _read(files)
-    texts = rows_to_texts(rows.drop_columns(["_tick"]))
+    order = np.lexsort(
+        [rows[name].to_numpy() for name in (OFFSET_COLUMN, PARTITION_COLUMN, RANK, TICK)]
+    )
+    return rows.take(pa.array(order)).drop_columns([RANK, PARTITION_COLUMN, OFFSET_COLUMN])
+
+
+def _read_by_tick_and_text(files: Sequence[Path]) -> pa.Table:
+    """Rows from all shards, ordered by tick and then by their JSON text, so that the order does not
+    depend on the number of shards.
+    """
+    rows = _read(files)
+    texts = rows_to_json_column(rows.drop_columns([TICK]))
     order = pc.sort_indices(
-        pa.table({"tick": rows["_tick"], "text": texts}),
+        pa.table({"tick": rows[TICK], "text": texts}),
         sort_keys=[("tick", "ascending"), ("text", "ascending")],
     )
-    return rows.take(order).drop_columns(["_tick"])
+    return rows.take(order).drop_columns([TICK])
 
 
 def _read(files: Sequence[Path]) -> pa.Table:
     return pa.concat_tables(
         [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files]
     )
-
-
-def in_order(files: Sequence[Path]) -> pa.Table:
-    """A view's changes from all shards: by tick, within one by key group, and within that as the
-    shard gave them. So it does not depend on the number of shards.
-    """
-    rows = _read(files)
-    order = np.lexsort(
-        [rows[name].to_numpy() for name in ("_offset", "_partition", "_rank", "_tick")]
-    )
-    return rows.take(pa.array(order)).drop_columns(["_rank", "_partition", "_offset"])

@@ -1,5 +1,7 @@
-"""What a micro-batch needs to know, as plain data that Spark can carry to its workers: stages, and
-the context of one batch.
+"""What a micro-batch's tasks need to know, as plain data that Spark sends to its workers.
+
+`BatchContext` describes the batch; `StageSpec` describes one stage of its job: the kernels behind
+one shuffle, and where their rows go next. `runtime.job_builder` builds both from the plan.
 """
 
 from __future__ import annotations
@@ -12,15 +14,14 @@ import pyarrow as pa
 
 from headrace.engine.state.files import StateIds
 from headrace.engine.watermarks import WatermarkInputs
-from headrace.log.values import Staged
-from headrace.operators.kernel import Kernel, Preparing, TimedKernel
+from headrace.operators.kernel import BroadcastKernel, Kernel, TimedKernel
 from headrace.operators.watermark import WatermarkPath, WatermarkSpec
 
 
 @dataclass(frozen=True)
 class HostedInput:
-    """One input of a step: the columns of its rows, the pipeline's order included, and the way from
-    the inputs' clocks to its own.
+    """One input of a step: the columns of its rows, order columns included, and the paths from the
+    watermarks of the pipeline's inputs to its own watermark.
     """
 
     schema: pa.Schema
@@ -29,22 +30,22 @@ class HostedInput:
 
 @dataclass(frozen=True)
 class HostedStep:
-    """A kernel under its step's stable name, by which its state is found again."""
+    """A kernel with the name of its step, under which its state is stored."""
 
     name: str
     kernel: Kernel | TimedKernel
     inputs: tuple[HostedInput, ...] = ()
-    late_topic: str | None = None  # where rows that came too late go, if not nowhere
-    clock: WatermarkSpec | None = (
-        # of a step that finds out when rows happened: how the clock goes that it is to tell of
-        None
-    )
-    aside_topic: str | None = None  # where partial matches go whose time ran out, if not nowhere
+    late_topic: str | None = None
+    """The topic that late rows are appended to, if any."""
+    watermark: WatermarkSpec | None = None
+    """Set for a step that computes event times itself (device time): the watermark to generate."""
+    timeout_topic: str | None = None
+    """The topic that partial matches are appended to when they time out, if any."""
 
 
 @dataclass(frozen=True)
 class TopicTarget:
-    """A derived topic: rows go to its partitions by its key."""
+    """A derived topic; the key of a row decides its partition."""
 
     name: str
     key: tuple[str, ...]
@@ -53,49 +54,55 @@ class TopicTarget:
 
 @dataclass(frozen=True)
 class StageTarget:
-    """The stage behind the next shuffle: its first step, the key by which it gets rows (None: every
-    shard gets all), and which of its inputs these are.
-    """
+    """One input of the stage behind the next shuffle."""
 
     step: str
+    """The first step of that stage."""
     key: tuple[str, ...] | None
+    """The columns that decide a row's shard; None sends every row to every shard."""
     port: int
-    nulls: bool = False  # whether its keys may be null
-    prepare: Preparing | None = None  # what is done to the rows before they go to every shard
+    """The index of this input among the inputs of `step`."""
+    nulls: bool = False
+    """Whether a key may be null. If not, rows with a null key become dead letters."""
+    prepare: BroadcastKernel | None = None
+    """What is computed for rows before they are sent to every shard."""
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Kernels with one key behind one shuffle, and where the last one's rows go: into views, and on
-    to what is next.
-
-    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key, or blobs for the
-    tasks that write a topic.
-    """
+    """Kernels with one shard key behind one shuffle. Each reads the output of the one before."""
 
     name: str
     steps: tuple[HostedStep, ...]
-    key: (
-        tuple[str, ...] | None
-    )  # by which the rows that come out are put into order within a tick; None if they keep their places
+    key: tuple[str, ...] | None
+    """The columns that order the stage's rows within a tick; None keeps the order they have."""
     views: tuple[str, ...] = ()
+    """The views that the last kernel's rows are written to."""
     next: str | StageTarget | TopicTarget | None = None
+    """Where the last kernel's rows go besides views: nowhere, to Spark as rows ("rows"), packed to
+    the next stage, or packed to the tasks that write a derived topic.
+    """
 
 
 @dataclass(frozen=True)
 class BatchContext:
-    """One batch: ticks (after, up_to], where it works, and the state ids it starts from."""
+    """One batch: the ticks (after, up_to], its directories, and the state it starts from."""
 
     pipeline: str
     log: str
+    """The address of the log."""
     state: Path
+    """The pipeline's state directory, which all machines share."""
     local: Path
+    """The directory for local stores on each machine."""
     job: str
+    """A unique id; names the job's directory."""
     shards: int
     after: int
     up_to: int
     ids: Mapping[str, StateIds]
-    time: WatermarkInputs = field(default_factory=WatermarkInputs)
+    """Step -> the state ids of its key groups as of the tick `after`."""
+    watermarks: WatermarkInputs = field(default_factory=WatermarkInputs)
 
     @property
     def watermark_directory(self) -> Path:
@@ -107,29 +114,3 @@ class BatchContext:
 
     def step_directory(self, step: str) -> Path:
         return self.state / "steps" / step
-
-
-@dataclass
-class BatchResult:
-    """What a batch made, from its tasks' reports: new state ids, files with a view's changes, rows
-    staged for topics, and counts.
-    """
-
-    ids: dict[str, StateIds] = field(default_factory=dict)
-    views: dict[str, list[Path]] = field(default_factory=dict)
-    topics: list[Staged] = field(default_factory=list)
-    topic_ticks: dict[tuple[str, int], dict[int, int]] = field(
-        default_factory=dict
-    )  # (topic, partition) -> tick -> rows
-    diverted: dict[str, list[Path]] = field(
-        default_factory=dict
-    )  # step -> files with rows that could not be used, with where and why
-    late: list[tuple[str, int, str | None, int]] = field(
-        default_factory=list
-    )  # step, minute, producer, rows that came too late
-    late_rows: dict[str, list[Path]] = field(default_factory=dict)  # topic -> files with such rows
-    counts: dict[str, int] = field(default_factory=dict)
-    due_us: dict[str, int] = field(
-        default_factory=dict
-    )  # step -> the earliest time that something in its state waits for
-    how: list[str] = field(default_factory=list)

@@ -1,16 +1,17 @@
-"""Rows that cannot be used: put aside with where and why, for the commit to make dead letters of
-them. Counted, never lost, never in the way.
+"""Dead letters of a task: rows that a step cannot use, with their position and the reason.
+
+A `Diverter` writes them to a file in the job's directory; `commit` appends them to the step's
+dead-letter topic in the transaction of the batch. So each bad row is counted once, is never lost
+and never stops the pipeline. `headrace.log.dead_letters` has the topics, and what users do with
+them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -18,90 +19,24 @@ from pyspark import TaskContext
 from headrace.columnar.columns import (
     CHANGE_TYPE,
     DELETE,
-    INSERT,
+    OFFSET_COLUMN,
     ORDER_FIELDS,
+    PARTITION_COLUMN,
     RANK,
     TICK,
     UPDATE_BEFORE,
 )
-from headrace.engine.state.files import write_report
-from headrace.log.dead_letters import ASIDE, letter_texts
+from headrace.engine.reports import write_report
+from headrace.log.dead_letters import PENDING_SCHEMA, dead_letter_json
 
-# A condition on rows, and on a table's changes: there a row that no longer fits it goes, one that
-# fits it now comes.
-#
-# Spark says for each row whether it fits; here the two images of an update, which lie side by side,
-# are looked at together.
-
-
-KEEP = "_keep"
-
-
-def keep_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows without `_keep`: of a stream those that fit, of a table its changes as `keep_changes`
-    has them.
-    """
-    given = iter(batches)
-    first = next(given, None)
-    if first is not None:
-        every = chain([first], given)
-        yield from (
-            keep_changes(every) if CHANGE_TYPE in first.schema.names else map(_fitting, every)
-        )
-
-
-def _fitting(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.filter(batch.column(KEEP)).drop_columns([KEEP])
-
-
-def keep_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Changes without `_keep`, as they are for a table of the rows that fit."""
-    waiting: pa.RecordBatch | None = None
-    for each in batches:
-        batch = each if waiting is None else pa.concat_batches([waiting, each])
-        whole = _whole_pairs(batch)
-        waiting = batch.slice(whole) if whole < batch.num_rows else None
-        if whole:
-            yield _kept(batch.slice(0, whole))
-    if waiting is not None:
-        yield _kept(waiting)
-
-
-def _whole_pairs(batch: pa.RecordBatch) -> int:
-    """How many rows to look at now: a last row that is the first image of an update waits for the
-    second.
-    """
-    count: int = batch.num_rows
-    return (
-        count - 1
-        if count and batch.column(CHANGE_TYPE)[count - 1].as_py() == UPDATE_BEFORE
-        else count
-    )
-
-
-def _kept(batch: pa.RecordBatch) -> pa.RecordBatch:
-    kinds = np.array(batch.column(CHANGE_TYPE).to_pylist(), dtype=object)
-    fits = batch.column(KEEP).fill_null(False).to_numpy(zero_copy_only=False)
-    before = np.flatnonzero(kinds == UPDATE_BEFORE)
-    kinds[before[fits[before] & ~fits[before + 1]]] = DELETE
-    kinds[before[~fits[before] & fits[before + 1]] + 1] = INSERT
-    changed = batch.set_column(
-        batch.schema.get_field_index(CHANGE_TYPE),
-        batch.schema.field(CHANGE_TYPE),
-        pa.array(kinds.tolist(), pa.string()),
-    )
-    names = [name for name in batch.schema.names if name != KEEP]
-    return changed.select(names).filter(pa.array(fits))
-
-
-_ORDER = [field.name for field in ORDER_FIELDS]
 NULL_KEY = "its key is null"
+_ORDER = [order_field.name for order_field in ORDER_FIELDS]
 
 
 @dataclass
 class DeadLetterFile:
-    """Letters on their way to the commit, written as they come, so that a task holds few of them
-    however many there are.
+    """A file of dead letters that is written as they come, so that a task holds few of them in
+    memory.
     """
 
     directory: Path
@@ -112,9 +47,9 @@ class DeadLetterFile:
     def write(self, letters: pa.Table) -> None:
         if self._writer is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # another attempt, which may come late, must not write into a file that is being read
+            # A late second attempt must not write into a file that is being read.
             self.name += f"-{os.urandom(4).hex()}.letters"
-            self._writer = pa.ipc.new_file(str(self.directory / self.name), ASIDE)
+            self._writer = pa.ipc.new_file(str(self.directory / self.name), PENDING_SCHEMA)
         self._writer.write_table(letters)
         self.rows += letters.num_rows
 
@@ -125,46 +60,42 @@ class DeadLetterFile:
 
 @dataclass
 class Diverter:
-    """What one task diverts for one step. `finish` leaves a file and a report; another attempt of
-    the task replaces them.
+    """Collects the dead letters of one step in one task. `finish` writes the report; a second
+    attempt of the task replaces it.
     """
 
     directory: Path
     step: str
     first: str = ""
-    """The place of the first row that was put aside: no other row of the step has it."""
-    _letters: DeadLetterFile = field(init=False)
+    """The order columns of the first diverted row, as text: unique among the rows of the step."""
+    _file: DeadLetterFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._letters = DeadLetterFile(self.directory, f"diverted-{self.step}")
+        self._file = DeadLetterFile(self.directory, f"diverted-{self.step}")
 
     def divert(self, rows: pa.RecordBatch, reason: str) -> None:
-        """Put rows aside. One of a topic says where it stood there; one that a stage made has no
-        such place.
+        """Make dead letters of rows. A row that was read from a topic keeps its partition and
+        offset; a row that a stage emitted has none.
         """
-        rows = _that_come(rows)
+        rows = _without_retractions(rows)
         if not rows.num_rows:
             return
         self.first = self.first or ".".join(str(rows.column(name)[0].as_py()) for name in _ORDER)
-        texts = letter_texts(
+        texts = dead_letter_json(
             rows.select([name for name in rows.schema.names if name not in _ORDER])
         )
-        made = pc.less(rows.column(RANK), 0)
-        partition, offset = (
-            pc.if_else(made, None, rows.column(name)) for name in ("_partition", "_offset")
-        )
+        is_derived = pc.less(rows.column(RANK), 0)
+        partitions = pc.if_else(is_derived, None, rows.column(PARTITION_COLUMN))
+        offsets = pc.if_else(is_derived, None, rows.column(OFFSET_COLUMN))
         reasons = pa.repeat(pa.scalar(reason), rows.num_rows)
-        self._letters.write(
-            pa.Table.from_arrays(
-                [texts, rows.column(TICK), reasons, partition, offset], schema=ASIDE
-            )
-        )
+        columns = [texts, rows.column(TICK), reasons, partitions, offsets]
+        self._file.write(pa.Table.from_arrays(columns, schema=PENDING_SCHEMA))
 
-    def keyed(
+    def divert_null_keys(
         self, rows: pa.RecordBatch, key: tuple[str, ...] | None, *, nulls: bool
     ) -> pa.RecordBatch:
-        """The rows that have a key: all, where keys may be null, or where rows go to every
-        shard.
+        """Make dead letters of rows with a null key, and return the others. With `nulls`, or
+        without a key, all rows are returned.
         """
         for name in () if nulls else key or ():
             column = rows.column(name)
@@ -174,60 +105,29 @@ class Diverter:
         return rows
 
     def finish(self, part: str) -> None:
-        """`part` tells tasks apart where a task is not told by its number in the job: a topic may
-        be read twice in a job, and its rows are diverted once.
+        """Write the report. `part` identifies the rows that this task works on: a topic may be read
+        twice in a job, and its dead letters are reported once.
         """
-        self._letters.close()
-        if self._letters.rows:
-            counts = {f"{self.step}.diverted": self._letters.rows}
-            write_report(
-                self.directory,
-                f"diverted-{self.step}-{part}",
-                {"diverted": {self.step: self._letters.name}, "counts": counts},
-            )
+        self._file.close()
+        if self._file.rows:
+            report = {
+                "diverted": {self.step: self._file.name},
+                "counts": {f"{self.step}.diverted": self._file.rows},
+            }
+            write_report(self.directory, f"diverted-{self.step}-{part}", report)
 
 
-def _that_come(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Of the changes that a stage made, those that bring a row: one that goes was told of when it
-    came. A topic's rows are all new.
+def _without_retractions(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the deletes and old values that a stage emitted: the row became a dead letter when it
+    was inserted. Rows that were read from a topic are all new.
     """
     if CHANGE_TYPE not in rows.schema.names:
         return rows
-    goes = pc.is_in(rows.column(CHANGE_TYPE), pa.array([UPDATE_BEFORE, DELETE]))
-    return rows.filter(pc.invert(pc.and_(goes, pc.less(rows.column(RANK), 0))))
+    is_retraction = pc.is_in(rows.column(CHANGE_TYPE), pa.array([UPDATE_BEFORE, DELETE]))
+    return rows.filter(pc.invert(pc.and_(is_retraction, pc.less(rows.column(RANK), 0))))
 
 
 def this_task() -> str:
-    """The number of the running Spark task in its stage; a second attempt has the same."""
+    """The index of the running Spark task in its stage; a second attempt has the same."""
     task = TaskContext.get()
     return f"p{task.partitionId() if task else 0}"
-
-
-@dataclass(frozen=True)
-class DivertFailed:
-    """Rows with `_keep`, which says whether a step's expressions can be computed for them: those go
-    on, the others are put aside, in one pass.
-
-    A table's row that can no longer be computed goes, as one that no longer fits a condition does.
-    """
-
-    directory: Path
-    step: str
-    reason: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        diverter = Diverter(self.directory, self.step)
-        yield from keep_rows(self._put_aside(batches, diverter))
-        diverter.finish(
-            f"failed-{diverter.first}"
-        )  # not the task: Spark may compute these rows in several stages
-
-    def _put_aside(
-        self, batches: Iterable[pa.RecordBatch], diverter: Diverter
-    ) -> Iterator[pa.RecordBatch]:
-        """All rows, when a letter has been written of those that fail."""
-        for batch in batches:
-            diverter.divert(
-                batch.filter(pc.invert(batch.column(KEEP))).drop_columns([KEEP]), self.reason
-            )
-            yield batch

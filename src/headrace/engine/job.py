@@ -1,39 +1,43 @@
-"""The functions that a micro-batch's Spark job is made of, and the reading of its tasks' reports.
-`pipeline.builder` puts them together.
+"""The functions that run in the tasks of a micro-batch's Spark job, before the shuffle.
+
+Each is a small picklable object that `DataFrame.mapInArrow` calls: reading ranges of a topic
+(`ReadRows`, `ReadAndPack`), packing rows that Spark computed (`PackRows`), filtering them
+(`filter_changes`, `DivertFailed`), and waking shards without rows (`Heartbeat`).
+`runtime.job_builder` puts them together; `shard` and `outputs` have the functions behind the
+shuffle.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_BEFORE
 from headrace.columnar.expressions import RowStep
 from headrace.columnar.json_fields import NeedsSpark
-from headrace.engine.context import BatchContext, BatchResult
 from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.reader import TopicRange
+from headrace.engine.reports import mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
-from headrace.engine.state.files import write_report
 from headrace.engine.watermarks import EventTimes, with_tick_times
-from headrace.errors import BugError
-from headrace.log.values import Staged
-from headrace.operators.kernel import Preparing
-from headrace.operators.load_shedding import Shedding
+from headrace.operators.kernel import BroadcastKernel
+from headrace.operators.load_shedding import LoadShedder
 from headrace.operators.watermark import WatermarkSpec
 
-_NEEDS_SPARK = "inexact"
+# Reading
 
 
 @runtime_checkable
 class Combining(Protocol):
-    """A kernel that can do part of its work before the shuffle."""
+    """A kernel that can do part of its work before the shuffle, as a partial aggregate can."""
 
     @property
     def combinable(self) -> bool: ...
@@ -43,50 +47,47 @@ class Combining(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """Some ranges of an input, how its clock goes, and row-local steps that are done on the
-    spot.
-    """
+    """The ranges of an input that a batch reads, and what is done with their rows on the spot."""
 
     ranges: tuple[TopicRange, ...]
-    clock: WatermarkSpec
+    watermark: WatermarkSpec
     log: str
+    """The address of the log."""
     directory: Path
-    time_as: str | None = None  # the name of a column to add, with the time of each row's tick
+    """The job's directory."""
+    time_column: str | None = None
+    """The name of a column to add, with the time of each row's tick."""
     steps: tuple[RowStep, ...] = ()
-    shedding: Shedding | None = None
+    """Row-local steps that Python computes as Spark would."""
+    shedding: LoadShedder | None = None
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The usable rows of a range; what was found out about time is left for the shards."""
-        times, shed = EventTimes(self.clock, self.ranges[number], number, self.directory), 0
-        for batch in self.ranges[number].read(self.log):
-            rows = times.taken(
-                batch
-                if self.time_as is None
-                else with_tick_times(batch, self.ranges[number], self.time_as)
-            )
-            if (
-                self.shedding is not None
-            ):  # when its time has been seen: a row that is left out happened nevertheless
-                before, rows = rows.num_rows, self.shedding.kept(rows)
+        """The usable rows of a range. Reports event times, dead letters and shed rows."""
+        topic_range, shed = self.ranges[number], 0
+        times = EventTimes(self.watermark, topic_range, number, self.directory)
+        for batch in topic_range.read(self.log):
+            if self.time_column is not None:
+                batch = with_tick_times(batch, topic_range, self.time_column)  # noqa: PLW2901
+            rows = times.usable(batch)
+            # A shed row still counts for the watermark: it happened.
+            if self.shedding is not None:
+                before, rows = rows.num_rows, self.shedding.filter_rows(rows)
                 shed += before - rows.num_rows
             try:
-                yield reduce(lambda given, step: step(given), self.steps, rows)
+                yield reduce(lambda result, step: step(result), self.steps, rows)
             except NeedsSpark:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                (self.directory / _NEEDS_SPARK).touch()
+                mark_needs_spark(self.directory)
                 break
         times.finish()
-        if shed:  # whoever reads these rows leaves out the same, and says so in the same report
-            write_report(
-                self.directory,
-                f"shed-{self.clock.name}-{number}",
-                {"counts": {f"{self.clock.name}.shed": shed}},
-            )
+        if shed:  # every task that reads this range sheds the same rows and writes the same report
+            name = f"shed-{self.watermark.name}-{number}"
+            counts = {f"{self.watermark.name}.shed": shed}
+            write_report(self.directory, name, {"counts": counts})
 
 
 @dataclass(frozen=True)
 class ReadRows:
-    """Rows of the ranges whose numbers come in: what `mapInArrow` runs over `spark.range`."""
+    """Reads the ranges whose numbers come in, from `spark.range`."""
 
     reading: Reading
 
@@ -97,22 +98,9 @@ class ReadRows:
 
 
 @dataclass(frozen=True)
-class Chained:
-    """Two functions in one task: what the first gives, the second takes, and nothing goes through
-    Spark between them.
-    """
-
-    first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-    second: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.second(self.first(batches))
-
-
-@dataclass(frozen=True)
 class ReadAndPack:
-    """The same where no step of Spark's stands between: rows never leave Python before the
-    shuffle.
+    """Reads the ranges whose numbers come in and packs their rows for the shuffle: the rows never
+    leave Python.
     """
 
     reading: Reading
@@ -121,41 +109,55 @@ class ReadAndPack:
     key: tuple[str, ...] | None
     shards: int
     combine: Combining | None = None
-    nulls: bool = False  # whether keys may be null
-    prepare: Preparing | None = None
+    nulls: bool = False
+    """Whether a key may be null."""
+    prepare: BroadcastKernel | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._packed(number)
+                yield from self._read_range(number)
 
-    def _packed(self, number: int) -> Iterator[pa.RecordBatch]:
-        diverter, counted = Diverter(self.reading.directory, self.step), 0
+    def _read_range(self, number: int) -> Iterator[pa.RecordBatch]:
+        diverter, row_count = Diverter(self.reading.directory, self.step), 0
 
-        def keyed() -> Iterator[pa.RecordBatch]:
-            nonlocal counted
-            for rows in self.reading.rows(number):
-                kept = diverter.keyed(rows, self.key, nulls=self.nulls)
-                counted += kept.num_rows
-                yield kept
+        def rows_with_key() -> Iterator[pa.RecordBatch]:
+            nonlocal row_count
+            for batch in self.reading.rows(number):
+                rows = diverter.divert_null_keys(batch, self.key, nulls=self.nulls)
+                row_count += rows.num_rows
+                yield rows
 
-        work = (
-            self.combine.combine if self.combine else self.prepare.prepare if self.prepare else None
-        )
-        yield from pack(self.port, keyed(), self.key, self.shards, work)
-        part = f"{self.port}-{self.reading.clock.name}-{number}"
+        transform = None
+        if self.combine is not None:
+            transform = self.combine.combine
+        elif self.prepare is not None:
+            transform = self.prepare.prepare
+        yield from pack(self.port, rows_with_key(), self.key, self.shards, transform)
+        part = f"{self.port}-{self.reading.watermark.name}-{number}"
         diverter.finish(part)
-        if self.combine is not None:  # the shard sees fewer rows than there were
-            write_report(
-                self.reading.directory,
-                f"packed-{self.step}-{part}",
-                {"counts": {f"{self.step}.rows_in": counted}},
-            )
+        if self.combine is not None:  # the shard receives fewer rows than were read
+            counts = {f"{self.step}.rows_in": row_count}
+            write_report(self.reading.directory, f"packed-{self.step}-{part}", {"counts": counts})
+
+
+@dataclass(frozen=True)
+class Chained:
+    """Two functions in one task: the second reads the first one's batches without Spark between."""
+
+    first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+    second: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.second(self.first(batches))
+
+
+# Packing
 
 
 @dataclass(frozen=True)
 class PackRows:
-    """Rows that come from Spark, to their shards."""
+    """Packs rows that Spark computed for the shuffle."""
 
     port: int
     step: str
@@ -163,20 +165,20 @@ class PackRows:
     shards: int
     directory: Path
     nulls: bool = False
-    prepare: Preparing | None = None
+    """Whether a key may be null."""
+    prepare: BroadcastKernel | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
-        keyed = (diverter.keyed(rows, self.key, nulls=self.nulls) for rows in batches)
-        yield from pack(
-            self.port, keyed, self.key, self.shards, self.prepare.prepare if self.prepare else None
-        )
+        rows = (diverter.divert_null_keys(batch, self.key, nulls=self.nulls) for batch in batches)
+        transform = self.prepare.prepare if self.prepare else None
+        yield from pack(self.port, rows, self.key, self.shards, transform)
         diverter.finish(f"{self.port}-{this_task()}")
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A row for every shard, so that each runs also when no row is for it."""
+    """Emits a heartbeat for every shard, so that each runs even if no row is for it."""
 
     shards: int
 
@@ -186,54 +188,80 @@ class Heartbeat:
                 yield heartbeat(self.shards)
 
 
-def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchResult:
-    """What the tasks of a job made, from the small files they left. Every shard of every stage has
-    left one, or its rows would be lost without a word.
+# Filtering
+#
+# Spark computes a boolean column `_keep`. A stream keeps the rows where it is true. Of a table's
+# changes, the two rows of an update, which are neighbours, are looked at together: a row that no
+# longer fits becomes a delete, one that fits only now becomes an insert.
+
+
+KEEP = "_keep"
+
+
+def filter_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows where `_keep` is true, without that column; of a table, as `filter_changes`."""
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        return
+    batches = chain([first], iterator)
+    if CHANGE_TYPE in first.schema.names:
+        yield from filter_changes(batches)
+    else:
+        for batch in batches:
+            yield batch.filter(batch.column(KEEP)).drop_columns([KEEP])
+
+
+def filter_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The changes of the table of rows where `_keep` is true, without that column."""
+    pending: pa.RecordBatch | None = None
+    for new in batches:
+        batch = new if pending is None else pa.concat_batches([pending, new])
+        # A last row that is the old value of an update waits for the new value.
+        count = batch.num_rows
+        if count and batch.column(CHANGE_TYPE)[count - 1].as_py() == UPDATE_BEFORE:
+            count -= 1
+        pending = batch.slice(count) if count < batch.num_rows else None
+        if count:
+            yield _filter_whole_changes(batch.slice(0, count))
+    if pending is not None:
+        yield _filter_whole_changes(pending)
+
+
+def _filter_whole_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    changes = np.array(batch.column(CHANGE_TYPE).to_pylist(), dtype=object)
+    fits = batch.column(KEEP).fill_null(False).to_numpy(zero_copy_only=False)
+    before = np.flatnonzero(changes == UPDATE_BEFORE)
+    changes[before[fits[before] & ~fits[before + 1]]] = DELETE
+    changes[before[~fits[before] & fits[before + 1]] + 1] = INSERT
+    changed = batch.set_column(
+        batch.schema.get_field_index(CHANGE_TYPE),
+        batch.schema.field(CHANGE_TYPE),
+        pa.array(changes.tolist(), pa.string()),
+    )
+    names = [name for name in batch.schema.names if name != KEEP]
+    return changed.select(names).filter(pa.array(fits))
+
+
+@dataclass(frozen=True)
+class DivertFailed:
+    """Filters rows by `_keep`, which says whether a step's expressions can be computed for them,
+    and makes dead letters of the others.
     """
-    for name in (
-        f"stage-{stage}-{shard}.json" for stage in stages for shard in range(context.shards)
-    ):
-        if not (context.job_directory / name).exists():
-            raise BugError(
-                f"A job of the pipeline {context.pipeline!r} ended, and {name} is not in"
-                f" {context.job_directory}."
-            )
-    result = BatchResult(ids={step: dict(ids) for step, ids in context.ids.items()})
-    for path in sorted(context.job_directory.glob("*.json")):
-        report = json.loads(path.read_text())
-        for step, ids in report.get("ids", {}).items():
-            result.ids.setdefault(step, {}).update(
-                {int(group): name for group, name in ids.items()}
-            )
-        for view, file in report.get("views", {}).items():
-            result.views.setdefault(view, []).append(context.job_directory / file)
-        if "topic" in report:
-            places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
-            result.topics.append(Staged(report["topic"], places, report["rows"]))
-            result.topic_ticks |= {
-                (report["topic"], int(p)): {tick: rows for tick, rows in found}  # noqa: C416
-                for p, found in report["ticks"].items()
-            }
-        for step, file in report.get("diverted", {}).items():
-            result.diverted.setdefault(step, []).append(context.job_directory / file)
-        result.late += [
-            (step, *found) for step, counted in report.get("late", {}).items() for found in counted
-        ]
-        for topic, file in report.get("late_rows", {}).items():
-            result.late_rows.setdefault(topic, []).append(context.job_directory / file)
-        for step, due_us in report.get("due_us", {}).items():
-            result.due_us[step] = min(due_us, result.due_us.get(step, due_us))
-        if "how" in report:
-            result.how.append(report["how"])
-        for name, count in report.get("counts", {}).items():
-            result.counts[name] = result.counts.get(name, 0) + count
-    return result
 
+    directory: Path
+    step: str
+    reason: str
 
-def needs_spark(context: BatchContext) -> bool:
-    """Whether a task met rows that are Spark's: what the job made is of no use."""
-    return (context.job_directory / _NEEDS_SPARK).exists()
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        diverter = Diverter(self.directory, self.step)
 
+        def divert_failed() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                failed = batch.filter(pc.invert(batch.column(KEEP))).drop_columns([KEEP])
+                diverter.divert(failed, self.reason)
+                yield batch
 
-def clean_up(context: BatchContext) -> None:
-    shutil.rmtree(context.job_directory, ignore_errors=True)
+        yield from filter_rows(divert_failed())
+        # Named by its first row, not by the task: Spark may compute these rows in several stages.
+        diverter.finish(f"failed-{diverter.first}")

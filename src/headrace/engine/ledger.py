@@ -1,9 +1,12 @@
-"""The ledger: for each commit of a pipeline's query the last tick and the state ids. Whatever is
-not in it never happened.
+"""The ledger: what a pipeline has committed. What is not in the ledger never happened.
 
-It is a topic of the log, so outputs in the log commit in the same transaction as their entry; the
-newest entry of each query also stands in a note, where it is found at once. Who may write is
-decided by an epoch, taken by compare-and-set when a run starts and checked inside every commit.
+Each commit of a query adds one `LedgerEntry`: the last tick that is in all of the query's outputs,
+and the ids of its state files. The ledger is a topic of the log, so that outputs in the log commit
+in the same transaction as their entry. The newest entry of each query is also stored in a note of
+the log, where it can be read without a scan.
+
+Only one runner may write. An epoch, incremented by compare-and-set when a runner starts
+(`Ledger.take_over`) and checked inside every commit, fences older runners.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Self
 
 from headrace.errors import FencedError, NewerFormat, RetryError
 from headrace.log.api import Log, Transaction
@@ -22,44 +26,39 @@ VERSION = 1
 MAIN_QUERY = "main"
 COMMIT_TIMEOUT = "10 minutes"
 _SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
-_KEPT_BYTES = 64 << 20  # the newest entry of each query is in a note too
-_OFFSETS_AN_ENTRY = 4  # Kafka's transactions take offsets too, and there may be several queries
+_RETENTION_BYTES = 64 << 20  # the newest entry of each query is also in a note
+_OFFSETS_PER_ENTRY = 4  # Kafka's transactions use offsets too, and there may be several queries
 StateIds = Mapping[int, str]
 
 
 class RunnerFenced(FencedError):
-    """A newer run of the same pipeline has taken over."""
+    """A newer runner of the same pipeline has taken over."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups
-    as of it, `clocks` the id of the clocks.
-
-    `due_us`: what the steps that go by time wait for next. `counts`: what was counted since the
-    beginning, each row once.
-    """
+    """One commit of a query: all inputs up to `tick` are in the outputs."""
 
     epoch: int
     query: str
     tick: int
     states: Mapping[str, StateIds] = field(default_factory=dict)
+    """Step -> key group -> id of the newest state file."""
     watermarks: str | None = None
+    """The id of the file with the inputs' watermarks."""
     due_us: Mapping[str, int] = field(default_factory=dict)
+    """Step -> the earliest watermark that its state waits for."""
     counts: Mapping[str, int] = field(default_factory=dict)
+    """Metrics since the pipeline began; every row is counted once."""
 
     def to_json(self) -> str:
-        states = {step: _ranges(ids) for step, ids in self.states.items()}
-        about = {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "query": self.query,
-            "tick": self.tick,
-            "states": states,
-        }
         return json.dumps(
             {
-                **about,
+                "version": VERSION,
+                "epoch": self.epoch,
+                "query": self.query,
+                "tick": self.tick,
+                "states": {step: _to_ranges(ids) for step, ids in self.states.items()},
                 "clocks": self.watermarks,
                 "due_us": dict(self.due_us),
                 "counts": dict(self.counts),
@@ -80,110 +79,166 @@ class LedgerEntry:
             for step, ranges in stored["states"].items()
         }
         return cls(
-            stored["epoch"],
-            stored["query"],
-            stored["tick"],
-            states,
-            stored.get("clocks"),
-            stored.get("due_us", {}),
-            stored.get("counts", {}),
+            epoch=stored["epoch"],
+            query=stored["query"],
+            tick=stored["tick"],
+            states=states,
+            watermarks=stored.get("clocks"),
+            due_us=stored.get("due_us", {}),
+            counts=stored.get("counts", {}),
         )
 
 
-def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:
-    """Neighbouring key groups usually have one id: 128 of them are a few ranges."""
-    found: list[tuple[int, int, str]] = []
+def _to_ranges(ids: StateIds) -> list[tuple[int, int, str]]:
+    """Ranges (first key group, last key group, id). Neighbouring key groups usually share an id, so
+    that 128 groups are a few ranges.
+    """
+    ranges: list[tuple[int, int, str]] = []
     for group, name in sorted(ids.items()):
-        if found and found[-1][1] == group - 1 and found[-1][2] == name:
-            found[-1] = (found[-1][0], group, name)
+        if ranges and ranges[-1][1] == group - 1 and ranges[-1][2] == name:
+            ranges[-1] = (ranges[-1][0], group, name)
         else:
-            found.append((group, group, name))
-    return found
+            ranges.append((group, group, name))
+    return ranges
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """An entry, and its note as it is in the log."""
+class _StoredEntry:
+    """An entry, and the exact text of its note in the log, for compare-and-set."""
 
     entry: LedgerEntry
     text: str
 
 
 class Ledger:
-    """One pipeline's ledger, as its runner sees it."""
+    """The ledger of one pipeline. `open` creates its topic; `take_over` makes this process the
+    pipeline's only writer.
+    """
 
     def __init__(self, log: Log, pipeline: str) -> None:
-        self.log, self.pipeline, self.topic = log, pipeline, f"__ledger.{pipeline}"
-        self._epoch_note = f"epoch.{pipeline}"
-        log.create_topic(
-            self.topic,
-            _SCHEMA,
-            exist_ok=True,
-            retention_bytes=_KEPT_BYTES,
-            segment_bytes=_KEPT_BYTES // 8,
-        )
+        self.log = log
+        self.pipeline = pipeline
+        self.topic = f"__ledger.{pipeline}"
         self.epoch = -1
+        self._epoch_note = f"epoch.{pipeline}"
         self._transaction: Transaction | None = None  # the last one of this runner
-        self._added: dict[str, _Stored] = {}  # by it
-        self._known: dict[
-            str, _Stored
-        ] = {}  # the newest, which nobody else can change while this is the runner
+        self._added: dict[str, _StoredEntry] = {}  # entries in that transaction
+        # The newest entries. Nobody else can change them while this process is the runner.
+        self._newest: dict[str, _StoredEntry] = {}
         self._is_settled = True  # whether the outcome of the last commit is known
 
+    @classmethod
+    def open(cls, log: Log, pipeline: str) -> Self:
+        """Create the ledger's topic if it is missing, and return the ledger."""
+        ledger = cls(log, pipeline)
+        log.create_topic(
+            ledger.topic,
+            _SCHEMA,
+            exist_ok=True,
+            retention_bytes=_RETENTION_BYTES,
+            segment_bytes=_RETENTION_BYTES // 8,
+        )
+        return ledger
+
+    # Writing
+
     def take_over(self) -> int:
-        """Become the pipeline's runner: an older one is refused from its next commit on."""
+        """Become the pipeline's runner: fences every older runner from its next commit on. Returns
+        the new epoch.
+        """
         while True:
-            tx = (
-                self._opened()
-            )  # from here on an older runner cannot commit, so what is read next stays
-            known = self.log.note(self._epoch_note)
-            self.epoch = int(known or 0) + 1
-            tx.set_note(self._epoch_note, str(self.epoch), expect=known)
+            # Once this transaction is open, an older runner cannot commit: what is read next stays.
+            tx = self._open_transaction()
+            stored_epoch = self.log.note(self._epoch_note)
+            self.epoch = int(stored_epoch or 0) + 1
+            tx.set_note(self._epoch_note, str(self.epoch), expect=stored_epoch)
             try:
                 tx.commit()
-            except FencedError:  # another one starts at the same moment
+            except FencedError:  # another runner starts at the same moment
                 continue
-            self._transaction, self._known = tx, {}
+            self._transaction, self._newest = tx, {}
             return self.epoch
 
-    def _opened(self) -> Transaction:
+    def _open_transaction(self) -> Transaction:
         return self.log.transaction(f"pipeline.{self.pipeline}", timeout=COMMIT_TIMEOUT)
 
     def transaction(self) -> Transaction:
         """A transaction that commits only while this runner is the newest."""
         with self.fencing():
-            tx = self._transaction.next() if self._transaction is not None else self._opened()
+            previous = self._transaction
+            tx = self._open_transaction() if previous is None else previous.next()
         tx.set_note(self._epoch_note, str(self.epoch), expect=str(self.epoch))
-        self._transaction, self._added, self._is_settled = tx, {}, True
+        self._transaction = tx
+        self._added = {}
+        self._is_settled = True
         return tx
 
     def settle(self) -> None:
-        """Before anything is read that the last commit may have written: if its outcome is unknown,
-        decide it. The log does so when its owner opens another transaction.
+        """Find out whether the last commit happened, if its outcome is unknown. Must be called
+        before anything is read that it may have written.
+
+        The log decides an open transaction when its owner opens the next one.
         """
         if not self._is_settled:
             self.transaction().abort()
 
+    def add(self, tx: Transaction, entry: LedgerEntry) -> None:
+        """Add an entry to a transaction. The commit fails if the query's newest entry in the log is
+        not the one that this ledger knows.
+        """
+        text = entry.to_json()
+        row = {
+            "version": VERSION,
+            "epoch": entry.epoch,
+            "query": entry.query,
+            "tick": entry.tick,
+            "states": text,
+            "at": datetime.now(UTC),
+        }
+        before = self._find_newest(entry.query)
+        tx.append(self.topic, [row])
+        tx.set_note(self._note(entry.query), text, expect=None if before is None else before.text)
+        self._added[entry.query] = _StoredEntry(entry, text)
+
+    def remove(self, tx: Transaction, query: str) -> None:
+        """Remove a query's newest entry in a transaction: the query starts over."""
+        before = self._find_newest(query)
+        tx.set_note(self._note(query), None, expect=None if before is None else before.text)
+        self._newest.pop(query, None)
+
     def commit(self, tx: Transaction) -> AppendResult:
-        """Commit, and say clearly if someone else has taken over."""
-        known, self._known = self._known, {}  # a commit whose outcome is not known is looked up
+        """Commit a transaction of this ledger. Raises RunnerFenced if a newer runner has taken
+        over.
+        """
+        # Until the outcome is known, the newest entries are read from the log.
+        newest, self._newest = self._newest, {}
         self._is_settled = False
         with self.fencing():
-            position = tx.commit()
-        self._known, self._is_settled = known | self._added, True
-        return position
+            result = tx.commit()
+        self._newest = newest | self._added
+        self._is_settled = True
+        return result
+
+    # Fencing
 
     @contextmanager
     def fencing(self) -> Iterator[None]:
-        """Around whatever refuses an older runner: it is told so in one way."""
+        """Turn a refusal by the log or the views into RunnerFenced or RetryError."""
         try:
             yield
         except FencedError as error:
-            raise self._refused() from error
+            raise self._refusal() from error
 
-    def _refused(self) -> RunnerFenced | RetryError:
-        """Fenced by a newer runner; or, if there is none, by an older one that found out too late:
-        then it is worth another try.
+    def check_newest(self) -> None:
+        """Raise RunnerFenced if a newer runner has taken over, without waiting for the next commit
+        to find out.
+        """
+        if self.log.note(self._epoch_note) != str(self.epoch):
+            raise self._refusal()
+
+    def _refusal(self) -> RunnerFenced | RetryError:
+        """RunnerFenced if there is a newer epoch. Otherwise an older runner, not yet aware that it
+        is fenced, disturbed the commit, which can be tried again.
         """
         if self.log.note(self._epoch_note) == str(self.epoch):
             self._transaction = None
@@ -201,67 +256,39 @@ class Ledger:
             ),
         )
 
-    def add(self, tx: Transaction, entry: LedgerEntry) -> None:
-        """An entry behind the newest one that is known here: if there is another by the time of the
-        commit, that fails.
-        """
-        text = entry.to_json()
-        row = {
-            "version": VERSION,
-            "epoch": entry.epoch,
-            "query": entry.query,
-            "tick": entry.tick,
-            "states": text,
-            "at": datetime.now(UTC),
-        }
-        before = self._newest(entry.query)
-        tx.append(self.topic, [row])
-        tx.set_note(self._note(entry.query), text, expect=None if before is None else before.text)
-        self._added[entry.query] = _Stored(entry, text)
-
-    def strike_out(self, tx: Transaction, query: str) -> None:
-        """A query's newest entry goes: it begins anew."""
-        before = self._newest(query)
-        tx.set_note(self._note(query), None, expect=None if before is None else before.text)
-        self._known.pop(query, None)
+    # Reading
 
     def last(self, query: str) -> LedgerEntry | None:
-        """The newest entry."""
-        found = self._newest(query)
-        return None if found is None else found.entry
+        """The newest entry of a query."""
+        stored = self._find_newest(query)
+        return None if stored is None else stored.entry
 
-    def _newest(self, query: str) -> _Stored | None:
-        if query in self._known:
-            return self._known[query]
+    def _find_newest(self, query: str) -> _StoredEntry | None:
+        if query in self._newest:
+            return self._newest[query]
         text = self.log.note(self._note(query))
-        found = None if text is None else _Stored(LedgerEntry.from_json(text), text)
-        if found is not None and self.epoch >= 0:
-            self._known[query] = found
-        return found
+        stored = None if text is None else _StoredEntry(LedgerEntry.from_json(text), text)
+        if stored is not None and self.epoch >= 0:
+            self._newest[query] = stored
+        return stored
 
     def _note(self, query: str) -> str:
         return f"ledger.{self.pipeline}.{query}"
 
     def recent(self, count: int) -> list[LedgerEntry]:
-        """The last `count` entries of each query, of those written lately."""
+        """The last `count` entries of each query, among the entries written lately."""
         end = self.log.end_offsets(self.topic)[0]
-        start = max(self.log.start_offsets(self.topic)[0], end - _OFFSETS_AN_ENTRY * count)
-        found: dict[str, list[LedgerEntry]] = {}
-        for batch in self.log.read(self.topic, 0, start, end, columns=["states"]):
-            for text in batch.column(0).to_pylist():
-                entry = LedgerEntry.from_json(text)
-                found.setdefault(entry.query, []).append(entry)
-        return [entry for entries in found.values() for entry in entries[-count:]]
-
-    def check_newest(self) -> None:
-        """RunnerFenced if another runner has taken over, which otherwise the next commit finds
-        out.
-        """
-        if self.log.note(self._epoch_note) != str(self.epoch):
-            raise self._refused()
+        start = max(self.log.start_offsets(self.topic)[0], end - _OFFSETS_PER_ENTRY * count)
+        by_query: dict[str, list[LedgerEntry]] = {}
+        for entry in self._read(start, end):
+            by_query.setdefault(entry.query, []).append(entry)
+        return [entry for entries in by_query.values() for entry in entries[-count:]]
 
     def entries(self) -> Iterator[LedgerEntry]:
-        """All of them, oldest first."""
-        for batch in self.log.read(self.topic, columns=["states"]):
+        """All entries, oldest first."""
+        return self._read()
+
+    def _read(self, start: int | None = None, stop: int | None = None) -> Iterator[LedgerEntry]:
+        for batch in self.log.read(self.topic, 0, start, stop, columns=["states"]):
             for text in batch.column(0).to_pylist():
                 yield LedgerEntry.from_json(text)

@@ -1,5 +1,9 @@
-"""Tasks that put a batch's rows aside for its commit: rows of a derived topic, in order and staged
-in the log; a view's changes, in a file.
+"""The tasks that write a batch's outputs for its commit: rows of a derived topic, sorted and staged
+in the log (`PackForTopic`, then `WriteTopic` behind a shuffle); changes of a view, in a file
+(`WriteView`).
+
+A stage whose rows go to views only writes them itself (`shard`). `commit` makes all of them
+visible.
 """
 
 from __future__ import annotations
@@ -11,23 +15,36 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from headrace.columnar.buffers import pieces
-from headrace.columnar.columns import ORDER_FIELDS, TICK
+from headrace.columnar.buffers import split_table
+from headrace.columnar.columns import OFFSET_COLUMN, ORDER_FIELDS, PARTITION_COLUMN, RANK, TICK
 from headrace.columnar.keys import encode_keys
-from headrace.columnar.sort import codes_of, order_of
+from headrace.columnar.sort import key_codes, row_order
 from headrace.engine.context import BatchContext, TopicTarget
-from headrace.engine.shard import by_partition, chosen_partitions, write_rows
-from headrace.engine.shuffle import gathered, labels, unpack
-from headrace.engine.state.files import write_report
+from headrace.engine.reports import write_report, write_rows
+from headrace.engine.shard import pack_by_partition, topic_partitions
+from headrace.engine.shuffle import gather, labels, unpack
 from headrace.log.spark.options import Address, shared_log
 
-_ORDER = [field.name for field in ORDER_FIELDS]
+
+@dataclass(frozen=True)
+class PackForTopic:
+    """Packs rows for the tasks that write a derived topic."""
+
+    target: TopicTarget
+    shards: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in gather(batches):
+            yield from pack_by_partition(0, self.target, rows, self.shards)
 
 
 @dataclass(frozen=True)
 class WriteTopic:
-    """Behind a shuffle by partition: within a tick rows are written in order of key and, for one
-    key, of change, so the topic does not depend on shards.
+    """Stages the rows of some partitions of a derived topic in the log, and reports how many rows
+    of which tick each partition gets.
+
+    Within a tick, rows are sorted by key, and the rows of a key stay in the order of their changes,
+    so the topic's content does not depend on the number of shards.
     """
 
     target: TopicTarget
@@ -35,88 +52,65 @@ class WriteTopic:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         label, ports = unpack(batches)
-        if label is None:
-            return
-        tables = [table for found in ports.values() for table in found]
-        if tables:
-            rows = _in_topic_order(pa.concat_tables(tables), self.target.key)
-            ticks = _tick_rows(rows, self.target)
-            plain = rows.drop_columns([name for name in rows.column_names if name in _ORDER])
-            partition = None if self.target.key else 0  # as `chosen_partitions`
-            log, directory = shared_log(Address(self.context.log)), str(self.context.job_directory)
-            staged = log.stage(
+        tables = [table for port_tables in ports.values() for table in port_tables]
+        if label is not None and tables:
+            rows = self._sort(pa.concat_tables(tables).combine_chunks())
+            order_columns = [field.name for field in ORDER_FIELDS]
+            plain = rows.drop_columns([name for name in rows.column_names if name in order_columns])
+            staged = shared_log(Address(self.context.log)).stage(
                 self.target.name,
                 plain.to_batches(),
-                partition=partition,
-                directory=directory,
+                partition=None if self.target.key else 0,  # as `topic_partitions`
+                directory=str(self.context.job_directory),
                 group=self.context.job,
             )
             report = {
                 "topic": staged.topic,
                 "rows": staged.rows,
-                "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
-                "ticks": ticks,
+                "partitions": {str(p): list(file) for p, file in staged.partitions.items()},
+                "ticks": count_tick_rows(rows, self.target),
             }
-            write_report(
-                self.context.job_directory,
-                f"topic-{self.target.name}-{labels(self.context.shards).index(label)}",
-                report,
-            )
+            task = labels(self.context.shards).index(label)
+            write_report(self.context.job_directory, f"topic-{self.target.name}-{task}", report)
         yield from ()
 
+    def _sort(self, rows: pa.Table) -> pa.Table:
+        columns = [rows[TICK].to_numpy()]
+        if self.target.key:
+            columns.append(key_codes(encode_keys(rows, list(self.target.key))))
+        change_order = [rows[name].to_numpy() for name in (RANK, PARTITION_COLUMN, OFFSET_COLUMN)]
+        order = row_order([*columns, *change_order], likely=len(columns))
+        return rows if order is None else rows.take(pa.array(order))
 
-def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
-    """How many rows of which tick go to each partition. Rows are in order of tick."""
-    keys = rows.select([TICK, *target.key])  # the others may not fit into one batch
-    chosen = np.concatenate([chosen_partitions(batch, target) for batch in pieces(keys)])
+
+def count_tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
+    """Partition -> [tick, number of rows]. The rows are sorted by tick."""
+    keys = rows.select([TICK, *target.key])  # all columns might not fit into one batch
+    partitions = np.concatenate([topic_partitions(batch, target) for batch in split_table(keys)])
     ticks = rows[TICK].to_numpy()
-    begins = np.flatnonzero(np.append(True, ticks[1:] != ticks[:-1]))
-    found: dict[str, list[list[int]]] = {}
-    for tick, some in zip(ticks[begins].tolist(), np.split(chosen, begins[1:]), strict=True):
-        counts = np.bincount(some)
+    starts = np.flatnonzero(np.append(True, ticks[1:] != ticks[:-1]))
+    tick_rows: dict[str, list[list[int]]] = {}
+    for tick, tick_partitions in zip(
+        ticks[starts].tolist(), np.split(partitions, starts[1:]), strict=True
+    ):
+        counts = np.bincount(tick_partitions)
         for partition in np.flatnonzero(counts).tolist():
-            found.setdefault(str(partition), []).append([tick, int(counts[partition])])
-    return found
-
-
-def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """By tick and key; rows of one key and tick stay in the order of change in which their shard
-    gave them.
-    """
-    rows = rows.combine_chunks()
-    columns = [rows[TICK].to_numpy(), *([codes_of(encode_keys(rows, list(key)))] if key else [])]
-    order = order_of(
-        [*columns, *(rows[name].to_numpy() for name in ("_rank", "_partition", "_offset"))],
-        likely=len(columns),
-    )
-    return rows if order is None else rows.take(pa.array(order))
-
-
-@dataclass(frozen=True)
-class PackForTopic:
-    """Rows to the tasks that write a topic."""
-
-    target: TopicTarget
-    shards: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for rows in gathered(batches):
-            yield from by_partition(0, self.target, rows, self.shards)
+            tick_rows.setdefault(str(partition), []).append([tick, int(counts[partition])])
+    return tick_rows
 
 
 @dataclass(frozen=True)
 class WriteView:
-    """Rows of Spark's into a file of changes for a view."""
+    """Writes rows that Spark computed to a file of changes for a view."""
 
     view: str
     context: BatchContext
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [batch for batch in batches if batch.num_rows]
+        with_rows = [batch for batch in batches if batch.num_rows]
         task = TaskContext.get()
-        if found and task is not None:
-            rows = pa.Table.from_batches(found)
+        if with_rows and task is not None:
             name = f"view-{self.view}-p{task.partitionId()}"  # a second attempt replaces the first
-            file = write_rows(self.context.job_directory, name, rows)
+            file = write_rows(self.context.job_directory, name, pa.Table.from_batches(with_rows))
             write_report(self.context.job_directory, name, {"views": {self.view: file}})
         yield from ()

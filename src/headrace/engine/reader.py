@@ -1,8 +1,8 @@
-"""Reading by ticks: which rows of which partition belong to a batch, and a Spark task that reads
-them.
+"""Reading by ticks: which rows of which partition belong to a batch.
 
-A task is an offset range of one topic partition with the ends of the ticks in it; its rows come as
-Arrow batches with their tick and their place in the pipeline's order.
+`topic_ranges` turns the ticks of a batch into offset ranges of the input partitions; `TopicRange`
+reads one of them inside a Spark task. Its rows come as Arrow batches with their tick and the other
+order columns. `job` has the task around it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from headrace.columnar.columns import (
 from headrace.engine.ticks import Tick
 from headrace.log.spark.options import Address, shared_log
 
-DERIVED = -1  # the rank of rows that a stage made: below zero, also behind a union
+DERIVED = -1
+"""The rank of rows that a stage emitted. It is negative, and a union keeps it so."""
 _MAX_ROWS_A_BATCH = 100_000
 _MIN_ROWS, _MIN_ROWS_ON_KAFKA = 10_000, 100_000
 
 
 @dataclass(frozen=True)
 class TopicRange:
-    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`, and has the time
-    `times_us[i]`.
+    """The offsets [start, stop) of a partition. The tick `ticks[i]` ends at the offset `ends[i]`,
+    and its time is `times_us[i]`.
     """
 
     topic: str
@@ -46,24 +47,24 @@ class TopicRange:
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
-        """The user's."""
+        """The user's columns."""
         return tuple(name for name in self.columns if name != CHANGE_TYPE)
 
     def read(self, log_address: str) -> Iterator[pa.RecordBatch]:
-        """The rows with the user's columns first, then tick, rank, partition and offset."""
+        """The rows: the user's columns, then the order columns (tick, rank, partition, offset)."""
         log = shared_log(Address(log_address))
         names = [*self.columns, PARTITION_COLUMN, OFFSET_COLUMN]
         for batch in log.read(self.topic, self.partition, self.start, self.stop, columns=names):
             for first in range(0, batch.num_rows, _MAX_ROWS_A_BATCH):
-                yield self._placed(batch.slice(first, _MAX_ROWS_A_BATCH))
+                yield self._with_order_columns(batch.slice(first, _MAX_ROWS_A_BATCH))
 
-    def _placed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_order_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         offsets = batch.column(OFFSET_COLUMN)
-        at = np.searchsorted(
+        tick_indices = np.searchsorted(
             np.array(self.ends), offsets.to_numpy(zero_copy_only=False), side="right"
         )
         order = [
-            pa.array(np.array(self.ticks)[at]),
+            pa.array(np.array(self.ticks)[tick_indices]),
             pa.array(np.full(batch.num_rows, self.rank, np.int32)),
             batch.column(PARTITION_COLUMN),
             offsets,
@@ -75,14 +76,14 @@ class TopicRange:
         )
 
 
-def min_rows(log_address: str) -> int:
-    """A range is not cut into smaller pieces than this. Kafka's client reads on behind the end of a
-    piece, for nothing.
+def min_range_rows(log_address: str) -> int:
+    """The size below which a range is not split. It is larger on Kafka, whose client fetches past
+    the end of a range in vain.
     """
     return _MIN_ROWS_ON_KAFKA if log_address.startswith("kafka:") else _MIN_ROWS
 
 
-def ranges(
+def topic_ranges(
     topic: str,
     rank: int,
     columns: Sequence[str],
@@ -90,29 +91,34 @@ def ranges(
     ticks: Sequence[Tick],
     *,
     parts: int,
-    least: int = 1,
+    min_rows: int = 1,
 ) -> list[TopicRange]:
-    """What is to be read of one input for some ticks: of each partition one range, or several of
-    about equal size so that at least `parts` can be read at once.
+    """The ranges to read of one input for the ticks after `before`.
 
-    They have at least `least` rows each, if there are so many.
+    Each partition is one range, or is split evenly so that at least `parts` ranges can be read in
+    parallel, each with at least `min_rows` rows.
     """
-    found = []
+    ranges = []
     last = ticks[-1]
     partitions = sorted(last.ends.get(topic, {}))
-    max_pieces = max(1, -(-parts // max(1, len(partitions))))
-    times_us = tuple(tick.time_us for tick in ticks)
+    max_splits = max(1, -(-parts // max(1, len(partitions))))
     for partition in partitions:
         start, stop = before.end(topic, partition), last.end(topic, partition)
-        pieces = max(1, min(max_pieces, (stop - start) // least))
-        cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
-        numbers, ends = (
-            tuple(tick.number for tick in ticks),
-            tuple(tick.end(topic, partition) for tick in ticks),
-        )
-        found += [
-            TopicRange(topic, partition, rank, tuple(columns), a, b, numbers, ends, times_us)
-            for a, b in pairwise(cuts)
-            if b > a
+        splits = max(1, min(max_splits, (stop - start) // min_rows))
+        cuts = [start + (stop - start) * split // splits for split in range(splits + 1)]
+        ranges += [
+            TopicRange(
+                topic=topic,
+                partition=partition,
+                rank=rank,
+                columns=tuple(columns),
+                start=low,
+                stop=high,
+                ticks=tuple(tick.number for tick in ticks),
+                ends=tuple(tick.end(topic, partition) for tick in ticks),
+                times_us=tuple(tick.time_us for tick in ticks),
+            )
+            for low, high in pairwise(cuts)
+            if high > low
         ]
-    return found
+    return ranges

@@ -1,10 +1,16 @@
-"""Clocks: how far event time has come in each input, tick by tick.
+"""Watermarks: how far event time has come in each input, tick by tick.
 
-Read tasks tell the newest event time of each producer in each tick (`event_times`). From that and
-from the clocks' state as of the tick before, everyone who needs the clocks computes the same ones:
-the shards, to know which windows are complete; the driver, to write the clocks' new state and to
-show them. A producer that is silent for longer than `idle` of tick time is forgotten; when all are,
-time follows the ticks. An input without a first row has no time yet.
+A read task reports the newest event time of each producer in each tick (`EventTimes`). From these
+reports and the watermarks as of the tick before, everyone who needs watermarks computes the same
+ones: the shards, to decide which windows are complete; the driver, to store the new state and to
+show it in the status.
+
+An input's watermark is the newest time of its slowest live producer, less `delay`. A producer that
+is silent for longer than `idle` of tick time is no longer waited for; when no producer is live, the
+watermark follows the ticks. An input that has not had a row yet has no watermark (`UNSTARTED`).
+
+`operators.watermark` has the declarations (`WatermarkSpec`, `WatermarkPath`), `operators.kernel`
+what a kernel sees (`Watermarks`).
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +38,13 @@ from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSp
 MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
-"""What read tasks tell: the newest event time of a producer in a tick."""
+"""The rows of a read task's report: the newest event time of a producer in a tick."""
 
 
 @dataclass(frozen=True)
 class InputWatermark:
-    """One input's clock as of a tick: its live producers, the newest time of each, and when (in
-    tick time) each was last heard.
+    """One input's watermark as of a tick, and its live producers: the newest event time of each, and
+    the tick time at which each was last heard.
     """
 
     watermark_us: int = UNSTARTED
@@ -47,11 +53,11 @@ class InputWatermark:
     active_us: Times = field(default_factory=lambda: np.empty(0, np.int64))
     begun: bool = False
 
-    def holding(self, most: int = 3) -> list[tuple[str, int, int]]:
-        """The producers that hold this clock back most: name, newest time, when it was last
-        heard.
+    def slowest_producers(self, limit: int = 3) -> list[tuple[str, int, int]]:
+        """The producers that hold this watermark back, slowest first: (name, newest event time,
+        tick time at which it was last heard).
         """
-        order = np.argsort(self.newest_us, kind="stable")[:most]
+        order = np.argsort(self.newest_us, kind="stable")[:limit]
         return [
             (self.producers[int(at)].as_py(), int(self.newest_us[at]), int(self.active_us[at]))
             for at in order
@@ -60,11 +66,13 @@ class InputWatermark:
 
 @dataclass(frozen=True)
 class WatermarkState:
-    """All inputs' clocks as of a tick."""
+    """The watermarks of all inputs as of a tick, whose time is `time_us`."""
 
     inputs: Mapping[str, InputWatermark] = field(default_factory=dict)
     time_us: int = UNSTARTED
-    """The time of the tick that these clocks are of."""
+
+
+# Computing watermarks
 
 
 def advance(
@@ -74,73 +82,74 @@ def advance(
     ticks: Times,
     times_us: Times,
 ) -> tuple[dict[str, Times], WatermarkState]:
-    """Each input's complete clock at the end of each tick, and the state after the last."""
-    moving = {
-        spec.name: _Moving(
+    """Each input's watermark at the end of each tick, and the state after the last tick."""
+    generators = {
+        spec.name: _WatermarkGenerator(
             spec, state.inputs.get(spec.name, InputWatermark()), parts.get(spec.name), ticks
         )
         for spec in specs
         if not spec.follows_ticks
     }
     watermarks = {
-        spec.name: times_us if spec.follows_ticks else moving[spec.name].through(times_us)
+        spec.name: times_us if spec.follows_ticks else generators[spec.name].run(times_us)
         for spec in specs
     }
     last_us = int(times_us[-1]) if len(times_us) else state.time_us
-    return watermarks, WatermarkState(
-        {name: each.now(last_us) for name, each in moving.items()}, last_us
-    )
+    inputs = {name: generator.now(last_us) for name, generator in generators.items()}
+    return watermarks, WatermarkState(inputs, last_us)
 
 
-class _Moving:
-    """One input's clock on its way through some ticks."""
+class _WatermarkGenerator:
+    """Advances the watermark of one input over some ticks."""
 
     def __init__(
-        self, spec: WatermarkSpec, clock: InputWatermark, parts: pa.Table | None, ticks: Times
+        self, spec: WatermarkSpec, before: InputWatermark, parts: pa.Table | None, ticks: Times
     ) -> None:
-        self.spec, self.watermark_us, self.begun = spec, clock.watermark_us, clock.begun
-        table = in_order(parts) if parts is not None else PARTS.empty_table()
-        known = len(clock.producers)
-        everyone = (
-            pa.chunked_array([clock.producers, *table["producer"].chunks], pa.string())
+        self.spec = spec
+        self.watermark_us = before.watermark_us
+        self.begun = before.begun
+        table = sorted_by_tick(parts) if parts is not None else PARTS.empty_table()
+        known = len(before.producers)
+        encoded = (
+            pa.chunked_array([before.producers, *table["producer"].chunks], pa.string())
             .combine_chunks()
             .dictionary_encode()
         )
-        self.producers = everyone.dictionary  # those known before come first: each is there once
+        self.producers = encoded.dictionary  # known ones come first, each once
         self.newest_us = np.full(len(self.producers), UNSTARTED, np.int64)
         self.active_us = np.full(len(self.producers), UNSTARTED, np.int64)
-        self.newest_us[:known], self.active_us[:known] = clock.newest_us, clock.active_us
-        self._who = everyone.indices.to_numpy()[known:]
-        self._when_us = table["newest_us"].to_numpy()
+        self.newest_us[:known] = before.newest_us
+        self.active_us[:known] = before.active_us
+        self._row_producers = encoded.indices.to_numpy()[known:]
+        self._row_times_us = table["newest_us"].to_numpy()
         self._cuts = np.searchsorted(table["tick"].to_numpy(), np.append(ticks, ticks[-1:] + 1))
-        self._quiet_until_us = (
-            UNSTARTED  # as long as no row comes, nothing changes before this time
-        )
+        # Without a new row, the watermark does not change before this time.
+        self._quiet_until_us = UNSTARTED
 
-    def through(self, times_us: Times) -> Times:
-        clock = np.empty(len(times_us), np.int64)
-        for at, time_us in enumerate(times_us.tolist()):
-            self._take_in(at, time_us)
-            self._move(time_us)
-            clock[at] = self.watermark_us
-        return clock
+    def run(self, times_us: Times) -> Times:
+        """The watermark at the end of each tick."""
+        watermarks = np.empty(len(times_us), np.int64)
+        for index, time_us in enumerate(times_us.tolist()):
+            self._add_rows(index, time_us)
+            self._advance(time_us)
+            watermarks[index] = self.watermark_us
+        return watermarks
 
-    def _take_in(self, at: int, time_us: int) -> None:
-        """The rows of a tick: a producer that was given up starts anew, whatever it had said."""
-        first, last = self._cuts[at], self._cuts[at + 1]
+    def _add_rows(self, index: int, time_us: int) -> None:
+        """Take in the rows of a tick. A producer that was given up as idle starts over."""
+        first, last = self._cuts[index], self._cuts[index + 1]
         if first == last:
             return
-        who, when_us = self._who[first:last], self._when_us[first:last]
-        self.newest_us[who[self.active_us[who] < time_us - self.spec.idle_us]] = UNSTARTED
-        np.maximum.at(self.newest_us, who, when_us)
-        self.active_us[who] = time_us
-        self.begun, self._quiet_until_us = True, UNSTARTED
+        producers, row_times_us = self._row_producers[first:last], self._row_times_us[first:last]
+        returning = producers[self.active_us[producers] < time_us - self.spec.idle_us]
+        self.newest_us[returning] = UNSTARTED
+        np.maximum.at(self.newest_us, producers, row_times_us)
+        self.active_us[producers] = time_us
+        self.begun = True
+        self._quiet_until_us = UNSTARTED
 
-    def _live(self, time_us: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return self.active_us >= time_us - self.spec.idle_us
-
-    def _move(self, time_us: int) -> None:
-        """The clock at the end of a tick; it never goes back."""
+    def _advance(self, time_us: int) -> None:
+        """Move the watermark to the end of a tick; it never goes back."""
         if not self.begun or time_us <= self._quiet_until_us:
             return
         live = self._live(time_us)
@@ -160,25 +169,25 @@ class _Moving:
             int(self.active_us[live].min()) + self.spec.idle_us if count else UNSTARTED
         )
 
+    def _live(self, time_us: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return self.active_us >= time_us - self.spec.idle_us
+
     def now(self, time_us: int) -> InputWatermark:
-        """As of the last tick, without the producers that were given up."""
+        """The watermark as of the last tick, without producers that were given up as idle."""
         live = self._live(time_us)
-        if live.all():
-            return InputWatermark(
-                self.watermark_us, self.producers, self.newest_us, self.active_us, self.begun
-            )
+        everyone = bool(live.all())
         return InputWatermark(
-            self.watermark_us,
-            self.producers.filter(pa.array(live)),
-            self.newest_us[live],
-            self.active_us[live],
-            self.begun,
+            watermark_us=self.watermark_us,
+            producers=self.producers if everyone else self.producers.filter(pa.array(live)),
+            newest_us=self.newest_us if everyone else self.newest_us[live],
+            active_us=self.active_us if everyone else self.active_us[live],
+            begun=self.begun,
         )
 
 
-def newest(parts: pa.Table) -> pa.Table:
-    """One row for each producer and tick."""
-    parts = in_order(parts).combine_chunks()
+def newest_times(parts: pa.Table) -> pa.Table:
+    """One row for each tick and producer, with its newest event time."""
+    parts = sorted_by_tick(parts).combine_chunks()
     if not parts.num_rows:
         return parts
     ticks = parts["tick"].to_numpy()
@@ -192,26 +201,14 @@ def newest(parts: pa.Table) -> pa.Table:
         )
     return pa.concat_tables(
         [
-            _newest_of_one(parts.slice(start, end - start))
+            _newest_times_of_tick(parts.slice(start, end - start))
             for start, end in pairwise([*starts.tolist(), len(ticks)])
         ]
     )
 
 
-def in_order(parts: pa.Table) -> pa.Table:
-    """By tick, without rows that have no time: those are tombstones."""
-    if parts["newest_us"].null_count:
-        parts = parts.filter(parts["newest_us"].is_valid())
-    ticks = parts["tick"].to_numpy()
-    return (
-        parts
-        if (ticks[1:] >= ticks[:-1]).all()
-        else parts.take(pa.array(np.argsort(ticks, kind="stable")))
-    )
-
-
-def _newest_of_one(parts: pa.Table) -> pa.Table:
-    """Of one tick: quicker than grouping by tick and producer."""
+def _newest_times_of_tick(parts: pa.Table) -> pa.Table:
+    """One row for each producer of a single tick: faster than grouping by tick and producer."""
     encoded = parts["producer"].combine_chunks().dictionary_encode()
     times_us = np.full(len(encoded.dictionary), UNSTARTED, np.int64)
     np.maximum.at(times_us, encoded.indices.to_numpy(), parts["newest_us"].to_numpy())
@@ -221,9 +218,19 @@ def _newest_of_one(parts: pa.Table) -> pa.Table:
     )
 
 
+def sorted_by_tick(parts: pa.Table) -> pa.Table:
+    """Rows in order of tick, without tombstones, which have no event time."""
+    if parts["newest_us"].null_count:
+        parts = parts.filter(parts["newest_us"].is_valid())
+    ticks = parts["tick"].to_numpy()
+    if (ticks[1:] >= ticks[:-1]).all():
+        return parts
+    return parts.take(pa.array(np.argsort(ticks, kind="stable")))
+
+
 @dataclass(frozen=True)
 class BatchWatermarks:
-    """The clocks of a batch: of its inputs at each of its ticks, and as of the tick before."""
+    """The watermarks of a batch's inputs: at each of its ticks, and as of the tick before."""
 
     ticks: Times
     times_us: Times
@@ -231,20 +238,30 @@ class BatchWatermarks:
     before: Mapping[str, int]
 
     def of(self, paths: Sequence[WatermarkPath]) -> Watermarks:
-        """A step's clocks: as far as the slowest of its inputs, less what is held back on the
-        way.
+        """The watermark and the horizon of a step: the minimum over its paths, less the lag of each
+        path.
         """
-        complete = [_back(self.inputs[path.name], path.complete_back_us) for path in paths]
-        closed = [_back(self.inputs[path.name], path.closed_back_us) for path in paths]
-        before = [(self.before[path.name], path) for path in paths]
+        watermarks = [_less(self.inputs[path.name], path.watermark_lag_us) for path in paths]
+        horizons = [_less(self.inputs[path.name], path.horizon_lag_us) for path in paths]
+        before = [(np.array([self.before[path.name]]), path) for path in paths]
         return Watermarks(
-            self.ticks,
-            self.times_us,
-            np.minimum.reduce(complete),
-            np.minimum.reduce(closed),
-            min(_one_back(start, path.complete_back_us) for start, path in before),
-            min(_one_back(start, path.closed_back_us) for start, path in before),
+            ticks=self.ticks,
+            times_us=self.times_us,
+            watermark=np.minimum.reduce(watermarks),
+            horizon=np.minimum.reduce(horizons),
+            watermark_at_start=min(
+                int(_less(start, path.watermark_lag_us)[0]) for start, path in before
+            ),
+            horizon_at_start=min(
+                int(_less(start, path.horizon_lag_us)[0]) for start, path in before
+            ),
         )
+
+
+def _less(watermarks: Times, lag_us: int) -> Times:
+    if lag_us == 0:
+        return watermarks
+    return np.where(watermarks == UNSTARTED, UNSTARTED, watermarks - lag_us)
 
 
 def batch_watermarks(
@@ -254,7 +271,7 @@ def batch_watermarks(
     ticks: Sequence[int],
     times_us: Sequence[int],
 ) -> tuple[BatchWatermarks, WatermarkState]:
-    """What `advance` gives, with the clocks as they were before."""
+    """The watermarks of a batch, and the state after it. See `advance`."""
     numbers, times = np.array(ticks, np.int64), np.array(times_us, np.int64)
     watermarks, after = advance(specs, state, parts, numbers, times)
     before = {
@@ -268,16 +285,35 @@ def batch_watermarks(
     return BatchWatermarks(numbers, times, watermarks, before), after
 
 
-def _back(clock: Times, by_us: int) -> Times:
-    return clock if by_us == 0 else np.where(clock == UNSTARTED, UNSTARTED, clock - by_us)
+@dataclass(frozen=True)
+class WatermarkInputs:
+    """What the watermarks of a batch are computed from: the inputs' declarations, the stored
+    watermarks as of the tick before, and the batch's ticks.
+    """
+
+    specs: tuple[WatermarkSpec, ...] = ()
+    id: str | None = None
+    before_us: int = UNSTARTED
+    ticks: tuple[int, ...] = ()
+    times_us: tuple[int, ...] = ()
+
+    def compute(
+        self, directory: Path, job_directory: Path, names: Collection[str]
+    ) -> tuple[BatchWatermarks, WatermarkState]:
+        """The watermarks of some inputs, all of whose read tasks must have ended. Behind a shuffle,
+        those upstream of it have.
+        """
+        specs = [spec for spec in self.specs if spec.name in names]
+        parts = {
+            spec.name: read_parts(job_directory, spec.name)
+            for spec in specs
+            if not spec.follows_ticks
+        }
+        state = replace(read_watermarks(directory, self.id), time_us=self.before_us)
+        return batch_watermarks(specs, state, parts, self.ticks, self.times_us)
 
 
-def _one_back(clock: int, by_us: int) -> int:
-    return clock if clock == UNSTARTED else clock - by_us
-
-
-# The clocks' state on disk: one file a batch under a random id, durable before the id is in the
-# ledger, like any state. And the parts that read tasks leave.
+# Watermarks on disk: one file per batch under a random id, durable before the id is in the ledger
 
 
 VERSION = 1
@@ -293,50 +329,49 @@ _SCHEMA = pa.schema(
 
 
 def write_watermarks(directory: Path, state: WatermarkState) -> str:
-    """Store the clocks; returns their id."""
+    """Store the watermarks of all inputs. Returns the file's id."""
     inputs = {
-        name: {"complete_us": clock.watermark_us, "begun": clock.begun}
-        for name, clock in state.inputs.items()
+        name: {"complete_us": watermark.watermark_us, "begun": watermark.begun}
+        for name, watermark in state.inputs.items()
     }
-    table = pa.concat_tables(
-        [_rows(name, clock) for name, clock in state.inputs.items()] or [_SCHEMA.empty_table()]
-    )
-    return files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})
-
-
-def _rows(name: str, clock: InputWatermark) -> pa.Table:
-    count = len(clock.producers)
-    columns = [
-        pa.repeat(pa.scalar(name), count),
-        clock.producers,
-        pa.array(clock.newest_us),
-        pa.array(clock.active_us),
-    ]
-    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+    tables = [_SCHEMA.empty_table()]
+    for name, watermark in state.inputs.items():
+        columns = [
+            pa.repeat(pa.scalar(name), len(watermark.producers)),
+            watermark.producers,
+            pa.array(watermark.newest_us),
+            pa.array(watermark.active_us),
+        ]
+        tables.append(pa.Table.from_arrays(columns, schema=_SCHEMA))
+    content = {"version": VERSION, "inputs": inputs}
+    return files.store(directory, _SUFFIX, pa.concat_tables(tables), content)
 
 
 def read_watermarks(directory: Path, name: str | None) -> WatermarkState:
-    """The clocks of an id; without one, those of a pipeline that has not begun."""
+    """The watermarks of an id. Without an id, those of a pipeline that has not begun."""
     if name is None:
         return WatermarkState()
     table, about = files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
-    return WatermarkState(
-        {name: _clock(table, name, known) for name, known in about["inputs"].items()}
-    )
-
-
-def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputWatermark:
-    rows = table.filter(pc.equal(table["input"], name)).combine_chunks()
-    producers = rows["producer"].combine_chunks() if rows.num_rows else pa.array([], pa.string())
-    newest, active = (np.array(rows[column].to_numpy()) for column in ("newest_us", "active_us"))
-    return InputWatermark(known["complete_us"], producers, newest, active, known["begun"])
+    inputs = {}
+    for input_name, stored in about["inputs"].items():
+        rows = table.filter(pc.equal(table["input"], input_name)).combine_chunks()
+        inputs[input_name] = InputWatermark(
+            watermark_us=stored["complete_us"],
+            producers=rows["producer"].combine_chunks()
+            if rows.num_rows
+            else pa.array([], pa.string()),
+            newest_us=np.array(rows["newest_us"].to_numpy()),
+            active_us=np.array(rows["active_us"].to_numpy()),
+            begun=stored["begun"],
+        )
+    return WatermarkState(inputs)
 
 
 def sweep_watermarks(
     directory: Path, kept: set[str], *, begun_s: float, older_than_s: float = 60.0
 ) -> None:
-    """Remove the clocks that no ledger entry refers to and that were old when the runner's last
-    commit began. Those of a newer runner are younger, however long this one was held up since.
+    """Delete files that no ledger entry refers to and that were old when the runner's last commit
+    began. A newer runner's files are younger than that, however long this runner was suspended.
     """
     for path in directory.glob(f"*{_SUFFIX}"):
         if (
@@ -346,67 +381,34 @@ def sweep_watermarks(
             path.unlink(missing_ok=True)
 
 
-# What read tasks leave for the shards behind the shuffle, and for the driver
+# Reports of read tasks, for the shards behind the shuffle and for the driver
 
 
 def write_part(directory: Path, name: str, number: int, rows: pa.Table) -> None:
-    """The newest times that one read task found. Another attempt of the task replaces it by the
-    same.
+    """Write the newest event times that a read task found. A second attempt of the task replaces the
+    file with the same content.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    content = pa.BufferOutputStream()
-    with pa.ipc.new_file(content, rows.schema) as writer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
     path = directory / f"clock-{name}-{number}.part"
-    write_atomically(path, content.getvalue(), durable=False)
+    write_atomically(path, sink.getvalue(), durable=False)
 
 
 def read_parts(directory: Path, name: str) -> pa.Table:
-    found = [
+    """The reports of all read tasks of an input."""
+    tables = [
         pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
         for path in sorted(directory.glob(f"clock-{name}-*.part"))
     ]
-    return pa.concat_tables(found) if found else PARTS.empty_table()
+    return pa.concat_tables(tables) if tables else PARTS.empty_table()
 
 
-@dataclass(frozen=True)
-class WatermarkInputs:
-    """What the clocks of a batch are computed from: how each input's clock goes, the clocks as of
-    the tick before, and the ticks.
-    """
-
-    specs: tuple[WatermarkSpec, ...] = ()
-    id: str | None = None
-    before_us: int = UNSTARTED
-    ticks: tuple[int, ...] = ()
-    times_us: tuple[int, ...] = ()
-
-    def watermarks(
-        self, directory: Path, job_directory: Path, names: Collection[str]
-    ) -> tuple[BatchWatermarks, WatermarkState]:
-        """The clocks of some inputs, which must all have been read: behind a shuffle those upstream
-        have.
-        """
-        specs = [spec for spec in self.specs if spec.name in names]
-        parts = {
-            spec.name: read_parts(job_directory, spec.name)
-            for spec in specs
-            if not spec.follows_ticks
-        }
-        return batch_watermarks(
-            specs,
-            replace(read_watermarks(directory, self.id), time_us=self.before_us),
-            parts,
-            self.ticks,
-            self.times_us,
-        )
-
-
-# Event times of the rows that one task reads, or that a shard finds them for: rows without a usable
-# time are put aside, of the others the newest of each producer is told.
+# Event times of rows, where they are read, or where a shard computes them (device time)
 #
-# A time that is null, or absurdly far in the future, must not move the clock: everything else would
-# then be late.
+# A row whose time is null or absurdly far in the future becomes a dead letter: it must not move the
+# watermark, which would make every other row late.
 
 
 NO_TIME = "its event time is null"
@@ -415,7 +417,7 @@ _YEAR_1_US = -62_135_596_800_000_000
 
 
 class Ticks(Protocol):
-    """Numbers and times of some ticks."""
+    """The numbers and times of some ticks."""
 
     @property
     def ticks(self) -> tuple[int, ...]: ...
@@ -425,63 +427,56 @@ class Ticks(Protocol):
 
 
 class EventTimes:
-    """For one task: `taken` gives a batch's usable rows, `finish` leaves what was found. `ticks`
-    have numbers and times.
+    """Checks event times in one task. `usable` filters each batch; `finish` writes the report of the
+    newest times and the dead letters.
     """
 
     def __init__(self, spec: WatermarkSpec, ticks: Ticks, number: int, directory: Path) -> None:
-        self.spec, self.ticks, self.number, self.directory = spec, ticks, number, directory
+        self.spec = spec
+        self.ticks = ticks
+        self.number = number
+        self.directory = directory
         self._diverter = Diverter(directory, spec.name)
-        self._found: list[pa.Table] = []
-        self._ahead = f"its event time is more than {format_us(spec.max_ahead_us)} ahead"
+        self._newest: list[pa.Table] = []
+        self._too_far_ahead = f"its event time is more than {format_us(spec.max_ahead_us)} ahead"
 
-    def taken(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def usable(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with a usable event time; the others become dead letters. The tombstone of a
+        table has no event time and needs none.
+        """
         if self.spec.column is None or not rows.num_rows:
             return rows
-        usable, times = self._usable(rows)
-        if usable.num_rows:
-            self._found.append(self._newest(usable, times))
-        return usable
-
-    def _usable(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-        """Without rows that have no time, or one that cannot be. The tombstone of a table has none,
-        and needs none.
-        """
-        times = (
-            rows.column(self.spec.column)
-            .cast(pa.timestamp("us", "UTC") if _zoned(rows, self.spec) else pa.timestamp("us"))
-            .cast(pa.int64())
+        column = rows.column(self.spec.column)
+        is_zoned = rows.schema.field(self.spec.column).type.tz is not None
+        times = column.cast(pa.timestamp("us", "UTC") if is_zoned else pa.timestamp("us")).cast(
+            pa.int64()
         )
         if times.null_count:
-            gone = (
-                pc.equal(rows.column(CHANGE_TYPE), DELETE)
-                if CHANGE_TYPE in rows.schema.names
-                else pa.repeat(pa.scalar(False), rows.num_rows)
-            )
-            rows, times = self._without(
-                rows, times, pc.and_(pc.is_null(times), pc.invert(gone)), NO_TIME
-            )
-        rows, times = self._without(rows, times, pc.less(times, _YEAR_1_US), NEVER)
-        return self._without(rows, times, pc.greater(times, self._limits(rows)), self._ahead)
+            no_time = pc.is_null(times)
+            if CHANGE_TYPE in rows.schema.names:
+                is_tombstone = pc.equal(rows.column(CHANGE_TYPE), DELETE)
+                no_time = pc.and_(no_time, pc.invert(is_tombstone))
+            rows, times = self._divert(rows, times, no_time, NO_TIME)
+        rows, times = self._divert(rows, times, pc.less(times, _YEAR_1_US), NEVER)
+        limits = pa.array(_tick_times(rows, self.ticks) + self.spec.max_ahead_us)
+        rows, times = self._divert(rows, times, pc.greater(times, limits), self._too_far_ahead)
+        if rows.num_rows:
+            table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)
+            self._newest.append(newest_times(table))
+        return rows
 
-    def _without(
-        self, rows: pa.RecordBatch, times: pa.Array, which: pa.Array, reason: str
+    def _divert(
+        self, rows: pa.RecordBatch, times: pa.Array, is_bad: pa.Array, reason: str
     ) -> tuple[pa.RecordBatch, pa.Array]:
-        bad = which.fill_null(False)
+        """Make dead letters of bad rows; return the other rows and their times."""
+        bad = is_bad.fill_null(False)
         if pc.any(bad).as_py():
             self._diverter.divert(rows.filter(bad), reason)
             rows, times = rows.filter(pc.invert(bad)), times.filter(pc.invert(bad))
         return rows, times
 
-    def _limits(self, rows: pa.RecordBatch) -> pa.Array:
-        return pa.array(_tick_times(rows, self.ticks) + self.spec.max_ahead_us)
-
-    def _newest(self, rows: pa.RecordBatch, times: pa.Array) -> pa.Table:
-        table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)
-        return newest(table)
-
     def _producers(self, rows: pa.RecordBatch) -> pa.Array:
-        """As text: without a producer column, each partition is one."""
+        """The producer of each row as text. Without a producer column, each partition is one."""
         if self.spec.producer is None:
             return rows.column(PARTITION_COLUMN).cast(pa.string())
         column = rows.column(self.spec.producer)
@@ -490,55 +485,46 @@ class EventTimes:
 
     def finish(self) -> None:
         self._diverter.finish(f"times-{self.number}")
-        if self._found:
-            write_part(
-                self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found))
-            )
+        if self._newest:
+            newest = newest_times(pa.concat_tables(self._newest))
+            write_part(self.directory, self.spec.name, self.number, newest)
 
 
-def _tick_times(rows: pa.RecordBatch, piece: Ticks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(piece.times_us, np.int64)[
-        np.searchsorted(piece.ticks, rows.column(TICK).to_numpy())
+def _tick_times(rows: pa.RecordBatch, ticks: Ticks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The time of each row's tick."""
+    times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(ticks.times_us, np.int64)[
+        np.searchsorted(ticks.ticks, rows.column(TICK).to_numpy())
     ]
     return times
 
 
-def with_tick_times(rows: pa.RecordBatch, piece: TopicRange, name: str) -> pa.RecordBatch:
+def with_tick_times(rows: pa.RecordBatch, topic_range: TopicRange, name: str) -> pa.RecordBatch:
     """Rows with the time of their tick in a column behind the user's own."""
-    at = len(piece.stored_columns)
     return rows.add_column(
-        at,
+        len(topic_range.stored_columns),
         pa.field(name, pa.timestamp("us", "UTC")),
-        pa.array(_tick_times(rows, piece)).cast(pa.timestamp("us", "UTC")),
+        pa.array(_tick_times(rows, topic_range)).cast(pa.timestamp("us", "UTC")),
     )
 
 
-def _zoned(rows: pa.RecordBatch, spec: WatermarkSpec) -> bool:
-    return rows.schema.field(spec.column).type.tz is not None
-
-
 def _hex(column: pa.Array) -> pa.Array:
-    """Bytes as text: producers are few, so each is spelled once."""
+    """Bytes as hexadecimal text; each distinct producer is converted once."""
     encoded = column.dictionary_encode()
     return pa.array([value.hex() for value in encoded.dictionary.to_pylist()], pa.string()).take(
         encoded.indices
     )
 
 
-def corrected(
-    spec: WatermarkSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path
+def with_event_times(
+    spec: WatermarkSpec, rows: pa.Table, source: pa.Table, ticks: Ticks, shard: int, directory: Path
 ) -> pa.Table:
-    """Rows whose times a shard has found, `given` as they came to it: usable ones, in the places
-    that they have in their topic; the rest is done as where rows are read.
+    """Check the event times that a shard has computed for rows, as `EventTimes` does where rows are
+    read. The rows keep the order columns of `source`, the rows as they came to the shard.
     """
     names = [field.name for field in ORDER_FIELDS]
-    placed = pa.table(
-        {
-            **{name: rows[name] for name in rows.column_names if name not in names},
-            **{name: given[name] for name in names},
-        }
-    )
+    columns = {name: rows[name] for name in rows.column_names if name not in names}
+    ordered = pa.table({**columns, **{name: source[name] for name in names}})
     times = EventTimes(spec, ticks, shard, directory)
-    usable = [times.taken(batch) for batch in placed.to_batches()]
+    usable = [times.usable(batch) for batch in ordered.to_batches()]
     times.finish()
-    return pa.Table.from_batches(usable, placed.schema)
+    return pa.Table.from_batches(usable, ordered.schema)

@@ -1,8 +1,13 @@
-"""Which outputs are computed in which query, and whether the state that is there fits the plan.
+"""The arrangement of a pipeline: which outputs are computed by which query, and whether the stored
+state fits the plan.
 
-A note in the log says how it was: for each query its outputs, and the meaning of each of its steps.
-An output that was added later, or a view that was lost, is built from the first recorded tick in a
-query of its own. A step whose meaning changed must not go on with the state of the old one.
+A note in the log has the arrangement of the last run: for each query its outputs, and the
+fingerprint of each of its steps. An output that was added later, or a view that was lost, is built
+from the first recorded tick in a query of its own. A step whose fingerprint has changed must not go
+on with the state of the old one: `PlanChanged` says so before anything is touched.
+
+The number of shards is stored in a note of its own (`remembered_shards`). It changes how fast a
+pipeline is and nothing else: state is divided into 128 key groups, and shards share them out.
 """
 
 from __future__ import annotations
@@ -13,12 +18,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.columnar.keys import GROUPS
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
-from headrace.engine.state.files import GROUPS
 from headrace.engine.ticks import TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanChanged
 from headrace.log.api import Log
-from headrace.plan.names import StepFingerprint, step_fingerprints, tables_fingerprint, with_known_names
+from headrace.plan.fingerprints import (
+    StepFingerprint,
+    step_fingerprints,
+    tables_fingerprint,
+    with_known_names,
+)
 from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, topological_order
 from headrace.runtime.query import Query, sub_plan
 from headrace.views.file import VIEWS_FILE
@@ -28,32 +38,50 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Arranged:
-    """One query: its outputs, what its steps that keep state mean, how the outputs' tables come
-    about, and up to which tick an earlier query has told of rows that its steps could not use.
-
-    `again`: up to this tick all of it was computed before (`pipeline.forgetting`). State and views
-    are built anew; topics and dead letters have what they were told.
-    """
+class QueryArrangement:
+    """One query of an arrangement."""
 
     outputs: tuple[str, ...]
     steps: dict[str, StepFingerprint]
+    """The fingerprint of each step that keeps state."""
     tables: dict[str, str]
-    told: dict[str, int] = field(default_factory=dict)
-    again: int = 0
+    """The fingerprint of the tables that each output reads."""
+    dead_letters_emitted_to: dict[str, int] = field(default_factory=dict)
+    """Per step, the last tick whose dead letters an earlier query has emitted."""
+    rebuild_to: int = 0
+    """Up to this tick, the query was computed before and then erased (`erasure`): state and views
+    are built again, while topics and dead letters are not written again.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "outputs": list(self.outputs),
+            "steps": {name: asdict(fingerprint) for name, fingerprint in self.steps.items()},
+            "tables": self.tables,
+            "told": self.dead_letters_emitted_to,
+            "again": self.rebuild_to,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> QueryArrangement:
+        return cls(
+            outputs=tuple(stored["outputs"]),
+            steps={name: StepFingerprint(**step) for name, step in stored["steps"].items()},
+            tables=stored["tables"],
+            dead_letters_emitted_to=stored["told"],
+            rebuild_to=stored.get("again", 0),
+        )
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    queries: dict[str, Arranged] = field(default_factory=dict)
+    """The queries of a pipeline, by name."""
+
+    queries: dict[str, QueryArrangement] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "version": VERSION,
-                "queries": {name: asdict(each) for name, each in self.queries.items()},
-            }
-        )
+        queries = {name: query.to_json() for name, query in self.queries.items()}
+        return json.dumps({"version": VERSION, "queries": queries})
 
     @classmethod
     def from_json(cls, text: str | None) -> Arrangement:
@@ -63,213 +91,201 @@ class Arrangement:
                 f"The pipeline was last run by a newer Headrace (format {stored['version']}).",
                 fix="upgrade Headrace.",
             )
-        return cls({name: _arranged(each) for name, each in stored["queries"].items()})
-
-
-def _arranged(stored: Mapping[str, Any]) -> Arranged:
-    steps = {name: StepFingerprint(**each) for name, each in stored["steps"].items()}
-    return Arranged(
-        tuple(stored["outputs"]), steps, stored["tables"], stored["told"], stored.get("again", 0)
-    )
+        return cls(
+            {name: QueryArrangement.from_json(query) for name, query in stored["queries"].items()}
+        )
 
 
 def note_name(pipeline: str) -> str:
+    """The note with a pipeline's arrangement."""
     return f"plan.{pipeline}"
 
 
+def stored_arrangement(log: Log, pipeline: str) -> Arrangement:
+    """The arrangement of a pipeline's last run; an empty one if it has never run."""
+    return Arrangement.from_json(log.note(note_name(pipeline)))
+
+
 def arrangement_of(queries: Iterable[Query]) -> Arrangement:
+    """The arrangement of queries at work."""
     return Arrangement(
-        {each.name: plan_query(each.plan, each.told, each.again) for each in queries}
+        {
+            query.name: arrange_query(query.plan, query.dead_letters_emitted_to, query.rebuild_to)
+            for query in queries
+        }
     )
 
 
-def plan_query(
-    plan: PipelinePlan, told: Mapping[str, int] | None = None, again: int = 0
-) -> Arranged:
-    inputs = [output.input for output in plan.outputs]  # a declared input that nothing uses is none
-    tables = {output.name: tables_fingerprint([output.input]) for output in plan.outputs}
-    return Arranged(
-        tuple(output.name for output in plan.outputs),
-        step_fingerprints(inputs),
-        tables,
-        dict(told or {}),
-        again,
+def arrange_query(
+    plan: PipelinePlan,
+    dead_letters_emitted_to: Mapping[str, int] | None = None,
+    rebuild_to: int = 0,
+) -> QueryArrangement:
+    """A query with all outputs of a plan."""
+    # Only the steps that outputs need: a declared input that nothing reads is none of them.
+    inputs = [output.input for output in plan.outputs]
+    return QueryArrangement(
+        outputs=tuple(output.name for output in plan.outputs),
+        steps=step_fingerprints(inputs),
+        tables={output.name: tables_fingerprint([output.input]) for output in plan.outputs},
+        dead_letters_emitted_to=dict(dead_letters_emitted_to or {}),
+        rebuild_to=rebuild_to,
     )
 
 
 def known_names(plan: PipelinePlan, log: Log) -> PipelinePlan:
-    """The plan with the names under which its steps' state is known."""
-    stored = Arrangement.from_json(log.note(note_name(plan.name)))
-    return with_known_names(
-        plan,
-        {name: meaning for each in stored.queries.values() for name, meaning in each.steps.items()},
-    )
+    """The plan, with the step names under which their state is stored."""
+    steps: dict[str, StepFingerprint] = {}
+    for query in stored_arrangement(log, plan.name).queries.values():
+        steps |= query.steps
+    return with_known_names(plan, steps)
 
 
-def arranged(
+def arrange(
     plan: PipelinePlan,
     log: Log,
     ledger: Ledger,
     journal: TickJournal,
     view_tick: Callable[[str], int] | None,
 ) -> Arrangement:
-    """How the plan's outputs are to be computed now. `view_tick` says how far a view is.
-    PlanChanged if what is stored does not fit.
+    """Decide which query computes which output of a plan.
+
+    Queries that have begun keep their outputs; a query that is being rebuilt keeps them too. All
+    other outputs form one new query. `view_tick` returns the last tick of a view, which shows
+    whether it was lost. Raises PlanChanged if the stored state does not fit the plan.
     """
-    stored = Arrangement.from_json(log.note(note_name(plan.name)))
+    stored = stored_arrangement(log, plan.name)
     views = {output.name for output in plan.outputs if isinstance(output, ViewOutput)}
     topics = {output.name for output in plan.outputs} - views
     begun = {
-        name: (each, entry)
-        for name, each in stored.queries.items()
+        name: (query, entry)
+        for name, query in stored.queries.items()
         if (entry := ledger.last(name)) is not None
     }
-    queries: dict[str, Arranged] = {}
-    for name, (each, entry) in begun.items():
-        there = {
-            view for view in views if view_tick is not None and view_tick(view) >= entry.tick
-        }  # the others were lost
-        if outputs := tuple(output for output in each.outputs if output in topics | there):
-            queries[name] = _checked(plan, replace(each, outputs=outputs))
-    for name, each in stored.queries.items():
-        if (
-            name not in begun
-            and each.again
-            and (outputs := tuple(output for output in each.outputs if output in topics | views))
-        ):
-            queries[name] = plan_query(sub_plan(plan, outputs), each.told, each.again)
-    known = {output for each in queries.values() for output in each.outputs}
-    if added := tuple(output.name for output in plan.outputs if output.name not in known):
+    queries: dict[str, QueryArrangement] = {}
+    for name, (query, entry) in begun.items():
+        # A view that is behind its query was lost.
+        intact = {view for view in views if view_tick is not None and view_tick(view) >= entry.tick}
+        outputs = tuple(output for output in query.outputs if output in topics | intact)
+        if outputs:
+            queries[name] = _check_unchanged(plan, replace(query, outputs=outputs))
+    for name, query in stored.queries.items():
+        outputs = tuple(output for output in query.outputs if output in topics | views)
+        if name not in begun and query.rebuild_to and outputs:
+            queries[name] = arrange_query(
+                sub_plan(plan, outputs), query.dead_letters_emitted_to, query.rebuild_to
+            )
+    arranged = {output for query in queries.values() for output in query.outputs}
+    added = tuple(output.name for output in plan.outputs if output.name not in arranged)
+    if added:
         is_new = not begun and MAIN_QUERY not in queries and ledger.last(MAIN_QUERY) is None
         if not is_new:
             _check_new_topics(plan, log, added)
             _check_history(sub_plan(plan, added), log, journal)
         name = MAIN_QUERY if is_new else f"added-{ledger.epoch}"
-        queries[name] = plan_query(sub_plan(plan, added), _told(plan, begun, added))
+        emitted_to = _dead_letters_emitted_to(plan, begun, added)
+        queries[name] = arrange_query(sub_plan(plan, added), emitted_to)
     return Arrangement(queries)
 
 
 def check_fits(plan: PipelinePlan, log: Log, state: Path) -> None:
-    """PlanChanged if a plan cannot go on from what is stored. Nothing is changed by asking, and a
-    runner at work is not disturbed.
+    """Raise PlanChanged if a plan cannot go on from the stored state. Changes nothing, and does not
+    disturb a runner at work.
     """
     if log.note(note_name(plan.name)) is None:
         return
-    views = [output for output in plan.outputs if isinstance(output, ViewOutput)]
     ticks = {
-        each.name: declared_tick(state / VIEWS_FILE, each.name, each.input.schema, view_key(each))
-        for each in views
+        view.name: declared_tick(state / VIEWS_FILE, view.name, view.input.schema, view_key(view))
+        for view in plan.outputs
+        if isinstance(view, ViewOutput)
     }
-    arranged(plan, log, Ledger(log, plan.name), TickJournal(log, plan.name), ticks.__getitem__)
+    ledger, journal = Ledger(log, plan.name), TickJournal.open(log, plan.name)
+    arrange(plan, log, ledger, journal, ticks.__getitem__)
 
 
 def view_key(output: ViewOutput) -> tuple[str, ...]:
-    """A stream's rows have no key in a view: all are kept, up to a number."""
+    """The key of a view. A view of a stream has none: it holds all rows, up to a number."""
     return output.input.key if output.input.is_table else ()
 
 
-def _told(
-    plan: PipelinePlan, begun: Mapping[str, tuple[Arranged, LedgerEntry]], added: Collection[str]
+def _dead_letters_emitted_to(
+    plan: PipelinePlan,
+    begun: Mapping[str, tuple[QueryArrangement, LedgerEntry]],
+    added: Collection[str],
 ) -> dict[str, int]:
-    """How far the queries that had these outputs before, views that were lost, have told of rows
-    that could not be used.
+    """For outputs that other queries had before (views that were lost): per step, the last tick
+    whose dead letters those queries have emitted.
     """
-    told: dict[str, int] = {}
-    for each, entry in begun.values():
+    emitted_to: dict[str, int] = {}
+    for query, entry in begun.values():
         lost = [
             output.input
             for output in plan.outputs
-            if output.name in added and output.name in each.outputs
+            if output.name in added and output.name in query.outputs
         ]
-        told.update({step.name: max(entry.tick, told.get(step.name, 0)) for step in topological_order(lost)})
-    return told
+        for step in topological_order(lost):
+            emitted_to[step.name] = max(entry.tick, emitted_to.get(step.name, 0))
+    return emitted_to
 
 
-def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
-    """What is built from the beginning needs its inputs from the beginning."""
-    first = journal.first
-    needed = sorted(
-        {
-            step.topic
-            for step in plan.inputs
-            if step in topological_order([output.input for output in plan.outputs])
-        }
-    )
-    for topic in [topic for topic in needed if first is not None and topic in first.ends]:
-        assert first is not None
-        gone = [
-            (p, offset)
-            for p, offset in log.whole_from(topic).items()
-            if offset > first.end(topic, p)
-        ]
-        if gone:
-            partition, offset = gone[0]
-            raise PlanChanged(
-                f"{', '.join(output.name for output in plan.outputs)} must be built from the first"
-                f" tick on, and retention or compaction has taken rows of {topic}[{partition}]"
-                f" away: it is whole from offset {offset} on.",
-                fix=(
-                    "build the pipeline beside the old one from what is kept: headrace replay FILE"
-                    " --as v2 --retick; or leave these outputs out."
-                ),
-            )
+# Checks
 
 
-def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
-    """That the steps of a query are what they were, and none is new; and that the tables that they
-    and the outputs are given come about as they did.
+def _check_unchanged(plan: PipelinePlan, stored: QueryArrangement) -> QueryArrangement:
+    """Check that the steps of a query are what they were, that none is new, and that the tables
+    which its steps and outputs read are computed as before. Returns the query of the present plan.
     """
-    now = plan_query(sub_plan(plan, known.outputs), known.told, known.again)
-    for name, meaning in now.steps.items():
-        if name not in known.steps:
-            gone = sorted(known.steps.keys() - now.steps.keys())
-            had = (
+    now = arrange_query(
+        sub_plan(plan, stored.outputs), stored.dead_letters_emitted_to, stored.rebuild_to
+    )
+    for name, fingerprint in now.steps.items():
+        if name not in stored.steps:
+            gone = sorted(stored.steps.keys() - now.steps.keys())
+            old_names = (
                 f"if it has had another name ({', '.join(gone)}), give it that with name=…; else "
                 if gone
                 else ""
             )
-            raise _changed(
-                f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been"
-                " running without it.",
-                had,
+            raise _plan_changed(
+                f"The step {name!r} is new, and what it feeds ({', '.join(stored.outputs)}) has"
+                " been running without it.",
+                old_names,
             )
-        if known.steps[name].signature != meaning.signature:
-            raise _changed(
-                f"The step {name!r} is not what it was: its state belongs to its old meaning"
-                f" ({plan.step(name).summary()} now)."
+        if stored.steps[name].signature != fingerprint.signature:
+            raise _plan_changed(
+                f"The step {name!r} is not what it was: its state was built by its old definition"
+                f" (it is {plan.step(name).summary()} now)."
             )
-        if known.steps[name].tables != meaning.tables:
-            raise _changed(_other_tables(f"The step {name!r}", plan.step(name).inputs))
+        if stored.steps[name].tables != fingerprint.tables:
+            raise _plan_changed(_tables_changed(f"The step {name!r}", plan.step(name).inputs))
     for output in plan.outputs:
-        if output.name in now.tables and now.tables[output.name] != known.tables[output.name]:
-            raise _changed(_other_tables(f"The output {output.name!r}", [output.input]))
+        if output.name in now.tables and now.tables[output.name] != stored.tables[output.name]:
+            raise _plan_changed(_tables_changed(f"The output {output.name!r}", [output.input]))
     return now
 
 
-def _other_tables(who: str, inputs: Iterable[Step]) -> str:
-    """A table that is computed otherwise would take back rows that it never told of, and keep some
-    that nobody takes back.
+def _tables_changed(reader: str, inputs: Iterable[Step]) -> str:
+    """The message for a table that is computed differently: it would retract rows that it never
+    emitted, and never retract some that it did.
     """
-    way = [step for step in topological_order(inputs) if step.is_table and not step.keeps_state]
-    now = "; ".join(f"{step.name}: {step.summary()}" for step in way)
+    steps = [step for step in topological_order(inputs) if step.is_table and not step.keeps_state]
+    now = "; ".join(f"{step.name}: {step.summary()}" for step in steps)
     return (
-        f"{who} is given a table that comes about otherwise than before: the rows that it has would"
-        f" never be taken back ({now or 'directly'} now)."
+        f"{reader} reads a table that is computed differently than before: the rows that it has"
+        f" would never be retracted ({now or 'directly'} now)."
     )
 
 
-def _changed(what: str, had: str = "") -> PlanChanged:
+def _plan_changed(what: str, advice: str = "") -> PlanChanged:
     fix = (
         "give the output another name, and it is built from the beginning; or build everything"
         " beside the old: headrace replay FILE --as v2."
     )
-    return PlanChanged(what, fix=f"{had}{fix}")
+    return PlanChanged(what, fix=f"{advice}{fix}")
 
 
 def _check_new_topics(plan: PipelinePlan, log: Log, added: Collection[str]) -> None:
-    """A topic that is built from the beginning must be empty: what is in it would be there
-    twice.
-    """
+    """Check that the topics of added outputs are empty: their rows would be there twice."""
     for output in plan.outputs:
         if (
             output.name in added
@@ -286,31 +302,49 @@ def _check_new_topics(plan: PipelinePlan, log: Log, added: Collection[str]) -> N
             )
 
 
-# How many shards a pipeline is to have: a note in the log, which the next run uses and a run under
-# way takes on between two batches.
-#
-# The number of shards changes how fast a pipeline is and nothing else: state lies in 128 key
-# groups, and shards only share them out.
+def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
+    """Check that the inputs of a plan still have all rows since the first tick."""
+    first = journal.first
+    if first is None:
+        return
+    needed = topological_order([output.input for output in plan.outputs])
+    topics = {step.topic for step in plan.inputs if step in needed}
+    for topic in sorted(topics & first.ends.keys()):
+        for partition, offset in log.whole_from(topic).items():
+            if offset > first.end(topic, partition):
+                raise PlanChanged(
+                    f"{', '.join(output.name for output in plan.outputs)} must be built from the"
+                    " first tick on, and retention or compaction has taken rows of"
+                    f" {topic}[{partition}] away: it is whole from offset {offset} on.",
+                    fix=(
+                        "build the pipeline beside the old one from what is kept: headrace replay"
+                        " FILE --as v2 --retick; or leave these outputs out."
+                    ),
+                )
+
+
+# The number of shards
 
 
 def remembered_shards(log: Log, pipeline: str) -> int | None:
-    """The number that was chosen with `headrace rescale`, if one was."""
-    stored = log.note(_note(pipeline))
+    """The number of shards that was chosen with `headrace rescale`, if any."""
+    stored = log.note(_shards_note(pipeline))
     return None if stored is None else int(stored)
 
 
 def remember_shards(log: Log, pipeline: str, shards: int | None) -> None:
-    """Choose a number; None leaves it to each run again."""
+    """Choose the number of shards for the next run and for one at work, which adopts it between two
+    batches. None leaves the choice to each run again.
+    """
     if shards is not None and not 1 <= shards <= GROUPS:
         raise ConfigurationError(
             f"{shards} cannot be a number of shards.",
             fix=f"choose one from 1 to {GROUPS}: there are {GROUPS} key groups to share out.",
         )
-    with log.transaction(
-        f"rescale.{pipeline}"
-    ) as tx:  # not the runner's own transaction, or it would be fenced
-        tx.set_note(_note(pipeline), None if shards is None else str(shards))
+    # Not the runner's own transaction id, which would fence the runner.
+    with log.transaction(f"rescale.{pipeline}") as tx:
+        tx.set_note(_shards_note(pipeline), None if shards is None else str(shards))
 
 
-def _note(pipeline: str) -> str:
+def _shards_note(pipeline: str) -> str:
     return f"shards.{pipeline}"

@@ -1,5 +1,5 @@
-"""What the runtime asks of a declared pipeline. `headrace.pipeline.Pipeline` meets it; nothing here
-imports that class, so imports point one way.
+"""What the runtime needs of a declared pipeline, as a protocol. `headrace.pipeline.Pipeline` meets
+it; nothing here imports that class, so that imports point one way.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 
 class DeclaredPipeline(Protocol):
-    """A pipeline as its author declared it: the plan, and the services that run in the background
-    beside it.
-    """
+    """A pipeline as its author declared it: the plan, and its background services."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def log(self) -> str | None:
-        """The log's address, unless it is given when the pipeline is run."""
+        """The address of the log; None if it is given when the pipeline is run."""
 
     @property
     def directory(self) -> Path:

@@ -1,11 +1,12 @@
-"""What pipelines have made of rows that must be forgotten: who has taken them in, directly or
-through other pipelines, and how all of that goes.
+"""Erasure: what pipelines have computed from rows that must be forgotten. Who has read the rows,
+directly or through other pipelines (`find_holders`), and how all of it is erased
+(`erase_pipeline`).
 
-Nothing in a pipeline's state says which row it came from, so single values are not looked for.
-State is given up as a whole: the next run computes it again, over the recorded ticks, from what is
-left in the log. Views are emptied, and built again in the same go. Derived topics are histories
-that others have read, with offsets that stay: they are not written again (`Arranged.again`); which
-of their rows go is for the caller to say.
+Nothing in a pipeline's state says which row it came from, so single values cannot be looked for.
+State is erased as a whole: the next run computes it again, over the recorded ticks, from what is
+left in the log. Views are emptied and built again with it. Derived topics are histories that others
+have read, with offsets that stay: they are not written again (`QueryArrangement.rebuild_to`), and
+the caller decides which of their rows go. `headrace.events.privacy` calls this.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,104 +22,111 @@ from headrace.atomic_file import sync_directory
 from headrace.engine.ledger import MAIN_QUERY, Ledger
 from headrace.engine.ticks import TickJournal
 from headrace.log.api import Log
-from headrace.runtime.arrangement import Arrangement, note_name
+from headrace.runtime.arrangement import Arrangement, note_name, stored_arrangement
 from headrace.runtime.status import FILE, read_status, running_elsewhere
 from headrace.views.file import VIEWS_FILE, scrub
 
 _TICKS = "__ticks."
-_DERIVED = ("steps", "clocks", "jobs", "local")
+_ERASED = ("steps", "clocks", "jobs", "local")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A pipeline, or a version of one, that has taken in some topics. `state` is where the log says
-    its state is, or a directory given that is the same one.
-    """
+    """A pipeline, or a version of one, that has read some topics."""
 
     pipeline: str
     inputs: frozenset[str]
     outputs: frozenset[str]
     id: str | None
+    """The id of its state directory."""
     state: Path | None
+    """Its state directory, where the log says it is or where it was moved to."""
 
     @property
     def local_stores(self) -> list[Path]:
-        """Where its state is at hand on this machine, outside of its state directory: where that
-        was told, and where a cluster's machines have it.
-        """
+        """Its directories for local stores on this machine, outside of the state directory."""
         if self.state is None:
             return []
-        told = read_status(self.state).local if (self.state / FILE).exists() else ""
-        return [
-            path
-            for path in {
-                Path(tempfile.gettempdir()) / f"headrace-{self.id}",
-                *([Path(told)] if told else []),
-            }
-            if path.exists()
-        ]
+        paths = {self._cluster_local}
+        if self._status_local:
+            paths.add(Path(self._status_local))
+        return [path for path in paths if path.exists()]
 
     @property
     def unreached(self) -> list[str]:
-        """What it has elsewhere, by name."""
-        if self.state is None or not (self.state / FILE).exists():
+        """What it has on other machines, in words."""
+        if not self._status_local or Path(self._status_local) != self._cluster_local:
             return []
-        told = read_status(self.state).local
-        elsewhere = told and Path(told) == Path(tempfile.gettempdir()) / f"headrace-{self.id}"
-        return (
-            [
-                f"the state at hand of the pipeline {self.pipeline!r} on other machines of its"  # noqa: ISC004
+        return [
+            (
+                f"the state at hand of the pipeline {self.pipeline!r} on other machines of its"
                 f" cluster: headrace-{self.id} in their temporary directories"
-            ]
-            if elsewhere
-            else []
-        )
+            )
+        ]
+
+    @property
+    def _cluster_local(self) -> Path:
+        """Where each machine of a cluster has its local stores."""
+        return Path(tempfile.gettempdir()) / f"headrace-{self.id}"
+
+    @property
+    def _status_local(self) -> str:
+        """The directory for local stores of its last run, if that is known."""
+        if self.state is None or not (self.state / FILE).exists():
+            return ""
+        return read_status(self.state).local
 
 
-def holders(log: Log, topics: Collection[str], given: Iterable[Path] = ()) -> list[Holder]:
-    """All that have taken in these topics, or what one of them made of them. `given` are
-    directories among which one may be that was moved.
+def find_holders(
+    log: Log, topics: Collection[str], directories: Iterable[Path] = ()
+) -> list[Holder]:
+    """All pipelines that have read these topics, or topics that one of them derived from them. A
+    state directory that was moved is searched among `directories`.
     """
-    moved = {known: path for path in _state_directories(given) if (known := _id(path)) is not None}
-    all_of_them = [
+    moved = {
+        state_id: path
+        for path in _candidate_directories(directories)
+        if (state_id := _state_id(path)) is not None
+    }
+    candidates = [
         _holder(log, name.removeprefix(_TICKS), moved)
         for name in log.topics()
         if name.startswith(_TICKS)
     ]
-    reached, found = set(topics), list[Holder]()
-    while more := [each for each in all_of_them if each not in found and each.inputs & reached]:
-        found += more
-        reached |= {output for each in more for output in each.outputs}
-    return found
+    reached, holders = set(topics), list[Holder]()
+    while more := [each for each in candidates if each not in holders and each.inputs & reached]:
+        holders += more
+        reached |= {output for holder in more for output in holder.outputs}
+    return holders
 
 
-def _holder(log: Log, name: str, moved: dict[str, Path]) -> Holder:
-    journal = TickJournal(log, name)
-    inputs = frozenset(journal.last.ends if journal.last is not None else ())
-    stored = Arrangement.from_json(log.note(note_name(name)))
-    outputs = frozenset(
-        output for each in stored.queries.values() for output in each.outputs
-    ) & frozenset(log.topics())
-    place = json.loads(log.note(f"state.{name}") or "null")
-    if place is None:
-        return Holder(name, inputs, outputs, None, None)
-    path = Path(place["path"])
+def _holder(log: Log, pipeline: str, moved: Mapping[str, Path]) -> Holder:
+    last = TickJournal.open(log, pipeline).last
+    queries = stored_arrangement(log, pipeline).queries.values()
+    outputs = frozenset(output for query in queries for output in query.outputs)
+    note = json.loads(log.note(f"state.{pipeline}") or "null")
+    state_id, state = None, None
+    if note is not None:
+        state_id, state = note["id"], Path(note["path"])
+        if _state_id(state) != state_id:
+            state = moved.get(state_id, state)
     return Holder(
-        name,
-        inputs,
-        outputs,
-        place["id"],
-        path if _id(path) == place["id"] else moved.get(place["id"], path),
+        pipeline=pipeline,
+        inputs=frozenset(last.ends if last is not None else ()),
+        outputs=outputs & frozenset(log.topics()),
+        id=state_id,
+        state=state,
     )
 
 
-def _state_directories(given: Iterable[Path]) -> Iterable[Path]:
-    for path in given:
+def _candidate_directories(directories: Iterable[Path]) -> Iterator[Path]:
+    for path in directories:
         yield path
-        yield from (found.parent for found in path.rglob("state.json")) if path.is_dir() else ()
+        if path.is_dir():
+            yield from (file.parent for file in path.rglob("state.json"))
 
 
-def _id(directory: Path) -> str | None:
+def _state_id(directory: Path) -> str | None:
     try:
         return str(json.loads((directory / "state.json").read_text())["id"])
     except (OSError, ValueError, KeyError):
@@ -126,83 +134,84 @@ def _id(directory: Path) -> str | None:
 
 
 def state_directories(notes: Mapping[str, str]) -> list[Path]:
-    """Those of all pipelines that a log's notes know, as far as they are on this machine: also of
-    pipelines whose ticks were deleted, of which nobody knows what they read.
+    """The state directories of all pipelines in a log's notes that are on this machine. They
+    include pipelines whose ticks were deleted, of which nobody knows what they read.
     """
-    places = {
+    paths = {
         Path(json.loads(text)["path"]) for name, text in notes.items() if name.startswith("state.")
     }
-    return sorted(path for path in places if path.exists())
+    return sorted(path for path in paths if path.exists())
 
 
 def obstacles(log: Log, holder: Holder) -> list[str]:
-    """Why what a pipeline has cannot be given up and built again, if it cannot."""
-    found = []
-    if holder.state is not None and _id(holder.state) != holder.id:
-        found.append(
+    """Why a pipeline cannot be erased and built again, in words. Empty if it can."""
+    reasons = []
+    if holder.state is not None and _state_id(holder.state) != holder.id:
+        reasons.append(
             f"the state of the pipeline {holder.pipeline!r} is not in {holder.state}, where it last"
             " ran: name its directory"
         )
     elif holder.state is not None and (other := running_elsewhere(holder.state)) is not None:
-        found.append(
+        reasons.append(
             f"the pipeline {holder.pipeline!r} is running, in process {other.process} on"
             f" {other.host}: stop it"
         )
-    first = TickJournal(log, holder.pipeline).first
+    first = TickJournal.open(log, holder.pipeline).first
     for topic in sorted(holder.inputs & set(log.topics())):
         gone = [
-            (p, offset)
-            for p, offset in log.whole_from(topic).items()
-            if first is not None and offset > first.end(topic, p)
+            (partition, offset)
+            for partition, offset in log.whole_from(topic).items()
+            if first is not None and offset > first.end(topic, partition)
         ]
-        found += [
-            f"the pipeline {holder.pipeline!r} cannot be built again: retention or compaction has"
-            f" taken rows of {topic}[{p}] before offset {offset}"
-            for p, offset in gone[:1]
-        ]
-    return found
+        if gone:
+            partition, offset = gone[0]
+            reasons.append(
+                f"the pipeline {holder.pipeline!r} cannot be built again: retention or compaction"
+                f" has taken rows of {topic}[{partition}] before offset {offset}"
+            )
+    return reasons
 
 
-def give_up(log: Log, holder: Holder, step: Callable[[str], None] = lambda _name: None) -> None:
-    """Remove what a pipeline has made, for good. The steps, each harmless when repeated:
+def erase_pipeline(
+    log: Log, holder: Holder, on_step: Callable[[str], None] = lambda _name: None
+) -> None:
+    """Erase what a pipeline has computed, for good. The steps, each harmless when repeated:
 
-    1. in one commit, which an older runner does not survive: strike out what the ledger says, and
-       note up to which tick topics have been told
-    2. drop the ledger's older entries: they lead to files that go
-    3. remove state files, clocks and what is at hand of them, and leave nothing in views
+    1. In one commit, which fences older runners, remove the ledger's newest entries and store up to
+       which tick topics have been emitted.
+    2. Delete the ledger's older entries: they lead to files that go.
+    3. Remove state files, watermarks and local stores.
+    4. Scrub the views.
     """
-    _begin_again(log, holder.pipeline)  # 1
-    step(f"given up {holder.pipeline}")
-    if (topic := Ledger(log, holder.pipeline).topic) in log.topics():  # 2
-        log.delete_topic(topic)
-    step(f"ledger {holder.pipeline}")
+    _remove_entries(log, holder.pipeline)  # 1
+    on_step(f"given up {holder.pipeline}")
+    ledger_topic = Ledger(log, holder.pipeline).topic  # 2
+    if ledger_topic in log.topics():
+        log.delete_topic(ledger_topic)
+    on_step(f"ledger {holder.pipeline}")
     if holder.state is None:
         return
-    for path in [*(holder.state / name for name in _DERIVED), *holder.local_stores]:  # 3
+    for path in [*(holder.state / name for name in _ERASED), *holder.local_stores]:  # 3
         if path.exists():
             shutil.rmtree(path)
     sync_directory(holder.state)
-    step(f"state {holder.pipeline}")
-    scrub(holder.state / VIEWS_FILE)
-    step(f"views {holder.pipeline}")
+    on_step(f"state {holder.pipeline}")
+    scrub(holder.state / VIEWS_FILE)  # 4
+    on_step(f"views {holder.pipeline}")
 
 
-def _begin_again(log: Log, pipeline: str) -> None:
-    ledger = Ledger(log, pipeline)
+def _remove_entries(log: Log, pipeline: str) -> None:
+    ledger = Ledger.open(log, pipeline)
     ledger.take_over()
-    stored = Arrangement.from_json(log.note(note_name(pipeline)))
+    stored = stored_arrangement(log, pipeline)
     entries = {name: ledger.last(name) for name in {*stored.queries, MAIN_QUERY}}
-    again = {
-        name: max(each.again, entry.tick if (entry := entries[name]) is not None else 0)
-        for name, each in stored.queries.items()
-    }
+    queries = {}
+    for name, query in stored.queries.items():
+        entry = entries[name]
+        rebuild_to = max(query.rebuild_to, entry.tick if entry is not None else 0)
+        queries[name] = replace(query, rebuild_to=rebuild_to)
     tx = ledger.transaction()
     for name in entries:
-        ledger.strike_out(tx, name)
-    tx.set_note(
-        note_name(pipeline),
-        Arrangement(
-            {name: replace(each, again=again[name]) for name, each in stored.queries.items()}
-        ).to_json(),
-    )
+        ledger.remove(tx, name)
+    tx.set_note(note_name(pipeline), Arrangement(queries).to_json())
     ledger.commit(tx)

@@ -1,5 +1,9 @@
-"""Why has this window not been published? What a step waits for: its open windows, its clocks, the
-producers that hold them back, and what would release them.
+"""Explanations: why has this window not been emitted, and what does this pattern wait for?
+
+`explain` describes a step that goes by time: its open windows, its watermark and horizon, the
+producers that hold the watermark back, and what would release it. `partial_matches` describes the
+partial matches of one key of a pattern. Both read the ledger and the state files, and do not
+disturb a runner. `headrace explain` shows them.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.keys import encode_keys, key_groups
+from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.durations import format_us, from_us, to_time_us
 from headrace.engine.ledger import LedgerEntry
-from headrace.engine.state.files import GROUPS, StateFiles
+from headrace.engine.state.files import StateFiles
 from headrace.engine.ticks import TickJournal
 from headrace.engine.watermarks import (
     InputWatermark,
@@ -28,13 +32,13 @@ from headrace.engine.watermarks import (
 from headrace.errors import InputError, PlanError, nearest
 from headrace.log.api import Log
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.patterns.kernel import partial
-from headrace.operators.patterns.rules import RULES, from_bytes, in_force
+from headrace.operators.patterns.kernel import partial_matches_of_key
+from headrace.operators.patterns.rules import RULES, decode_rules, rule_match_settings
 from headrace.operators.patterns.settings import MatchSettings
 from headrace.operators.windows.specs import Sliding, WindowSpec
-from headrace.operators.windows.state import TOLD, WAITING, bounds_of
+from headrace.operators.windows.state import EMITTED, WAITING, bounds_of
 from headrace.plan.event_time import EventTime
-from headrace.plan.match_steps import MatchStep, RuledMatchStep
+from headrace.plan.match_steps import MatchStep, RuleMatchStep
 from headrace.plan.plan import PipelinePlan, Step, TopicStep, watermark_paths, watermark_spec
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime.state_inspector import last_entry
@@ -43,9 +47,12 @@ MAX_PRODUCERS = 5
 _SECOND_US = 1_000_000
 
 
+# Windows and other timed steps
+
+
 @dataclass(frozen=True)
-class Held:
-    """A producer that keeps an input's clock from reaching `needed_us`."""
+class SlowProducer:
+    """A producer that keeps an input's watermark from reaching `needed_us`."""
 
     input: str
     producer: str
@@ -53,17 +60,17 @@ class Held:
     silent_us: int
     needed_us: int
     given_up_us: int
-    """The time of the ticks at which it is no longer waited for, if it stays silent."""
+    """The tick time at which it is no longer waited for, if it stays silent."""
     is_partition: bool = False
 
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how
-    many groups have it.
+    """A window in the state: `waiting` to be emitted, or emitted and retained for corrections, in
+    so many `groups`.
 
-    Of sliding windows, of which there is one for each row, a group has the first that waits and the
-    last that is kept.
+    Of sliding windows, of which there is one per row, a group has the first that waits and the last
+    that is retained.
     """
 
     start_us: int
@@ -74,7 +81,7 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to say about a step at the last tick that was committed."""
+    """What a step waits for, as of the last tick that was committed."""
 
     step: str
     tick: int
@@ -82,9 +89,9 @@ class Explanation:
     watermark_us: int
     horizon_us: int
     windows: list[OpenWindow] = field(default_factory=list)
-    held_by: list[Held] = field(default_factory=list)
+    held_by: list[SlowProducer] = field(default_factory=list)
     not_begun: list[str] = field(default_factory=list)
-    """Inputs that have not had a row yet: nothing that depends on them has a time."""
+    """Inputs that have not had a row yet: they have no watermark."""
     next_us: int | None = None
     """The next time that something waits for."""
     sliding: bool = False
@@ -93,165 +100,191 @@ class Explanation:
 def explain(
     plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None
 ) -> Explanation:
-    """About a step that goes by time; with `window`, about the window that holds that time."""
+    """Explain what a step that goes by time waits for.
+
+    Args:
+        plan: The plan of the pipeline, with the names under which state is stored.
+        log: The log that the pipeline runs on.
+        state: The pipeline's state directory.
+        step_name: The name of the step.
+        window: A time; only windows that contain it are explained.
+
+    Returns:
+        The explanation; `explanation_text` puts it into sentences.
+
+    Raises:
+        PlanError: The plan has no such step, or the step waits for nothing.
+
+    Example:
+        for line in explanation_text(explain(plan, log, state, "revenue.window")):
+            print(line)
+
+    """
     step = plan.step(step_name)
     if not step.keeps_state or not step.inputs:
-        timed = (
-            ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep))
-            or "no windows"
-        )
+        windows = [each.name for each in plan.steps() if isinstance(each, WindowStep)]
         raise PlanError(
             f"The step {step_name!r} ({step.operation}) waits for nothing.",
-            fix=f"name a step that goes by time; the plan has {timed}.",
+            fix=(
+                f"name a step that goes by time; the plan has {', '.join(windows) or 'no windows'}."
+            ),
         )
     entry = last_entry(log, plan.name)
-    watermarks = watermarks_at(plan, log, state, entry)
-    tick_us = watermarks.time_us
-    watermark_us, horizon_us = watermarks_of(plan, step, watermarks, entry.tick)
+    state_watermarks = watermarks_at(plan, log, state, entry)
+    tick_us = state_watermarks.time_us
+    watermark_us, horizon_us = watermarks_of(plan, step, state_watermarks, entry.tick)
     sliding = isinstance(step, WindowStep) and isinstance(step.window, Sliding)
-    windows = [
-        each
-        for each in _windows(step, state, entry)
-        if window is None or _holds(each, window, sliding=sliding)
-    ]
-    waiting = [
-        each.end_us + sliding for each in windows if each.waiting
-    ]  # another row may come at the very end of a sliding one
-    next_us = min(waiting, default=entry.due_us.get(step.name))
-    held, not_begun = _held(plan, step, watermarks, next_us, tick_us)
+    open_windows = _open_windows(step, state, entry) if isinstance(step, WindowStep) else []
+    if window is not None:
+        at_us = to_time_us(window) - sliding  # a sliding window has its end, and not its start
+        open_windows = [each for each in open_windows if each.start_us <= at_us < each.end_us]
+    # Another row may come at the very end of a sliding window.
+    due_us = [each.end_us + sliding for each in open_windows if each.waiting]
+    next_us = min(due_us, default=entry.due_us.get(step.name))
+    slow, not_begun = _slow_producers(plan, step, state_watermarks, next_us, tick_us)
     return Explanation(
-        step.name,
-        entry.tick,
-        tick_us,
-        watermark_us,
-        horizon_us,
-        windows,
-        held,
-        not_begun,
-        next_us,
-        sliding,
+        step=step.name,
+        tick=entry.tick,
+        tick_us=tick_us,
+        watermark_us=watermark_us,
+        horizon_us=horizon_us,
+        windows=open_windows,
+        held_by=slow,
+        not_begun=not_begun,
+        next_us=next_us,
+        sliding=sliding,
     )
 
 
 def watermarks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> WatermarkState:
-    """The inputs' clocks as an entry of the ledger left them."""
-    tick = TickJournal(log, plan.name).at(entry.tick)
-    return WatermarkState(
-        read_watermarks(state / "clocks", entry.watermarks).inputs, tick.time_us if tick else 0
-    )
+    """The watermarks of the inputs as of a ledger entry."""
+    tick = TickJournal.open(log, plan.name).at(entry.tick)
+    inputs = read_watermarks(state / "clocks", entry.watermarks).inputs
+    return WatermarkState(inputs, tick.time_us if tick else 0)
 
 
 def watermarks_of(
-    plan: PipelinePlan, step: Step, watermarks: WatermarkState, tick: int
+    plan: PipelinePlan, step: Step, state: WatermarkState, tick: int
 ) -> tuple[int, int]:
-    """The step's input clocks as of the last tick."""
-    found, _ = batch_watermarks(
-        [watermark_spec(each) for each in plan.inputs], watermarks, {}, [tick], [watermarks.time_us]
-    )
-    paths = [path for given in step.inputs for path in watermark_paths(given)]
-    of_step = found.of(paths)
+    """The watermark and the horizon of a step's input as of a tick."""
+    specs = [watermark_spec(source) for source in plan.inputs]
+    watermarks, _ = batch_watermarks(specs, state, {}, [tick], [state.time_us])
+    paths = [path for source in step.inputs for path in watermark_paths(source)]
+    of_step = watermarks.of(paths)
     return of_step.watermark_at_start, of_step.horizon_at_start
 
 
-def _windows(step: Step, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
-    if not isinstance(step, WindowStep):
-        return []
+def _open_windows(step: WindowStep, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
     content = StateFiles(state / "steps" / step.name).load(
         range(GROUPS), dict(entry.states.get(step.name, {}))
     )
-    names = [name for group in content.values() for name in group if name[:1] in (WAITING, TOLD)]
-    found = Counter((*_bounds(step.window, name), name[:1] == WAITING) for name in names)
-    return sorted(
-        (OpenWindow(start, end, waiting, count) for (start, end, waiting), count in found.items()),
-        key=lambda each: (each.end_us, each.start_us),
-    )
+    counts: Counter[tuple[int, int, bool]] = Counter()
+    for entries in content.values():
+        for key in entries:
+            if key[:1] in (WAITING, EMITTED):
+                start_us, end_us = _bounds(step.window, key)
+                counts[start_us, end_us, key[:1] == WAITING] += 1
+    windows = [
+        OpenWindow(start_us=start_us, end_us=end_us, waiting=waiting, groups=count)
+        for (start_us, end_us, waiting), count in counts.items()
+    ]
+    return sorted(windows, key=lambda window: (window.end_us, window.start_us))
 
 
-def _bounds(window: WindowSpec, name: bytes) -> tuple[int, int]:
-    """Of sliding windows entries are timers: of the moment behind the first that waits, and of when
-    the last is not needed any more.
+def _bounds(window: WindowSpec, key: bytes) -> tuple[int, int]:
+    """The bounds of the window of a key. The keys of sliding windows are timers: for the moment
+    after the first window that waits, and for when the last one is not needed any more.
     """
-    start_us, end_us = bounds_of(name)
+    start_us, end_us = bounds_of(key)
     if not isinstance(window, Sliding):
         return start_us, end_us
-    last_us = end_us - 1 if name[:1] == WAITING else end_us - window.size_us
+    last_us = end_us - 1 if key[:1] == WAITING else end_us - window.size_us
     return last_us - window.size_us, last_us
 
 
-def _holds(window: OpenWindow, at: datetime | str, *, sliding: bool) -> bool:
-    """A sliding window has its end, and not its start."""
-    at_us = to_time_us(at) - sliding
-    return window.start_us <= at_us < window.end_us
-
-
-def _held(
-    plan: PipelinePlan, step: Step, watermarks: WatermarkState, next_us: int | None, tick_us: int
-) -> tuple[list[Held], list[str]]:
-    """Who keeps the clocks from reaching the next time that is waited for."""
+def _slow_producers(
+    plan: PipelinePlan, step: Step, state: WatermarkState, next_us: int | None, tick_us: int
+) -> tuple[list[SlowProducer], list[str]]:
+    """The producers that keep the watermark from reaching the time that is waited for next, and the
+    inputs that have not begun.
+    """
     if next_us is None:
         return [], []
-    inputs = {each.name: each for each in plan.inputs}
-    held: list[Held] = []
+    inputs = {source.name: source for source in plan.inputs}
+    slow: list[SlowProducer] = []
     not_begun: list[str] = []
-    for path in (path for given in step.inputs for path in watermark_paths(given)):
-        topic, clock = inputs[path.name], watermarks.inputs.get(path.name, InputWatermark())
-        if not isinstance(topic.event_time, EventTime) or watermark_spec(topic).follows_ticks:
+    for path in (path for source in step.inputs for path in watermark_paths(source)):
+        topic, watermark = inputs[path.name], state.inputs.get(path.name, InputWatermark())
+        times = topic.event_time
+        if not isinstance(times, EventTime) or watermark_spec(topic).follows_ticks:
             continue
-        if not clock.begun:
+        if not watermark.begun:
             not_begun.append(path.name)
             continue
-        held += _producers(topic, topic.event_time, clock, next_us + path.complete_back_us, tick_us)
-    return held, not_begun
-
-
-def _producers(
-    topic: TopicStep, times: EventTime, clock: InputWatermark, needed_us: int, tick_us: int
-) -> list[Held]:
-    spec = watermark_spec(topic)
-    behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
-    slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MAX_PRODUCERS]
-    return [
-        Held(
-            topic.name,
-            spec.label(clock.producers[int(at)].as_py()),
-            int(clock.newest_us[at]),
-            tick_us - int(clock.active_us[at]),
-            needed_us + times.delay_us,
-            int(clock.active_us[at]) + times.idle_us,
-            spec.producer is None,
+        slow += _slow_producers_of(
+            topic, times, watermark, next_us + path.watermark_lag_us, tick_us
         )
-        for at in slowest
+    return slow, not_begun
+
+
+def _slow_producers_of(
+    topic: TopicStep, times: EventTime, watermark: InputWatermark, needed_us: int, tick_us: int
+) -> list[SlowProducer]:
+    spec = watermark_spec(topic)
+    behind = np.flatnonzero(watermark.newest_us - times.delay_us < needed_us)
+    slowest = behind[np.argsort(watermark.newest_us[behind], kind="stable")][:MAX_PRODUCERS]
+    return [
+        SlowProducer(
+            input=topic.name,
+            producer=spec.label(watermark.producers[int(index)].as_py()),
+            newest_us=int(watermark.newest_us[index]),
+            silent_us=tick_us - int(watermark.active_us[index]),
+            needed_us=needed_us + times.delay_us,
+            given_up_us=int(watermark.active_us[index]) + times.idle_us,
+            is_partition=spec.producer is None,
+        )
+        for index in slowest
     ]
 
 
 def explanation_text(explanation: Explanation) -> list[str]:
-    """In sentences, for people."""
-    watermarks = (
-        f"complete up to {time_text(explanation.watermark_us)}, closed up to"
-        f" {time_text(explanation.horizon_us)}"
-    )
+    """An explanation in sentences, for people.
+
+    Args:
+        explanation: What `explain` returned.
+
+    Returns:
+        The sentences, one a line.
+
+    Example:
+        for line in explanation_text(explanation):
+            print(line)
+
+    """
     lines = [
-        f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}):"  # noqa: ISC004
-        f" {watermarks}."
+        (
+            f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}):"
+            f" watermark {time_text(explanation.watermark_us)}, horizon"
+            f" {time_text(explanation.horizon_us)}."
+        )
     ]
-    waiting, kept = (
-        [each for each in explanation.windows if each.waiting is which] for which in (True, False)
-    )
+    waiting = [window for window in explanation.windows if window.waiting]
+    retained = [window for window in explanation.windows if not window.waiting]
     if waiting:
         lines.append(
-            f"{_many(waiting, explanation.sliding)} to be published, the first one ends at"
+            f"{_waiting_text(waiting, explanation.sliding)} to be published, the first one ends at"
             f" {time_text(waiting[0].end_us)}."
         )
-    if kept and explanation.sliding:
+    if retained and explanation.sliding:
         lines.append(
-            f"The rows of {sum(each.groups for each in kept):,} groups are kept for windows that"
-            " are to come and for corrections."
+            f"The rows of {sum(window.groups for window in retained):,} groups are kept for windows"
+            " that are to come and for corrections."
         )
-    elif kept:
+    elif retained:
         lines.append(
             "1 published window is kept for corrections."
-            if len(kept) == 1
-            else f"{len(kept):,} published windows are kept for corrections."
+            if len(retained) == 1
+            else f"{len(retained):,} published windows are kept for corrections."
         )
     if explanation.next_us is None:
         return [*lines, "Nothing waits for time."]
@@ -259,30 +292,31 @@ def explanation_text(explanation: Explanation) -> list[str]:
         f"The input {name} has not had a row yet, and has no time until then."
         for name in explanation.not_begun
     ]
-    lines += [_held_text(each) for each in explanation.held_by]
+    lines += [_slow_producer_text(producer) for producer in explanation.held_by]
     if not explanation.held_by and not explanation.not_begun:
-        lines.append("Nobody holds it back: it is told with the next tick.")
+        lines.append("Nobody holds it back: it is published with the next tick.")
     return lines
 
 
-def _many(waiting: list[OpenWindow], sliding: bool) -> str:
+def _waiting_text(waiting: list[OpenWindow], sliding: bool) -> str:
     if sliding:
-        groups = sum(each.groups for each in waiting)
+        groups = sum(window.groups for window in waiting)
         return "Windows of 1 group wait" if groups == 1 else f"Windows of {groups:,} groups wait"
     return "1 window waits" if len(waiting) == 1 else f"{len(waiting):,} windows wait"
 
 
-def _held_text(held: Held) -> str:
-    who = held.producer if held.is_partition else f"the producer {held.producer}"
+def _slow_producer_text(slow: SlowProducer) -> str:
+    name = slow.producer if slow.is_partition else f"the producer {slow.producer}"
     return (
-        f"{held.input} waits for {who}: its newest row is of {time_text(held.newest_us)}, it has"
-        f" been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. A row of"
-        f" {time_text(held.needed_us)} or later releases it, or silence until"
-        f" {time_text(held.given_up_us)}."
+        f"{slow.input} waits for {name}: its newest row is of {time_text(slow.newest_us)}, it has"
+        f" been silent for {format_us(max(0, slow.silent_us) // _SECOND_US * _SECOND_US)}. A row of"
+        f" {time_text(slow.needed_us)} or later releases it, or silence until"
+        f" {time_text(slow.given_up_us)}."
     )
 
 
 def time_text(time_us: int) -> str:
+    """A time in ISO format, or that there is none yet."""
     return (
         "no time yet"
         if time_us == UNSTARTED
@@ -291,34 +325,27 @@ def time_text(time_us: int) -> str:
 
 
 def explanation_plain(explanation: Explanation) -> dict[str, Any]:
-    """For programs."""
-    about = {
-        name: value
-        for name, value in vars(explanation).items()
-        if name not in {"windows", "held_by"}
-    }
-    about |= {
-        name: None if about[name] == UNSTARTED else about[name]
-        for name in ("watermark_us", "horizon_us")
-    }
-    return {
-        **about,
-        "windows": [vars(each) for each in explanation.windows],
-        "held_by": [vars(each) for each in explanation.held_by],
-    }
+    """An explanation as plain values, for programs. A watermark that has not begun is None."""
+    plain = dict(vars(explanation))
+    for name in ("watermark_us", "horizon_us"):
+        if plain[name] == UNSTARTED:
+            plain[name] = None
+    plain["windows"] = [vars(window) for window in explanation.windows]
+    plain["held_by"] = [vars(producer) for producer in explanation.held_by]
+    return plain
 
 
-# The partial matches of a key as of the last tick that was committed: for `headrace explain`, which
-# shows people what a pattern waits for.
+# Partial matches of patterns
 
 
 @dataclass(frozen=True)
 class PartialMatch:
-    """A beginning whose fate is open: the rows taken so far along the first way that is open, what
-    may come next, and until when. `pattern`: its name, of several.
+    """A match that has begun: the rows so far along the first open path, what may come next, and
+    until when.
     """
 
     pattern: str
+    """The name of the pattern, if there are several."""
     rows: list[dict[str, Any]]
     waits_for: list[str]
     until_us: int | None
@@ -326,8 +353,8 @@ class PartialMatch:
 
 @dataclass(frozen=True)
 class KeyMatches:
-    """What there is of a key: its partial matches, and how many rows wait until they are certain to
-    be in order.
+    """The partial matches of a key, and how many of its rows wait for the watermark, which makes
+    their order certain.
     """
 
     step: str
@@ -340,15 +367,34 @@ class KeyMatches:
 def partial_matches(
     plan: PipelinePlan, log: Log, state: Path, step_name: str, key: Mapping[str, str]
 ) -> KeyMatches:
-    """Of a step with patterns; `key`: texts of the key's columns."""
+    """The partial matches of one key of a pattern.
+
+    Args:
+        plan: The plan of the pipeline, with the names under which state is stored.
+        log: The log that the pipeline runs on.
+        state: The pipeline's state directory.
+        step_name: The name of the step with the pattern.
+        key: Column -> value as text, for every column of the step's key.
+
+    Returns:
+        The partial matches as of the last tick that was committed.
+
+    Raises:
+        PlanError: The plan has no such step, or the step has no pattern.
+        InputError: The key does not fit the step.
+
+    Example:
+        partial_matches(plan, log, state, "fraud.match", {"card": "4711"})
+
+    """
     step = plan.step(step_name)
     if not isinstance(step, MatchStep):
-        known = [each.name for each in plan.steps() if isinstance(each, MatchStep)]
+        names = [each.name for each in plan.steps() if isinstance(each, MatchStep)]
         raise PlanError(
             f"The step {step_name!r} ({step.operation}) looks for no pattern:"
-            f" {nearest(step_name, known)}"
+            f" {nearest(step_name, names)}"
         )
-    values = _key_values(step, key)
+    values = _parse_key(step, key)
     entry = last_entry(log, plan.name)
     encoded = encode_keys(
         pa.table(
@@ -365,25 +411,30 @@ def partial_matches(
     )
     _, horizon_us = watermarks_of(plan, step, watermarks_at(plan, log, state, entry), entry.tick)
     stored = content.get(group, {}).get(b"r" + encoded.cast(pa.binary())[0].as_py())
-    found, waiting = partial(
+    matches, waiting = partial_matches_of_key(
         _settings(step, content.get(group, {}), group), step.schema, stored, horizon_us
     )
     return KeyMatches(
-        step.name, entry.tick, values, [PartialMatch(*each) for each in found], waiting
+        step=step.name,
+        tick=entry.tick,
+        key=values,
+        partial=[PartialMatch(*match) for match in matches],
+        waiting_rows=waiting,
     )
 
 
 def _settings(step: MatchStep, content: Mapping[bytes, bytes], group: int) -> MatchSettings:
-    """What the kernel is told; the rules in force, if they come from a table."""
-    if not isinstance(step, RuledMatchStep):
+    """The settings of the kernel; with the rules in force, if they come from a table."""
+    if not isinstance(step, RuleMatchStep):
         return step.settings
     settings = step.rule_settings
-    return in_force(
-        settings, step.name.encode(), from_bytes(content.get(RULES + bytes([group])), settings)
+    return rule_match_settings(
+        settings, step.name.encode(), decode_rules(content.get(RULES + bytes([group])), settings)
     )
 
 
-def _key_values(step: MatchStep, key: Mapping[str, str]) -> dict[str, Any]:
+def _parse_key(step: MatchStep, key: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a key, of the columns' types."""
     if set(key) != set(step.by):
         raise InputError(
             f"The step {step.name!r} goes by {', '.join(step.by)}, and {', '.join(key) or 'no key'}"
@@ -403,29 +454,26 @@ def _key_values(step: MatchStep, key: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def partial_matches_text(found: KeyMatches) -> list[str]:
-    """In sentences, for people."""
-    key = ", ".join(f"{name}={value}" for name, value in found.key.items())
+def partial_matches_text(matches: KeyMatches) -> list[str]:
+    """Partial matches in sentences, for people."""
+    key = ", ".join(f"{name}={value}" for name, value in matches.key.items())
     lines = [
-        f"{found.step} at tick {found.tick}, {key}: {len(found.partial):,} partial matches,"  # noqa: ISC004
-        f" {found.waiting_rows:,} rows wait for the clock."
-    ]
-    for each in found.partial:
-        taken = " ".join(str(row["classifier"]) for row in each.rows)
-        name = f"{each.pattern}: " if each.pattern else ""
-        until = (
-            ""
-            if each.until_us is None
-            else f" until {from_us(each.until_us).isoformat(sep=' ', timespec='milliseconds')}"
+        (
+            f"{matches.step} at tick {matches.tick}, {key}: {len(matches.partial):,} partial"
+            f" matches, {matches.waiting_rows:,} rows wait for the watermark."
         )
+    ]
+    for match in matches.partial:
+        symbols = " ".join(str(row["classifier"]) for row in match.rows)
+        name = f"{match.pattern}: " if match.pattern else ""
+        until = "" if match.until_us is None else f" until {time_text(match.until_us)}"
         lines.append(
-            f"{name}has {taken} since"
-            f" {from_us(each.rows[0]['time_us']).isoformat(sep=' ', timespec='milliseconds')},"
-            f" waits for {' or '.join(each.waits_for)}{until}."
+            f"{name}has {symbols} since {time_text(match.rows[0]['time_us'])},"
+            f" waits for {' or '.join(match.waits_for)}{until}."
         )
     return lines
 
 
-def partial_matches_plain(found: KeyMatches) -> dict[str, Any]:
-    """For programs."""
-    return {**vars(found), "partial": [vars(each) for each in found.partial]}
+def partial_matches_plain(matches: KeyMatches) -> dict[str, Any]:
+    """Partial matches as plain values, for programs."""
+    return {**vars(matches), "partial": [vars(match) for match in matches.partial]}

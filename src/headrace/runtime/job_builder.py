@@ -1,22 +1,25 @@
-"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a
-pipeline for some ticks.
+"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a query
+for some ticks.
 
-Rows stay in Python where the plan allows it: a topic, with row-local steps that need no Spark, is
-read and packed in one go, a stage hands blobs to the next, and writes its views itself. Where Spark
-SQL stands between, rows go through Spark. A step with several consumers is kept, so that it is not
-computed again for each of them.
+Rows stay in Python where the plan allows it: a topic, with row-local steps that Python computes as
+Spark would, is read and packed in one task; a stage passes packed rows to the next one, and writes
+its views itself. Only where Spark SQL stands between do rows go through Spark. A step with several
+consumers is persisted, so that it is not computed again for each of them.
+
+`runtime.query` runs the job; `engine.job`, `engine.shard` and `engine.outputs` have the functions
+that run in its tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS, RANK
-from headrace.columnar.expressions import Compute, Keep, RowStep
+from headrace.columnar.expressions import RowStep
 from headrace.engine.context import (
     BatchContext,
     HostedInput,
@@ -25,22 +28,28 @@ from headrace.engine.context import (
     StageTarget,
     TopicTarget,
 )
-from headrace.engine.dead_letters import KEEP, DivertFailed, keep_changes
-from headrace.engine.job import Chained, Combining, Heartbeat, PackRows, ReadAndPack, Reading, ReadRows
+from headrace.engine.job import (
+    KEEP,
+    Chained,
+    Combining,
+    DivertFailed,
+    Heartbeat,
+    PackRows,
+    ReadAndPack,
+    Reading,
+    ReadRows,
+    filter_changes,
+)
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
-from headrace.engine.reader import min_rows, ranges
+from headrace.engine.reader import min_range_rows, topic_ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
-from headrace.operators.kernel import Preparing
-from headrace.operators.load_shedding import Shedding
-from headrace.operators.windows.late import Divert
+from headrace.error_policy import DIVERT
+from headrace.operators.kernel import BroadcastKernel
+from headrace.operators.load_shedding import LoadShedder
 from headrace.plan.expressions import Expression
-from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
-from headrace.plan.join_steps import DistinctStep, JoinStep, SettleStep, TopStep
-from headrace.plan.match_steps import MatchStep, RuledMatchStep
 from headrace.plan.plan import (
-    DIVERT,
     ChangesStep,
     KeyByStep,
     Output,
@@ -56,65 +65,49 @@ from headrace.plan.plan import (
     watermark_paths,
     watermark_spec,
 )
-from headrace.plan.search_steps import GatherStep, SearchStep
-from headrace.plan.window_steps import CompareStep, WindowStep
 from headrace.types.schema import to_spark_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
 
 
-# Which row-local steps need not go through Spark: those behind a topic whose expressions Python can
-# compute with the same results.
+LocalSource = tuple[TopicStep, tuple[RowStep, ...]]
+"""A topic, and the row-local steps that are computed where its rows are read."""
+_MIN_ROWS_PER_TASK = 10_000
+_ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
 
 
-Behind = tuple[TopicStep, tuple[RowStep, ...]]
-"""A stream's topic, and what is done to its rows where they are read."""
+def local_source(step: Step, *, optimistic: bool) -> LocalSource | None:
+    """How a step's rows come from a topic without Spark; None if they do not. If several steps use
+    them, each reads for itself: that costs less than persisting them.
 
-
-def local_steps(step: Step, *, optimistic: bool) -> Behind | None:
-    """How a step's rows come from a topic without Spark; None if they do not. Where several steps
-    use them, each reads for itself: that costs less than keeping them.
-
-    `hopeful`: also where some rows may turn out to be Spark's (`json_fields.Inexact`); the batch is
-    then done again without.
+    `optimistic`: also if some values may turn out to need Spark (`NeedsSpark`). The batch is then
+    computed again without optimism.
     """
-    done: list[RowStep] = []
+    row_steps: list[RowStep] = []
     while not isinstance(step, TopicStep):
         if not isinstance(step, KeyByStep):
-            made = _row_step(step, optimistic)
-            if made is None:
+            row_step = _row_step(step, optimistic)
+            if row_step is None:
                 return None
-            done.insert(0, made)
+            row_steps.insert(0, row_step)
         step = step.input
-    return None if step.is_table or step.device_time is not None else (step, tuple(done))
+    if step.keeps_state:
+        return None
+    return step, tuple(row_steps)
 
 
 @lru_cache(maxsize=1000)
 def _row_step(step: Step, optimistic: bool) -> RowStep | None:
-    """Steps are compared by identity, so each is looked at once."""
-    if step.is_table:
-        return None
-    if isinstance(step, WhereStep):
-        condition = compile_to_arrow(step.expression, step.input.schema, optimistic=optimistic)
-        return None if condition is None else Keep(condition)
-    if isinstance(step, SelectStep):
-        nodes = [compile_to_arrow(each, step.input.schema, optimistic=optimistic) for each in step.expressions]
-        columns = tuple(
-            (name, node)
-            for (name, _), node in zip(step.columns, nodes, strict=True)
-            if node is not None
-        )
-        return Compute(columns, step.schema) if len(columns) == len(nodes) else None
-    return None
-
-
-ROWS_WORTH_A_TASK = 10_000
-_ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
+    return None if step.is_table else step.row_step(optimistic=optimistic)
 
 
 class JobBuilder:
-    """Builds one batch's job. `ticks` are those after `before`."""
+    """Builds the job of one batch, for the `ticks` after `before`.
+
+    `combined` are the steps whose rows are worth combining before the shuffle. After `job`,
+    `stages` has the names of its stages.
+    """
 
     def __init__(
         self,
@@ -128,84 +121,77 @@ class JobBuilder:
         *,
         optimistic: bool = False,
     ) -> None:
-        self.spark, self.plan, self.context, self.before, self.ticks, self.cores = (
-            spark,
-            plan,
-            context,
-            before,
-            ticks,
-            cores,
-        )
-        self._combined = combined  # steps whose rows are worth combining before the shuffle
-        self._optimistic = optimistic
-        self._rows: dict[str, DataFrame] = {}
-        self._kept: list[DataFrame] = []
+        self.spark = spark
+        self.plan = plan
+        self.context = context
+        self.before = before
+        self.ticks = ticks
+        self.cores = cores
         self.failures: dict[str, Observation] = {}
         self.stages: list[str] = []
-        self._ranks = {
-            step.name: rank
-            for rank, step in enumerate(
-                sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic))
-            )
-        }
+        self._combined = combined
+        self._optimistic = optimistic
+        self._rows: dict[str, DataFrame] = {}
+        self._persisted: list[DataFrame] = []
+        inputs = sorted(plan.inputs, key=lambda step: (not step.is_table, step.topic))
+        self._ranks = {step.name: rank for rank, step in enumerate(inputs)}
 
     def job(self) -> DataFrame:
-        """All outputs in one DataFrame without rows: computing it writes the files that the commit
+        """All outputs in one DataFrame without rows. Computing it writes the files that the commit
         refers to.
         """
-        leaves: list[DataFrame] = []
+        frames: list[DataFrame] = []
         for step in self.plan.steps():
-            outputs = [each for each in self.plan.outputs if each.input is step]
+            outputs = [output for output in self.plan.outputs if output.input is step]
             if outputs:
-                leaves += self._leaves(step, outputs)
-        return reduce(lambda left, right: left.unionAll(right), leaves)
+                frames += self._output_frames(step, outputs)
+        return reduce(lambda left, right: left.unionAll(right), frames)
 
     def failure_counts(self) -> dict[str, int]:
-        """After the job has run: on how many rows each step's expressions failed and gave null."""
-        found = {
+        """After the job has run: for how many rows the expressions of each step failed and gave
+        null.
+        """
+        counts = {
             step: int(observation.get["rows"] or 0) for step, observation in self.failures.items()
         }
-        return {f"{step}.errors": count for step, count in found.items() if count}
+        return {f"{step}.errors": count for step, count in counts.items() if count}
 
-    def forget(self) -> None:
-        for rows in self._kept:
+    def unpersist(self) -> None:
+        for rows in self._persisted:
             rows.unpersist()
 
     # Outputs
 
-    def _leaves(self, step: Step, outputs: list[Output]) -> list[DataFrame]:
-        """Where a stage feeds nothing but views and at most one topic, it serves them itself."""
-        views = [each for each in outputs if isinstance(each, ViewOutput)]
-        topics = [each for each in outputs if isinstance(each, TopicOutput)]
-        if step.keeps_state and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
-            target = self._target(topics[0]) if topics else None
-            packed = self._stage(step, tuple(view.name for view in views), target)
-            return [self._written(packed, target) if target else packed]
-        if not views and (behind := self._local(step)) is not None:
-            return [self._read_for_topic(behind, self._target(output)) for output in topics]
-        rows = self.rows(step)
-        written = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
-        for output in topics:
-            target = self._target(output)
-            packed = rows.mapInArrow(PackForTopic(target, self.context.shards), PACKED)
-            written.append(self._written(packed.unionAll(self._greeting()), target))
-        return written
-
-    def _read_for_topic(self, behind: Behind, target: TopicTarget) -> DataFrame:
-        """From topic to topic without Spark's columns: rows are read, computed and packed in one
-        task.
+    def _output_frames(self, step: Step, outputs: list[Output]) -> list[DataFrame]:
+        """The frames that write a step's outputs. A stage that feeds nothing but views and at most
+        one topic writes them itself.
         """
-        reading = self._reading(*behind)
-        work = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
-        return self._written(
-            self._read_tasks(reading).mapInArrow(work, PACKED).unionAll(self._greeting()), target
-        )
+        views = [output for output in outputs if isinstance(output, ViewOutput)]
+        topics = [output for output in outputs if isinstance(output, TopicOutput)]
+        targets = [
+            TopicTarget(output.name, output.input.key, output.partitions) for output in topics
+        ]
+        if step.keeps_state and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
+            target = targets[0] if targets else None
+            packed = self._stage(step, tuple(view.name for view in views), target)
+            return [self._write_topic(packed, target) if target else packed]
+        if not views and (source := self._local_source(step)) is not None:
+            # From topic to topic: rows are read, computed and packed in one task.
+            reading = self._reading(*source)
+            frames = []
+            for target in targets:
+                task = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
+                packed = self._read_tasks(reading).mapInArrow(task, PACKED)
+                frames.append(self._write_topic(self._with_heartbeats(packed), target))
+            return frames
+        rows = self.rows(step)
+        frames = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
+        for target in targets:
+            packed = rows.mapInArrow(PackForTopic(target, self.context.shards), PACKED)
+            frames.append(self._write_topic(self._with_heartbeats(packed), target))
+        return frames
 
-    @staticmethod
-    def _target(output: TopicOutput) -> TopicTarget:
-        return TopicTarget(output.name, output.input.key, output.partitions)
-
-    def _written(self, packed: DataFrame, target: TopicTarget) -> DataFrame:
+    def _write_topic(self, packed: DataFrame, target: TopicTarget) -> DataFrame:
         return packed.repartition(self.context.shards, "label").mapInArrow(
             WriteTopic(target, self.context), PACKED
         )
@@ -213,89 +199,77 @@ class JobBuilder:
     # Rows
 
     def rows(self, step: Step) -> DataFrame:
-        """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the
-        pipeline's order.
+        """A step's rows in Spark: the user's columns, a table's `_change_type`, and the order
+        columns.
         """
         if step.name not in self._rows:
-            made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and (
-                step.keeps_state or self._local(step) is None
-            ):
-                made = made.persist()
-                self._kept.append(made)
-            self._rows[step.name] = made
+            rows = self._compute_rows(step)
+            is_shared = len(self.plan.consumers(step)) > 1
+            if is_shared and (step.keeps_state or self._local_source(step) is None):
+                rows = rows.persist()
+                self._persisted.append(rows)
+            self._rows[step.name] = rows
         return self._rows[step.name]
 
-    def _local(self, step: Step) -> Behind | None:
-        return local_steps(step, optimistic=self._optimistic)
+    def _local_source(self, step: Step) -> LocalSource | None:
+        return local_source(step, optimistic=self._optimistic)
 
-    def _make_rows(self, step: Step) -> DataFrame:
-        if (behind := self._local(step)) is not None:
-            return self._read_rows(step, behind)
-        if isinstance(step, SelectStep):
-            return self._selected(step)
-        if isinstance(step, WhereStep):
-            return self._filtered(step)
-        if isinstance(step, KeyByStep):
-            return self.rows(step.input)
-        if isinstance(step, UnionStep):
-            first, *others = (
-                self._ranked(each, number, len(step.inputs))
-                for number, each in enumerate(step.inputs)
-            )
-            return reduce(lambda left, right: left.unionByName(right), others, first)
-        if isinstance(step, ChangesStep):
-            names = [f"`{name}`" for name in step.input.schema.names]
-            return self.rows(step.input).selectExpr(
-                *names, f"`{CHANGE_TYPE}` AS `{step.column}`", *_ORDER
-            )
-        return self._stage(step, (), "rows", schema=self._spark_schema(step))
+    def _compute_rows(self, step: Step) -> DataFrame:
+        if (source := self._local_source(step)) is not None:
+            reading = self._reading(*source)
+            return self._read_tasks(reading).mapInArrow(ReadRows(reading), _spark_schema(step))
+        match step:
+            case SelectStep():
+                return self._select(step)
+            case WhereStep():
+                return self._filter(step)
+            case KeyByStep():
+                return self.rows(step.input)
+            case UnionStep():
+                return self._union(step)
+            case ChangesStep():
+                names = [f"`{name}`" for name in step.input.schema.names]
+                change = f"`{CHANGE_TYPE}` AS `{step.column}`"
+                return self.rows(step.input).selectExpr(*names, change, *_ORDER)
+            case _:
+                return self._stage(step, (), "rows", schema=_spark_schema(step))
 
-    def _ranked(self, step: Step, number: int, of: int) -> DataFrame:
-        """An input of a union: rows that stand at the same place of several inputs come in the
-        order of the inputs. A rank below zero stays there.
-        """
-        names = [f"`{field.name}`" for field in shard_schema(step) if field.name != RANK]
-        return self.rows(step).selectExpr(
-            *names, f"CAST(`{RANK}` * {of} + {number} AS INT) AS `{RANK}`"
-        )
-
-    def _selected(self, step: SelectStep) -> DataFrame:
+    def _select(self, step: SelectStep) -> DataFrame:
         columns = [
             f"{expression.safe} AS `{name}`"
             for (name, _), expression in zip(step.columns, step.expressions, strict=True)
         ]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
-        return self._guarded(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
+        return self._guard(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
 
-    def _filtered(self, step: WhereStep) -> DataFrame:
-        """Of a table, an update may make a row fit, or no longer fit: both its images are looked at
-        together.
+    def _filter(self, step: WhereStep) -> DataFrame:
+        """The rows that fit a condition. Of a table, both rows of an update are looked at together:
+        see `filter_changes`.
         """
-        rows = self._guarded(step, [step.expression])
+        rows = self._guard(step, [step.expression])
         if not step.is_table:
             return rows.where(step.expression.safe)
-        return rows.selectExpr(
-            *_columns(step.input), f"{step.expression.safe} AS `{KEEP}`"
-        ).mapInArrow(keep_changes, self._spark_schema(step))
+        keep = f"{step.expression.safe} AS `{KEEP}`"
+        return rows.selectExpr(*_sql_columns(step.input), keep).mapInArrow(
+            filter_changes, _spark_schema(step)
+        )
 
-    def _guarded(
-        self, step: SelectStep | WhereStep, expressions: Sequence[Expression]
-    ) -> DataFrame:
-        """A step's input without the rows on which its expressions fail, if they are to be
-        diverted; with a count of them, if not.
+    def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
+        """A step's input. Rows for which an expression fails are removed and become dead letters
+        with errors="divert"; otherwise they are counted.
         """
         rows = self.rows(step.input)
-        failing = [f"({each.failed})" for each in expressions if each.failed is not None]
-        if not failing:
+        conditions = [f"({each.failed})" for each in expressions if each.failed is not None]
+        if not conditions:
             return rows
-        failed = f"coalesce({' OR '.join(failing)}, false)"
+        failed = f"coalesce({' OR '.join(conditions)}, false)"
         if step.errors == DIVERT:
             divert = DivertFailed(
                 self.context.job_directory, step.name, f"an expression failed: {step.summary()}"
             )
-            return rows.selectExpr(*_columns(step.input), f"NOT {failed} AS `{KEEP}`").mapInArrow(
-                divert, self._spark_schema(step.input)
+            keep = f"NOT {failed} AS `{KEEP}`"
+            return rows.selectExpr(*_sql_columns(step.input), keep).mapInArrow(
+                divert, _spark_schema(step.input)
             )
         from pyspark.sql import Observation
         from pyspark.sql.functions import expr
@@ -303,50 +277,56 @@ class JobBuilder:
         self.failures[step.name] = Observation(f"failed.{step.name}")
         return rows.observe(self.failures[step.name], expr(f"count_if({failed})").alias("rows"))
 
-    def _spark_schema(self, step: Step) -> str:
-        return to_spark_ddl(shard_schema(step))
+    def _union(self, step: UnionStep) -> DataFrame:
+        """The rows of all inputs. Rows with equal order columns come in the order of the inputs: a
+        rank is multiplied, and the index of the input added. A negative rank stays negative.
+        """
+        count, frames = len(step.inputs), []
+        for index, source in enumerate(step.inputs):
+            names = [f"`{field.name}`" for field in shard_schema(source) if field.name != RANK]
+            rank = f"CAST(`{RANK}` * {count} + {index} AS INT) AS `{RANK}`"
+            frames.append(self.rows(source).selectExpr(*names, rank))
+        return reduce(lambda left, right: left.unionByName(right), frames)
 
-    def _reading(self, step: TopicStep, steps: tuple[RowStep, ...] = ()) -> Reading:
+    # Reading
+
+    def _reading(self, step: TopicStep, row_steps: tuple[RowStep, ...] = ()) -> Reading:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
-        least = min_rows(self.context.log)
-        found = ranges(
+        ranges = topic_ranges(
             step.topic,
             self._ranks[step.name],
             columns,
             self.before,
             self.ticks,
             parts=self.cores,
-            least=least,
+            min_rows=min_range_rows(self.context.log),
         )
+        shed_ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
+        shedding = LoadShedder(step.shed, shed_ticks) if step.shed and shed_ticks else None
         return Reading(
-            tuple(found),
-            read_watermark_spec(step),
-            self.context.log,
-            self.context.job_directory,
-            step.processed_at,
-            steps,
-            self._shedding(step),
+            ranges=tuple(ranges),
+            watermark=read_watermark_spec(step),
+            log=self.context.log,
+            directory=self.context.job_directory,
+            time_column=step.processed_at,
+            steps=row_steps,
+            shedding=shedding,
         )
-
-    def _shedding(self, step: TopicStep) -> Shedding | None:
-        ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
-        return None if step.shed is None or not ticks else Shedding(step.shed, ticks)
-
-    def _tasks(self, count: int) -> DataFrame:
-        return self.spark.range(0, count, 1, max(1, count))
 
     def _read_tasks(self, reading: Reading) -> DataFrame:
-        """The numbers of the ranges. A task has one of them, or several where they are so small
-        that tasks would cost more than they gain.
+        """The numbers of the ranges. Small ranges share a task, where starting one would cost more
+        than it gains.
         """
-        count, rows = len(reading.ranges), sum(each.stop - each.start for each in reading.ranges)
-        return self.spark.range(
-            0, count, 1, max(1, min(count, max(self.cores, rows // ROWS_WORTH_A_TASK)))
-        )
+        count = len(reading.ranges)
+        rows = sum(each.stop - each.start for each in reading.ranges)
+        tasks = max(1, min(count, max(self.cores, rows // _MIN_ROWS_PER_TASK)))
+        return self.spark.range(0, count, 1, tasks)
 
-    def _read_rows(self, step: Step, behind: Behind) -> DataFrame:
-        reading = self._reading(*behind)
-        return self._read_tasks(reading).mapInArrow(ReadRows(reading), self._spark_schema(step))
+    def _with_heartbeats(self, packed: DataFrame) -> DataFrame:
+        return packed.unionAll(self._heartbeats())
+
+    def _heartbeats(self) -> DataFrame:
+        return self.spark.range(0, 1, 1, 1).mapInArrow(Heartbeat(self.context.shards), PACKED)
 
     # Stages
 
@@ -354,171 +334,146 @@ class JobBuilder:
         self,
         step: Step,
         views: tuple[str, ...],
-        following: str | StageTarget | TopicTarget | None,
+        target: str | StageTarget | TopicTarget | None,
         *,
         schema: str = PACKED,
     ) -> DataFrame:
-        chain = self._fused(step)
-        hosted = tuple(_hosted(each) for each in chain)
-        stage = StageSpec(step.name, hosted, _order_key(step), views, following)
+        """The stage that computes a step, with the steps before it that can run in the same
+        stage.
+        """
+        chain = self._fuse(step)
+        hosted = tuple(_host(each) for each in chain)
+        stage = StageSpec(
+            name=step.name, steps=hosted, key=_order_key(step), views=views, next=target
+        )
         self.stages.append(stage.name)
         first = chain[0]
+        sources = first.inputs or (first,)
         inputs = [
-            self._packed(each, key, first, port, hosted[0])
-            for port, (each, key) in enumerate(
-                zip(first.inputs or (first,), input_keys(first), strict=True)
-            )
+            self._pack_input(source, key, first, port, hosted[0])
+            for port, (source, key) in enumerate(zip(sources, first.input_keys, strict=True))
         ]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
         return packed.repartition(self.context.shards, "label").mapInArrow(
             ShardFunction(stage, self.context), schema
         )
 
-    def _fused(self, step: Step) -> list[Step]:
-        """A step and those before it that work on the same key and feed nothing else: one shuffle
-        and one stage for all of them.
+    def _fuse(self, step: Step) -> list[Step]:
+        """A step and the steps before it that have the same shard key and feed nothing else: one
+        shuffle and one stage serve them all.
         """
         chain = [step]
         while len(chain[0].inputs) == 1 and not chain[0].versioned_inputs:
-            before, alone = self._behind_key_by(chain[0].input)
+            before, is_exclusive = self._behind_key_by(chain[0].input)
             if not (
-                alone and before.keeps_state and stage_key(before) == stage_key(step) == before.key
-            ) or _tells_times(before):
+                is_exclusive
+                and before.keeps_state
+                and before.shard_key == step.shard_key == before.key
+                and not before.computes_event_time
+            ):
                 break
             chain.insert(0, before)
         return chain
 
     def _behind_key_by(self, step: Step) -> tuple[Step, bool]:
-        """The step whose rows these are, and whether nobody else uses them."""
-        alone = len(self.plan.consumers(step)) == 1
+        """The step whose rows these are, and whether they have no other consumer."""
+        is_exclusive = len(self.plan.consumers(step)) == 1
         while isinstance(step, KeyByStep):
             step = step.input
-            alone = alone and len(self.plan.consumers(step)) == 1
-        return step, alone
+            is_exclusive = is_exclusive and len(self.plan.consumers(step)) == 1
+        return step, is_exclusive
 
-    def _combining(self, hosted: HostedStep) -> Combining | None:
-        kernel = hosted.kernel
-        return (
-            kernel
-            if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable
-            else None
-        )
-
-    def _packed(
-        self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, hosted: HostedStep
+    def _pack_input(
+        self,
+        source: Step,
+        key: tuple[str, ...] | None,
+        consumer: Step,
+        port: int,
+        hosted: HostedStep,
     ) -> DataFrame:
-        """A step's rows on their way to the shards of the stage whose first step is `of`. A join
-        meets null keys itself; elsewhere rows with one are put aside.
+        """The rows of `source`, packed for the shards of the stage whose first step is
+        `consumer`.
         """
-        nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep | GatherStep)
-        prepare = hosted.kernel if key is None and isinstance(hosted.kernel, Preparing) else None
-        step, alone = self._behind_key_by(given)
-        is_read = isinstance(step, TopicStep) and (step is of or port in of.versioned_inputs)
-        behind = (step, ()) if isinstance(step, TopicStep) and is_read else self._local(step)
-        if behind is not None:
-            reading = self._reading(*behind)
+        kernel = hosted.kernel
+        nulls = consumer.allows_null_keys
+        prepare = kernel if key is None and isinstance(kernel, BroadcastKernel) else None
+        step, is_exclusive = self._behind_key_by(source)
+        if isinstance(step, TopicStep) and (step is consumer or port in consumer.versioned_inputs):
+            local: LocalSource | None = (step, ())
+        else:
+            local = self._local_source(step)
+        if local is not None:
+            reading = self._reading(*local)
             if not reading.ranges:
-                return self._greeting()
-            read = ReadAndPack(
-                reading,
-                port,
-                of.name,
-                key,
-                self.context.shards,
-                self._combining(hosted),
-                nulls,
-                prepare,
+                return self._heartbeats()
+            can_combine = isinstance(kernel, Combining) and kernel.combinable
+            read_and_pack = ReadAndPack(
+                reading=reading,
+                port=port,
+                step=consumer.name,
+                key=key,
+                shards=self.context.shards,
+                combine=kernel if hosted.name in self._combined and can_combine else None,  # type: ignore[arg-type]
+                nulls=nulls,
+                prepare=prepare,
             )
-            return self._read_tasks(reading).mapInArrow(read, PACKED).unionAll(self._greeting())
-        if step.keeps_state and alone:
-            return self._stage(step, (), StageTarget(of.name, key, port, nulls, prepare))
-        packed = PackRows(
-            port, of.name, key, self.context.shards, self.context.job_directory, nulls, prepare
+            packed = self._read_tasks(reading).mapInArrow(read_and_pack, PACKED)
+            return self._with_heartbeats(packed)
+        if step.keeps_state and is_exclusive:
+            target = StageTarget(
+                step=consumer.name, key=key, port=port, nulls=nulls, prepare=prepare
+            )
+            return self._stage(step, (), target)
+        pack_rows = PackRows(
+            port=port,
+            step=consumer.name,
+            key=key,
+            shards=self.context.shards,
+            directory=self.context.job_directory,
+            nulls=nulls,
+            prepare=prepare,
         )
-        return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
-
-    def _greeting(self) -> DataFrame:
-        return self._tasks(1).mapInArrow(Heartbeat(self.context.shards), PACKED)
+        return self._with_heartbeats(self.rows(step).mapInArrow(pack_rows, PACKED))
 
 
 def shard_schema(step: Step) -> pa.Schema:
     """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the
-    pipeline's order.
+    order columns.
     """
     return pa.schema([*step.schema, *([CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
 
 
-def _columns(step: Step) -> list[str]:
-    """The same in SQL, in the order in which a function over Arrow must give them back: a union has
-    them in another.
+def _spark_schema(step: Step) -> str:
+    return to_spark_ddl(shard_schema(step))
+
+
+def _sql_columns(step: Step) -> list[str]:
+    """The columns of `shard_schema`, in that order, as SQL: a function over Arrow must return them
+    so, and a union has them in another order.
     """
     return [f"`{field.name}`" for field in shard_schema(step)]
 
 
-def _hosted(step: Step) -> HostedStep:
-    inputs = tuple(
-        HostedInput(shard_schema(given), watermark_paths(given)) for given in step.inputs or (step,)
-    )
-    clock = watermark_spec(step) if _tells_times(step) else None
+def _host(step: Step) -> HostedStep:
+    sources = step.inputs or (step,)
+    computes_time = isinstance(step, TopicStep) and step.computes_event_time
     return HostedStep(
-        step.name,
-        step.kernel(),
-        inputs,
-        late_topic_of(step),
-        clock,
-        step.timed_out if isinstance(step, MatchStep) else None,
-    )
-
-
-def _tells_times(step: Step) -> TypeGuard[TopicStep]:
-    """Whether only this step's shards know when rows happened: what goes by its clock stands behind
-    another shuffle.
-    """
-    return isinstance(step, TopicStep) and step.device_time is not None
-
-
-def late_topic_of(step: Step) -> str | None:
-    """Where a step's late rows go, if it sends them somewhere."""
-    return (
-        step.late.topic
-        if isinstance(step, WindowStep | MatchStep) and isinstance(step.late, Divert)
-        else None
+        name=step.name,
+        kernel=step.kernel(),
+        inputs=tuple(
+            HostedInput(shard_schema(source), watermark_paths(source)) for source in sources
+        ),
+        late_topic=step.late_topic,
+        watermark=watermark_spec(step) if computes_time else None,  # type: ignore[arg-type]
+        timeout_topic=step.timeout_topic,
     )
 
 
 def _order_key(step: Step) -> tuple[str, ...] | None:
-    """The columns by which a stage's rows are put into order within a tick: those by which rows
-    came to its shards, where they are still there.
-
-    None for rows that keep the place which they have in their topic.
+    """The columns that order a stage's rows within a tick: the shard key if the rows still have it,
+    otherwise the step's key. None keeps the order that rows have in their topic.
     """
-    if _tells_times(step):
+    if step.computes_event_time:
         return None
-    key = stage_key(step)
+    key = step.shard_key
     return key if all(name in step.schema.names for name in key) else step.key
-
-
-def input_keys(step: Step) -> tuple[tuple[str, ...] | None, ...]:
-    """What the rows of each input are sent to shards by; None if every shard gets all of them."""
-    if isinstance(step, SearchStep):
-        return None, step.inputs[1].key
-    if isinstance(step, RuledMatchStep):
-        return step.by, None
-    if isinstance(step, JoinStep):
-        return step.left.on, step.right.on
-    return (stage_key(step),) * max(1, len(step.inputs))
-
-
-def stage_key(step: Step) -> tuple[str, ...]:
-    """What a stateful step's rows are sent to shards by; nothing, if all go to one."""
-    if isinstance(step, WindowStep | CompareStep | MatchStep):
-        return step.by
-    if isinstance(step, JoinStep):
-        return step.left.on
-    if isinstance(step, SearchStep):
-        return step.query_key
-    if isinstance(step, TopStep):
-        return step.per
-    if _tells_times(step):
-        return (step.device_time.device,) if step.device_time else ()
-    return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

@@ -1,12 +1,13 @@
-"""A query: some outputs of a pipeline that are computed and committed together, with a place of
-their own in the ledger.
+"""A query: outputs of a pipeline that are computed and committed together, with their own position
+in the ledger.
 
-A pipeline has one, and for outputs that were added later another until it has caught up.
+A pipeline has one query. Outputs that are added later form another one until it has caught up; the
+runner then merges the two. `Query.step` is one batch: choose the ticks, run the job, commit.
 """
 
 from __future__ import annotations
 
-import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace import errors
 from headrace.engine.commit import BatchOutput, commit_batch
-from headrace.engine.context import BatchContext, BatchResult
-from headrace.engine.job import clean_up, read_reports, needs_spark
+from headrace.engine.context import BatchContext
 from headrace.engine.ledger import Ledger, LedgerEntry
+from headrace.engine.reports import BatchResult, needs_spark, read_reports
 from headrace.engine.state.files import new_id
-from headrace.engine.ticks import Tick, TickJournal, rows_between, control_record
+from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_between
 from headrace.engine.watermarks import (
     BatchWatermarks,
     InputWatermark,
@@ -47,84 +47,50 @@ from headrace.views.store import ViewStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.engine.ticks import Ends
+
+# How many rows a batch takes in
 
 
-# The runner: cuts ticks, runs batches, commits them, until it is told to stop.
-#
-# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the
-# state directory: killed at any moment, the next one goes on at the ledger's tick.
-
-
-# How many rows the next batch takes in, so that a batch takes about as long as it should: a batch
-# that took too long makes the next one smaller, one that was quick makes it larger.
-#
-# What is computed does not depend on it: an answer is defined tick by tick, whatever the batches. A
-# batch has at least one tick, which has at most a million rows.
-
-
+DEFAULT_TARGET_S = 30.0
 MAX_ROWS, MIN_ROWS = 4_000_000, 1_000
 _TOO_LONG, _QUICK = 1.25, 0.5
 
 
-# What a runner tells of itself: a small file in its state directory, written after each batch and
-# every few seconds. `headrace status` shows it.
-
-
-def query_status(query: Query, ends: Ends) -> dict[str, Any]:
-    entry = query.entry
-    at = query.workshop.journal.at(entry.tick)
-    return {
-        "tick": entry.tick,
-        "outputs": [each.name for each in query.plan.outputs],
-        "rows_behind": rows_between(at.ends, ends) if at is not None else 0,
-        "batch_rows": query.batch_rows,
-        "batch_seconds": query.batch_seconds,
-        "rows_per_second": query.rows_per_second,
-        "due_us": dict(entry.due_us),
-        "batch_counts": dict(query.last_result.counts) if query.last_result else {},
-    }
-
-
-def watermark_status(query: Query) -> dict[str, dict[str, Any]]:
-    """The clocks of a query's inputs, as people want to know them."""
-    found = {}
-    specs = {spec.name: spec for spec in map(watermark_spec, query.plan.inputs)}
-    for name, clock in query.watermark_state.inputs.items():
-        holding = [
-            {"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us}
-            for who, newest_us, heard_us in clock.holding()
-        ]
-        watermark_us = clock.watermark_us if clock.begun else None
-        found[name] = {
-            "watermark_us": watermark_us,
-            "producers": len(clock.producers),
-            "held_back_by": holding,
-        }
-    return found
-
-
-# The runner: cuts ticks, runs batches, commits them, until it is told to stop.
-#
-# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the
-# state directory: killed at any moment, the next one goes on at the ledger's tick.
-
-DEFAULT_TARGET_S = 30.0
-
-
 class BatchSize:
-    """It begins at the most there may be: what every batch costs, however small, would make a first
-    small one look slow.
+    """The number of rows for the next batch, so that a batch takes about `target_s`.
+
+    A batch that took too long makes the next one smaller, a quick one makes it larger. The results
+    do not depend on it: they are defined tick by tick. A batch has at least one tick.
+
+    It starts at the maximum: the fixed cost of a batch would make a first small one look slow.
     """
 
     def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
-        self.target_s, self.rows = target_s, MAX_ROWS
+        self.target_s = target_s
+        self.rows = MAX_ROWS
 
-    def took(self, rows: int, seconds: float) -> None:
+    def adapt(self, rows: int, seconds: float) -> None:
+        """Adapt to a batch of so many rows that took so long."""
         if seconds > _TOO_LONG * self.target_s:
             self.rows = max(MIN_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
         elif seconds < _QUICK * self.target_s:
             self.rows = min(MAX_ROWS, 2 * self.rows)
+
+
+def limit_rows(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[Tick]:
+    """The first ticks that together have at most `max_rows` rows; at least one tick."""
+    for count, tick in enumerate(ticks):
+        rows = sum(
+            end - before.end(topic, p)
+            for topic, parts in tick.ends.items()
+            for p, end in parts.items()
+        )
+        if rows > max_rows and count:
+            return ticks[:count]
+    return ticks
+
+
+# The query
 
 
 MAX_TICKS_A_BATCH = 2_000
@@ -138,7 +104,9 @@ class RunContext:
     log: Log
     spark: SparkSession
     state: Path
+    """The pipeline's state directory."""
     local: Path
+    """The directory for local stores on each machine."""
     cores: int
     shards: int
     ledger: Ledger
@@ -153,42 +121,48 @@ class RunContext:
 
 
 class Query:
-    """`plan` has all inputs of the pipeline and this query's outputs. `step()` does one batch."""
+    """One query of a run. `plan` has all inputs of the pipeline, and the outputs of this query."""
 
     def __init__(
         self,
         name: str,
         plan: PipelinePlan,
-        workshop: RunContext,
-        told: Mapping[str, int] | None = None,
-        again: int = 0,
+        run: RunContext,
+        dead_letters_emitted_to: Mapping[str, int] | None = None,
+        rebuild_to: int = 0,
     ) -> None:
-        self.name, self.plan, self.workshop, self.again = name, plan, workshop, again
-        self.told: Mapping[str, int] = told or {}
-        """Up to which tick a step's rows that could not be used have been told, by a query that had
-        the step before. A batch ends there at the latest.
+        self.name = name
+        self.plan = plan
+        self.run = run
+        self.dead_letters_emitted_to: Mapping[str, int] = dead_letters_emitted_to or {}
+        """Per step, the last tick whose dead letters an earlier query has emitted. A batch never
+        crosses it, so none is emitted twice.
         """
+        self.rebuild_to = rebuild_to
+        """Up to this tick, only state and views are built again; topics and dead letters have been
+        emitted. A batch never crosses it.
+        """
+        self.dead_letters_emitted_elsewhere: frozenset[str] = frozenset()
+        """Steps that a query further ahead has too: it has emitted their dead letters."""
         self.watermark_state: WatermarkState = read_watermarks(
-            workshop.watermark_directory, self.entry.watermarks
+            run.watermark_directory, self.entry.watermarks
         )
         self.last_result: BatchResult | None = None
-        self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
-        self._size = BatchSize(workshop.batch_target_s)
+        self.batches = 0
+        self.batch_rows = 0
+        self.batch_seconds = 0.0
+        self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
-        self.told_elsewhere: frozenset[str] = frozenset()
-        """Steps that another query, further than this one, has too: it has told of their rows that
-        could not be used.
-        """
 
     @property
     def has_begun(self) -> bool:
-        return self.workshop.ledger.last(self.name) is not None
+        return self.run.ledger.last(self.name) is not None
 
     @property
     def entry(self) -> LedgerEntry:
-        """The newest one; before the first batch, one that says where the pipeline begins."""
-        first = self.workshop.journal.first
-        return self.workshop.ledger.last(self.name) or LedgerEntry(
+        """The newest ledger entry; before the first batch, one at the first tick of the pipeline."""
+        first = self.run.journal.first
+        return self.run.ledger.last(self.name) or LedgerEntry(
             0, self.name, first.number if first else 0
         )
 
@@ -197,16 +171,21 @@ class Query:
         """The last tick that is in the ledger."""
         return self.entry.tick
 
+    @property
+    def rows_per_second(self) -> float:
+        return self.batch_rows / max(self.batch_seconds, 1e-9)
+
     @cached_property
     def steps(self) -> dict[str, Step]:
-        """What this query's outputs are computed by. A declared input that none of them reads is
-        not among them.
+        """The steps that compute this query's outputs, by name. A declared input that none of them
+        reads is not among them.
         """
-        return {step.name: step for step in topological_order([output.input for output in self.plan.outputs])}
+        outputs = [output.input for output in self.plan.outputs]
+        return {step.name: step for step in topological_order(outputs)}
 
     def own(self, entry: LedgerEntry) -> LedgerEntry:
-        """Of an entry only what this query computes: the rest is of outputs that it had once, and
-        would be stale.
+        """The part of an entry that this query computes. The rest belongs to outputs that the query
+        had once, and is stale.
         """
         return replace(
             entry,
@@ -221,107 +200,123 @@ class Query:
 
     @property
     def own_watermarks(self) -> dict[str, InputWatermark]:
-        """The clocks of the inputs that this query reads; those of others stand still here."""
+        """The watermarks of the inputs that this query reads; those of others do not move here."""
         read = {watermark_spec(step).name for step in self.plan.inputs if step.name in self.steps}
-        return {name: clock for name, clock in self.watermark_state.inputs.items() if name in read}
+        return {
+            name: watermark
+            for name, watermark in self.watermark_state.inputs.items()
+            if name in read
+        }
+
+    # A batch
 
     def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
-        """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns
-        whether there were.
+        """Run one batch of ticks up to `up_to`, if there are any that the ledger does not have.
+        Returns whether there were.
         """
-        entry, journal = self.entry, self.workshop.journal
+        entry, journal = self.entry, self.run.journal
         before = journal.at(entry.tick)
         if before is None:
             raise ConfigurationError(
                 f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.",
                 fix="replay the pipeline.",
             )
+        boundaries = (*self.dead_letters_emitted_to.values(), self.rebuild_to)
         up_to = min(
             [
                 up_to,
                 entry.tick + max_ticks,
-                *(told for told in (*self.told.values(), self.again) if told > entry.tick),
+                *(boundary for boundary in boundaries if boundary > entry.tick),
             ]
         )
-        ticks = _bounded(before, journal.between(entry.tick, up_to), self._size.rows)
-        if ticks:
-            started = time.monotonic()
-            self._batch(entry, before, ticks)
-            self.batch_rows, self.batch_seconds = (
-                rows_between(before.ends, ticks[-1].ends),
-                time.monotonic() - started,
-            )
-            self._size.took(self.batch_rows, self.batch_seconds)
-        return bool(ticks)
-
-    @property
-    def rows_per_second(self) -> float:
-        return self.batch_rows / max(self.batch_seconds, 1e-9)
-
-    def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
-        """The job, and once more if rows turned out to be Spark's, which in this run they then are
-        from the beginning.
-        """
+        ticks = limit_rows(before, journal.between(entry.tick, up_to), self._size.rows)
+        if not ticks:
+            return False
+        started_s = time.monotonic()
         if not self._try_batch(entry, before, ticks):
+            # Some values need Spark: in this run, they are computed by Spark from now on.
             self._optimistic = False
             self._try_batch(entry, before, ticks)
+        self.batch_rows = rows_between(before.ends, ticks[-1].ends)
+        self.batch_seconds = time.monotonic() - started_s
+        self._size.adapt(self.batch_rows, self.batch_seconds)
+        return True
 
     def _try_batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> bool:
-        """The job, its reports, the clocks, the commit."""
-        context = self._context(entry, before, ticks)
+        """Run the job, read its reports, compute the watermarks, commit. Returns False, without a
+        commit, if the job was optimistic and some values need Spark.
+        """
+        context = self._batch_context(entry, before, ticks)
         builder = JobBuilder(
-            self.workshop.spark,
+            self.run.spark,
             self.plan,
             context,
             before,
             ticks,
-            self.workshop.cores,
-            self._worth_combining(),
+            self.run.cores,
+            self._steps_to_combine(),
             optimistic=self._optimistic,
         )
         try:
             builder.job().collect()
-            if needs_spark(context):
+            if needs_spark(context.job_directory):
                 return False
-            result = read_reports(context, builder.stages)
+            result = read_reports(
+                context.job_directory,
+                stages=builder.stages,
+                shards=context.shards,
+                ids=context.ids,
+            )
             result.counts |= builder.failure_counts()
-            watermarks, state = context.time.watermarks(
+            watermarks, state = context.watermarks.compute(
                 context.watermark_directory,
                 context.job_directory,
-                [spec.name for spec in context.time.specs],
+                [spec.name for spec in context.watermarks.specs],
             )
             self._commit(context, result, watermarks, state)
-            self.watermark_state, self.last_result = state, result
+            self.watermark_state = state
+            self.last_result = result
             self.batches += 1
             return True
         finally:
-            builder.forget()
-            clean_up(context)
-            self.workshop.log.discard_group(context.job)  # what attempts that failed put aside
+            builder.unpersist()
+            shutil.rmtree(context.job_directory, ignore_errors=True)
+            self.run.log.discard_group(context.job)  # what failed attempts have staged
 
-    def _context(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> BatchContext:
-        shop = self.workshop
-        specs = tuple(watermark_spec(step) for step in self.plan.inputs)
-        time = WatermarkInputs(
-            specs,
-            entry.watermarks,
-            before.time_us,
-            tuple(tick.number for tick in ticks),
-            tuple(tick.time_us for tick in ticks),
+    def _batch_context(
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]
+    ) -> BatchContext:
+        watermarks = WatermarkInputs(
+            specs=tuple(watermark_spec(step) for step in self.plan.inputs),
+            id=entry.watermarks,
+            before_us=before.time_us,
+            ticks=tuple(tick.number for tick in ticks),
+            times_us=tuple(tick.time_us for tick in ticks),
         )
-        ids = {step: dict(found) for step, found in self.own(entry).states.items()}
         return BatchContext(
-            self.plan.name,
-            shop.log.address,
-            shop.state,
-            shop.local / self.name,
-            new_id(),
-            shop.shards,
-            entry.tick,
-            ticks[-1].number,
-            ids,
-            time,
+            pipeline=self.plan.name,
+            log=self.run.log.address,
+            state=self.run.state,
+            local=self.run.local / self.name,
+            job=new_id(),
+            shards=self.run.shards,
+            after=entry.tick,
+            up_to=ticks[-1].number,
+            ids={step: dict(ids) for step, ids in self.own(entry).states.items()},
+            watermarks=watermarks,
         )
+
+    def _steps_to_combine(self) -> set[str]:
+        """Steps that had many rows per key in the last batch, and are worth combining before the
+        shuffle. Only the speed depends on it.
+        """
+        counts = self.last_result.counts if self.last_result else {}
+        return {
+            name
+            for name in self.steps
+            if counts.get(f"{name}.rows_in", 0)
+            > ROWS_A_KEY_TO_COMBINE * counts.get(f"{name}.keys", 1)
+        }
 
     def _commit(
         self,
@@ -330,184 +325,147 @@ class Query:
         watermarks: BatchWatermarks,
         state: WatermarkState,
     ) -> None:
-        shop = self.workshop
-        stored = write_watermarks(context.watermark_directory, state) if state.inputs else None
-        counts = _added(self.own(self.entry).counts, result.counts)
+        """Commit a batch. While a query is rebuilt, only its views are written again."""
+        watermark_id = None
+        if state.inputs:
+            watermark_id = write_watermarks(context.watermark_directory, state)
         entry = LedgerEntry(
-            shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts
+            epoch=self.run.ledger.epoch,
+            query=self.name,
+            tick=context.up_to,
+            states=result.ids,
+            watermarks=watermark_id,
+            due_us=result.due_us,
+            counts=_add_counts(self.own(self.entry).counts, result.counts),
         )
-        views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
-        self._leave_out_told(result, context.up_to)
-        made = BatchOutput(
-            result.views,
-            result.topics,
-            self._controls(result, watermarks),
-            result.diverted,
-            result.late,
-            result.late_rows,
-        )
-        if context.up_to <= self.again:
-            made = BatchOutput(result.views)
-        commit_batch(shop.ledger, shop.views, entry, made, views)
+        if context.up_to <= self.rebuild_to:
+            output = BatchOutput(views=result.views)
+        else:
+            self._drop_emitted(result, context.up_to)
+            output = BatchOutput(
+                views=result.views,
+                topics=result.topics,
+                controls=self._control_records(result, watermarks),
+                dead_letters=result.dead_letters,
+                late_counts=result.late_counts,
+                side_outputs=result.side_outputs,
+            )
+        views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
+        commit_batch(self.run.ledger, self.run.views, entry, output, views)
 
-    def _leave_out_told(self, result: BatchResult, up_to: int) -> None:
-        """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries
-        meet it.
+    def _drop_emitted(self, result: BatchResult, up_to: int) -> None:
+        """Drop dead letters, late counts and side outputs that another query has emitted: each row
+        becomes one once, however many queries meet it.
         """
-        told = self.told_elsewhere | {step for step, tick in self.told.items() if tick >= up_to}
-        topics = {
-            aside.topic for name in told if name in self.steps for aside in self.steps[name].aside
+        emitted = self.dead_letters_emitted_elsewhere | {
+            step for step, tick in self.dead_letters_emitted_to.items() if tick >= up_to
         }
-        result.diverted = {
-            step: letters for step, letters in result.diverted.items() if step not in told
+        emitted_topics = {
+            side_output.topic
+            for name in emitted
+            if name in self.steps
+            for side_output in self.steps[name].side_outputs
         }
-        result.late = [counted for counted in result.late if counted[0] not in told]
-        result.late_rows = {
-            topic: files for topic, files in result.late_rows.items() if topic not in topics
+        result.dead_letters = {
+            step: files for step, files in result.dead_letters.items() if step not in emitted
+        }
+        result.late_counts = [late for late in result.late_counts if late[0] not in emitted]
+        result.side_outputs = {
+            topic: files
+            for topic, files in result.side_outputs.items()
+            if topic not in emitted_topics
         }
 
-    def _controls(
+    def _control_records(
         self, result: BatchResult, watermarks: BatchWatermarks
     ) -> dict[tuple[str, int], bytes]:
-        """Each derived topic carries the ticks of its rows and its step's clocks."""
-        found = {}
+        """The control record of each partition of each derived topic."""
+        records = {}
         for output in self.plan.outputs:
             if isinstance(output, TopicOutput):
-                of_step = watermarks.of(watermark_paths(output.input))
+                step_watermarks = watermarks.of(watermark_paths(output.input))
                 for partition in range(output.partitions):
-                    found[output.name, partition] = control_record(
-                        result.topic_ticks.get((output.name, partition), {}), of_step
-                    )
-        return found
-
-    def _worth_combining(self) -> set[str]:
-        """Steps that had many rows a key in the last batch. What they compute does not depend on
-        it, only how fast.
-        """
-        counts = self.last_result.counts if self.last_result else {}
-        many = ROWS_A_KEY_TO_COMBINE
-        return {
-            name
-            for name in self.steps
-            if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)
-        }
+                    tick_rows = result.topic_ticks.get((output.name, partition), {})
+                    records[output.name, partition] = control_record(tick_rows, step_watermarks)
+        return records
 
     # Time
 
     def waits_for(self, now_us: int) -> str | None:
-        """The step that would have something to tell if a tick were cut now, though no row came."""
+        """The name of a step that would emit something if a tick were cut now without a new row:
+        the watermark would reach what its state waits for.
+        """
         entry = self.entry
         if not entry.due_us:
             return None
-        last = self.workshop.journal.at(entry.tick)
-        specs = [watermark_spec(step) for step in self.plan.inputs]
+        last = self.run.journal.at(entry.tick)
         before_us = last.time_us if last else 0
         watermarks, _ = batch_watermarks(
-            specs,
+            [watermark_spec(step) for step in self.plan.inputs],
             WatermarkState(self.watermark_state.inputs, before_us),
             {},
             [entry.tick + 1],
             [max(now_us, before_us)],
         )
-        return next(
-            (
-                name
-                for name, due_us in entry.due_us.items()
-                if name in self.steps and self._reaches(watermarks, self.steps[name], due_us)
-            ),
-            None,
-        )
+        for name, due_us in entry.due_us.items():
+            if name in self.steps:
+                for source in self.steps[name].inputs:
+                    of_source = watermarks.of(watermark_paths(source))
+                    if of_source.watermark_at_start < due_us <= int(of_source.watermark[-1]):
+                        return name
+        return None
 
-    @staticmethod
-    def _reaches(watermarks: BatchWatermarks, step: Step, due_us: int) -> bool:
-        each = [watermarks.of(watermark_paths(given)) for given in step.inputs]
-        return any(clock.watermark_at_start < due_us <= int(clock.complete[-1]) for clock in each)
+    # Status
+
+    def status(self, ends: Ends) -> dict[str, Any]:
+        """This query in the runner's status. `ends` are the present ends of the inputs."""
+        entry = self.entry
+        tick = self.run.journal.at(entry.tick)
+        return {
+            "tick": entry.tick,
+            "outputs": [output.name for output in self.plan.outputs],
+            "rows_behind": rows_between(tick.ends, ends) if tick is not None else 0,
+            "batch_rows": self.batch_rows,
+            "batch_seconds": self.batch_seconds,
+            "rows_per_second": self.rows_per_second,
+            "due_us": dict(entry.due_us),
+            "batch_counts": dict(self.last_result.counts) if self.last_result else {},
+        }
+
+    def watermark_status(self) -> dict[str, dict[str, Any]]:
+        """The watermarks of this query's inputs in the runner's status."""
+        specs = {spec.name: spec for spec in map(watermark_spec, self.plan.inputs)}
+        return {
+            name: {
+                "watermark_us": watermark.watermark_us if watermark.begun else None,
+                "producers": len(watermark.producers),
+                "held_back_by": [
+                    {
+                        "producer": specs[name].label(producer),
+                        "newest_us": newest_us,
+                        "heard_us": heard_us,
+                    }
+                    for producer, newest_us, heard_us in watermark.slowest_producers()
+                ],
+            }
+            for name, watermark in self.watermark_state.inputs.items()
+        }
 
 
-def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Counts since the beginning. How many keys a batch touched says nothing in sum."""
-    summed = {name: count for name, count in more.items() if not name.endswith(".keys")}
-    return {name: before.get(name, 0) + summed.get(name, 0) for name in {**before, **summed}}
-
-
-def _bounded(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[Tick]:
-    """As many ticks as make a batch of bounded size; at least one."""
-    for count, tick in enumerate(ticks):
-        rows = sum(
-            end - before.end(topic, p)
-            for topic, parts in tick.ends.items()
-            for p, end in parts.items()
-        )
-        if rows > max_rows and count:
-            return ticks[:count]
-    return ticks
+def _add_counts(before: Mapping[str, int], batch: Mapping[str, int]) -> dict[str, int]:
+    """Counts since the pipeline began. The number of keys that a batch changed is not summed: it
+    means nothing over several batches.
+    """
+    added = {name: count for name, count in batch.items() if not name.endswith(".keys")}
+    return {name: before.get(name, 0) + added.get(name, 0) for name in {**before, **added}}
 
 
 def sub_plan(plan: PipelinePlan, outputs: Mapping[str, object] | Sequence[str]) -> PipelinePlan:
-    """The same pipeline with some of its outputs: all inputs stay, so rows keep their order."""
+    """A pipeline's plan with some of its outputs. All inputs stay, so that rows keep their order."""
+    names = set(outputs)
     return PipelinePlan(
-        plan.name,
-        plan.inputs,
-        tuple(each for each in plan.outputs if each.name in set(outputs)),
-        plan.ingests,
+        name=plan.name,
+        inputs=plan.inputs,
+        outputs=tuple(output for output in plan.outputs if output.name in names),
+        ingests=plan.ingests,
     )
-
-
-# Why a batch failed, in a few lines: what a worker raised, without the traces of all that stood
-# between it and the runner.
-
-
-LASTING = (
-    errors.BadPartition,
-    errors.BadRows,
-    errors.BadSchema,
-    errors.InputReplaced,
-    errors.MissingExtra,
-    errors.NewerFormat,
-    errors.NotSupported,
-    errors.PlanChanged,
-    errors.PlanError,
-    errors.TopicExists,
-)
-"""What does not pass by itself: the same batch would fail again."""
-_TRACE = "Traceback (most recent call last):"
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |$)")
-_END = re.compile(r"^\s*$|^\s+at [\w$.]+[(/]|^\s*SQLSTATE:")
-_MAX_CHARACTERS = 2_000
-
-
-def reason(error: BaseException) -> str:
-    """What a person needs to know about an error that ended a batch."""
-    if isinstance(error, errors.HeadraceError):
-        return f"{type(error).__name__}: {error}"
-    text = str(error)
-    found = _raised_in_worker(text) if _TRACE in text else f"{type(error).__name__}: {text.strip()}"
-    return found if len(found) <= _MAX_CHARACTERS else f"{found[:_MAX_CHARACTERS]} …"
-
-
-def is_lasting(error: BaseException) -> bool:
-    """Whether it is of no use to try again, also if it was raised in a worker."""
-    kind = getattr(errors, reason(error).partition(":")[0], None)
-    return isinstance(kind, type) and issubclass(kind, LASTING)
-
-
-def _raised_in_worker(text: str) -> str:
-    """The error at the end of a worker's traceback: of several the last, but one of ours before all
-    others, since it says what to do. Up to the JVM's part.
-    """
-    lines = text[text.index(_TRACE) :].splitlines()
-    raised = [
-        number
-        for number, line in enumerate(lines)
-        if _RAISED.match(line) and number and lines[number - 1].startswith("  ")
-    ]
-    if not raised:
-        return text.strip()
-    begin = next(
-        (number for number in reversed(raised) if lines[number].startswith("headrace.")), raised[-1]
-    )
-    end = next(
-        (number for number in range(begin + 1, len(lines)) if _END.match(lines[number])), len(lines)
-    )
-    name, colon, rest = lines[begin].partition(":")
-    return "\n".join([f"{name.rsplit('.', 1)[-1]}{colon}{rest}", *lines[begin + 1 : end]])

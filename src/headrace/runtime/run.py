@@ -1,7 +1,8 @@
-"""A pipeline's run from beginning to end: the log is opened, Spark started, the runner set to work
-with all that goes on beside it, and everything closed again.
+"""A run of a pipeline from start to end: open the log, start Spark, the runner and the background
+services, and close everything again.
 
-`Pipeline.run`, `headrace run` and `headrace replay` come here.
+`Pipeline.run`, `headrace run` and `headrace replay` come here. `runner` has the loop over batches,
+`services` what runs in the background.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from headrace.log.values import Duration
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.runtime.arrangement import check_fits, known_names
-from headrace.runtime.inputs import Sources, make_topics
-from headrace.runtime.runner import Runner, Maintenance
+from headrace.runtime.inputs import InputTopics, create_topics
+from headrace.runtime.runner import Maintenance, Runner, input_topics
 from headrace.runtime.services import (
     Ingests,
     OnAlert,
     OnReady,
-    alerting,
-    capturing,
-    receiving,
-    sinking,
+    run_alerts,
+    run_captures,
+    run_gateways,
+    run_sinks,
 )
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.status import Status
-from headrace.runtime.versions import begin, version_state
+from headrace.runtime.versions import start_version, version_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,45 +66,61 @@ def run(
     batch_target: Duration = "30 seconds",
     **spark_options: Any,
 ) -> None:
-    """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other
-    options are those of `hr.spark`.
+    """Run a pipeline in this process until `stop` is set.
 
-    State and views are in `state`, which a cluster's machines must all see; by default NAME.state
-    beside the file that declares the pipeline. What each machine keeps at hand is in `local`; by
-    default in the state directory on one machine, and in its temporary directory on each of a
-    cluster.
+    Args:
+        pipeline: The declared pipeline.
+        log: The address of the log; by default the pipeline's own.
+        state: The directory for state and views, which all machines of a cluster must share. By
+            default `NAME.state` next to the file that declares the pipeline.
+        local: The directory for local stores on each machine. By default in the state directory on
+            a single machine, and in the temporary directory of each machine of a cluster.
+        shards: The number of shards; by default the one chosen with `headrace rescale`, or one per
+            core.
+        until_caught_up: End when everything that was there at the start has been processed.
+        stop: Ends the run when it is set.
+        on_status: Called with the status after every batch.
+        serve: Serve the views on this machine meanwhile.
+        port: The port to serve at; by default 8765, or a free one if that is taken.
+        on_serving: Called with the server when it is ready.
+        on_gateway: Called with each gateway and its address when it is ready.
+        on_alert: Called with each alert message.
+        batch_target: How long a batch should take. The results do not depend on it.
+        **spark_options: The options of `hr.spark`.
 
-    A batch takes in about as much as can be done in `batch_target`; what comes out does not depend
-    on it.
+    Raises:
+        ConfigurationError: The pipeline has no log.
+        PlanChanged: The stored state does not fit the pipeline any more.
+        StateElsewhere: The state directory is not the one of this pipeline.
+        RunnerFenced: Another runner of the pipeline has taken over.
 
-    With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765
-    or any that is free; `on_serving` hears where. `on_gateway` hears where each gateway listens,
-    `on_alert` what alerts tell.
+    Example:
+        run(pipeline, log="file:data", until_caught_up=True)
+
     """
     from headrace.log.spark.session import check_start
 
     stop = stop or Event()
     with (
         open_log(address_of(pipeline, log)) as opened,
-        capturing(pipeline, opened, stop, until_caught_up=until_caught_up),
+        run_captures(pipeline, opened, stop, until_caught_up=until_caught_up),
     ):
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
         home = state_of(pipeline, state).absolute()
-        plan = _checked(opened, pipeline.plan(), home)
+        plan = _check(opened, pipeline.plan(), home)
         check_start(**spark_options)
         write_plan(home, plan, pipeline.sinks, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
-        with (
-            _serving(home, opened, port, on_serving) if serve else nullcontext()
-        ):  # before Spark, which takes seconds to start
-            runner = Runner(
+        # Serving starts before Spark, which takes seconds.
+        with _serving(home, opened, port, on_serving) if serve else nullcontext():
+            runner = Runner.start(
                 plan,
                 opened,
-                _session(spark_options),
+                _start_spark(spark_options),
                 home,
                 shards=shards,
-                local=_path(local),
+                local=None if local is None else Path(local),
                 batch_target_s=target_s,
             )
             ingests = Ingests(
@@ -112,18 +129,21 @@ def run(
                 opened.address,
                 home,
                 until_caught_up=until_caught_up,
-                on_change=runner.tell,
+                on_change=runner.write_status,
             )
-            following = sinking(
-                pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up
-            )
-            coming = receiving(
-                pipeline, opened.address, stop, until_caught_up=until_caught_up, on_ready=on_gateway
-            )
-            telling = alerting(
-                pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert
-            )
-            with coming, following, telling:
+            with (
+                run_gateways(
+                    pipeline,
+                    opened.address,
+                    stop,
+                    until_caught_up=until_caught_up,
+                    on_ready=on_gateway,
+                ),
+                run_sinks(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up),
+                run_alerts(
+                    pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert
+                ),
+            ):
                 _run(
                     runner,
                     ingests,
@@ -149,16 +169,41 @@ def replay(
     on_status: OnStatus | None = None,
     **spark_options: Any,
 ) -> None:
-    """Run a version of a pipeline beside it, over the recorded ticks from `since` on (a tick's
-    number, or a time) and whatever comes after them.
+    """Run a version of a pipeline: over the recorded ticks, and then over whatever comes after
+    them. The version has its own state, topics and views.
+
+    Args:
+        pipeline: The declared pipeline, which may have changed since the ticks were recorded.
+        version: The name of the version.
+        since: The first tick, by its number or by a time; by default the first recorded one.
+        retick: Cut new ticks from what the inputs still have, instead of using recorded ones.
+        log: The address of the log; by default the pipeline's own.
+        state: The pipeline's state directory; the version's is inside it.
+        local: The directory for local stores on each machine.
+        shards: The number of shards.
+        until_caught_up: End when everything that was there at the start has been processed.
+        stop: Ends the run when it is set.
+        on_status: Called with the status after every batch.
+        **spark_options: The options of `hr.spark`.
+
+    Raises:
+        ReplayRefused: The version cannot be made, or not from there.
+
+    Example:
+        replay(pipeline, "v2", since="2026-01-01T00:00:00Z", until_caught_up=True)
+
     """
     with open_log(address_of(pipeline, log)) as opened:
         directory = version_state(state_of(pipeline, state), version)
-        plan = _checked(
-            opened, begin(opened, pipeline.plan(), version, since=since, retick=retick), directory
-        )
-        runner = Runner(
-            plan, opened, _session(spark_options), directory, shards=shards, local=_path(local)
+        plan = start_version(opened, pipeline.plan(), version, since=since, retick=retick)
+        plan = _check(opened, plan, directory)
+        runner = Runner.start(
+            plan,
+            opened,
+            _start_spark(spark_options),
+            directory,
+            shards=shards,
+            local=None if local is None else Path(local),
         )
         _run(
             runner,
@@ -174,7 +219,7 @@ def replay(
 def _serving(
     state: Path, log: Log, port: int | None, on_serving: Callable[[Server], None] | None
 ) -> Iterator[None]:
-    """The views, for as long as the pipeline runs."""
+    """Serve the views for as long as the pipeline runs."""
     from headrace.serve.access import find_token
     from headrace.serve.server import start_at_usual_port
 
@@ -184,13 +229,15 @@ def _serving(
         yield
 
 
-def _checked(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
-    """What can be refused without Spark is refused before it is started."""
+def _check(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
+    """Refuse what can be refused before Spark is started. Returns the plan with the step names
+    under which state is stored.
+    """
     plan = known_names(plan, log)
     plan.check_kernels()
-    make_topics(log, plan)
-    StateDirectory(log, plan.name, state)
-    Sources(log, plan.name, [step.topic for step in plan.inputs])
+    create_topics(log, plan)
+    StateDirectory.find(log, plan.name, state)
+    InputTopics.find(log, plan.name, input_topics(plan))
     check_fits(plan, log, state)
     return plan
 
@@ -204,22 +251,22 @@ def _run(
     stop: Event | None,
     on_status: OnStatus | None,
 ) -> None:
-    """The runner at work, until it ends or is stopped; a batch that is under way then may take some
-    time to finish, and is given up after that.
+    """Run batches until the runner ends or is stopped, then close everything. When it is stopped,
+    the present batch may take some time to finish, and is interrupted after that.
     """
-    stopped, ended = stop or Event(), Event()
+    stop, ended = stop or Event(), Event()
     runner.on_status = on_status or runner.on_status
-    upkeep = Maintenance(runner, fixed_shards=fixed_shards)
+    maintenance = Maintenance(runner, fixed_shards=fixed_shards)
     if ingests is not None:
         runner.ingests = ingests.status
 
     def between() -> bool:
-        upkeep.attend()
-        return ingests is not None and ingests.attend()
+        maintenance.step()
+        return ingests is not None and ingests.poll()
 
-    Thread(target=_give_up_late_batch, args=(runner.spark, stopped, ended), daemon=True).start()
+    Thread(target=_interrupt_late_batch, args=(runner.spark, stop, ended), daemon=True).start()
     try:
-        runner.run(until_caught_up=until_caught_up, stop=stopped, between=between)
+        runner.run(until_caught_up=until_caught_up, stop=stop, between=between)
     finally:
         ended.set()
         if ingests is not None:
@@ -227,40 +274,36 @@ def _run(
         runner.close()
 
 
-def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> None:
-    """Interrupting a batch does no harm: what is not in the ledger never happened."""
+def _interrupt_late_batch(spark: SparkSession, stop: Event, ended: Event) -> None:
+    """Interrupt a batch that goes on too long after `stop`. That does no harm: what is not in the
+    ledger never happened.
+    """
     while not ended.wait(0.5):
-        if stopped.is_set():
+        if stop.is_set():
             if not ended.wait(PATIENCE_S):
                 spark.interruptAll()
             return
 
 
-def _session(options: dict[str, Any]) -> SparkSession:
-    """Started by the main thread, Spark would take Ctrl-C for itself. So another starts it, and
-    whoever asked for Ctrl-C keeps it.
-    """
+def _start_spark(options: dict[str, Any]) -> SparkSession:
+    """Start Spark from another thread: started by the main thread, it would handle Ctrl-C itself."""
     from headrace.log.spark.session import spark
 
     with ThreadPoolExecutor(1) as starter:
         session = starter.submit(spark, **options).result()
-    session.createDataFrame(
-        [], "nothing INT"
-    )  # makes it this thread's session too: that is where Spark looks for data sources
+    # Makes it this thread's session too, which is where Spark looks for data sources.
+    session.createDataFrame([], "nothing INT")
     return session
 
 
-def state_of(pipeline: DeclaredPipeline, given: str | Path | None) -> Path:
-    """Where a pipeline keeps its state: beside the file that declares it, unless it is told."""
-    return Path(given) if given else pipeline.directory / f"{pipeline.name}.state"
+def state_of(pipeline: DeclaredPipeline, state: str | Path | None) -> Path:
+    """The state directory of a pipeline: next to the file that declares it, unless it is given."""
+    return Path(state) if state else pipeline.directory / f"{pipeline.name}.state"
 
 
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
-
-
-def address_of(pipeline: DeclaredPipeline, given: str | None) -> str:
-    address = given or pipeline.log
+def address_of(pipeline: DeclaredPipeline, log: str | None) -> str:
+    """The address of a pipeline's log. Raises ConfigurationError if it has none."""
+    address = log or pipeline.log
     if address is None:
         raise ConfigurationError(
             f"The pipeline {pipeline.name!r} has no log.",

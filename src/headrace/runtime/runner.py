@@ -1,7 +1,9 @@
-"""The runner: cuts ticks, runs batches, commits them, until it is told to stop.
+"""The runner: cuts ticks and runs batches until it is stopped.
 
-It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state
-directory: killed at any moment, the next one goes on at the ledger's tick.
+It is the only writer of a pipeline's ticks and ledger. It holds nothing that is not in the log or
+in the state directory: it can be killed at any moment, and the next runner resumes at the ledger's
+tick. `Maintenance` is what a run does between batches. `runtime.run` starts a runner with
+everything around it; `runtime.query` has the batch.
 """
 
 from __future__ import annotations
@@ -12,51 +14,46 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from headrace.engine.context import BatchResult
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
+from headrace.engine.reports import BatchResult
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.sweeper import Sweeper
 from headrace.engine.ticks import (
     MAX_ROWS_A_TICK,
     Tick,
     TickJournal,
-    beginning,
+    first_tick,
     next_ticks,
     rows_between,
 )
 from headrace.engine.watermarks import WatermarkState, sweep_watermarks, write_watermarks
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
-from headrace.operators.load_shedding import Shed
+from headrace.operators.load_shedding import ShedPolicy
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
 from headrace.runtime.arrangement import (
-    Arrangement,
-    arranged,
+    arrange,
+    arrange_query,
     arrangement_of,
     check_fits,
     known_names,
     note_name,
-    plan_query,
     remembered_shards,
     view_key,
 )
-from headrace.runtime.inputs import Sources, make_topics
+from headrace.runtime.failures import failure_reason, is_permanent
+from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
     DEFAULT_TARGET_S,
     MAX_TICKS_A_BATCH,
     Query,
     RunContext,
-    is_lasting,
-    query_status,
-    reason,
     sub_plan,
-    watermark_status,
 )
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.status import Status, process_start_ticks, write_status
@@ -67,81 +64,55 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# What a runner tells of itself: a small file in its state directory, written after each batch and
-# every few seconds. `headrace status` shows it.
-
-
-def status_of(runner: Runner) -> Status:
-    leading = runner.leading
-    newest, now = runner.journal.last, runner.journal.at(runner.tick)
-    assert newest is not None
-    assert now is not None
-    ends = runner.log.snapshot(runner.topics)
-    return Status(
-        pipeline=runner.plan.name,
-        process=os.getpid(),
-        epoch=runner.ledger.epoch,
-        shards=runner.shards,
-        started=runner.started,
-        updated=time.time(),
-        tick=now.number,
-        newest_tick=newest.number,
-        batch_seconds=leading.batch_seconds,
-        batch_rows=leading.batch_rows,
-        rows_per_second=leading.rows_per_second,
-        rows_behind=rows_between(now.ends, ends),
-        state_bytes=runner.state_bytes(),
-        batches=runner.batches,
-        failures=runner.failures,
-        last_error=runner.last_error,
-        counts=dict(leading.entry.counts),
-        ingests=runner.ingests(),
-        queries={query.name: query_status(query, ends) for query in runner.queries},
-        watermarks=watermark_status(leading),
-        host=socket.gethostname(),
-        process_began=process_start_ticks(os.getpid()),
-        local=str(runner.local),
-    )
-
-
-# `shed=hr.shed(…)` of a topic, as users write it, checked.
-
-
-def decided(ticks: Sequence[Tick], done: Tick, sheds: Mapping[str, Shed]) -> list[Tick]:
-    """Ticks with the topics that are shed in them: those of which more rows wait than may. `done`:
-    the last one that was committed.
-    """
-
-    def waits(tick: Tick, topic: str) -> int:
-        return rows_between({topic: done.ends.get(topic, {})}, {topic: tick.ends.get(topic, {})})
-
-    return (
-        [
-            replace(
-                tick,
-                shed=frozenset(
-                    topic for topic, wanted in sheds.items() if waits(tick, topic) > wanted.behind
-                ),
-            )
-            for tick in ticks
-        ]
-        if sheds
-        else list(ticks)
-    )
-
-
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
-BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
+LONGEST_PAUSE_S = 60.0
 MAX_FAILURES = 20
-TELL_EVERY_S = 5.0
+STATUS_EVERY_S = 5.0
 
 
 class Runner:
-    """One run of a pipeline. `step()` does one batch; `run()` goes on until stopped."""
+    """One run of a pipeline. `start` takes the pipeline over; `step` runs one batch; `run` goes on
+    until it is stopped; `close` closes the views.
+    """
 
     def __init__(
         self,
+        plan: PipelinePlan,
+        context: RunContext,
+        inputs: InputTopics,
+        queries: Sequence[Query],
+    ) -> None:
+        self.plan = plan
+        self.context = context
+        self.log = context.log
+        self.spark = context.spark
+        self.state = context.state
+        self.local = context.local
+        self.ledger = context.ledger
+        self.journal = context.journal
+        self.views = context.views
+        self.queries = list(queries)
+        self.started = time.time()
+        self.failures = 0
+        self.last_error: str | None = None
+        self.on_status: Callable[[Status], None] = lambda _status: None
+        self.ingests: Callable[[], dict[str, str]] = dict
+        """Returns the status of each ingest of the run."""
+        self.now_us: Callable[[], int] = lambda: time.time_ns() // 1000
+        """Returns the time of the next tick. Tests replace it."""
+        self._inputs = inputs
+        self._shed_policies = {
+            step.topic: step.shed for step in plan.inputs if step.shed is not None
+        }
+        self._status_written_s = 0.0
+        self._state_bytes, self._state_measured_s = 0, -STATUS_EVERY_S
+
+    # Starting
+
+    @classmethod
+    def start(
+        cls,
         plan: PipelinePlan,
         log: Log,
         spark: SparkSession,
@@ -150,109 +121,68 @@ class Runner:
         shards: int | None = None,
         local: Path | None = None,
         batch_target_s: float = DEFAULT_TARGET_S,
-    ) -> None:
-        plan = known_names(plan, log)
+    ) -> Self:
+        """Take over a pipeline, and return its runner. The steps:
+
+        1. Check the plan against the state directory, create missing topics, and check that the
+           inputs and the stored state fit. Until here, an older runner is not disturbed.
+        2. Take the next epoch of the ledger, which fences older runners.
+        3. Store the ids of the state directory and of the inputs; on a first run, tick 0.
+        4. Open the views, and fence them with the epoch.
+        5. Arrange the outputs into queries, store the arrangement, and empty the views that are
+           built from the beginning.
+        """
+        plan = known_names(plan, log)  # 1
         plan.check_kernels()
-        self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
-        home = StateDirectory(log, plan.name, self.state)
-        self.local = home.local(spark, local)
-        self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
-        self.shards = shards or remembered_shards(log, plan.name) or self.cores
-        self.state.mkdir(parents=True, exist_ok=True)
-        make_topics(log, plan)
-        self._sources = Sources(log, plan.name, self.topics)
-        check_fits(plan, log, self.state)  # before an older runner is told to stop
-        self.ledger = Ledger(log, plan.name)
-        self.ledger.take_over()
-        self._sources.remember(self.ledger)
-        home.remember(self.ledger)
-        self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
-        self._begin()
-        self.views = self._open_views()
-        self._workshop = RunContext(
-            log,
-            spark,
-            self.state,
-            self.local,
-            self.cores,
-            self.shards,
-            self.ledger,
-            self.journal,
-            self.views,
-            batch_target_s,
+        state = state.absolute()
+        home = StateDirectory.find(log, plan.name, state)
+        state.mkdir(parents=True, exist_ok=True)
+        create_topics(log, plan)
+        topics = input_topics(plan)
+        inputs = InputTopics.find(log, plan.name, topics)
+        check_fits(plan, log, state)
+        ledger = Ledger.open(log, plan.name)  # 2
+        ledger.take_over()
+        inputs.remember(ledger)  # 3
+        home.remember(ledger)
+        journal = TickJournal.open(log, plan.name)
+        if journal.last is None:
+            starts = {topic: log.start_offsets(topic) for topic in topics}
+            _record(ledger, journal, [first_tick(starts)])
+        views = _open_views(plan, state, ledger.epoch)  # 4
+        cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
+        context = RunContext(
+            log=log,
+            spark=spark,
+            state=state,
+            local=home.local(spark, local),
+            cores=cores,
+            shards=shards or remembered_shards(log, plan.name) or cores,
+            ledger=ledger,
+            journal=journal,
+            views=views,
+            batch_target_s=batch_target_s,
         )
-        self.queries = self._arranged()
-        self.started, self.failures = time.time(), 0
-        self.last_error: str | None = None
-        self.on_status: Callable[[Status], None] = lambda _status: None
-        self.ingests: Callable[[], dict[str, str]] = dict
-        """How the streams that are brought in are doing, for the status."""
-        self.now_us: Callable[[], int] = lambda: time.time_ns() // 1000
-        """The time that the next tick gets. Tests let it pass as they like."""
-        self._told_s, self._sized = 0.0, (-TELL_EVERY_S, 0)  # when, bytes
+        return cls(plan, context, inputs, _arrange_queries(plan, context))  # 5
 
-    # Beginning
-
-    def _open_views(self) -> ViewStore | None:
-        outputs = [each for each in self.plan.outputs if isinstance(each, ViewOutput)]
-        if not outputs:
-            return None
-        store = ViewStore(self.state / VIEWS_FILE)
-        for output in outputs:
-            store.declare(
-                output.name, output.input.schema, view_key(output), max_changes=output.keep_changes
-            )
-        store.fence(self.ledger.epoch)
-        return store
-
-    def _arranged(self) -> list[Query]:
-        """The queries, the one that is furthest first."""
-        known = self.views.reader.tick if self.views is not None else None
-        arrangement = arranged(self.plan, self.log, self.ledger, self.journal, known)
-        self._store(arrangement)
-        queries = [
-            Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told, each.again)
-            for name, each in arrangement.queries.items()
-        ]
-        if self.views is not None:
-            new = [
-                output.name
-                for query in queries
-                if not query.has_begun
-                for output in query.plan.outputs
-                if isinstance(output, ViewOutput)
-            ]
-            self.views.empty(new, self.ledger.epoch)
-        return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
-
-    def _store(self, arrangement: Arrangement) -> None:
-        text = arrangement.to_json()
-        if text != self.log.note(note_name(self.plan.name)):
-            tx = self.ledger.transaction()
-            tx.set_note(note_name(self.plan.name), text)
-            self.ledger.commit(tx)
-
-    def _begin(self) -> None:
-        """Tick 0 says where each input began when the pipeline was first run."""
-        if self.journal.last is None:
-            self._record(
-                [beginning({topic: self.log.start_offsets(topic) for topic in self.topics})]
-            )
+    # State of the run
 
     @property
     def topics(self) -> list[str]:
-        return sorted({step.topic for step in self.plan.inputs})
+        """The topics of the pipeline's inputs."""
+        return input_topics(self.plan)
 
-    def _record(self, ticks: Sequence[Tick]) -> None:
-        tx = self.ledger.transaction()
-        self.journal.record(tx, ticks)
-        self.journal.took(ticks, self.ledger.commit(tx))
+    @property
+    def shards(self) -> int:
+        return self.context.shards
 
-    # Going on
+    @shards.setter
+    def shards(self, shards: int) -> None:
+        self.context.shards = shards
 
     @property
     def leading(self) -> Query:
-        """The query that is furthest; the others follow it."""
+        """The query that is furthest ahead; the others follow it."""
         return self.queries[0]
 
     @property
@@ -276,99 +206,95 @@ class Runner:
     def watermark_state(self) -> WatermarkState:
         return self.leading.watermark_state
 
+    def _newest_tick(self) -> int:
+        return self.journal.last.number if self.journal.last else 0
+
+    # Cutting ticks
+
     def cut(self, *, forced: bool = False, max_rows: int = MAX_ROWS_A_TICK) -> int:
-        """Record the ticks that are due: for new rows, or because time itself has something to
-        tell. Returns how many.
+        """Record the ticks that are due: for new rows, or because the passing of time lets a step
+        emit something. Returns how many.
         """
         self.ledger.settle()
         last, now_us = self.journal.last, self.now_us()
         assert last is not None
+        is_due = any(
+            query.tick == last.number and query.waits_for(now_us) for query in self.queries
+        )
         ticks = next_ticks(
-            self.log,
-            self.topics,
-            last,
-            now_us,
-            max_rows=max_rows,
-            forced=forced or self._time_must_move(last, now_us),
+            self.log, self.topics, last, now_us, max_rows=max_rows, forced=forced or is_due
         )
         if ticks:
-            self._sources.check(
+            self._inputs.check(
                 topic for topic, ends in ticks[-1].ends.items() if ends != last.ends.get(topic)
             )
-            self._record(decided(ticks, self.journal.at(self.tick) or last, self._sheds))
+            committed = self.journal.at(self.tick) or last
+            shed_ticks = mark_shed_topics(ticks, committed, self._shed_policies)
+            _record(self.ledger, self.journal, shed_ticks)
         return len(ticks)
 
-    @cached_property
-    def _sheds(self) -> dict[str, Shed]:
-        return {step.topic: step.shed for step in self.plan.inputs if step.shed is not None}
-
-    def _time_must_move(self, last: Tick, now_us: int) -> bool:
-        return any(query.tick == last.number and query.waits_for(now_us) for query in self.queries)
+    # Batches
 
     def step(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
-        """One batch of each query that has ticks to do. Returns whether one had."""
+        """Run one batch of each query that has ticks to do. Returns whether one had."""
         self.ledger.settle()
         begun_s = time.time()
-        self._workshop.shards = self.shards
-        for number, query in enumerate(self.queries):
-            query.told_elsewhere = frozenset(
-                step for further in self.queries[:number] for step in further.steps
-            )
-        worked = self.leading.step(self._newest(), max_ticks)
+        ahead: set[str] = set()
+        for query in self.queries:
+            query.dead_letters_emitted_elsewhere = frozenset(ahead)
+            ahead |= query.steps.keys()
+        worked = self.leading.step(self._newest_tick(), max_ticks)
         for query in self.queries[1:]:
             worked |= query.step(self.leading.tick, max_ticks)
-        if len(self.queries) > 1:
-            self._join_up()
+        self._merge_queries()
         if worked:
             sweep_watermarks(
-                self._workshop.watermark_directory,
+                self.context.watermark_directory,
                 {query.entry.watermarks or "" for query in self.queries},
                 begun_s=begun_s,
             )
         return worked
 
-    def _join_up(self) -> None:
-        """A query that has caught up becomes part of the leading one: they have the same tick, so
-        the states of both fit together.
+    def _merge_queries(self) -> None:
+        """Merge queries that have caught up into the leading one: both are at the same tick, so
+        their states fit together.
         """
-        for query in [
-            query
-            for query in self.queries[1:]
-            if query.tick == self.leading.tick >= max(query.again, self.leading.again)
-        ]:
+        for query in self.queries[1:]:
             leading = self.leading
+            if query.tick != leading.tick or query.tick < max(query.rebuild_to, leading.rebuild_to):
+                continue
             outputs = [output.name for output in (*leading.plan.outputs, *query.plan.outputs)]
-            entry = self._both(leading, query)
-            rest = [each for each in self.queries if each not in (leading, query)]
+            plan = sub_plan(self.plan, outputs)
+            others = [other for other in self.queries if other not in (leading, query)]
+            arrangement = arrangement_of([leading, *others])
+            arrangement.queries[leading.name] = arrange_query(plan)
+            entry = self._merge_entries(leading, query)
             tx = self.ledger.transaction()
             self.ledger.add(tx, entry)
-            arrangement = arrangement_of([leading, *rest])
-            arrangement.queries[leading.name] = plan_query(sub_plan(self.plan, outputs))
             tx.set_note(note_name(self.plan.name), arrangement.to_json())
             self.ledger.commit(tx)
-            joined = Query(leading.name, sub_plan(self.plan, outputs), self._workshop)
-            joined.last_result, joined.batches = (
-                leading.last_result,
-                leading.batches + query.batches,
-            )
-            self.queries = [joined, *rest]
+            merged = Query(leading.name, plan, self.context)
+            merged.last_result = leading.last_result
+            merged.batches = leading.batches + query.batches
+            self.queries = [merged, *others]
 
-    def _both(self, leading: Query, query: Query) -> LedgerEntry:
-        """The entry of two queries as one: of each only what it computes itself, clocks
-        included.
-        """
-        mine, theirs = leading.own(leading.entry), query.own(query.entry)
+    def _merge_entries(self, leading: Query, query: Query) -> LedgerEntry:
+        """One ledger entry for two queries: of each only what it computes itself."""
+        first, second = leading.own(leading.entry), query.own(query.entry)
         watermarks = WatermarkState({**query.own_watermarks, **leading.own_watermarks})
+        watermark_id = None
+        if watermarks.inputs:
+            watermark_id = write_watermarks(self.context.watermark_directory, watermarks)
         return replace(
-            mine,
+            first,
             epoch=self.ledger.epoch,
-            states={**theirs.states, **mine.states},
-            watermarks=write_watermarks(self._workshop.watermark_directory, watermarks)
-            if watermarks.inputs
-            else None,
-            due_us={**theirs.due_us, **mine.due_us},
-            counts={**theirs.counts, **mine.counts},
+            states={**second.states, **first.states},
+            watermarks=watermark_id,
+            due_us={**second.due_us, **first.due_us},
+            counts={**second.counts, **first.counts},
         )
+
+    # Running
 
     def run(
         self,
@@ -377,49 +303,33 @@ class Runner:
         stop: Event | None = None,
         between: Callable[[], bool] | None = None,
     ) -> None:
-        """Batches until `stop` is set, or until everything that was there at the start has been
-        taken in.
+        """Run batches until `stop` is set or, with `until_caught_up`, until everything that was
+        there at the start has been taken in.
 
-        `between` is called between batches. It says whether more rows will come of what it looks
-        after: then it is too early to end.
+        `between` is called between batches. It returns whether more rows will come from the
+        services that it looks after: then the run has not caught up.
         """
-        stopped = stop or Event()
+        stop = stop or Event()
         target: int | None = None
-        self.tell()
-        while not stopped.is_set():
-            started = time.monotonic()
-            more = between is not None and between()
-            worked = self._try_batch(stopped)
-            if until_caught_up and not more and self.last_error is None:
-                target = target if target is not None else self._newest()
+        self.write_status()
+        while not stop.is_set():
+            started_s = time.monotonic()
+            more_will_come = between is not None and between()
+            worked = self._try_batch(stop)
+            if until_caught_up and not more_will_come and self.last_error is None:
+                target = target if target is not None else self._newest_tick()
                 if self.tick >= target:
                     return
-            if started - self._told_s > TELL_EVERY_S:
-                self.tell()
-                self._look_for_newer()
-            stopped.wait(
-                0
-                if worked and self.tick < self._newest()
-                else max(0.0, TICK_EVERY_S - (time.monotonic() - started))
-            )
+            if started_s - self._status_written_s > STATUS_EVERY_S:
+                self.write_status()
+                self._check_newest()
+            if not (worked and self.tick < self._newest_tick()):
+                stop.wait(max(0.0, TICK_EVERY_S - (time.monotonic() - started_s)))
 
-    def _look_for_newer(self) -> None:
-        """RunnerFenced if another runner has taken over, though there is nothing to commit here."""
-        try:
-            self.ledger.check_newest()
-        except RunnerFenced:
-            raise
-        except HeadraceError as error:  # the log is away: the next batch will tell
-            logger.debug(
-                "Whether %s has a newer runner is not known.", self.plan.name, exc_info=error
-            )
-
-    def _newest(self) -> int:
-        return self.journal.last.number if self.journal.last else 0
-
-    def _try_batch(self, stopped: Event) -> bool:
-        """A batch that fails is tried again, after a while that grows; one that has lost the
-        pipeline to another runner, or cannot do better, is not.
+    def _try_batch(self, stop: Event) -> bool:
+        """Cut ticks and run a batch. A failure is tried again after a pause that grows, unless
+        another runner has taken over or the failure is permanent. Returns whether there was a
+        batch.
         """
         try:
             self.cut()
@@ -427,23 +337,24 @@ class Runner:
         except RunnerFenced:
             raise
         except Exception as error:
-            if (
-                not stopped.is_set()
-            ):  # else the batch was given up: whatever is not in the ledger never happened
-                self._failed(error, stopped)
+            # While stopping, the batch was interrupted: what is not in the ledger never happened.
+            if not stop.is_set():
+                self._handle_failure(error, stop)
             return False
         if worked or self.last_error is not None:
-            self.failures, self.last_error = 0, None
-            self.tell()
+            self.failures = 0
+            self.last_error = None
+            self.write_status()
         return worked
 
-    def _failed(self, error: Exception, stopped: Event) -> None:
+    def _handle_failure(self, error: Exception, stop: Event) -> None:
         self.failures += 1
-        self.last_error = reason(error)
-        pause_s = BACKOFF.pause_s(self.failures)
+        self.last_error = failure_reason(error)
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
-        if self.failures > MAX_FAILURES or is_lasting(error):
+        if self.failures > MAX_FAILURES or is_permanent(error):
             raise error
+        backoff = Backoff(first_s=2.0, longest_s=LONGEST_PAUSE_S, jitter=0.0)
+        pause_s = backoff.pause_s(self.failures)
         logger.warning(
             "A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.",
             self.plan.name,
@@ -451,79 +362,205 @@ class Runner:
             self.last_error,
             pause_s,
         )
-        self.tell()
-        stopped.wait(pause_s)
+        self.write_status()
+        stop.wait(pause_s)
 
-    def tell(self) -> None:
-        """Leave word of how it goes, for `headrace status` and whoever watches. If that fails, as
-        it does without the log, it is no reason to stop.
+    def _check_newest(self) -> None:
+        """Raise RunnerFenced if another runner has taken over, even if there is nothing to
+        commit.
         """
-        self._told_s = time.monotonic()
         try:
-            status = status_of(self)
+            self.ledger.check_newest()
+        except RunnerFenced:
+            raise
+        except HeadraceError as error:  # the log cannot be reached: the next batch will report it
+            logger.debug(
+                "Whether %s has a newer runner is not known.", self.plan.name, exc_info=error
+            )
+
+    # Status
+
+    def status(self) -> Status:
+        """The present status, as `headrace status` shows it."""
+        leading, newest, tick = self.leading, self.journal.last, self.journal.at(self.tick)
+        assert newest is not None
+        assert tick is not None
+        ends = self.log.snapshot(self.topics)
+        return Status(
+            pipeline=self.plan.name,
+            process=os.getpid(),
+            epoch=self.ledger.epoch,
+            shards=self.shards,
+            started=self.started,
+            updated=time.time(),
+            tick=tick.number,
+            newest_tick=newest.number,
+            batch_seconds=leading.batch_seconds,
+            batch_rows=leading.batch_rows,
+            rows_per_second=leading.rows_per_second,
+            rows_behind=rows_between(tick.ends, ends),
+            state_bytes=self.state_bytes(),
+            batches=self.batches,
+            failures=self.failures,
+            last_error=self.last_error,
+            counts=dict(leading.entry.counts),
+            ingests=self.ingests(),
+            queries={query.name: query.status(ends) for query in self.queries},
+            watermarks=leading.watermark_status(),
+            host=socket.gethostname(),
+            process_began=process_start_ticks(os.getpid()),
+            local=str(self.local),
+        )
+
+    def write_status(self) -> None:
+        """Write the status file, and call `on_status`. A failure, as without the log, is no reason
+        to stop.
+        """
+        self._status_written_s = time.monotonic()
+        try:
+            status = self.status()
             write_status(self.state, status)
         except (HeadraceError, OSError) as error:
-            logger.debug("The status of %s was not told.", self.plan.name, exc_info=error)
+            logger.debug("The status of %s was not written.", self.plan.name, exc_info=error)
             return
         self.on_status(status)
 
     def state_bytes(self) -> int:
-        """The size of all state files; looked up now and then."""
-        if time.monotonic() > self._sized[0] + TELL_EVERY_S:
-            self._sized = (
-                time.monotonic(),
-                sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")),
-            )
-        return self._sized[1]
+        """The size of all state files, measured every few seconds."""
+        if time.monotonic() > self._state_measured_s + STATUS_EVERY_S:
+            self._state_measured_s = time.monotonic()
+            paths = (self.state / "steps").glob("*/*.state")
+            self._state_bytes = sum(path.stat().st_size for path in paths)
+        return self._state_bytes
 
     def close(self) -> None:
         if self.views is not None:
             self.views.close()
 
 
-# What a run does beside its batches, seldom and a little at a time: it sweeps state that nobody
-# needs any more, and notices when another number of shards was chosen.
+def input_topics(plan: PipelinePlan) -> list[str]:
+    """The topics that a plan reads, sorted."""
+    return sorted({step.topic for step in plan.inputs})
 
-ENTRIES_KEPT = 10
+
+def _record(ledger: Ledger, journal: TickJournal, ticks: Sequence[Tick]) -> None:
+    tx = ledger.transaction()
+    journal.record(tx, ticks)
+    journal.note_commit(ticks, ledger.commit(tx))
+
+
+def _open_views(plan: PipelinePlan, state: Path, epoch: int) -> ViewStore | None:
+    outputs = [output for output in plan.outputs if isinstance(output, ViewOutput)]
+    if not outputs:
+        return None
+    store = ViewStore(state / VIEWS_FILE)
+    for output in outputs:
+        store.declare(
+            output.name, output.input.schema, view_key(output), max_changes=output.keep_changes
+        )
+    store.fence(epoch)
+    return store
+
+
+def _arrange_queries(plan: PipelinePlan, context: RunContext) -> list[Query]:
+    """The queries of a run, the one that is furthest ahead first."""
+    ledger, views = context.ledger, context.views
+    view_tick = views.reader.tick if views is not None else None
+    arrangement = arrange(plan, context.log, ledger, context.journal, view_tick)
+    text = arrangement.to_json()
+    if text != context.log.note(note_name(plan.name)):
+        tx = ledger.transaction()
+        tx.set_note(note_name(plan.name), text)
+        ledger.commit(tx)
+    queries = [
+        Query(
+            name,
+            sub_plan(plan, query.outputs),
+            context,
+            query.dead_letters_emitted_to,
+            query.rebuild_to,
+        )
+        for name, query in arrangement.queries.items()
+    ]
+    if views is not None:
+        new_views = [
+            output.name
+            for query in queries
+            if not query.has_begun
+            for output in query.plan.outputs
+            if isinstance(output, ViewOutput)
+        ]
+        views.empty(new_views, ledger.epoch)
+    return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
+
+
+def mark_shed_topics(
+    ticks: Sequence[Tick], committed: Tick, policies: Mapping[str, ShedPolicy]
+) -> list[Tick]:
+    """The ticks, with the topics that are shed in each: those of which more rows wait since the
+    `committed` tick than their policy allows.
+    """
+    if not policies:
+        return list(ticks)
+
+    def waiting_rows(tick: Tick, topic: str) -> int:
+        before = {topic: committed.ends.get(topic, {})}
+        return rows_between(before, {topic: tick.ends.get(topic, {})})
+
+    return [
+        replace(
+            tick,
+            shed=frozenset(
+                topic
+                for topic, policy in policies.items()
+                if waiting_rows(tick, topic) > policy.behind
+            ),
+        )
+        for tick in ticks
+    ]
+
+
+# Between batches
+
+
+RETAINED_ENTRIES = 10
 LOOK_EVERY_S = 2.0
 
 
 class Maintenance:
-    """Of one runner. `fixed_shards`: the run was told how many shards to have, and stays with
-    that.
+    """What a run does between batches, a little at a time: sweep state that nothing refers to, and
+    adopt another number of shards. With `fixed_shards`, the number was given to the run and stays.
     """
 
     def __init__(self, runner: Runner, *, fixed_shards: bool = False) -> None:
-        self.runner, self.fixed_shards = runner, fixed_shards
+        self.runner = runner
+        self.fixed_shards = fixed_shards
         self.sweeper = Sweeper(
-            runner.state,
-            runner.local,
-            self._roots,
-            lambda: runner.shards,
-            lambda: {query.name for query in runner.queries},
+            state=runner.state,
+            local=runner.local,
+            roots=self._retained_states,
+            shards=lambda: runner.shards,
+            queries=lambda: {query.name for query in runner.queries},
         )
         self._next_look_s = 0.0
 
-    def attend(self) -> None:
-        """Called between batches."""
+    def step(self) -> None:
+        """Do what is due. A failure is no reason to stop: if it is serious, the next batch reports
+        it.
+        """
         try:
-            self._notice_shards()
+            self._adopt_shards()
             self.sweeper.work()
-        except (
-            HeadraceError,
-            OSError,
-        ) as error:  # no reason to stop: if it is one, the next batch will tell
-            logger.warning("The upkeep of %s was put off: %s", self.runner.plan.name, error)
+        except (HeadraceError, OSError) as error:
+            logger.warning("The maintenance of %s was put off: %s", self.runner.plan.name, error)
             self.sweeper.postpone()
 
-    def _notice_shards(self) -> None:
+    def _adopt_shards(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_look_s:
+        if self.fixed_shards or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        chosen = (
-            None if self.fixed_shards else remembered_shards(self.runner.log, self.runner.plan.name)
-        )
+        chosen = remembered_shards(self.runner.log, self.runner.plan.name)
         if chosen is not None and chosen != self.runner.shards:
             logger.info(
                 "%s goes on with %d shards instead of %d.",
@@ -533,17 +570,15 @@ class Maintenance:
             )
             self.runner.shards = chosen
 
-    def _roots(self) -> dict[str, list[StateIds]]:
-        """What must stay: the states of the newest entry of every query, and of the entries just
-        before.
+    def _retained_states(self) -> dict[str, list[StateIds]]:
+        """The states that must stay: of the newest ledger entry of every query, and of the entries
+        just before.
         """
         ledger = self.runner.ledger
         ledger.check_newest()
-        found: dict[str, list[StateIds]] = {}
-        for entry in [
-            *(query.entry for query in self.runner.queries),
-            *ledger.recent(ENTRIES_KEPT),
-        ]:
+        entries = [query.entry for query in self.runner.queries]
+        states: dict[str, list[StateIds]] = {}
+        for entry in [*entries, *ledger.recent(RETAINED_ENTRIES)]:
             for step, ids in entry.states.items():
-                found.setdefault(step, []).append(dict(ids))
-        return found
+                states.setdefault(step, []).append(dict(ids))
+        return states

@@ -1,6 +1,11 @@
-"""What goes on beside a run: captures, gateways, sinks and alerts, each piece of work in a thread
-of its own, told when the run is over. One that fails for good ends the run, and its error is the
-run's.
+"""The services that run in the background of a pipeline: captures, ingests, gateways, sinks and
+alerts.
+
+Each runs in a thread of its own for as long as the run goes on, and is told when the run ends. A
+service that fails for good ends the run, and its error becomes the run's. `run` starts them around
+the runner: each `run_…` function here is a context manager around a run.
+
+Ingests are Spark queries rather than threads; the runner polls them between batches.
 """
 
 from __future__ import annotations
@@ -18,36 +23,48 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigurationError, RetryError
 from headrace.log.api import Log
 from headrace.retry import Backoff
-from headrace.runtime.query import reason
+from headrace.runtime.failures import failure_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from headrace.alerts.alert import AlertMessage
-    from headrace.alerts.decision import Deciding
-    from headrace.alerts.delivery import Sending
+    from headrace.alerts.decision import AlertDecider
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
     from headrace.runtime.declaration import DeclaredPipeline
     from headrace.sinks.declaration import Sink
 
 
-Work = Callable[[Event], None]
-"""Goes on until the event is set."""
+# Threads in the background
+
+
+Service = Callable[[Event], None]
+"""Works until the event is set."""
 
 
 @contextmanager
 def background(
-    works: Mapping[str, Work], stop: Event, *, patience_s: float | None = None
+    services: Mapping[str, Service], stop: Event, *, patience_s: float | None = None
 ) -> Iterator[list[BaseException]]:
-    """Around a run. `stop` ends it when one fails; the failures so far are what it gives.
-    `patience_s`: how long each is waited for at the end.
+    """Run services in the background of the body, each in a thread of its own.
+
+    When a service fails, `stop` is set, and its error is raised at the end. Yields the list of
+    failures so far. At the end, each thread is waited for, for at most `patience_s`.
     """
     done, failures = Event(), list[BaseException]()
+
+    def run(service: Service) -> None:
+        try:
+            service(done)
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
     threads = [
-        Thread(target=_run, args=(work, done, stop, failures), daemon=True, name=name)
-        for name, work in works.items()
+        Thread(target=run, args=(service,), daemon=True, name=name)
+        for name, service in services.items()
     ]
     for thread in threads:
         thread.start()
@@ -61,133 +78,42 @@ def background(
         raise failures[0]
 
 
-def _run(work: Work, done: Event, stop: Event, failures: list[BaseException]) -> None:
-    try:
-        work(done)
-    except BaseException as error:
-        failures.append(error)
-        stop.set()
-
-
-# The alerts of a pipeline, at work beside it: for each a thread that decides what is told, and one
-# for each receiver. What fails for a receiver is its own affair; what fails for the log ends the
-# run.
-
-
-logger = logging.getLogger("headrace.alerts")
-POLL_S = 0.1
-OnAlert = Callable[["AlertMessage"], None]
-
-
-@contextmanager
-def alerting(
-    pipeline: DeclaredPipeline,
-    log: Log,
-    stop: Event,
-    *,
-    until_caught_up: bool,
-    on_alert: OnAlert | None,
-) -> Iterator[None]:
-    """Around a run. One that is to end by itself tells what it found when it has found it."""
-    if not pipeline.alerts:
-        yield
-        return
-    from headrace.alerts.decision import Deciding
-    from headrace.alerts.delivery import Sending
-
-    sendings = [
-        Sending(log, pipeline.name, alert, way)
-        for alert in pipeline.alerts.values()
-        for way in alert.to
-    ]
-    deciders = [Deciding(log, pipeline.name, alert, on_alert) for alert in pipeline.alerts.values()]
-    if until_caught_up:
-        yield
-        _tell_all(deciders, sendings, stop)
-        return
-    works: dict[str, Work] = {
-        f"alert {each.alert.name}": partial(_decide, each) for each in deciders
-    }
-    works |= {
-        f"alert {each.alert.name} tells {number}": each.run for number, each in enumerate(sendings)
-    }
-    with background(works, stop):
-        yield
-
-
-def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) -> None:
-    for each in deciders:
-        while each.step(_now_us(), at_once=True):
-            continue
-    for sending in sendings:
-        sending.run(stop, until_caught_up=True)
-
-
-def _decide(deciding: Deciding, ended: Event) -> None:
-    """What fails in passing is tried again: nothing was told then. Of failures in a row the first
-    is told of.
-    """
-    is_failing = False
-    while not ended.is_set():
-        try:
-            if is_failing:
-                deciding.forget()
-            found = deciding.step(_now_us())
-            is_failing = False
-        except RetryError as error:
-            if not is_failing:
-                logger.warning(
-                    "The alert %s cannot be decided now, and is tried again: %s",
-                    deciding.alert.name,
-                    error,
-                )
-            is_failing = True
-            ended.wait(1.0)
-            continue
-        if not found:
-            ended.wait(POLL_S)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000
-
-
-# The captures of a pipeline, at work beside it: each in a thread of its own, for as long as the run
-# goes on.
-#
-# A run that is to catch up lets the captures catch up first. A capture that fails for good ends the
-# run, and its error is the run's.
+# Captures
 
 
 PATIENCE_S = 60.0
 
 
 @contextmanager
-def capturing(
+def run_captures(
     pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool
 ) -> Iterator[None]:
+    """Run the captures of a pipeline. A run that is to catch up lets them catch up first."""
     captures = list(pipeline.captures.values())
     if until_caught_up:
-        for each in captures:
-            each.run(log=log.address, stop=stop, until_caught_up=True)
+        for capture in captures:
+            capture.run(log=log.address, stop=stop, until_caught_up=True)
         yield
         return
-    works = {
-        f"capture {each.name}": partial(_follow_capture, each, log.address) for each in captures
+    services = {
+        f"capture {capture.name}": partial(_run_capture, capture, log.address)
+        for capture in captures
     }
-    with background(works, stop, patience_s=PATIENCE_S) as failures:
-        _await_topics(pipeline, log, stop, failures)
+    with background(services, stop, patience_s=PATIENCE_S) as failures:
+        _await_captured_topics(pipeline, log, stop, failures)
         yield
 
 
-def _follow_capture(capture: Capture, log: str, done: Event) -> None:
+def _run_capture(capture: Capture, log: str, done: Event) -> None:
     capture.run(log=log, stop=done)
 
 
-def _await_topics(
+def _await_captured_topics(
     pipeline: DeclaredPipeline, log: Log, stop: Event, failures: list[BaseException]
 ) -> None:
-    """A captured table's topic is made by its capture, as soon as that has looked at the table."""
+    """Wait for the topics of captured tables: a capture creates one when it has read the table's
+    columns.
+    """
     wanted = {step.topic for step in pipeline.plan().inputs if step.captured_by is not None}
     deadline_s = time.monotonic() + PATIENCE_S
     while not wanted <= set(log.topics()) and not stop.is_set():
@@ -201,17 +127,14 @@ def _await_topics(
         raise failures[0]
 
 
-# The gateways of a pipeline, at work beside it: each in a thread of its own, for as long as the run
-# goes on. One that fails for good ends the run, and its error is the run's.
-#
-# A run that is to end by itself takes in what is there: its gateways stay closed.
+# Gateways
 
 
 OnReady = Callable[["Gateway", str], None]
 
 
 @contextmanager
-def receiving(
+def run_gateways(
     pipeline: DeclaredPipeline,
     log: str,
     stop: Event,
@@ -219,21 +142,21 @@ def receiving(
     until_caught_up: bool,
     on_ready: OnReady | None,
 ) -> Iterator[None]:
-    """Around a run, once its topics are there."""
+    """Run the gateways of a pipeline, once its topics exist. `on_ready` is called with each gateway
+    and its address. A run that is to catch up processes what is there: its gateways stay closed.
+    """
     if until_caught_up or not pipeline.gateways:
         yield
         return
-    with background(
-        {
-            f"gateway {each.name}": partial(_receive, each, log, on_ready)
-            for each in pipeline.gateways.values()
-        },
-        stop,
-    ):
+    services = {
+        f"gateway {gateway.name}": partial(_run_gateway, gateway, log, on_ready)
+        for gateway in pipeline.gateways.values()
+    }
+    with background(services, stop):
         yield
 
 
-def _receive(gateway: Gateway, log: str, on_ready: OnReady | None, done: Event) -> None:
+def _run_gateway(gateway: Gateway, log: str, on_ready: OnReady | None, done: Event) -> None:
     gateway.run(
         log=log,
         stop=done,
@@ -241,58 +164,140 @@ def _receive(gateway: Gateway, log: str, on_ready: OnReady | None, done: Event) 
     )
 
 
-# A pipeline's sinks: other systems that follow its derived topics for as long as it runs.
-#
-# `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs; each sink then
-# follows its topic by the same loop as `headrace sync`, in a thread of its own. So a slow or
-# missing target does not hold up the pipeline, and there is one way in which targets are written.
+# Sinks
 
 
 @contextmanager
-def sinking(
+def run_sinks(
     sinks: Mapping[str, Sink], log: str, stop: Event, *, until_caught_up: bool
 ) -> Iterator[None]:
-    """Around a run. One that is to end by itself applies what it made when it has made it; another
-    does so meanwhile, and is stopped if a sink fails for good.
+    """Run the sinks of a pipeline, by the derived topic that each follows.
+
+    `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs; the sink follows
+    that topic as `headrace sync` does. So a slow or missing target does not hold up the pipeline.
+    A run that is to catch up applies its rows at the end.
     """
     if until_caught_up:
         yield
         for topic, sink in sinks.items():
             sink.run(topic, log=log, stop=stop, until_caught_up=True)
         return
-    with background(
-        {f"sink {topic}": partial(_follow_sink, sink, topic, log) for topic, sink in sinks.items()},
-        stop,
-    ):
+    services = {
+        f"sink {topic}": partial(_run_sink, sink, topic, log) for topic, sink in sinks.items()
+    }
+    with background(services, stop):
         yield
 
 
-def _follow_sink(sink: Sink, topic: str, log: str, ended: Event) -> None:
-    sink.run(topic, log=log, stop=ended)
+def _run_sink(sink: Sink, topic: str, log: str, done: Event) -> None:
+    sink.run(topic, log=log, stop=done)
 
 
-# Streaming DataFrames that are brought in: for each a Spark query that writes into its topic, as
-# long as the run goes on.
+# Alerts
+
+
+logger = logging.getLogger("headrace.alerts")
+POLL_S = 0.1
+_ALERT_RETRY_S = 1.0
+OnAlert = Callable[["AlertMessage"], None]
+
+
+@contextmanager
+def run_alerts(
+    pipeline: DeclaredPipeline,
+    log: Log,
+    stop: Event,
+    *,
+    until_caught_up: bool,
+    on_alert: OnAlert | None,
+) -> Iterator[None]:
+    """Run the alerts of a pipeline: for each a thread that decides what to send, and one for each
+    receiver. A receiver's failures concern it alone; a failure of the log ends the run. A run that
+    is to catch up decides and sends at the end.
+    """
+    if not pipeline.alerts:
+        yield
+        return
+    from headrace.alerts.decision import AlertDecider
+    from headrace.alerts.delivery import AlertSender
+
+    alerts = list(pipeline.alerts.values())
+    senders = [
+        AlertSender(log, pipeline.name, alert, receiver)
+        for alert in alerts
+        for receiver in alert.to
+    ]
+    deciders = [AlertDecider(log, pipeline.name, alert, on_alert) for alert in alerts]
+    if until_caught_up:
+        yield
+        for decider in deciders:
+            while decider.step(_now_us(), at_once=True):
+                continue
+        for sender in senders:
+            sender.run(stop, until_caught_up=True)
+        return
+    services: dict[str, Service] = {
+        f"alert {decider.alert.name}": partial(decide_alerts, decider) for decider in deciders
+    }
+    services |= {
+        f"alert {sender.alert.name} to receiver {number}": sender.run
+        for number, sender in enumerate(senders)
+    }
+    with background(services, stop):
+        yield
+
+
+def decide_alerts(decider: AlertDecider, done: Event) -> None:
+    """Decide until `done` is set. A temporary failure is tried again: nothing was sent then. Of
+    failures in a row, the first is logged.
+    """
+    is_failing = False
+    while not done.is_set():
+        try:
+            if is_failing:
+                decider.reload()
+            worked = decider.step(_now_us())
+            is_failing = False
+        except RetryError as error:
+            if not is_failing:
+                logger.warning(
+                    "The alert %s cannot be decided now, and is tried again: %s",
+                    decider.alert.name,
+                    error,
+                )
+            is_failing = True
+            done.wait(_ALERT_RETRY_S)
+            continue
+        if not worked:
+            done.wait(POLL_S)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+# Ingests: streaming DataFrames that are written into topics
 #
-# A query has a checkpoint in the state directory, and writes under a name of its own, by which the
-# log recognises a repeated batch: each row comes in once. One that fails is started again, after a
-# while that grows; the status says why.
+# Each is a Spark query with a checkpoint in the state directory. It writes under a name of its own,
+# by which the log recognises a repeated batch: each row comes in once. A query that fails is
+# started again after a pause that grows; the status says why.
 
 
 ingest_logger = logging.getLogger("headrace.pipeline")
 EVERY = "200 milliseconds"
-INGEST_BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
+LONGEST_PAUSE_S = 60.0
 MAX_FAILURES = 20
 
 
 @dataclass
 class IngestQuery:
-    """One of them. `given` is the DataFrame, or a function that makes it from the session."""
+    """The Spark query of one ingest."""
 
     name: str
     topic: str
     writer: str
-    given: Any
+    source: Any
+    """The streaming DataFrame, or a function that makes it from the session."""
     checkpoint: Path
     query: StreamingQuery | None = None
     failures: int = 0
@@ -300,24 +305,36 @@ class IngestQuery:
     is_done: bool = False
     start_after_s: float = 0.0
 
-    def start(self, spark: SparkSession, log: str, *, until_caught_up: bool) -> None:
-        rows = self._rows(spark)
-        writing = (
-            rows.writeStream.format("headrace")
-            .option("log", log)
-            .option("topic", self.topic)
-            .option("writer", self.writer)
-        )
-        writing = writing.option("checkpointLocation", str(self.checkpoint)).queryName(self.writer)
-        triggered = (
-            writing.trigger(availableNow=True)
-            if until_caught_up
-            else writing.trigger(processingTime=EVERY)
-        )
-        self.query = triggered.start()
+    def poll(self, spark: SparkSession, log: str, *, until_caught_up: bool) -> bool:
+        """Start the query if it is due, and notice that it has ended, failed or recovered. Returns
+        whether the status has changed.
+        """
+        if self.is_done or (self.query is None and time.monotonic() < self.start_after_s):
+            return False
+        if self.query is None:
+            try:
+                self._start(spark, log, until_caught_up=until_caught_up)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                self._handle_failure(error)
+            return True
+        if self.query.isActive:
+            # A query that was started again has recovered when it has done a batch.
+            has_recovered = self.error is not None and self.query.lastProgress is not None
+            if has_recovered:
+                self.error = None
+                self.failures = 0
+            return has_recovered
+        failure = self.query.exception()
+        if failure is not None:
+            self._handle_failure(failure)
+        else:
+            self.is_done = True
+        return True
 
-    def _rows(self, spark: SparkSession) -> DataFrame:
-        rows: DataFrame = self.given(spark) if callable(self.given) else self.given
+    def _start(self, spark: SparkSession, log: str, *, until_caught_up: bool) -> None:
+        rows: DataFrame = self.source(spark) if callable(self.source) else self.source
         if not getattr(rows, "isStreaming", False):
             raise ConfigurationError(
                 f"What is to be ingested as {self.name!r} is no streaming DataFrame.",
@@ -326,14 +343,28 @@ class IngestQuery:
                     " df.write.format('headrace')."
                 ),
             )
-        return rows
+        writer = (
+            rows.writeStream.format("headrace")
+            .option("log", log)
+            .option("topic", self.topic)
+            .option("writer", self.writer)
+            .option("checkpointLocation", str(self.checkpoint))
+            .queryName(self.writer)
+        )
+        if until_caught_up:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=EVERY)
+        self.query = writer.start()
 
-    def has_failed(self, error: BaseException) -> None:
+    def _handle_failure(self, error: BaseException) -> None:
         self.failures += 1
-        self.error, self.query = reason(error), None
+        self.error = failure_reason(error)
+        self.query = None
         if self.failures > MAX_FAILURES:
             raise error
-        pause_s = INGEST_BACKOFF.pause_s(self.failures)
+        backoff = Backoff(first_s=2.0, longest_s=LONGEST_PAUSE_S, jitter=0.0)
+        pause_s = backoff.pause_s(self.failures)
         self.start_after_s = time.monotonic() + pause_s
         ingest_logger.warning(
             "The ingest %s failed (%d in a row): %s\nTrying again in %.0f s.",
@@ -343,22 +374,20 @@ class IngestQuery:
             pause_s,
         )
 
-    def about(self) -> str:
-        """How it is doing, in a few words."""
+    def status(self) -> str:
+        """The state of the query, in a few words."""
         if self.error is not None:
             return f"failed ({self.failures} in a row): {self.error}"
         if self.is_done:
             return "done"
         progress = self.query.lastProgress if self.query is not None else None
-        return (
-            "starting"
-            if progress is None
-            else f"running, batch {progress.batchId}, {progress.processedRowsPerSecond:,.0f} rows/s"
-        )
+        if progress is None:
+            return "starting"
+        return f"running, batch {progress.batchId}, {progress.processedRowsPerSecond:,.0f} rows/s"
 
 
 class Ingests:
-    """All of a run. `attend` is called between batches."""
+    """All ingests of a run. The runner calls `poll` between batches."""
 
     def __init__(
         self,
@@ -370,68 +399,37 @@ class Ingests:
         until_caught_up: bool,
         on_change: Callable[[], None],
     ) -> None:
-        self.spark, self.log, self.until_caught_up, self.on_change = (
-            spark,
-            log,
-            until_caught_up,
-            on_change,
-        )
+        self.spark = spark
+        self.log = log
+        self.until_caught_up = until_caught_up
+        self.on_change = on_change
         self.queries = [
             IngestQuery(
-                each.name,
-                each.topic,
-                f"{pipeline.name}.{each.name}",
-                pipeline.ingested[each.name],
-                state.absolute() / "ingest" / each.name,
+                name=ingest.name,
+                topic=ingest.topic,
+                writer=f"{pipeline.name}.{ingest.name}",
+                source=pipeline.ingested[ingest.name],
+                checkpoint=state.absolute() / "ingest" / ingest.name,
             )
-            for each in pipeline.plan().ingests
+            for ingest in pipeline.plan().ingests
         ]
 
-    def attend(self) -> bool:
-        """Start what is to be started, notice what has ended. Returns whether rows may still come
-        before a run that is to catch up may end.
+    def poll(self) -> bool:
+        """Start queries that are due, and notice those that have ended. Returns whether more rows
+        may come, so that a run has not caught up yet.
         """
-        changed = [self._attend_one(query) for query in self.queries]
-        if any(changed):
+        changes = [
+            query.poll(self.spark, self.log, until_caught_up=self.until_caught_up)
+            for query in self.queries
+        ]
+        if any(changes):
             self.on_change()
         return any(not query.is_done for query in self.queries)
 
-    def _attend_one(self, each: IngestQuery) -> bool:
-        """Returns whether there is something to tell."""
-        if each.is_done or (each.query is None and time.monotonic() < each.start_after_s):
-            return False
-        if each.query is None:
-            return self._start(each)
-        if each.query.isActive:
-            return self._went_well(each)
-        error = each.query.exception()
-        if error is not None:
-            each.has_failed(error)
-        else:
-            each.is_done = True
-        return True
-
-    def _start(self, each: IngestQuery) -> bool:
-        try:
-            each.start(self.spark, self.log, until_caught_up=self.until_caught_up)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            each.has_failed(error)
-        return True
-
-    @staticmethod
-    def _went_well(each: IngestQuery) -> bool:
-        """A query that was started again is well when it has done a batch."""
-        if each.error is None or each.query is None or each.query.lastProgress is None:
-            return False
-        each.error, each.failures = None, 0
-        return True
-
     def status(self) -> dict[str, str]:
-        return {query.name: query.about() for query in self.queries}
+        return {query.name: query.status() for query in self.queries}
 
     def stop(self) -> None:
-        for each in self.queries:
-            if each.query is not None and each.query.isActive:
-                each.query.stop()
+        for query in self.queries:
+            if query.query is not None and query.query.isActive:
+                query.query.stop()

@@ -1,5 +1,5 @@
-"""Looking at a pipeline's state from outside, by the ledger: which keys a step has, what is kept
-for them, and whether the files are sound.
+"""The state of a pipeline from outside, by the ledger: which keys a step has, what its state holds
+for them, and whether the state files are intact. `headrace state` shows it.
 """
 
 from __future__ import annotations
@@ -7,34 +7,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
-from headrace.columnar.keys import encode_keys, key_groups
+from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
-from headrace.engine.state.files import GROUPS, StateFile, StateFiles, StateIds
+from headrace.engine.state.files import StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
 from headrace.log.api import Log
-from headrace.operators.kernel import Describing
+from headrace.operators.kernel import InspectableKernel
 from headrace.plan.plan import PipelinePlan
-from headrace.runtime.arrangement import Arrangement, note_name
+from headrace.runtime.arrangement import stored_arrangement
 
-_LONGEST_KEY = 400
+_MAX_KEY_BYTES = 400
+
+
+def newest_entries(log: Log, pipeline: str) -> list[LedgerEntry]:
+    """The newest ledger entry of each query, the main one first. Raises ConfigurationError if the
+    pipeline has committed nothing on this log.
+    """
+    pipelines = [
+        topic.removeprefix("__ledger.") for topic in log.topics() if topic.startswith("__ledger.")
+    ]
+    if pipeline not in pipelines:
+        raise ConfigurationError(
+            f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, pipelines)}"
+        )
+    ledger = Ledger(log, pipeline)
+    added = [name for name in stored_arrangement(log, pipeline).queries if name != MAIN_QUERY]
+    entries = [entry for entry in map(ledger.last, [MAIN_QUERY, *added]) if entry is not None]
+    if not entries:
+        raise ConfigurationError(
+            f"The pipeline {pipeline!r} has not finished a batch on this log yet.",
+            fix="wait for its first batch, or start it with: headrace run.",
+        )
+    return entries
+
+
+def last_entry(log: Log, pipeline: str) -> LedgerEntry:
+    """The newest ledger entry of a pipeline's main query."""
+    return newest_entries(log, pipeline)[0]
 
 
 @dataclass(frozen=True)
-class StepStateInfo:
-    step: str
-    tick: int
-    keys: int
-    files: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class StepState:
-    """A step's state files as of the newest ledger entry that speaks of it."""
+class StoredStepState:
+    """A step's state files as of the newest ledger entry that has them."""
 
     step: str
     tick: int
@@ -42,97 +60,84 @@ class StepState:
     files: StateFiles
 
     def entries(self, group: int) -> tuple[list[bytes], list[bytes]]:
-        found = self.files.load([group], self.ids)[group]
-        return list(found), list(found.values())
+        """The keys and values of a key group."""
+        content = self.files.load([group], self.ids)[group]
+        return list(content), list(content.values())
 
 
-def entries(log: Log, pipeline: str) -> list[LedgerEntry]:
-    """The newest entry of each query, the main one first."""
-    known = [
-        topic.removeprefix("__ledger.") for topic in log.topics() if topic.startswith("__ledger.")
-    ]
-    ledger = Ledger(log, pipeline) if pipeline in known else None
-    queries = [
-        MAIN_QUERY,
-        *(
-            name
-            for name in Arrangement.from_json(log.note(note_name(pipeline))).queries
-            if name != MAIN_QUERY
-        ),
-    ]
-    found = (
-        []
-        if ledger is None
-        else [entry for entry in map(ledger.last, queries) if entry is not None]
-    )
-    if ledger is not None and not found:
-        raise ConfigurationError(
-            f"The pipeline {pipeline!r} has not finished a batch on this log yet.",
-            fix="wait for its first batch, or start it with: headrace run.",
-        )
-    if not found:
-        raise ConfigurationError(
-            f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, known)}"
-        )
-    return found
-
-
-def last_entry(log: Log, pipeline: str) -> LedgerEntry:
-    return entries(log, pipeline)[0]
-
-
-def states(log: Log, pipeline: str, state: Path) -> dict[str, StepState]:
-    """All steps that keep state, by name. A step that two queries have is shown as the first of
-    them has it.
-    """
-    found: dict[str, StepState] = {}
-    for entry in entries(log, pipeline):
+def stored_states(log: Log, pipeline: str, state: Path) -> dict[str, StoredStepState]:
+    """All steps that keep state, by name. A step of two queries is shown as the first has it."""
+    states: dict[str, StoredStepState] = {}
+    for entry in newest_entries(log, pipeline):
         for step, ids in entry.states.items():
-            found.setdefault(
-                step, StepState(step, entry.tick, dict(ids), StateFiles(state / "steps" / step))
+            if step not in states:
+                files = StateFiles(state / "steps" / step)
+                states[step] = StoredStepState(
+                    step=step, tick=entry.tick, ids=dict(ids), files=files
+                )
+    return dict(sorted(states.items()))
+
+
+@dataclass(frozen=True)
+class StepStateInfo:
+    """The size of a step's state."""
+
+    step: str
+    tick: int
+    keys: int
+    files: int
+    bytes: int
+
+
+def state_sizes(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
+    """The size of the state of each step."""
+    infos = []
+    for stored in stored_states(log, pipeline, state).values():
+        names = set(stored.files.reach([stored.ids]))
+        paths = (stored.files.directory / f"{name}.state" for name in names)
+        infos.append(
+            StepStateInfo(
+                step=stored.step,
+                tick=stored.tick,
+                keys=sum(len(stored.entries(group)[0]) for group in range(GROUPS)),
+                files=len(names),
+                bytes=sum(path.stat().st_size for path in paths),
             )
-    return dict(sorted(found.items()))
-
-
-def step_states(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
-    found = []
-    for each in states(log, pipeline, state).values():
-        keys = sum(len(each.entries(group)[0]) for group in range(GROUPS))
-        reached = set(each.files.reach([each.ids]))
-        size = sum((each.files.directory / f"{name}.state").stat().st_size for name in reached)
-        found.append(StepStateInfo(each.step, each.tick, keys, len(reached), size))
-    return found
+        )
+    return infos
 
 
 def damaged_files(log: Log, pipeline: str, state: Path) -> list[str]:
-    """What is wrong with the files that the newest ledger entries lead to, and which key groups it
-    concerns.
+    """What is wrong with the state files that the newest ledger entries lead to, and which key
+    groups are affected. Empty if all are intact.
     """
     damage: dict[tuple[str, str], list[int]] = {}
-    for each in states(log, pipeline, state).values():
-        sound: dict[str, StateFile] = {}
-        for group, name in sorted(each.ids.items()):
+    for stored in stored_states(log, pipeline, state).values():
+        intact: dict[str, StateFile] = {}
+        for group, name in sorted(stored.ids.items()):
             try:
-                for _ in each.files.chain(group, name, cache=sound):
+                for _ in stored.files.chain(group, name, cache=intact):
                     continue
             except CorruptionError as error:
-                damage.setdefault((each.step, error.message), []).append(group)
+                damage.setdefault((stored.step, error.message), []).append(group)
     return [
         f"step {step}, key groups {', '.join(map(str, groups))}: {message}"
         for (step, message), groups in damage.items()
     ]
 
 
-# What is kept
-
-
-class Shown:
-    """One step's state, decoded as far as its kernel can: with a plan that has the step, and a
-    kernel that tells; otherwise as bytes.
+class StateInspector:
+    """The entries of one step's state. They are decoded if the plan has the step and its kernel can
+    decode them; otherwise they are shown as bytes.
     """
 
-    def __init__(
-        self,
+    def __init__(self, state: StoredStepState, kernel: InspectableKernel | None) -> None:
+        self.state = state
+        self.kernel = kernel
+
+    @classmethod
+    def open(
+        cls,
         log: Log,
         pipeline: str,
         state: Path,
@@ -140,61 +145,65 @@ class Shown:
         plan: PipelinePlan | None,
         *,
         version: str | None = None,
-    ) -> None:
-        """Of a version, the step may be named as its pipeline names it."""
-        known = states(log, pipeline, state)
-        if step not in known and f"{step}.{version}" in known:
+    ) -> Self:
+        """Find the state of a step. In a version, the step may be named as its pipeline names it.
+        Raises InputError if the pipeline has no state for the step.
+        """
+        states = stored_states(log, pipeline, state)
+        if step not in states and f"{step}.{version}" in states:
             step = f"{step}.{version}"
-        if step not in known:
+        if step not in states:
             raise InputError(
                 f"The pipeline {pipeline!r} keeps no state for a step {step!r}:"
-                f" {nearest(step, known)}",
+                f" {nearest(step, states)}",
                 fix="`headrace state list` names them.",
             )
-        self.state = known[step]
-        kernel: object = (
-            plan.step(step).kernel() if plan is not None and plan.step(step).keeps_state else None
-        )
-        self.kernel: Describing | None = kernel if isinstance(kernel, Describing) else None
+        kernel: object = None
+        if plan is not None and plan.step(step).keeps_state:
+            kernel = plan.step(step).kernel()
+        return cls(states[step], kernel if isinstance(kernel, InspectableKernel) else None)
 
     @property
     def key_fields(self) -> list[pa.Field]:
-        """The columns of a key; none if keys cannot be decoded here."""
+        """The columns of a key; none if keys cannot be decoded."""
         return self.kernel.key_fields if self.kernel is not None else []
 
-    def rows(self, most: int) -> tuple[list[dict[str, Any]], bool]:
-        """So many rows, in order of key group and key; and whether there are more."""
-        found: list[dict[str, Any]] = []
+    def rows(self, limit: int) -> tuple[list[dict[str, Any]], bool]:
+        """At most `limit` entries, in order of key group and key; and whether there are more."""
+        rows: list[dict[str, Any]] = []
         for group in range(GROUPS):
             keys, values = self.state.entries(group)
-            found += self._described(keys[: most + 1 - len(found)], values[: most + 1 - len(found)])
-            if len(found) > most:
-                return found[:most], True
-        return found, False
+            left = limit + 1 - len(rows)
+            rows += self._decode(keys[:left], values[:left])
+            if len(rows) > limit:
+                return rows[:limit], True
+        return rows, False
 
     def row(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What is kept for one key, by the values of its columns; None if nothing is."""
+        """The entry of a key, given by the values of its columns; None if there is none."""
+        names = [field.name for field in self.key_fields]
         columns = [pa.array([key[field.name]], field.type) for field in self.key_fields]
-        encoded = encode_keys(
-            pa.table(columns, names=[field.name for field in self.key_fields]),
-            [field.name for field in self.key_fields],
-        )
+        encoded = encode_keys(pa.table(columns, names=names), names)
         keys, values = self.state.entries(int(key_groups(encoded)[0]))
         wanted = encoded[0].as_py()
-        found = self._described([wanted], [values[keys.index(wanted)]]) if wanted in keys else []
-        return found[0] if found else None
+        if wanted not in keys:
+            return None
+        rows = self._decode([wanted], [values[keys.index(wanted)]])
+        return rows[0] if rows else None
 
-    def _described(self, keys: list[bytes], values: list[bytes]) -> list[dict[str, Any]]:
-        """Decoded where that can be: of a long key only the beginning and a digest are stored."""
+    def _decode(self, keys: list[bytes], values: list[bytes]) -> list[dict[str, Any]]:
+        """Decode entries where that is possible. Of a long key, only the start and a digest are
+        stored.
+        """
         rows = [
             {"_key": key, "_bytes": len(value)} for key, value in zip(keys, values, strict=True)
         ]
-        whole = [at for at, key in enumerate(keys) if len(key) < _LONGEST_KEY]
+        whole = [index for index, key in enumerate(keys) if len(key) < _MAX_KEY_BYTES]
         if self.kernel is not None and whole:
-            found = self.kernel.describe(
-                pa.array([keys[at] for at in whole], pa.binary()),
-                pa.array([values[at] for at in whole], pa.binary()),
+            decoded = self.kernel.describe(
+                pa.array([keys[index] for index in whole], pa.binary()),
+                pa.array([values[index] for index in whole], pa.binary()),
             )
-            for at, row in zip(whole, found.to_pylist(), strict=True):
-                rows[at] = row
+            for index, row in zip(whole, decoded.to_pylist(), strict=True):
+                rows[index] = row
         return rows

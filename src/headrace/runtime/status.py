@@ -1,5 +1,5 @@
-"""What a runner tells of itself: a small file in its state directory, written after each batch and
-every few seconds. `headrace status` shows it.
+"""The status of a run: a small file in the state directory, written after each batch and every few
+seconds. `headrace status`, the dashboard and the metrics show it; `runner` writes it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from headrace.errors import ConfigurationError
 
 FILE = "status.json"
 VERSION = 1
-_HEARD_LATELY_S = 30.0
+_LATELY_S = 30.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """One pipeline's run. Times are seconds since the epoch; what is said of a batch is said of the
-    last one of the query that is furthest.
+    """The status of one run. Times are seconds since the epoch. The figures of a batch are those of
+    the last batch of the query that is furthest ahead.
     """
 
     pipeline: str
@@ -44,29 +44,29 @@ class Status:
     last_error: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
     ingests: dict[str, str] = field(default_factory=dict)
-    """How each stream that is brought in is doing."""
+    """Ingest -> its state in words."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is
-    behind, and the times its steps wait for.
+    """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and the
+    times that its steps wait for.
     """
     watermarks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each input with event time: how far it is complete, and the producers that hold it back."""
+    """Input with event time -> its watermark, and the producers that hold it back."""
     host: str = ""
     process_began: str | None = None
-    """When the process was started, as its system counts: another process may get the same number
+    """When the process was started, in ticks of its system: another process may get the same number
     later.
     """
     local: str = ""
-    """Where state is at hand on each machine."""
+    """The directory for local stores on each machine."""
     version: int = VERSION
 
     @property
     def is_running(self) -> bool:
-        """Whether the process that wrote it is still there; of one on another machine, whether it
-        was lately.
+        """Whether the process that wrote the status still runs. For a process on another machine:
+        whether it has written lately.
         """
         if self.host != socket.gethostname():
-            return time.time() - self.updated < _HEARD_LATELY_S
+            return time.time() - self.updated < _LATELY_S
         try:
             os.kill(self.process, 0)
         except ProcessLookupError:
@@ -77,8 +77,8 @@ class Status:
 
 
 def process_start_ticks(process: int) -> str | None:
-    """Ticks of the system's clock from its start to the process's; None where the system does not
-    tell.
+    """Clock ticks between the boot of the system and the start of a process; None where the system
+    does not have that.
     """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
@@ -91,18 +91,16 @@ def write_status(directory: Path, status: Status) -> None:
 
 
 def running_elsewhere(directory: Path) -> Status | None:
-    """The run of another process with this state directory, if there is one."""
+    """The status of a run in another process with this state directory, if there is one."""
     if not (directory / FILE).exists():
         return None
-    known = read_status(directory)
-    return (
-        known
-        if known.is_running and (known.host, known.process) != (socket.gethostname(), os.getpid())
-        else None
-    )
+    status = read_status(directory)
+    is_this_process = (status.host, status.process) == (socket.gethostname(), os.getpid())
+    return status if status.is_running and not is_this_process else None
 
 
 def read_status(directory: Path) -> Status:
+    """The status in a state directory. Raises ConfigurationError if no pipeline has run with it."""
     try:
         stored = json.loads((directory / FILE).read_text())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,11 +1,12 @@
-"""A version of a pipeline beside it: the same ticks over again, with state, topics and views of its
-own.
+"""Versions: a pipeline over the same ticks again, with state, topics and views of its own.
 
-A version is a pipeline like any other, called `<pipeline>.<version>`: its steps and outputs carry
-the version's name too, and it has a ledger and a journal of ticks. The journal begins with the
-ticks that the pipeline has recorded, so an unchanged pipeline gives the same rows; behind them the
-version cuts its own. What was decided when a version was begun stands in a note of the log, so that
-it can be stopped at any moment and gone on with.
+A version is a pipeline like any other, called `<pipeline>.<version>`: its steps and outputs have
+the version's name too, and it has its own ledger and journal of ticks. The journal starts with the
+ticks that the pipeline has recorded, so that an unchanged pipeline gives the same rows; after them,
+the version cuts its own. Where a version starts is decided once and stored in a note of the log, so
+that it can be stopped at any moment and resumed.
+
+`run.replay` runs a version; `start_version` prepares it.
 """
 
 from __future__ import annotations
@@ -23,45 +24,49 @@ from headrace.errors import ConfigurationError, NewerFormat, PlanError, nearest
 from headrace.log.api import Log
 from headrace.log.topic_config import check_name
 from headrace.plan.plan import PipelinePlan, Step, TopicStep, topological_order
-from headrace.runtime.inputs import Sources
+from headrace.runtime.inputs import InputTopics
 
 VERSION = 1
 _TICKS_A_COMMIT = 5_000
-_TICKS_AT_ONCE = 10_000
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """How a version begins: behind tick `after` of its pipeline, or, without one, at what is kept
-    of its inputs; then come the recorded ticks up to `up_to`.
-    """
-
-    after: int | None
-    up_to: int | None
-    version: int = VERSION
+_TICKS_A_READ = 10_000
 
 
 class ReplayRefused(ConfigurationError):
-    """A version that cannot be made, or not from there. Says from where it can."""
+    """A version cannot be made, or not from there. The message says from where it can."""
 
 
-# What a version is called
+@dataclass(frozen=True)
+class VersionStart:
+    """Where a version starts."""
+
+    after: int | None
+    """After this tick of its pipeline; None starts at what its inputs still have."""
+    up_to: int | None
+    """The last recorded tick that the version shares; None if it cuts all ticks itself."""
+    version: int = VERSION
+
+    def __str__(self) -> str:
+        start = (
+            "at what was kept of its inputs" if self.after is None else f"at tick {self.after + 1}"
+        )
+        ticks = "with new ticks" if self.up_to is None else "with the recorded ticks"
+        return f"{start}, {ticks}"
 
 
 def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
-    """The same plan under the version's name: pipeline, steps and outputs; what it reads stays what
-    it is.
-    """
+    """A plan under a version's name: the pipeline, its steps and its outputs. Its inputs stay."""
     check_name(version, what="version", error=PlanError)
-    named: dict[int, Step] = {}
+    renamed: dict[int, Step] = {}
     for step in topological_order([*plan.inputs, *(output.input for output in plan.outputs)]):
-        inputs = tuple(named[id(each)] for each in step.inputs)
-        named[id(step)] = replace(
-            step, name=f"{step.name}.{version}", inputs=inputs, **step.renamed(version)
+        renamed[id(step)] = replace(
+            step,
+            name=f"{step.name}.{version}",
+            inputs=tuple(renamed[id(source)] for source in step.inputs),
+            **step.version_fields(version),
         )
     outputs = tuple(
-        replace(each, name=f"{each.name}.{version}", input=named[id(each.input)])
-        for each in plan.outputs
+        replace(output, name=f"{output.name}.{version}", input=renamed[id(output.input)])
+        for output in plan.outputs
     )
     taken = {step.topic for step in plan.inputs} | {output.name for output in plan.outputs}
     for output in outputs:
@@ -70,21 +75,17 @@ def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
                 f"The pipeline {plan.name!r} has an input or output {output.name!r} of its own.",
                 fix="choose another name for the version.",
             )
-    read = tuple(
-        step for step in (named[id(each)] for each in plan.inputs) if isinstance(step, TopicStep)
-    )
-    return PipelinePlan(f"{plan.name}.{version}", read, outputs)
+    steps = (renamed[id(step)] for step in plan.inputs)
+    inputs = tuple(step for step in steps if isinstance(step, TopicStep))
+    return PipelinePlan(f"{plan.name}.{version}", inputs, outputs)
 
 
 def version_state(state: Path, version: str) -> Path:
-    """Where a version keeps its state and views: inside its pipeline's state directory."""
+    """The state directory of a version: inside that of its pipeline."""
     return state / "versions" / version
 
 
-# Beginning one, and going on with it
-
-
-def begin(
+def start_version(
     log: Log,
     plan: PipelinePlan,
     version: str,
@@ -92,60 +93,41 @@ def begin(
     since: int | str | None = None,
     retick: bool = False,
 ) -> PipelinePlan:
-    """Make a version ready to run, and return its plan. `since`: a tick's number, or a time, whose
-    first tick it is.
+    """Prepare a version to run, and return its plan. `since` is the number of its first tick, or a
+    time. The steps, each of which can be repeated after a crash:
 
-    The steps, each of which can be repeated after a crash:
-
-    1. decide where it begins, once: what was decided before stands
-    2. record the ticks that it shares with its pipeline, as far as they are not yet recorded
+    1. Decide where the version starts, once: an earlier decision stands.
+    2. Record the ticks that it shares with its pipeline, as far as they are not recorded yet.
     """
-    renamed, past = as_version(plan, version), _Past(log, plan)
-    decided = _decided(log, renamed.name)
+    renamed, recorded = as_version(plan, version), _RecordedTicks(log, plan)
+    decided = _read_start(log, renamed.name)
     if decided is None:
-        chosen = past.beginning(since, retick=retick)
-        _refuse_taken_topics(log, renamed)
+        start = recorded.find_start(since, retick=retick)
+        _check_topics_are_free(log, renamed)
     else:
-        chosen = decided
-        _refuse_another_beginning(version, decided, past, since, retick=retick)
-    if chosen.up_to is not None:  # its ticks are of the topics that the pipeline read
-        Sources(log, plan.name, [step.topic for step in plan.inputs])
-    ledger, journal = Ledger(log, renamed.name), TickJournal(log, renamed.name)
+        start = decided
+        _check_same_start(version, decided, recorded, since, retick=retick)
+    if start.up_to is not None:  # the shared ticks refer to the topics that the pipeline read
+        InputTopics.find(log, plan.name, [step.topic for step in plan.inputs])
+    ledger, journal = Ledger.open(log, renamed.name), TickJournal.open(log, renamed.name)
     ledger.take_over()
     if decided is None:  # 1
         tx = ledger.transaction()
-        tx.set_note(_note(renamed.name), json.dumps(asdict(chosen)))
+        tx.set_note(_note(renamed.name), json.dumps(asdict(start)))
         ledger.commit(tx)
-    _record(ledger, journal, past.ticks(chosen, journal.last))  # 2
+    ticks = recorded.shared_ticks(start, journal.last)  # 2
+    while chunk := list(islice(ticks, _TICKS_A_COMMIT)):
+        tx = ledger.transaction()
+        journal.record(tx, chunk)
+        journal.note_commit(chunk, ledger.commit(tx))
     return renamed
 
 
-def _refuse_another_beginning(
-    version: str, decided: Beginning, past: _Past, since: int | str | None, *, retick: bool
-) -> None:
-    """Whoever says again where a version begins, must say the same."""
-    if since is None and not retick:
-        return
-    if (past.place(since, retick=retick), retick) != (decided.after, decided.up_to is None):
-        raise ReplayRefused(
-            f"The version {version!r} of {past.name!r} was begun {_described(decided)}.",
-            fix=(
-                "leave out --from and --retick to go on with it, or choose another name for a new"
-                " version."
-            ),
-        )
+def _note(name: str) -> str:
+    return f"replay.{name}"
 
 
-def _described(decided: Beginning) -> str:
-    where = (
-        "at what was kept of its inputs"
-        if decided.after is None
-        else f"at tick {decided.after + 1}"
-    )
-    return f"{where}, {'with new ticks' if decided.up_to is None else 'with the recorded ticks'}"
-
-
-def _decided(log: Log, name: str) -> Beginning | None:
+def _read_start(log: Log, name: str) -> VersionStart | None:
     text = log.note(_note(name))
     if text is None:
         return None
@@ -155,17 +137,34 @@ def _decided(log: Log, name: str) -> Beginning | None:
             f"The version {name!r} has format {stored['version']}; this Headrace knows {VERSION}.",
             fix="upgrade Headrace.",
         )
-    return Beginning(**stored)
+    return VersionStart(**stored)
 
 
-def _note(name: str) -> str:
-    return f"replay.{name}"
+def _check_same_start(
+    version: str,
+    decided: VersionStart,
+    recorded: _RecordedTicks,
+    since: int | str | None,
+    *,
+    retick: bool,
+) -> None:
+    """Check that a version which is resumed with --from or --retick was started with the same."""
+    if since is None and not retick:
+        return
+    after = recorded.tick_before(since, retick=retick)
+    if (after, retick) != (decided.after, decided.up_to is None):
+        raise ReplayRefused(
+            f"The version {version!r} of {recorded.pipeline!r} was begun {decided}.",
+            fix=(
+                "leave out --from and --retick to go on with it, or choose another name for a new"
+                " version."
+            ),
+        )
 
 
-def _refuse_taken_topics(log: Log, plan: PipelinePlan) -> None:
-    taken = sorted(
-        {output.name for output in plan.outputs if output.kind == "topic"} & set(log.topics())
-    )
+def _check_topics_are_free(log: Log, plan: PipelinePlan) -> None:
+    derived = {output.name for output in plan.outputs if output.kind == "topic"}
+    taken = sorted(derived & set(log.topics()))
     if taken:
         raise ReplayRefused(
             f"There is a topic {taken[0]!r} already, and not of this version.",
@@ -173,170 +172,154 @@ def _refuse_taken_topics(log: Log, plan: PipelinePlan) -> None:
         )
 
 
-def _record(ledger: Ledger, journal: TickJournal, ticks: Iterator[Tick]) -> None:
-    """In commits of bounded size."""
-    while chunk := list(islice(ticks, _TICKS_A_COMMIT)):
-        tx = ledger.transaction()
-        journal.record(tx, chunk)
-        journal.took(chunk, ledger.commit(tx))
-
-
-class _Past:
+class _RecordedTicks:
     """The recorded ticks of a pipeline, for a plan over the same log that may read other inputs."""
 
     def __init__(self, log: Log, plan: PipelinePlan) -> None:
-        known = [
-            topic.removeprefix("__ticks.") for topic in log.topics() if topic.startswith("__ticks.")
+        topics = log.topics()
+        pipelines = [
+            topic.removeprefix("__ticks.") for topic in topics if topic.startswith("__ticks.")
         ]
-        if plan.name not in known:
+        if plan.name not in pipelines:
             raise ReplayRefused(
                 f"The pipeline {plan.name!r} has never run on this log:"
-                f" {nearest(plan.name, known)}",
+                f" {nearest(plan.name, pipelines)}",
                 fix="run it first.",
             )
-        self.log, self.name, self.journal = log, plan.name, TickJournal(log, plan.name)
-        self.topics = sorted(
-            {step.topic for step in plan.inputs} & set(log.topics())
-        )  # one that is not there yet has no rows in these ticks
+        self.log = log
+        self.pipeline = plan.name
+        self.journal = TickJournal.open(log, plan.name)
+        # A topic that does not exist yet has no rows in these ticks.
+        self.topics = sorted({step.topic for step in plan.inputs} & set(topics))
 
-    # Where to begin
+    # Where to start
 
-    def beginning(self, since: int | str | None, *, retick: bool) -> Beginning:
-        after = self.place(since, retick=retick)
+    def find_start(self, since: int | str | None, *, retick: bool) -> VersionStart:
+        after = self.tick_before(since, retick=retick)
         if after is not None:
-            self._refuse_what_is_gone(after)
-        return Beginning(after, None if retick else self._ends()[1].number)
+            self._check_history(after)
+        return VersionStart(after, None if retick else self._first_and_last()[1].number)
 
-    def place(self, since: int | str | None, *, retick: bool) -> int | None:
-        """The tick behind which a version begins; None, if at what is kept."""
+    def tick_before(self, since: int | str | None, *, retick: bool) -> int | None:
+        """The tick after which a version starts; None to start at what the inputs still have."""
         if since is not None:
-            return self.tick_at(since) - 1
-        return None if retick else self._ends()[0].number
+            return self.find_tick(since) - 1
+        return None if retick else self._first_and_last()[0].number
 
-    def _ends(self) -> tuple[Tick, Tick]:
+    def _first_and_last(self) -> tuple[Tick, Tick]:
         first, last = self.journal.first, self.journal.last
         if first is None or last is None:
             raise ReplayRefused(
-                f"The pipeline {self.name!r} has no ticks yet.", fix="run it first."
+                f"The pipeline {self.pipeline!r} has no ticks yet.", fix="run it first."
             )
         return first, last
 
-    def tick_at(self, since: int | str) -> int:
-        """A tick by its number, or the first one at or after a time."""
-        first, last = self._ends()
+    def find_tick(self, since: int | str) -> int:
+        """The number of a tick: given as a number, or the first one at or after a time."""
+        first, last = self._first_and_last()
+        number: int | None = None
         if isinstance(since, str):
             time_us = to_time_us(since)
-            found = next(
-                (tick.number for tick in self._recorded(first.number) if tick.time_us >= time_us),
-                None,
-            )
-        else:
-            found = since if first.number < since <= last.number else None
-        if found is None:
-            newest = f"{last.number}, of {_time(last)}"
+            later = (tick.number for tick in self._read(first.number) if tick.time_us >= time_us)
+            number = next(later, None)
+        elif first.number < since <= last.number:
+            number = since
+        if number is None:
+            at_or_after = "at or after " if isinstance(since, str) else ""
             raise ReplayRefused(
-                f"The pipeline {self.name!r} has no tick"
-                f" {'at or after ' if isinstance(since, str) else ''}{since}.",
+                f"The pipeline {self.pipeline!r} has no tick {at_or_after}{since}.",
                 fix=(
-                    f"choose one from {first.number + 1} to {newest}; what comes later it has not"
-                    " seen either."
+                    f"choose one from {first.number + 1} to {last.number}, of {_time_text(last)};"
+                    " what comes later it has not seen either."
                 ),
             )
-        return found
+        return number
 
-    def _recorded(self, after: int, up_to: int | None = None) -> Iterator[Tick]:
-        """The ticks (after, up_to], or up to the newest. There may be a great many, so they are
-        read a few at a time.
+    def _check_history(self, after: int) -> None:
+        """Check that retention and compaction have left all rows after a tick. Without them, a
+        replay would silently give other rows.
         """
-        last = self._ends()[1].number if up_to is None else up_to
-        while after < last and (
-            chunk := self.journal.between(after, min(last, after + _TICKS_AT_ONCE))
-        ):
-            yield from chunk
-            after = chunk[-1].number
-
-    def _refuse_what_is_gone(self, after: int) -> None:
-        """Retention and compaction take rows away: a replay from before what they left would give
-        other rows, silently.
-        """
-        whole = {topic: self.log.whole_from(topic) for topic in self.topics}
+        whole_from = {topic: self.log.whole_from(topic) for topic in self.topics}
+        tick = self.journal.at(after)
+        assert tick is not None
+        ends = self._ends_of(tick)
         gone = [
-            (topic, p, offset)
-            for topic, parts in whole.items()
-            for p, offset in parts.items()
-            if offset > self._at(after).end(topic, p)
+            (topic, partition, offset)
+            for topic, parts in whole_from.items()
+            for partition, offset in parts.items()
+            if offset > ends.get(topic, {}).get(partition, 0)
         ]
         if not gone:
             return
         topic, partition, offset = gone[0]
-        earliest = next(
-            (tick for tick in self._recorded(after) if self._reaches(tick, whole)), None
-        )
-        possible = (
-            [f"--from {earliest.number + 1} (behind {_time(earliest)}) is the earliest"]
-            if earliest and earliest.number < self._ends()[1].number
-            else []
-        )
+        fixes = ["--retick builds the version from what is kept, with new ticks."]
+        earliest = next((tick for tick in self._read(after) if self._has(tick, whole_from)), None)
+        if earliest is not None and earliest.number < self._first_and_last()[1].number:
+            first = f"--from {earliest.number + 1} (behind {_time_text(earliest)}) is the earliest"
+            fixes.insert(0, first)
         raise ReplayRefused(
-            f"A replay of {self.name!r} from tick {after + 1} needs rows of {topic}[{partition}]"
-            f" that retention or compaction has taken away: it is whole from offset {offset} on.",
-            fix="; ".join(
-                [*possible, "--retick builds the version from what is kept, with new ticks."]
-            ),
+            f"A replay of {self.pipeline!r} from tick {after + 1} needs rows of"
+            f" {topic}[{partition}] that retention or compaction has taken away: it is whole from"
+            f" offset {offset} on.",
+            fix="; ".join(fixes),
         )
 
-    def _reaches(self, tick: Tick, whole: Mapping[str, Mapping[int, int]]) -> bool:
-        ends = self._known(tick)
+    def _has(self, tick: Tick, whole_from: Mapping[str, Mapping[int, int]]) -> bool:
+        """Whether all rows after a tick are still there."""
+        ends = self._ends_of(tick)
         return all(
-            ends.get(topic, {}).get(p, 0) >= offset
-            for topic, parts in whole.items()
-            for p, offset in parts.items()
+            ends.get(topic, {}).get(partition, 0) >= offset
+            for topic, parts in whole_from.items()
+            for partition, offset in parts.items()
         )
 
     # The ticks
 
-    def ticks(self, decided: Beginning, recorded: Tick | None) -> Iterator[Tick]:
-        """Those that a version begins with, behind what it has recorded of them; the first only
-        says where it begins. None if it cuts all of its own.
+    def _read(self, after: int, up_to: int | None = None) -> Iterator[Tick]:
+        """The ticks (after, up_to], or up to the newest. There may be many, so they are read in
+        chunks.
         """
-        if decided.after is None:
-            return
-        after, last = (
-            (decided.after - 1, {}) if recorded is None else (recorded.number, recorded.ends)
-        )
-        for tick in self._recorded(
-            after, decided.after if decided.up_to is None else decided.up_to
+        last = self._first_and_last()[1].number if up_to is None else up_to
+        while after < last and (
+            chunk := self.journal.between(after, min(last, after + _TICKS_A_READ))
         ):
-            last = _no_less(self._known(tick), last)
-            yield Tick(tick.number, tick.time_us, last, tick.shed)
+            yield from chunk
+            after = chunk[-1].number
 
-    def _at(self, number: int) -> Tick:
-        tick = self.journal.at(number)
-        assert tick is not None
-        return Tick(number, tick.time_us, self._known(tick), tick.shed)
-
-    def _known(self, tick: Tick) -> Ends:
-        """A tick's ends in the inputs of the plan. One that the tick does not know has its rows by
-        the time they were appended.
+    def shared_ticks(self, start: VersionStart, last: Tick | None) -> Iterator[Tick]:
+        """The ticks that a version shares with its pipeline, after the `last` one that it has
+        recorded. The first one only says where the version starts. A version that cuts all ticks
+        itself shares none.
         """
-        return {
-            topic: tick.ends[topic] if topic in tick.ends else self._by_time(topic, tick.time_us)
-            for topic in self.topics
-        }
+        if start.after is None:
+            return
+        after, ends = (start.after - 1, {}) if last is None else (last.number, last.ends)
+        for tick in self._read(after, start.after if start.up_to is None else start.up_to):
+            ends = _advance_ends(self._ends_of(tick), ends)
+            yield Tick(tick.number, tick.time_us, ends, tick.shed)
 
-    def _by_time(self, topic: str, time_us: int) -> Mapping[int, int]:
-        if time_us <= 0:
-            return dict.fromkeys(range(self.log.topic(topic).partitions), 0)
-        return self.log.offsets_at(topic, from_us(time_us + 1))
+    def _ends_of(self, tick: Tick) -> Ends:
+        """A tick's ends in the plan's inputs. For an input that the tick does not have, by the time
+        at which rows were appended.
+        """
+        ends: dict[str, Mapping[int, int]] = {}
+        for topic in self.topics:
+            if topic in tick.ends:
+                ends[topic] = tick.ends[topic]
+            elif tick.time_us <= 0:
+                ends[topic] = dict.fromkeys(range(self.log.topic(topic).partitions), 0)
+            else:
+                ends[topic] = self.log.offsets_at(topic, from_us(tick.time_us + 1))
+        return ends
 
 
-def _no_less(ends: Ends, before: Ends) -> Ends:
-    """An end never goes back."""
+def _advance_ends(ends: Ends, before: Ends) -> Ends:
+    """The ends, or those before where they are higher: an end never goes back."""
     return {
         topic: {p: max(end, before.get(topic, {}).get(p, 0)) for p, end in parts.items()}
         for topic, parts in ends.items()
     }
 
 
-def _time(tick: Tick) -> str:
+def _time_text(tick: Tick) -> str:
     return from_us(tick.time_us).isoformat(timespec="seconds")

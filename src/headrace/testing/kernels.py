@@ -40,18 +40,18 @@ class MemoryState:
     """
 
     def __init__(
-        self, values: Mapping[bytes, bytes] | None = None, at_hand: Sequence[int] = range(GROUPS)
+        self, values: Mapping[bytes, bytes] | None = None, owned_groups: Sequence[int] = range(GROUPS)
     ) -> None:
-        self.at_hand = at_hand
+        self.owned_groups = owned_groups
         self.values: dict[bytes, bytes] = dict(values or {})
         self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
         self.changed: dict[bytes, bytes | None] = {}
         self.memo: bytes | None = None
 
-    def recall(self) -> bytes | None:
+    def read_cache(self) -> bytes | None:
         return self.memo
 
-    def remember(self, content: bytes) -> None:
+    def write_cache(self, content: bytes) -> None:
         self.memo = content
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:  # noqa: ARG002
@@ -90,7 +90,7 @@ class MemoryState:
         return changes
 
     def copy(self) -> MemoryState:
-        fresh = MemoryState(self.values, self.at_hand)
+        fresh = MemoryState(self.values, self.owned_groups)
         fresh.groups, fresh.memo = dict(self.groups), self.memo
         return fresh
 
@@ -108,10 +108,10 @@ class KernelTest:
         step = declared.step
         if not step.keeps_state:
             raise InputError(
-                f"{step.place} keeps no state, so it has no kernel.",
+                f"{step.path} keeps no state, so it has no kernel.",
                 fix="name the step that does: an aggregate, a window, a join, ….",
             )
-        self.step: Step = replace(step, name=step.name or step.place)
+        self.step: Step = replace(step, name=step.name or step.path)
         self.kernel = self.step.kernel()
         self.state = MemoryState()
         self._tick = 0

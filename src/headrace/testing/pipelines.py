@@ -36,9 +36,9 @@ from headrace.errors import nearest
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.log.values import Rows
-from headrace.runtime.inputs import make_captured
+from headrace.runtime.inputs import create_captured_topics
 from headrace.runtime.runner import Runner
-from headrace.runtime.versions import begin, version_state
+from headrace.runtime.versions import start_version, version_state
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.file import VIEWS_FILE
 from headrace.views.reader import ViewReader
@@ -80,7 +80,7 @@ class Point:
 # In a task
 POINTS: dict[str, Point] = {
     "before the pack": Point("headrace.engine.job", "ReadAndPack.__call__", BEFORE),
-    "a row was read": Point("headrace.engine.reader", "TopicRange._placed", AFTER),
+    "a row was read": Point("headrace.engine.reader", "TopicRange._with_order_columns", AFTER),
     "state was brought": Point(
         "headrace.engine.state.local_store", "StoreTransaction.bring_to", AFTER
     ),
@@ -191,11 +191,11 @@ class PipelineTest:
         self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
         self.state = root / "state"
         self._passed_us = 0
-        make_captured(self.log, pipeline.plan())
+        create_captured_topics(self.log, pipeline.plan())
         self.runner = self._started(shards)
 
     def _started(self, shards: int) -> Runner:
-        return Runner(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
+        return Runner.start(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
 
     # What goes in
 
@@ -356,11 +356,11 @@ class VersionTest(PipelineTest):
         super().__init__(pipeline, of.root, of.spark, shards=shards, log=of.log)
 
     def _started(self, shards: int) -> Runner:
-        plan = begin(
+        plan = start_version(
             self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick
         )
         self.state = version_state(self.of.state, self.version)
-        return Runner(plan, self.log, self.spark, self.state, shards=shards)
+        return Runner.start(plan, self.log, self.spark, self.state, shards=shards)
 
 
 def _says_change(rows: Any) -> bool:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.engine.shuffle import spark_hash
 from headrace.errors import HeadraceError, NotSupported
-from headrace.plan.expressions import read
+from headrace.plan.expressions import parse_expression
 from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 
 Batches = Iterable[pa.RecordBatch]
@@ -207,7 +207,7 @@ def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.A
     if column := _COLUMN.fullmatch(expression):
         return column[2] or column[1], batch.column(column[1])
     if named and (node := _computable(named[1], batch.schema)) is not None:
-        found = node.over(batch)
+        found = node.evaluate(batch)
         return named[2], pa.repeat(found, batch.num_rows) if isinstance(found, pa.Scalar) else found
     raise no_spark_sql(expression)
 
@@ -215,7 +215,7 @@ def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.A
 def _computable(text: str, schema: pa.Schema) -> Any:
     """What Python computes as Spark does, where rows are read; None for the rest."""
     try:
-        return compile_to_arrow(read(text, schema, where="a test"), schema)
+        return compile_to_arrow(parse_expression(text, schema, where="a test"), schema)
     except HeadraceError:
         return None
 

@@ -28,7 +28,7 @@ from threading import Lock, RLock
 from typing import Any
 from weakref import WeakSet
 
-from headrace.log.file.disk import Buffer, Disk, DiskFile, explained
+from headrace.log.file.disk import Buffer, Disk, DiskFile, to_disk_error
 
 # Disks for tests of the embedded log: one that was rebooted, one that is slow, and one that is
 # full. See `crash` for one that loses its power.
@@ -49,7 +49,7 @@ class RebootedDisk(Disk):
     def __init__(self) -> None:
         self._boot = os.urandom(16)
 
-    def boot(self) -> bytes:
+    def boot_id(self) -> bytes:
         return self._boot
 
     def sync_directory(self, path: Path) -> None:
@@ -103,7 +103,7 @@ class _FullFile(DiskFile):
         fits = self.disk.take(position + len(data) - self.size(), len(data))
         super().write([data[:fits]], position)
         if fits < len(data):
-            raise explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.path)
+            raise to_disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.path)
         return position + len(data)
 
     def truncate(self, size: int) -> None:
@@ -141,7 +141,7 @@ class FullDisk(Disk):
 
     def _take_name(self, path: Path) -> None:
         if self.take(self.name_bytes, self.name_bytes) < self.name_bytes:
-            raise explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
+            raise to_disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
 
 
 __all__ = [
@@ -418,7 +418,7 @@ class RecordingDisk(Disk):
         name = str(path.relative_to(self.directory))
         return "" if name == "." else name
 
-    def boot(self) -> bytes:
+    def boot_id(self) -> bytes:
         return self._boot
 
     def mark(self, note: Any) -> None:

@@ -1,8 +1,19 @@
-"""What a kernel sees of its state, and what of it changed: over the local store of its shard.
+"""The state of a step during a batch: what its kernel reads and writes (`StepState`), and how the
+changes become durable at the end (`write_states`).
 
-Keys come and go as columns. They are put into the store's order once (by key group; a kernel's keys
-are sorted already), and what was there before and what is there now stay columns in that order: the
-delta file and the undo are written from them as they are.
+`StepState` implements the kernels' `KeyedState` over the local store of the shard. Keys and values
+are columns. They are put into the store's order once (by key group; a kernel's keys are sorted
+already), and stay columns in that order: the delta file and the undo file are written from them
+without another conversion.
+
+A kernel may also keep a cache (`read_cache`, `write_cache`): something that it has computed from
+its state and would have to compute again in another process. It is a file next to the local store,
+may be gone at any time, and is checked when it is read:
+
+    bytes    content
+    4        `HRm` and the version
+    16       digest of what follows
+    rest     what the kernel wrote
 """
 
 from __future__ import annotations
@@ -19,67 +30,69 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.atomic_file import write_atomically
-from headrace.columnar.buffers import Ints, as_binary, bytes_list, same_width, take_bytes
-from headrace.columnar.keys import key_groups
+from headrace.columnar.buffers import Ints, as_binary, bytes_list, equal_length_values, take_bytes
+from headrace.columnar.keys import GROUPS, key_groups
 from headrace.engine.state.files import (
-    GROUPS,
     StateFile,
     StateFiles,
     StateIds,
-    folded,
-    growth,
-    weights,
+    fold,
+    row_bytes,
+    row_growth_bytes,
 )
-from headrace.engine.state.local_store import FoldingSchedule, StoreTransaction
+from headrace.engine.state.folding import FoldingSchedule
+from headrace.engine.state.local_store import StoreTransaction
 from headrace.operators.kernel import Groups
 
-# What a kernel made of its state and would like to find again: a file beside the local store of its
-# shard. It may be gone at any time, and is checked when it is read.
-#
-# | bytes | |
-# |---|---|
-# | 4 | `HRm` and the version |
-# | 16 | digest of what follows |
-# | | what the kernel wrote |
-#
-# Nothing depends on it, so nothing waits for the disk.
+# Kernel caches
 
 
 _MAGIC = b"HRm\x01"
-_DIGEST = 16
+_DIGEST_BYTES = 16
 
 
 def write_kernel_cache(path: Path, content: bytes) -> None:
-    """A disk that is full is no reason to fail."""
+    """Write a kernel's cache. Nothing depends on it: a full disk is ignored, and nothing is
+    synced.
+    """
     with suppress(OSError):
         write_atomically(path, _MAGIC + _digest(content) + content, durable=False)
 
 
 def read_kernel_cache(path: Path) -> bytes | None:
-    """None if there is none, or if it is not what was written."""
+    """The content of a kernel's cache; None if there is none, or if it is damaged."""
     with suppress(OSError):
-        found = path.read_bytes()
-        start = len(_MAGIC) + _DIGEST
-        if found.startswith(_MAGIC) and found[len(_MAGIC) : start] == _digest(found[start:]):
-            return found[start:]
+        stored = path.read_bytes()
+        start = len(_MAGIC) + _DIGEST_BYTES
+        content = stored[start:]
+        if stored.startswith(_MAGIC) and stored[len(_MAGIC) : start] == _digest(content):
+            return content
     return None
 
 
 def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=_DIGEST).digest()
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
-_LONGEST_KEY = 400
+# State
+
+
+_MAX_KEY_BYTES = 400
+_PREFIX_BYTES = 2  # number of the step, key group
+_MAX_NAME_BYTES = 1 << 10  # above any key that the store takes
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Keys in the store's order, and where each of them came from."""
+class SortedKeys:
+    """Keys in the store's order."""
 
     order: Ints
+    """The index of each key in the caller's order."""
     groups: Groups
-    keys: pa.Array  # as files have them: BINARY, long ones cut and told apart by a digest
-    stored: pa.Array  # as the local store has them: behind step and key group
+    keys: pa.Array
+    """The keys as state files have them: binary, long ones cut and distinguished by a digest."""
+    stored: pa.Array
+    """The keys as the local store has them: behind the number of the step and the key group."""
 
     @cached_property
     def names(self) -> list[bytes]:
@@ -88,10 +101,8 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Changed:
-    """Keys with what they held before a batch and what they hold now; null where there is
-    nothing.
-    """
+class KeyChanges:
+    """Keys with their values before a batch and now; null where there is no entry."""
 
     groups: Groups
     keys: pa.Array
@@ -102,34 +113,44 @@ class Changed:
     def __len__(self) -> int:
         return len(self.groups)
 
+    def growth(self, prefix: bytes) -> int:
+        """How many more keys with the prefix there are than before."""
+        had_entry, has_entry = (
+            column.is_valid().to_numpy(zero_copy_only=False) for column in (self.before, self.after)
+        )
+        change = has_entry.astype(np.int64) - had_entry
+        changed = np.flatnonzero(change)
+        has_prefix = pc.starts_with(self.keys.take(pa.array(changed)), prefix.decode("latin-1"))
+        return int(change[changed][has_prefix.to_numpy(zero_copy_only=False)].sum())
+
 
 class StepState:
-    """The state of one step in one shard during one batch. `number` tells steps of a stage apart,
-    from 1 on.
+    """The state of one step in one shard during one batch. `number` distinguishes the steps of a
+    stage, from 1 on.
     """
 
     def __init__(self, store: StoreTransaction, number: int) -> None:
-        self.store, self.number = store, number
-        self._puts: list[Changed] = []
-        self._distinct = True  # whether no put had a key twice
-        self._got: tuple[object, Placed, pa.Array] | None = (
-            None  # keys as asked for, in their places, and their values there
-        )
+        self.store = store
+        self.number = number
+        self._puts: list[KeyChanges] = []
+        self._is_distinct = True  # whether no put had a key twice
+        # The last get: the caller's keys, the sorted keys, and their values in that order.
+        self._last_get: tuple[object, SortedKeys, pa.Array] | None = None
 
-    # What kernels call
+    # What kernels call: see `KeyedState` and `CachingState`
 
     @property
     def owned_groups(self) -> Sequence[int]:
         return self.store.store.groups
 
     def read_cache(self) -> bytes | None:
-        return read_kernel_cache(self._memo)
+        return read_kernel_cache(self._cache_path)
 
     def write_cache(self, content: bytes) -> None:
-        write_kernel_cache(self._memo, content)
+        write_kernel_cache(self._cache_path, content)
 
     @property
-    def _memo(self) -> Path:
+    def _cache_path(self) -> Path:
         return self.store.store.directory / f"{self.number}.memo"
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
@@ -138,7 +159,7 @@ class StepState:
     def put(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None
     ) -> None:
-        self._distinct = self._distinct and len(set(keys)) == len(keys)
+        self._is_distinct = self._is_distinct and len(set(keys)) == len(keys)
         self._put(keys, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), groups)
 
     def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
@@ -151,62 +172,73 @@ class StepState:
         keys: list[bytes] = []
         values: list[bytes] = []
         counts = []
-        for group in self.store.store.groups:
-            some, its_values = self.store.between(bytes([self.number, group]), low, high)
-            keys += some
-            values += its_values
-            counts.append(len(some))
-        return keys, values, np.repeat(np.array(self.store.store.groups, np.uint8), counts)
+        for group in self.owned_groups:
+            prefix = bytes([self.number, group])
+            group_keys, group_values = self.store.between(prefix, low, high)
+            keys += group_keys
+            values += group_values
+            counts.append(len(group_keys))
+        return keys, values, np.repeat(np.array(self.owned_groups, np.uint8), counts)
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
         firsts = (
             self.store.first_between(bytes([self.number, group]), low, high)
-            for group in self.store.store.groups
+            for group in self.owned_groups
         )
         return min((key for key in firsts if key is not None), default=None)
 
-    def more(self, tag: bytes) -> int:
-        """How many more keys that begin so there are than before the batch."""
-        return sum(_more(put, tag) for put in self._puts)
+    def _get(self, request: object, keys: pa.Array, groups: Groups | None) -> pa.Array:
+        sorted_keys = self._sort(keys, groups)
+        values = pa.array(self.store.get(sorted_keys.names), pa.binary())
+        self._last_get = request, sorted_keys, values
+        inverse = np.empty(len(sorted_keys.order), np.int64)
+        inverse[sorted_keys.order] = np.arange(len(inverse))
+        return take_bytes(values, inverse)
 
-    # How keys are placed
-
-    def _get(self, asked: object, keys: pa.Array, groups: Groups | None) -> pa.Array:
-        placed = self._placed(keys, groups)
-        values = pa.array(self.store.get(placed.names), pa.binary())
-        self._got = asked, placed, values
-        back = np.empty(len(placed.order), np.int64)
-        back[placed.order] = np.arange(len(back))
-        return take_bytes(values, back)
-
-    def _put(self, asked: object, keys: pa.Array, values: pa.Array, groups: Groups | None) -> None:
-        if (
-            self._got is not None and self._got[0] is asked
-        ):  # a kernel puts what it has just got: no need to look again
-            _, placed, before = self._got
+    def _put(
+        self, request: object, keys: pa.Array, values: pa.Array, groups: Groups | None
+    ) -> None:
+        # A kernel usually puts the keys that it has just got: then the old values are known.
+        if self._last_get is not None and self._last_get[0] is request:
+            _, sorted_keys, before = self._last_get
         else:
-            placed = self._placed(keys, groups)
-            before = pa.array(self.store.get(placed.names), pa.binary())
-        self._got = None
-        after = take_bytes(values, placed.order)
-        self._puts.append(Changed(placed.groups, placed.keys, placed.stored, before, after))
-        self.store.put(placed.names, bytes_list(after))
+            sorted_keys = self._sort(keys, groups)
+            before = pa.array(self.store.get(sorted_keys.names), pa.binary())
+        self._last_get = None
+        after = take_bytes(values, sorted_keys.order)
+        self._puts.append(
+            KeyChanges(
+                groups=sorted_keys.groups,
+                keys=sorted_keys.keys,
+                stored=sorted_keys.stored,
+                before=before,
+                after=after,
+            )
+        )
+        self.store.put(sorted_keys.names, bytes_list(after))
 
-    def _placed(self, keys: pa.Array, given: Groups | None) -> Placed:
-        groups = key_groups(keys) if given is None else given
+    def _sort(self, keys: pa.Array, groups: Groups | None) -> SortedKeys:
+        groups = key_groups(keys) if groups is None else groups
         order = np.argsort(groups, kind="stable")
-        in_order, short = groups[order], _short(take_bytes(keys, order))
-        return Placed(order, in_order, short, _behind_prefix(self.number, in_order, short))
+        sorted_groups, short_keys = groups[order], _shorten(take_bytes(keys, order))
+        return SortedKeys(
+            order=order,
+            groups=sorted_groups,
+            keys=short_keys,
+            stored=_with_prefix(self.number, sorted_groups, short_keys),
+        )
 
     # What changed
 
-    def changed(self) -> Changed | None:
-        """Every key that was put, once: as it was before the first time, and as it is after the
-        last.
-        """
+    def key_growth(self, prefix: bytes) -> int:
+        """How many more keys with a prefix there are than before the batch."""
+        return sum(put.growth(prefix) for put in self._puts)
+
+    def changes(self) -> KeyChanges | None:
+        """Every key that was put, once: with its value before the first put and after the last."""
         if not self._puts:
             return None
-        if len(self._puts) == 1 and self._distinct:
+        if len(self._puts) == 1 and self._is_distinct:
             return self._puts[0]
         stored = pa.concat_arrays([put.stored for put in self._puts])
         codes = stored.dictionary_encode().indices.to_numpy()
@@ -216,168 +248,153 @@ class StepState:
         groups = np.concatenate([put.groups for put in self._puts])[last]
         order = np.argsort(groups, kind="stable")
         first, last = first[order], last[order]
-        keys, before, after = (
-            take_bytes(pa.concat_arrays([getattr(put, name) for put in self._puts]), which)
-            for name, which in (("keys", last), ("before", first), ("after", last))
+        return KeyChanges(
+            groups=groups[order],
+            keys=take_bytes(pa.concat_arrays([put.keys for put in self._puts]), last),
+            stored=take_bytes(stored, last),
+            before=take_bytes(pa.concat_arrays([put.before for put in self._puts]), first),
+            after=take_bytes(pa.concat_arrays([put.after for put in self._puts]), last),
         )
-        return Changed(groups[order], keys, take_bytes(stored, last), before, after)
 
 
-def _more(put: Changed, tag: bytes) -> int:
-    """Keys that came, less keys that went."""
-    there, stays = (
-        column.is_valid().to_numpy(zero_copy_only=False) for column in (put.before, put.after)
-    )
-    sign = stays.astype(np.int64) - there
-    which = np.flatnonzero(sign)
-    begin = pc.starts_with(put.keys.take(pa.array(which)), tag.decode("latin-1")).to_numpy(
-        zero_copy_only=False
-    )
-    return int(sign[which][begin].sum())
-
-
-def _short(keys: pa.Array) -> pa.Array:
-    """The store takes no long keys; those are told apart by a digest."""
+def _shorten(keys: pa.Array) -> pa.Array:
+    """Keys that the local store accepts: the end of a long one is replaced by a digest."""
     longest = pc.max(pc.binary_length(keys)).as_py()
-    if longest is None or longest <= _LONGEST_KEY:
+    if longest is None or longest <= _MAX_KEY_BYTES:
         return keys
-    cut = [
+    short = [
         (
             key
-            if len(key) <= _LONGEST_KEY
-            else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest()
+            if len(key) <= _MAX_KEY_BYTES
+            else key[: _MAX_KEY_BYTES - 32] + blake2b(key, digest_size=32).digest()
         )
         for key in keys.to_pylist()
     ]
-    return pa.array(cut, pa.binary())
+    return pa.array(short, pa.binary())
 
 
-def _behind_prefix(number: int, groups: Groups, keys: pa.Array) -> pa.Array:
-    prefixes = np.empty((len(groups), 2), np.uint8)
-    prefixes[:, 0], prefixes[:, 1] = number, groups
-    plain = same_width(keys)
-    if plain is None:
+def _with_prefix(number: int, groups: Groups, keys: pa.Array) -> pa.Array:
+    """Keys behind the number of the step and their key group."""
+    prefixes = np.empty((len(groups), _PREFIX_BYTES), np.uint8)
+    prefixes[:, 0] = number
+    prefixes[:, 1] = groups
+    values = equal_length_values(keys)
+    if values is None:
         return pc.binary_join_element_wise(
             as_binary(prefixes.view("V2").reshape(-1)), keys, pa.scalar(b"", pa.binary())
         )
-    joined = np.hstack([prefixes, plain.view(np.uint8).reshape(len(plain), -1)])
-    return as_binary(joined.view(f"V{joined.shape[1]}").reshape(-1))
+    names = np.hstack([prefixes, values.view(np.uint8).reshape(len(values), -1)])
+    return as_binary(names.view(f"V{names.shape[1]}").reshape(-1))
 
 
-# The end of a shard's batch: what the kernels changed becomes durable, and the local store knows
-# what it holds and how to go back.
-
-
-_LONGEST = 1 << 10  # longer than any key that the store takes
+# The end of a shard's batch
 
 
 def write_states(
     txn: StoreTransaction,
     states: Mapping[str, StepState],
     files: Mapping[str, StateFiles],
-    held: Mapping[str, StateIds],
+    ids: Mapping[str, StateIds],
 ) -> tuple[dict[str, StateIds], int]:
-    """Returns the new ids of each step's states, which were `held` before, and how many keys
-    changed.
+    """Make the changes of a batch durable. `ids` are the state ids of each step before the batch.
+    Returns the new ids, and how many keys changed. The steps:
 
-    1. What changed goes into delta files. 2. Chains that have grown long are folded or merged. 3.
-       What was there before is kept, to go back to.
-    4. The store is stamped with the new ids.
+    1. Write what changed to delta files.
+    2. Fold or merge chains of files that have grown long.
+    3. Write the values before the batch to the undo file of the local store.
+    4. Stamp the local store with the new ids.
     """
-    fresh = {step: dict(held[step]) for step in states}
-    undo = []
+    new_ids = {step: dict(ids[step]) for step in states}
+    all_changes = []
     for step, state in states.items():
-        if (changed := state.changed()) is None:
+        changes = state.changes()
+        if changes is None:
             continue
-        sizes = txn.sizes.setdefault(step, FoldingSchedule())
-        _write_delta(files[step], changed, fresh[step], sizes)  # 1
-        _fold(txn, state.number, files[step], fresh[step], sizes)  # 2
-        _merge(files[step], fresh[step], sizes)
-        undo.append((changed.stored, changed.before))
-    kept = (
-        txn.keep_undo(*(pa.concat_arrays(column) for column in zip(*undo, strict=True)))
-        if undo
-        else None
-    )  # 3
-    txn.stamp(fresh, list(states), before=held, undo=kept)  # 4
-    return fresh, sum(len(keys) for keys, _ in undo)
+        all_changes.append(changes)
+        schedule = txn.schedules.setdefault(step, FoldingSchedule())
+        _write_delta(files[step], changes, new_ids[step], schedule)  # 1
+        _fold(txn, state.number, files[step], new_ids[step], schedule)  # 2
+        _merge(files[step], new_ids[step], schedule)
+    undo = None
+    if all_changes:  # 3
+        undo = txn.keep_undo(
+            pa.concat_arrays([changes.stored for changes in all_changes]),
+            pa.concat_arrays([changes.before for changes in all_changes]),
+        )
+    txn.stamp(new_ids, list(states), before=ids, undo=undo)  # 4
+    return new_ids, sum(map(len, all_changes))
 
 
 def _write_delta(
-    files: StateFiles, changed: Changed, ids: StateIds, sizes: FoldingSchedule
+    files: StateFiles, changes: KeyChanges, ids: StateIds, schedule: FoldingSchedule
 ) -> None:
-    touched = np.unique(changed.groups).tolist()
-    name = files.write(
-        changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched}
+    """Write one delta file for all key groups that changed, and update their ids."""
+    groups = np.unique(changes.groups).tolist()
+    parents = {group: ids.get(group) for group in groups}
+    name = files.write(changes.keys, changes.after, changes.groups, parents)
+    written, growth = (
+        np.bincount(changes.groups, sizes, minlength=GROUPS).astype(np.int64)
+        for sizes in (
+            row_bytes(changes.keys, changes.after),
+            row_growth_bytes(changes.keys, changes.before, changes.after),
+        )
     )
-    of_rows = (
-        weights(changed.keys, changed.after),
-        growth(changed.keys, changed.before, changed.after),
-    )
-    written, more = (
-        np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in of_rows
-    )
-    for group in touched:
+    for group in groups:
         if group in ids:
-            sizes.add(group, int(written[group]), more=int(more[group]))
+            schedule.add_delta(group, int(written[group]), growth=int(growth[group]))
         else:
-            sizes.begin(group, int(written[group]))
-            sizes.holds(group, int(more[group]))  # not what it deletes in vain
+            schedule.start_chain(group, int(written[group]))
+            schedule.set_live_bytes(group, int(growth[group]))  # without deletions of missing keys
         ids[group] = name
-    sizes.earn(int(written.sum()))
+    schedule.add_credit(int(written.sum()))
 
 
 def _fold(
-    txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: FoldingSchedule
+    txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, schedule: FoldingSchedule
 ) -> None:
-    """All groups whose turn it is, as they are now, in one file."""
-    chosen = sorted(sizes.to_fold())
-    if not chosen:
+    """Write the whole state of the groups that are due for folding to one snapshot file."""
+    groups = sorted(schedule.groups_to_fold())
+    if not groups:
         return
-    contents = [_columns(*txn.scan(bytes([number, group]))) for group in chosen]
-    name, sizes_now = _written(files, chosen, contents, dict.fromkeys(chosen))
-    for group, size in zip(chosen, sizes_now, strict=True):
+    contents = []
+    for group in groups:
+        names, values = txn.scan(bytes([number, group]))
+        keys = pc.binary_slice(pa.array(names, pa.binary()), _PREFIX_BYTES, _MAX_NAME_BYTES)
+        contents.append((keys, pa.array(values, pa.binary())))
+    name, sizes = _write_groups(files, groups, contents, dict.fromkeys(groups))
+    for group, size in zip(groups, sizes, strict=True):
         ids[group] = name
-        sizes.folded(group, size)
+        schedule.record_fold(group, size)
 
 
-def _merge(files: StateFiles, ids: StateIds, sizes: FoldingSchedule) -> None:
-    """The newest deltas of all groups, in one file that stands in their place."""
-    chosen = sizes.to_merge()
-    if not chosen:
+def _merge(files: StateFiles, ids: StateIds, schedule: FoldingSchedule) -> None:
+    """Write the newest deltas of the groups that are due for merging to one file in their stead."""
+    deltas = schedule.groups_to_merge()
+    if not deltas:
         return
     cache: dict[str, StateFile] = {}
     chains = {
-        group: list(files.chain(group, ids[group], most=count, cache=cache))
-        for group, count in chosen.items()
+        group: list(files.chain(group, ids[group], limit=count, cache=cache))
+        for group, count in deltas.items()
     }
-    contents = [folded(chain, group, with_deletions=True) for group, chain in chains.items()]
-    name, sizes_now = _written(
-        files,
-        list(chosen),
-        contents,
-        {group: chain[-1].parents[group] for group, chain in chains.items()},
-    )
-    for group, size in zip(chosen, sizes_now, strict=True):
+    contents = [fold(chain, group, with_deletions=True) for group, chain in chains.items()]
+    parents = {group: chain[-1].parents[group] for group, chain in chains.items()}
+    name, sizes = _write_groups(files, list(deltas), contents, parents)
+    for group, size in zip(deltas, sizes, strict=True):
         ids[group] = name
-        sizes.merged(group, size)
+        schedule.record_merge(group, size)
 
 
-def _written(
+def _write_groups(
     files: StateFiles,
     groups: Sequence[int],
     contents: Sequence[tuple[pa.Array, pa.Array]],
     parents: Mapping[int, str | None],
 ) -> tuple[str, list[int]]:
-    """A file with the keys and values of some groups; returns its id, and the bytes of each group
-    in it.
+    """Write a file with the keys and values of some groups. Returns its id, and the bytes of each
+    group in it.
     """
     counts = [len(keys) for keys, _ in contents]
     keys, values = (pa.concat_arrays(column) for column in zip(*contents, strict=True))
     name = files.write(keys, values, np.repeat(np.array(groups, np.uint8), counts), parents)
-    return name, [int(weights(*content).sum()) for content in contents]
-
-
-def _columns(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:
-    """Keys, without step and group, and values."""
-    return pc.binary_slice(pa.array(keys, pa.binary()), 2, _LONGEST), pa.array(values, pa.binary())
+    return name, [int(row_bytes(*content).sum()) for content in contents]

@@ -1,11 +1,11 @@
-"""Sweeping: removes what no retained ledger entry leads to, a little at a time between batches, so
-that it never holds one up for long.
+"""The sweeper: removes what no retained ledger entry leads to, a little at a time between batches,
+so that it never delays one for long.
 
-A *round* goes through everything once: the state files of each step, also of those that are gone,
-files that were never finished, the directories of jobs that are over, local stores of other queries
-and of another number of shards. Only what was there, unneeded, long before the round began is
-removed: a batch under way is younger than that, and whatever later entries lead to is new, or was
-led to already.
+A *round* visits everything once: the state files of each step (also of steps that no longer exist),
+temporary files of interrupted writes, the directories of finished jobs, and local stores of other
+queries or of another number of shards. It removes only what was unneeded long before the round
+began. A batch that is running is younger than that, and every file that a later entry leads to is
+new, or was reachable already.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headrace.engine.state.files import SUFFIX, StateFiles, StateIds
 ROUND_EVERY_S = 300.0
 OLDER_THAN_S = 600.0
 BUDGET_S = 0.05
-_STORE = re.compile(r"\d+-of-(\d+)")
+_STORE_DIRECTORY = re.compile(r"\d+-of-(\d+)")
 Roots = Callable[[], Mapping[str, Sequence[StateIds]]]
-"""For each step the state ids of all entries that are retained, the newest of every query among
-them. Asked anew in each round.
+"""Returns, for each step, the state ids of all retained ledger entries, the newest of every query
+among them. Called once per round.
 """
 
 
 @dataclass
 class Sweeper:
-    """Works on the state directory of a pipeline. `shards` says how many there are now, `queries`
-    which queries have local stores.
-    """
+    """Sweeps the state directory of a pipeline."""
 
     state: Path
     local: Path
     roots: Roots
     shards: Callable[[], int]
+    """Returns the present number of shards."""
     queries: Callable[[], Collection[str]]
+    """Returns the names of the present queries, which have local stores."""
     every_s: float = ROUND_EVERY_S
     older_than_s: float = OLDER_THAN_S
     removed: int = 0
@@ -49,73 +49,70 @@ class Sweeper:
     _round: Iterator[None] | None = field(default=None, repr=False)
 
     def work(self, budget_s: float = BUDGET_S) -> None:
-        """Go on with the round under way, or begin one if it is time; not for longer than the
-        budget.
-        """
-        started = time.monotonic()
+        """Go on with the present round, or start one if it is due, for at most `budget_s`."""
+        started_s = time.monotonic()
         if self._round is None:
-            if started < self._next_round_s:
+            if started_s < self._next_round_s:
                 return
-            self._round = self._steps(time.time() - self.older_than_s)
-        while time.monotonic() - started < budget_s:
+            self._round = self._sweep(time.time() - self.older_than_s)
+        while time.monotonic() - started_s < budget_s:
             if next(self._round, self) is self:
                 self.postpone()
                 return
 
     def postpone(self) -> None:
-        """Give up the round under way, and begin the next one when it is time."""
-        self._round, self._next_round_s = None, time.monotonic() + self.every_s
+        """Abandon the present round; the next one starts when it is due."""
+        self._round = None
+        self._next_round_s = time.monotonic() + self.every_s
 
     def finish(self) -> int:
-        """A whole round, now. Returns how many files and directories it removed."""
+        """Sweep a whole round now. Returns how many files and directories were removed."""
         before = self.removed
-        for _ in self._steps(time.time() - self.older_than_s):
+        for _ in self._sweep(time.time() - self.older_than_s):
             continue
         return self.removed - before
 
-    def _steps(self, limit_s: float) -> Iterator[None]:
-        """One round in small steps: it stops after each, and can be left there for a while."""
+    def _sweep(self, limit_s: float) -> Iterator[None]:
+        """One round; yields after each small step, where it can be suspended."""
         roots = self.roots()
-        gone = [
-            path.name for path in _listed(self.state / "steps") if roots and path.name not in roots
-        ]  # before the first entry, none is
-        for step, entries in {**roots, **dict.fromkeys(gone, ())}.items():
+        # Without a root there is no ledger entry yet, so nothing is known to be gone.
+        gone_steps = [
+            path.name for path in _list(self.state / "steps") if roots and path.name not in roots
+        ]
+        for step, entries in {**roots, **dict.fromkeys(gone_steps, ())}.items():
             yield from self._sweep_step(StateFiles(self.state / "steps" / step), entries, limit_s)
-        for step in gone:
-            with suppress(OSError):  # young files are in it
+        for step in gone_steps:
+            with suppress(OSError):  # young files are left in it
                 (self.state / "steps" / step).rmdir()
-        yield from self._remove_directories(_listed(self.state / "jobs"), limit_s)
-        yield from self._remove_directories(self._other_queries(), limit_s)
-        yield from self._remove_directories(self._other_stores(), limit_s)
-
-    def _other_queries(self) -> Iterator[Path]:
-        """Local stores of queries that have become part of another, or were given up."""
-        return (path for path in _listed(self.local) if path.name not in self.queries())
-
-    def _other_stores(self) -> Iterator[Path]:
-        """Local stores of another number of shards than there is now."""
-        for path in list(self.local.glob("**/data.mdb")):
-            shard = _STORE.fullmatch(path.parent.name)
-            if shard and int(shard[1]) != self.shards():
-                yield path.parent
+        yield from self._remove_directories(_list(self.state / "jobs"), limit_s)
+        other_queries = (path for path in _list(self.local) if path.name not in self.queries())
+        yield from self._remove_directories(other_queries, limit_s)
+        yield from self._remove_directories(self._stores_of_other_shards(), limit_s)
 
     def _sweep_step(
         self, files: StateFiles, entries: Sequence[StateIds], limit_s: float
     ) -> Iterator[None]:
-        kept = set()
+        reachable = set()
         for name in files.reach(entries):
-            kept.add(name)
+            reachable.add(name)
             yield
-        for path in _listed(files.directory):
-            unfinished = path.name.startswith(".")
-            if unfinished or (
-                path.name.endswith(SUFFIX) and path.name.removesuffix(SUFFIX) not in kept
+        for path in _list(files.directory):
+            is_temporary = path.name.startswith(".")
+            if is_temporary or (
+                path.name.endswith(SUFFIX) and path.name.removesuffix(SUFFIX) not in reachable
             ):
                 with suppress(FileNotFoundError):
                     if path.stat().st_mtime < limit_s:
                         path.unlink()
                         self.removed += 1
             yield
+
+    def _stores_of_other_shards(self) -> Iterator[Path]:
+        """Local stores of another number of shards than there is now."""
+        for path in list(self.local.glob("**/data.mdb")):
+            match = _STORE_DIRECTORY.fullmatch(path.parent.name)
+            if match and int(match[1]) != self.shards():
+                yield path.parent
 
     def _remove_directories(self, paths: Iterator[Path], limit_s: float) -> Iterator[None]:
         for path in paths:
@@ -126,7 +123,7 @@ class Sweeper:
             yield
 
 
-def _listed(directory: Path) -> Iterator[Path]:
-    with suppress(FileNotFoundError), os.scandir(directory) as found:
-        for entry in found:
+def _list(directory: Path) -> Iterator[Path]:
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
             yield directory / entry.name

@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.engine.shard import ShardFunction
-from headrace.log.dead_letters import letters
+from headrace.log.dead_letters import read_dead_letters
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -75,7 +75,7 @@ def check_quotients(root: Path, spark: SparkSession, *, where: bool) -> None:
             seen.append([row["x"] for row in test.view("view")])
             assert list(test.folded("topic", "id").values()) == test.view("view")
         assert seen == [[20.0], [], [], [25.0], [50.0]]
-        assert [letter["row"] for letter in letters(test.log, "quotient")] == [
+        assert [letter["row"] for letter in read_dead_letters(test.log, "quotient")] == [
             '{"id":1,"v":0,"_change_type":"update_postimage"}'
         ], "it is told once"
         assert test.runner.leading.entry.counts["quotient.diverted"] == 1
@@ -101,7 +101,7 @@ def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(
         test.settle()
         assert runs == {("sums", 0): 1, ("sums", 1): 1}
         assert len(test.view("view")) == 20
-        assert len(letters(test.log, "quotient")) == 10
+        assert len(read_dead_letters(test.log, "quotient")) == 10
 
 
 def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_path: Path) -> None:
@@ -113,16 +113,16 @@ def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_pa
         for group in (None, "a", None):
             test.feed("items", [{"id": 2, "g": group}])
             test.settle()
-        assert [letter["tick"] for letter in letters(test.log, "counted")] == [1, 3]
+        assert [letter["tick"] for letter in read_dead_letters(test.log, "counted")] == [1, 3]
         test.feed("items", [{"id": 2, "g": None, "_change_type": "delete"}])
         test.settle()
-        assert len(letters(test.log, "counted")) == 2
+        assert len(read_dead_letters(test.log, "counted")) == 2
         assert test.runner.leading.entry.counts["counted.diverted"] == 2
 
 
 def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
-        monkeypatch.setattr(f"{place}.PIECE_BYTES", 10_000)
+        monkeypatch.setattr(f"{place}.MAX_BATCH_BYTES", 10_000)
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.topic("items", schema="k BIGINT, v BIGINT, text STRING", partitions=1)
@@ -137,7 +137,7 @@ def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
         )
         test.settle()
         assert test.view("counts") == [{"k": 1, "n": 1_000}]
-        found = letters(test.log, "counted")
+        found = read_dead_letters(test.log, "counted")
         assert [letter["source_offset"] for letter in found] == list(range(1, 2_000, 2))
         assert {letter["reason"] for letter in found} == {"its key is null"}
         assert f'"v":{found[7]["source_offset"]},' in found[7]["row"]

@@ -9,67 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.columnar.keys import GROUPS
+from headrace.engine.state.files import StateIds
 from headrace.engine.state.local_store import LocalStore
-from headrace.engine.state.step_state import StepState, write_states
+from headrace.engine.state.step_state import StepState
 from headrace.errors import CorruptionError
-
-ALL = range(GROUPS)
-STEP = "step"
-
-
-class Shard:
-    """A shard as the engine drives it, with one step."""
-
-    def __init__(self, root: Path, groups: range = ALL) -> None:
-        self.files, self.groups, self.local = (
-            StateFiles(root / "files"),
-            groups,
-            root / f"local-{groups.start}-{groups.stop}",
-        )
-        self.how = ""
-
-    def batch(self, ids: StateIds, changes: dict[bytes, bytes | None]) -> StateIds:
-        """Apply changes on top of a state; returns the new one's ids."""
-        store = LocalStore(self.local, list(self.groups))
-        wanted = {STEP: {group: name for group, name in ids.items() if group in self.groups}}
-        with store.transaction() as txn:
-            self.how = txn.bring_to(wanted, [STEP], {STEP: self.files})
-            state = StepState(txn, 1)
-            state.put(list(changes), list(changes.values()))
-            fresh, _ = write_states(txn, {STEP: state}, {STEP: self.files}, wanted)
-        store.close()
-        return fresh[STEP]
-
-    def content(self, ids: StateIds) -> dict[bytes, bytes]:
-        """What the local store holds once brought to a state."""
-        store = LocalStore(self.local, list(self.groups))
-        with store.transaction() as txn:
-            self.how = txn.bring_to({STEP: ids}, [STEP], {STEP: self.files})
-            found = {
-                key[2:]: value
-                for group in self.groups
-                for key, value in zip(*txn.scan(bytes([1, group])), strict=True)
-            }
-        store.close()
-        return found
-
-
-def in_files(files: StateFiles, ids: StateIds) -> dict[bytes, bytes]:
-    return {
-        key: value for content in files.load(ALL, ids).values() for key, value in content.items()
-    }
-
-
-def some_changes(rng: random.Random, count: int) -> dict[bytes, bytes | None]:
-    return {
-        b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % rng.randrange(10**6)
-        for _ in range(count)
-    }
-
-
-def apply(model: dict[bytes, bytes], changes: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
-    return {key: value for key, value in {**model, **changes}.items() if value is not None}
+from tests.engine.state.state_shard import ALL, STEP, Shard, apply, in_files, some_changes
 
 
 def test_state_in_files_and_in_the_store_agree_with_a_plain_model(tmp_path: Path) -> None:
@@ -147,7 +92,7 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
 def test_deltas_are_folded_before_they_outgrow_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 200)
+    monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 200)
     shard, rng = Shard(tmp_path), random.Random(6)
     ids: StateIds = {}
     model: dict[bytes, bytes] = {}
@@ -164,7 +109,7 @@ def test_keys_too_long_for_the_store_are_kept_apart(tmp_path: Path) -> None:
     shard = Shard(tmp_path)
     keys = {b"x" * 1000 + bytes([number]): b"%d" % number for number in range(5)}
     ids = shard.batch({}, dict(keys))
-    store = LocalStore(shard.local, list(ALL))
+    store = LocalStore.open(shard.local, list(ALL))
     with store.transaction() as txn:
         assert txn.bring_to({STEP: ids}, [STEP], {STEP: shard.files}) == "there"
         assert StepState(txn, 1).get(list(keys)) == list(keys.values())

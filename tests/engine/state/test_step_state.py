@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.columnar.keys import key_groups
-from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.columnar.keys import GROUPS, key_groups
+from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
 from headrace.operators.kernel import Groups, KeyedState
@@ -51,7 +51,7 @@ class Shard:
     def batch(
         self, ids: dict[str, StateIds] | None = None, *, local: str = "local"
     ) -> Iterator[StepState]:
-        store = LocalStore(self.root / local, list(ALL))
+        store = LocalStore.open(self.root / local, list(ALL))
         held = ids or self.ids
         with store.transaction() as txn:
             self.how = txn.bring_to(held, [STEP, OTHER], self.files)

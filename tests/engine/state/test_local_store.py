@@ -12,10 +12,10 @@ import lmdb
 import pyarrow as pa
 import pytest
 
-from headrace.engine.state import local_store as store_handles
+from headrace.engine.state import local_store
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.local_store import LocalStore, StoreTransaction
-from tests.engine.test_state import Shard, apply, in_files, some_changes
+from tests.engine.state.state_shard import Shard, apply, in_files, some_changes
 
 
 class Died(Exception):
@@ -98,7 +98,7 @@ def test_another_pipelines_store_in_its_place_is_not_believed(tmp_path: Path) ->
 def test_a_store_that_fails_in_a_batch_is_thrown_away_for_the_next_attempt(tmp_path: Path) -> None:
     shard = Shard(tmp_path)
     ids = shard.batch({}, {b"a": b"1"})
-    store = LocalStore(shard.local, list(shard.groups))
+    store = LocalStore.open(shard.local, list(shard.groups))
     with pytest.raises(lmdb.CorruptedError), store.transaction():
         raise lmdb.CorruptedError("a page is not what it should be")
     store.close()
@@ -125,29 +125,29 @@ def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_ag
 ) -> None:
     """What is damaged or replaced while it is open must not be read: it would end the process."""
     directory = tmp_path / "store"
-    first = store_handles.opened(directory)
-    store_handles.give_back(directory, first)
-    assert store_handles.opened(directory) is first
-    store_handles.give_back(directory, first)
+    first = local_store.open_environment(directory)
+    local_store.release_environment(directory, first)
+    assert local_store.open_environment(directory) is first
+    local_store.release_environment(directory, first)
     shutil.rmtree(directory)
-    second = store_handles.opened(directory)
+    second = local_store.open_environment(directory)
     assert second is not first
     with second.begin(write=True) as txn:
         txn.put(b"key", b"value" * 10_000)
-    store_handles.give_back(directory, second)
-    data = directory / store_handles.DATA
+    local_store.release_environment(directory, second)
+    data = directory / local_store.DATA
     data.write_bytes(b"")
-    third = store_handles.opened(directory)
+    third = local_store.open_environment(directory)
     assert third is not second
-    store_handles.give_back(directory, third)
+    local_store.release_environment(directory, third)
     data.write_bytes(b"x" * 8192)
     with pytest.raises(lmdb.Error):
-        store_handles.opened(directory)
+        local_store.open_environment(directory)
 
 
 def test_a_process_does_not_keep_too_many_stores_open(tmp_path: Path) -> None:
     for number in range(20):
-        store_handles.give_back(
-            tmp_path / str(number), store_handles.opened(tmp_path / str(number))
+        local_store.release_environment(
+            tmp_path / str(number), local_store.open_environment(tmp_path / str(number))
         )
-    assert len(store_handles._idle) == 16
+    assert len(local_store._idle) == 16

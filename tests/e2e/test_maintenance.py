@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.runtime.arrangement import remember_shards
-from headrace.runtime.runner import ENTRIES_KEPT, Maintenance
+from headrace.runtime.runner import RETAINED_ENTRIES, Maintenance
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def test_a_runner_that_was_replaced_sweeps_nothing(tmp_path: Path, spark: SparkS
         test.restart()
         (test.state / "jobs" / "of-the-newer").mkdir(parents=True)
         age(test.state)
-        older.attend()
+        older.step()
         assert (test.state / "jobs" / "of-the-newer").exists()
-        Maintenance(test.runner).attend()
+        Maintenance(test.runner).step()
         assert not (test.state / "jobs" / "of-the-newer").exists()
 
 
@@ -89,16 +89,16 @@ def test_another_number_of_shards_is_taken_on_between_batches(
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
         remember_shards(test.log, "counts", 3)
-        Maintenance(test.runner, fixed_shards=True).attend()
+        Maintenance(test.runner, fixed_shards=True).step()
         assert test.runner.shards == 2
-        Maintenance(test.runner).attend()
+        Maintenance(test.runner).step()
         assert test.runner.shards == 3
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
         assert {row["n"] for row in test.view("by_key")} == {2}
         assert len(list((test.state / "local").glob("**/*-of-3"))) == 3
         remember_shards(test.log, "counts", None)
-        Maintenance(test.runner).attend()
+        Maintenance(test.runner).step()
         assert test.runner.shards == 3
 
 
@@ -111,4 +111,4 @@ def test_a_number_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_as_many_entries_are_kept_as_promised() -> None:
-    assert ENTRIES_KEPT == 10
+    assert RETAINED_ENTRIES == 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headrace.engine.dead_letters import keep_changes
+from headrace.engine.job import filter_changes
 
 ROWS = [
     ("insert", True, "comes"),
@@ -38,5 +38,5 @@ def test_rows_come_and_go_as_they_fit(size: int) -> None:
         {"what": list(what), "_change_type": list(kinds), "_keep": list(fits)}
     )
     batches = [batch.slice(first, size) for first in range(0, batch.num_rows, size)]
-    kept = [row for each in keep_changes(batches) for row in each.to_pylist()]
+    kept = [row for each in filter_changes(batches) for row in each.to_pylist()]
     assert [(row["_change_type"], row["what"]) for row in kept] == EXPECTED

@@ -10,32 +10,34 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.state.files import GROUPS, StateFile, StateIds
-from headrace.engine.state.local_store import FoldingSchedule, LocalStore
-from tests.engine.test_state import STEP, Shard, apply, in_files, some_changes
+from headrace.columnar.keys import GROUPS
+from headrace.engine.state.files import StateFile, StateIds
+from headrace.engine.state.folding import FoldingSchedule
+from headrace.engine.state.local_store import LocalStore
+from tests.engine.state.state_shard import STEP, Shard, apply, in_files, some_changes
 
 
 def sizes_of(shard: Shard, ids: StateIds) -> FoldingSchedule:
-    store = LocalStore(shard.local, list(shard.groups))
+    store = LocalStore.open(shard.local, list(shard.groups))
     with store.transaction() as txn:
         txn.bring_to({STEP: ids}, [STEP], {STEP: shard.files})
-        found = txn.sizes[STEP]
+        found = txn.schedules[STEP]
     store.close()
     return found
 
 
-def sizes(chain_sizes: FoldingSchedule) -> dict[int, tuple[int, int, int, int]]:
+def sizes(schedule: FoldingSchedule) -> dict[int, tuple[int, int, int, int]]:
     return {
         group: (chain.first_bytes, chain.delta_bytes, chain.deltas, chain.live_bytes)
-        for group, chain in chain_sizes.chains.items()
+        for group, chain in schedule.chains.items()
     }
 
 
 def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 500)
-    monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 12)
+    monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 500)
+    monkeypatch.setattr("headrace.engine.state.folding._MERGE_FILES", 12)
     shard, rng = Shard(tmp_path), random.Random(1)
     ids: StateIds = {}
     for _ in range(40):
@@ -84,7 +86,7 @@ def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.Monkey
     """A large state and small changes: it would take long until folding is worth it, and chains
     stay short all the same.
     """
-    monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 10)
+    monkeypatch.setattr("headrace.engine.state.folding._MERGE_FILES", 10)
     shard, rng = Shard(tmp_path), random.Random(4)
     model = {b"k%d" % number: b"x" * 50 for number in range(3000)}
     ids = shard.batch({}, dict(model))
@@ -110,15 +112,15 @@ def test_no_more_is_folded_than_deltas_pay_for() -> None:
     """
     known = FoldingSchedule()
     for group in range(GROUPS):
-        known.begin(group, 1_000_000)
+        known.start_chain(group, 1_000_000)
     folded: list[int] = []
     for _ in range(9000):
         for group in range(GROUPS):
-            known.add(group, 1000)
-        known.earn(1000 * GROUPS)
-        chosen = known.to_fold()
+            known.add_delta(group, 1000)
+        known.add_credit(1000 * GROUPS)
+        chosen = known.groups_to_fold()
         for group in chosen:
-            known.folded(group, 1_000_000)
+            known.record_fold(group, 1_000_000)
         folded.append(len(chosen))
         assert max(chain.delta_bytes for chain in known.chains.values()) < 6_200_000
     assert max(folded) == 1
@@ -130,9 +132,9 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
     for _ in range(1000):
         for group in range(GROUPS):
             _grow(known, group, 20_000)
-        known.earn(20_000 * GROUPS)
-        for group in known.to_fold():
-            known.folded(group, known.live_bytes(group))
+        known.add_credit(20_000 * GROUPS)
+        for group in known.groups_to_fold():
+            known.record_fold(group, known.live_bytes(group))
         assert all(
             chain.deltas < 128 or chain.delta_bytes < 7 * chain.first_bytes
             for chain in known.chains.values()
@@ -141,9 +143,9 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
 
 def _grow(known: FoldingSchedule, group: int, size: int) -> None:
     if group in known.chains:
-        known.add(group, size, more=size)
+        known.add_delta(group, size, growth=size)
     else:
-        known.begin(group, size)
+        known.start_chain(group, size)
 
 
 def test_nothing_is_folded_while_all_of_it_is_there_still() -> None:
@@ -151,17 +153,17 @@ def test_nothing_is_folded_while_all_of_it_is_there_still() -> None:
     known = FoldingSchedule()
     for _ in range(60):
         _grow(known, 0, 1_000_000)
-        known.earn(1_000_000)
-        assert not known.to_fold()
+        known.add_credit(1_000_000)
+        assert not known.groups_to_fold()
 
 
 def test_what_was_deleted_is_worth_folding() -> None:
     """Deltas that only delete are small, and what they leave behind in the files is not."""
     known = FoldingSchedule()
-    known.begin(0, 1_000_000)
+    known.start_chain(0, 1_000_000)
     for _ in range(9):
-        known.add(0, 10_000, more=-100_000)
-        known.earn(10_000)
+        known.add_delta(0, 10_000, growth=-100_000)
+        known.add_credit(10_000)
     assert known.live_bytes(0) == 100_000
-    known.earn(1_000_000)
-    assert known.to_fold() == [0]
+    known.add_credit(1_000_000)
+    assert known.groups_to_fold() == [0]

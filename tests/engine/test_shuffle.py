@@ -1,4 +1,6 @@
-"""Rows on their way to shards and topics: all of them arrive, in blobs of bounded size."""
+"""The shuffle: each shard's label leads to the partition of its number, and all rows arrive at
+shards and topics, in blobs of bounded size.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,28 @@ import pyarrow as pa
 import pytest
 
 from headrace.engine.context import TopicTarget
-from headrace.engine.outputs import PackForTopic, _tick_rows
-from headrace.engine.shard import by_partition
-from headrace.engine.shuffle import pack, unpack
-from tests.log.test_pieces import unmade_text
+from headrace.engine.outputs import PackForTopic, count_tick_rows
+from headrace.engine.shard import pack_by_partition
+from headrace.engine.shuffle import labels, pack, spark_hash, unpack
 
 ROWS = 1_000
 BOUND = 20_000
 
 
+def test_known_hashes_of_spark() -> None:
+    # SELECT hash(CAST(n AS INT)) in Spark 4
+    assert [spark_hash(n) for n in (0, 1, 2, 42)] == [933211791, -559580957, 1765031574, 29417773]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 16, 128])
+def test_there_is_one_label_for_each_shard(shards: int) -> None:
+    assert [spark_hash(label) % shards for label in labels(shards)] == list(range(shards))
+
+
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
-        monkeypatch.setattr(f"{place}.PIECE_BYTES", BOUND)
+    for module in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
+        monkeypatch.setattr(f"{module}.MAX_BATCH_BYTES", BOUND)
 
 
 def rows() -> pa.Table:
@@ -80,11 +91,19 @@ def test_no_row_of_a_topic_vanishes_where_they_do_not_fit_into_one_batch(
     key: tuple[str, ...],
 ) -> None:
     target = TopicTarget("t", key, 4)
-    packed = list(by_partition(0, target, rows(), 2))
+    packed = list(pack_by_partition(0, target, rows(), 2))
     assert arrived(packed) == list(range(ROWS))
     assert largest_blob(packed) < 2 * BOUND
     assert arrived(list(PackForTopic(target, 2)(rows().to_batches(max_chunksize=9)))) == list(
         range(ROWS)
+    )
+
+
+def unmade_text(rows: int, bytes_a_row: int) -> pa.Array:
+    """Text of zeros that nobody reads: its memory is only allocated when it is read."""
+    offsets = (np.arange(rows + 1) * bytes_a_row).astype(np.int32)
+    return pa.StringArray.from_buffers(
+        rows, pa.py_buffer(offsets), pa.py_buffer(np.zeros(rows * bytes_a_row, np.uint8))
     )
 
 
@@ -97,6 +116,6 @@ def test_rows_with_more_than_two_gib_of_text_are_all_counted_to_their_ticks() ->
             "_tick": pa.array([1] * 1_000 + [2] * 1_200),
         }
     )
-    assert _tick_rows(table, TopicTarget("t", (), 1)) == {"0": [[1, 1_000], [2, 1_200]]}
-    counts = _tick_rows(table, TopicTarget("t", ("n",), 3))
+    assert count_tick_rows(table, TopicTarget("t", (), 1)) == {"0": [[1, 1_000], [2, 1_200]]}
+    counts = count_tick_rows(table, TopicTarget("t", ("n",), 3))
     assert sum(count for found in counts.values() for _, count in found) == 2_200

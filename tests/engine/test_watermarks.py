@@ -1,4 +1,4 @@
-"""Clocks against the obvious computation: whatever the batches, idleness, returning producers, and
+"""Watermarks against the obvious computation: whatever the batches, idleness, returning producers, and
 inputs that have not begun.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine import watermarks as clocks_module
+from headrace.engine import watermarks as watermarks_module
 from headrace.engine.watermarks import (
     PARTS,
     WatermarkState,
@@ -24,9 +24,7 @@ from headrace.engine.watermarks import (
 from headrace.errors import CorruptionError, TooManyProducers
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSpec
-
-SPEC = WatermarkSpec("orders", "at", "device", delay_us=3, idle_us=20)
-Row = tuple[str, int]
+from tests.engine.watermark_model import SPEC, Row, obvious
 
 
 def parts_of(ticks: list[list[Row]], first: int, last: int) -> pa.Table:
@@ -44,24 +42,6 @@ def parts_of(ticks: list[list[Row]], first: int, last: int) -> pa.Table:
     )
 
 
-def obvious(ticks: list[list[Row]], times: list[int]) -> list[int]:
-    """Producer by producer, tick by tick."""
-    newest: dict[str, int] = {}
-    heard: dict[str, int] = {}
-    complete, answer = UNSTARTED, []
-    for rows, time in zip(ticks, times, strict=True):
-        for name in [name for name, when in heard.items() if when < time - SPEC.idle_us]:
-            del newest[name], heard[name]
-        for name, at in rows:
-            newest[name] = max(at, newest.get(name, at))
-            heard[name] = time
-        begun = complete != UNSTARTED or bool(newest)
-        if begun:
-            complete = max(complete, (min(newest.values()) if newest else time) - SPEC.delay_us)
-        answer.append(complete)
-    return answer
-
-
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[list[Row]], list[int]]:
     row = st.tuples(st.sampled_from("abc"), st.integers(0, 100))
@@ -71,7 +51,7 @@ def histories(draw: st.DrawFn) -> tuple[list[list[Row]], list[int]]:
 
 
 @given(histories(), st.data())
-def test_any_split_into_batches_gives_the_obvious_clocks(
+def test_any_split_into_batches_gives_the_obvious_watermarks(
     history: tuple[list[list[Row]], list[int]], data: st.DataObject
 ) -> None:
     ticks, times = history
@@ -113,7 +93,7 @@ def test_who_holds_the_clock_back_is_known() -> None:
         [1],
         [100],
     )
-    assert state.inputs["orders"].holding(2) == [("b", 10, 100), ("c", 30, 100)]
+    assert state.inputs["orders"].slowest_producers(2) == [("b", 10, 100), ("c", 30, 100)]
 
 
 def test_producers_have_names_that_can_be_shown() -> None:
@@ -139,7 +119,7 @@ def test_steps_are_as_far_as_their_slowest_input_less_what_is_held_back() -> Non
         [40, 70],
     )
     both = watermarks.of([WatermarkPath("orders"), WatermarkPath("plain", 10, 15)])
-    assert (both.complete.tolist(), both.closed.tolist()) == ([30, 57], [25, 55])
+    assert (both.watermark.tolist(), both.horizon.tolist()) == ([30, 57], [25, 55])
     assert (both.watermark_at_start, both.horizon_at_start) == (
         UNSTARTED,
         UNSTARTED,
@@ -148,7 +128,7 @@ def test_steps_are_as_far_as_their_slowest_input_less_what_is_held_back() -> Non
 
 
 def test_too_many_producers_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks_module, "MAX_PRODUCERS", 3)
+    monkeypatch.setattr(watermarks_module, "MAX_PRODUCERS", 3)
     rows = [(f"p{n}", 1) for n in range(4)]
     with pytest.raises(TooManyProducers, match="orders.*4 producers"):
         batch_watermarks([SPEC], WatermarkState(), {"orders": parts_of([rows], 0, 1)}, [1], [5])

@@ -20,7 +20,7 @@ from headrace.engine.watermarks import (
     write_watermarks,
 )
 from headrace.errors import CorruptionError
-from tests.engine.test_state import Shard, apply, in_files, some_changes
+from tests.engine.state.state_shard import Shard, apply, in_files, some_changes
 
 LONG_AGO_S = time.time() - 10_000
 
@@ -29,7 +29,7 @@ class Past:
     """A step with a history of batches, and a sweeper for it."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, batches: int = 80) -> None:
-        monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 200)
+        monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 200)
         self.state = root / "state"
         shard, rng = Shard(root), random.Random(3)
         shard.files.directory = self.state / "steps" / "s"
