@@ -44,11 +44,11 @@ def run(
     """Feed a history, cut before some ticks into several calls; the result's rows and the final
     state.
     """
-    state, told = MemoryState(), []
+    state, emitted = MemoryState(), []
     bounds = [0, *sorted({cut for cut in cuts if cut < len(history.ticks)}), len(history.ticks)]
     for first, stop in pairwise(bounds):
-        told += kernel.step(state, history.table(first, stop)).to_pylist()
-    return told, state
+        emitted += kernel.step(state, history.table(first, stop)).to_pylist()
+    return emitted, state
 
 
 def text(rows: Sequence[Row]) -> list[str]:

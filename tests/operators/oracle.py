@@ -45,12 +45,12 @@ class Oracle:
             touched.setdefault(group, []).append(row)
         for group, changes in touched.items():
             self._apply(group, changes)
-        told = [
+        emitted = [
             change
             for group in self._in_order(before)
-            for change in self._told(before[group], self.result(group))
+            for change in self._changes(before[group], self.result(group))
         ]
-        return [{**change, "_tick": number} for change in told]
+        return [{**change, "_tick": number} for change in emitted]
 
     def _apply(self, group: tuple[Any, ...], changes: list[Row]) -> None:
         old = self.groups.setdefault(group, [])
@@ -81,7 +81,7 @@ class Oracle:
         key = dict(zip(self.by, group, strict=True))
         return key | {name: aggregated(spec, self.schema, rows) for name, spec in self.aggregates}
 
-    def _told(self, was: Row | None, now: Row | None) -> list[Row]:
+    def _changes(self, was: Row | None, now: Row | None) -> list[Row]:
         if was is None or now is None:
             return (
                 [{**now, "_change_type": "insert"}]

@@ -53,7 +53,7 @@ def test_changes_that_no_table_can_have_made_are_refused(
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([(1.0, 5, "insert", 1), (2.0, 5, "insert", 0)], "out of the order"),
+        ([(1.0, 5, "insert", 1), (2.0, 5, "insert", 0)], "not in order of tick"),
         ([(1.0, 5, "insert", 1), (1.0, 5, "delete", 1)], "In tick 1 the key"),
         ([(1.0, 5, "update_postimage", 1)], "In tick 1 the key"),
     ],

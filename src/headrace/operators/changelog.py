@@ -1,9 +1,15 @@
-"""A table as its changes: building them in their order, folding them back into a table, and telling
-whether a value changed.
+"""Changelogs: a table as the sequence of its changes.
 
-Within a tick, changes are in order of key. A key has one of: an insert, a delete with the row that
-was, or an update_preimage with the row that was and an update_postimage with the row that is. Where
-a tick left a row as it was there is no change.
+Within a tick, changes are in order of key, and a key has one of: an insert; a delete, with the old
+row; or an update_preimage with the old row followed by an update_postimage with the new row. A tick
+that leaves a row as it was emits no change. A table with key `k`:
+
+    tick 7: k=a n=1, k=b n=1     insert a 1; insert b 1
+    tick 8: k=a n=2, b removed   update_preimage a 1; update_postimage a 2; delete b 1
+
+Kernels build changelogs with `segment_changes` (one version per segment) and compare values with
+`differs`. Tests fold changelogs back into tables with `fold` and check their form with
+`check_ticks`. `fill_unchanged_values` completes captured changes that lack unchanged large values.
 """
 
 from __future__ import annotations
@@ -19,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, offsets_of, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import whole
+from headrace.columnar.keys import as_array
 from headrace.columnar.segments import Segments
 from headrace.errors import InputError
 
@@ -35,15 +41,15 @@ COMES = frozenset({INSERT, UPDATE_POSTIMAGE})
 
 
 class MalformedChangelog(InputError):
-    """Changes that no table can have made: a row that goes and was not there, or comes and was
-    there already.
+    """A changelog that no table can have: it removes a row that is absent, or adds one that is
+    present.
     """
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Which changes there are, in order: for each its kind (a number in CHANGES), its segment, and
-    the version of the key that it shows.
+class EmittedChanges:
+    """Changes in order: the kind of each (an index into CHANGES), its segment, and the version
+    shown.
     """
 
     kinds: Ints
@@ -52,20 +58,28 @@ class Changes:
 
     @property
     def comes(self) -> Mask:
-        """Which of them show a row that is there from then on."""
+        """Which changes show a row that is present from then on: inserts and postimages."""
         shown: Mask = (self.kinds == 0) | (self.kinds == 2)
         return shown
 
     def names(self) -> pa.Array:
+        """The `_change_type` of each change."""
         return pa.array(CHANGES).take(pa.array(self.kinds))
 
 
-def changes(segments: Segments, exists: Mask, differs: Mask) -> Changes:
-    """What to tell: `exists` says for each version whether the row is there, `differs` for each
-    segment whether it changed the row.
+def segment_changes(segments: Segments, exists: Mask, differs: Mask) -> EmittedChanges:
+    """The changes that segments make to their keys, in order of tick and key.
+
+    Args:
+        segments: The rows of a call, cut by key and tick.
+        exists: For each version of a key, whether the row is present.
+        differs: For each segment, whether it changed the row.
+
     """
     in_order = (
-        np.arange(len(segments)) if segments.one_tick else np.argsort(segments.ticks, kind="stable")
+        np.arange(len(segments))
+        if segments.has_one_tick
+        else np.argsort(segments.ticks, kind="stable")
     )
     after = segments.after[in_order]
     was, is_ = exists[after - 1], exists[after]
@@ -76,12 +90,13 @@ def changes(segments: Segments, exists: Mask, differs: Mask) -> Changes:
     second[1:] = which[1:] == which[:-1]
     kinds = np.where(updated[which], 1 + second, np.where(is_[which], 0, 3))
     versions = after[which] - 1 + np.where(updated[which], second, is_[which])
-    return Changes(kinds, in_order[which], versions)
+    return EmittedChanges(kinds, in_order[which], versions)
 
 
 def differs(before: pa.Array, after: pa.Array) -> Mask:
-    """Where two columns differ, value by value. Null is like null, and NaN like NaN; but 0.0 is not
-    -0.0: they are not the same bytes.
+    """Where two columns differ, value by value.
+
+    Null equals null and NaN equals NaN, but 0.0 differs from -0.0, which has other bytes.
     """
     kind = before.type
     valid = before.is_valid().to_numpy(zero_copy_only=False)
@@ -102,16 +117,16 @@ def differs(before: pa.Array, after: pa.Array) -> Mask:
 
 
 def _lists_differ(before: pa.Array, after: pa.Array, both: Mask) -> Mask:
-    """Lists differ in length, or else in some element."""
+    """Whether lists that are both present differ in length or in some element."""
     unlike = np.zeros(len(before), np.bool_)
     rows = np.flatnonzero(both)
-    left, right = (whole_lists(each, rows) for each in (before, after))
+    left, right = (list_parts(each, rows) for each in (before, after))
     lengths = np.diff(left[0])
     same = lengths == np.diff(right[0])
     unlike[rows[~same]] = True
     rows, lengths = rows[same], lengths[same]
     elements = [
-        values.take(pa.array(runs(offsets[:-1][same], lengths)))
+        values.take(pa.array(expand_ranges(offsets[:-1][same], lengths)))
         for offsets, values in (left, right)
     ]
     of_row = np.repeat(rows, lengths)
@@ -119,8 +134,8 @@ def _lists_differ(before: pa.Array, after: pa.Array, both: Mask) -> Mask:
     return unlike
 
 
-def whole_lists(array: pa.Array, rows: Ints) -> tuple[Ints, pa.Array]:
-    """The offsets and the elements of some rows' lists."""
+def list_parts(array: pa.Array, rows: Ints) -> tuple[Ints, pa.Array]:
+    """The offsets and the elements of some rows' lists or maps."""
     chosen = array.take(pa.array(rows))
     offsets = offsets_of(chosen)
     values = (
@@ -138,8 +153,16 @@ Folded = dict[tuple[Any, ...], Row]
 def fold(
     changelog: pa.Table, key: Sequence[str], into: Mapping[tuple[Any, ...], Row] | None = None
 ) -> Folded:
-    """The table that changes amount to, key by key. For tests and for looking closely: it refuses
-    changes that no table can have made.
+    """The table that results from a changelog, by key. For tests and for close inspection.
+
+    Args:
+        changelog: Rows with a `_change_type`, in order.
+        key: The columns of the table's key.
+        into: The table before the first change; empty unless given.
+
+    Raises:
+        MalformedChangelog: A change does not fit the table, as the removal of an absent row.
+
     """
     table: Folded = dict(into or {})
     for row in changelog.to_pylist():
@@ -153,52 +176,56 @@ def _apply(table: Folded, key: tuple[Any, ...], change: str, row: Row) -> None:
     if change in COMES:
         if there is not None:
             raise MalformedChangelog(
-                f"A row comes ({change}) for the key {key!r}, which has one already: {there!r}."
+                f"The change {change} adds a row for the key {key!r}, which has one already:"
+                f" {there!r}."
             )
         table[key] = row
         return
     if there is None or not same_row(there, row):
         raise MalformedChangelog(
-            f"A row goes ({change}) for the key {key!r} that was not there: {row!r}, but {there!r}."
+            f"The change {change} removes the row {row!r} for the key {key!r}, which has {there!r}."
         )
     del table[key]
 
 
 def _key_part(value: Any) -> Any:
-    """NaN as one object, which a dictionary finds again."""
+    """The value, with every NaN as the same object, so that a dictionary finds it."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
 def same_row(left: Row, right: Row) -> bool:
-    """Equal, with NaN like NaN."""
+    """Whether two rows are equal, with NaN equal to NaN."""
     return repr(left) == repr(right)
 
 
 def check_ticks(changelog: pa.Table, key: Sequence[str]) -> None:
-    """Refuse a changelog that is out of order, has more than one change of a key in a tick, or an
-    update without one of its halves.
+    """Check that ticks are in order, and that a key has one insert, delete or whole update per
+    tick.
+
+    Raises:
+        MalformedChangelog: The changelog is not of that form.
+
     """
-    ticks = whole(changelog.column(TICK)).to_pylist()
+    ticks = as_array(changelog.column(TICK)).to_pylist()
     if ticks != sorted(ticks):
-        raise MalformedChangelog("Changes are out of the order of their ticks.")
+        raise MalformedChangelog("The changes are not in order of tick.")
     of_key: dict[tuple[Any, ...], list[str]] = {}
     for row in changelog.to_pylist():
         of_key.setdefault((row[TICK], *(row[name] for name in key)), []).append(row[CHANGE_TYPE])
-    for place, kinds in of_key.items():
+    for (tick, *key_values), kinds in of_key.items():
         if kinds not in ([INSERT], [DELETE], [UPDATE_PREIMAGE, UPDATE_POSTIMAGE]):
             raise MalformedChangelog(
-                f"In tick {place[0]} the key {place[1:]!r} has the changes {kinds}."
+                f"In tick {tick} the key {tuple(key_values)!r} has the changes {kinds}."
             )
 
 
-# Values that a database did not send because a change left them as they were (Postgres's large
-# values), filled in from the row before. Captured tables' topics mark them, in the column `_marks`;
-# sinks, folding and the kernel of a pipeline's captured table fill them in, and a mark goes when
-# its value is there.
+# Unchanged values of captured rows. Postgres does not send a large value that a change leaves as it
+# was; the capture marks such a column in `_marks`, and the value is filled in from the row before:
+# by sinks, by folding, and by the kernel of a pipeline's captured table. The mark goes with it.
 #
-# A row whose key has changed comes as a delete and an insert with the same `_transaction` and
-# `_order`: there the row before is the one that goes. Few rows are concerned, so those are gone
-# through one by one, and no others.
+# A row whose key changes is captured as a delete and an insert with the same `_transaction` and
+# `_order`; the row before is then the deleted one. Marked rows are few, so they are processed one
+# by one.
 
 
 MARKS, TRANSACTION, ORDER = "_marks", "_transaction", "_order"
@@ -206,25 +233,34 @@ Key = tuple[Any, ...]
 Pair = tuple[int, int]
 
 
-def marked_unchanged(rows: pa.Table) -> pa.ChunkedArray:
-    """Which rows have a mark of that kind."""
+def unchanged_mask(rows: pa.Table) -> pa.ChunkedArray:
+    """Which rows have a value that is marked as unchanged."""
     return pc.fill_null(pc.match_substring(rows[MARKS], '"unchanged"'), False)
 
 
-def with_unchanged(
+def fill_unchanged_values(
     rows: pa.Table, key: list[str], lookup: Callable[[pa.Table], pa.Table]
 ) -> pa.Table:
-    """Changes in their order, whole: what is marked as unchanged is as before in these rows, or
-    else in what `lookup` has for some keys.
+    """Fill in the values that are marked as unchanged.
+
+    Args:
+        rows: Changes in order, with a column `_marks`.
+        key: The columns of the table's key.
+        lookup: Returns the current rows of a table of keys, for rows that `rows` do not contain.
+
+    Returns:
+        The changes in the same order. A value that is found nowhere stays marked.
+
     """
-    marked = marked_unchanged(rows)
+    marked = unchanged_mask(rows)
     if not pc.any(marked).as_py():
         return rows
     touched = _touched(rows, rows.filter(marked), key)
     here = _among(rows, touched, key)
     known = {_key(row, key): row for row in lookup(touched).to_pylist()}
     changed = pa.Table.from_pylist(
-        _Filling(rows.filter(here).to_pylist(), known, key).filled(), schema=rows.schema
+        _UnchangedValueFiller(rows.filter(here).to_pylist(), known, key).filled(),
+        schema=rows.schema,
     )
     numbers = pa.array(range(rows.num_rows))
     order = pa.concat_arrays([numbers.filter(pc.invert(here)), numbers.filter(here)])
@@ -232,7 +268,7 @@ def with_unchanged(
 
 
 def _touched(rows: pa.Table, marked: pa.Table, key: list[str]) -> pa.Table:
-    """The keys of marked rows, and those that they had before."""
+    """The keys of marked rows, and the keys that those rows had before."""
     keys = marked.select(key)
     if ORDER in rows.column_names and TRANSACTION in rows.column_names:
         gone = rows.filter(pc.equal(rows[CHANGE_TYPE], DELETE)).select([*key, TRANSACTION, ORDER])
@@ -256,9 +292,11 @@ def _among(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Array:
     return pc.is_in(numbered["__n"], value_set=found.combine_chunks()).combine_chunks()
 
 
-class _Filling:
-    """Changes of some keys, each key's in order. A row that takes over from another key waits until
-    that one is gone: it may stand in another partition.
+class _UnchangedValueFiller:
+    """Fills in the rows of some keys, each key's in order.
+
+    A row that continues a row of another key waits until that one's delete has been processed,
+    which may come from another partition.
     """
 
     def __init__(self, rows: list[Row], known: dict[Key, Row], key: list[str]) -> None:
@@ -274,7 +312,7 @@ class _Filling:
     def filled(self) -> list[Row]:
         while any(self._waiting.values()):
             moved = sum(self._advance(queue) for queue in self._waiting.values())
-            if not moved:  # keys that took each other's places: whatever is known must do
+            if not moved:  # keys were swapped: use the row that is known
                 self._take(next(queue for queue in self._waiting.values() if queue).popleft())
         return self._rows
 
@@ -295,19 +333,19 @@ class _Filling:
         )
 
     def _take(self, row: Row) -> None:
-        place, pair = _key(row, self._names), _pair(row)
+        key, pair = _key(row, self._names), _pair(row)
         if row[CHANGE_TYPE] == DELETE:
-            before = self._known.pop(place, None)
+            before = self._known.pop(key, None)
             if pair is not None:
                 self._gone[pair] = before or {}
             return
-        before = self._gone.get(pair) if pair in self._gone else self._known.get(place)
+        before = self._gone.get(pair) if pair in self._gone else self._known.get(key)
         _fill(row, before or {})
-        self._known[place] = row
+        self._known[key] = row
 
 
 def _fill(row: Row, before: Row) -> None:
-    """What the row before does not know either stays marked."""
+    """Fill in marked values from the row before; a value that it lacks as well stays marked."""
     marks = _marks(row)
     unknown = {*_unchanged(before)}
     for name in _unchanged(row):

@@ -1,9 +1,19 @@
-"""The first row of each key within a time; rows that repeat it are left out.
+"""Deduplication: the first row of each key within a time; rows that repeat it are dropped.
 
-A row is a repeat if a row of its key that was kept lies within `within` of it, before or after.
-Times are the event times of rows, or the times of their ticks where rows have none. What was kept
-is forgotten once the closed clock has passed it by `within`; a row behind the closed clock could be
-a repeat of something forgotten, and is left out as too late, and counted.
+A row repeats an earlier one of its key if their event times lie within `within` of each other,
+before or after. Rows without an event time go by the time of their tick. With `within` = 10 s:
+
+    rows in             state after        rows out
+    tick 1: k=a at 0    k+a -> [0]         a at 0
+    tick 2: k=a at 8    k+a -> [0]         (repeats the row at 0)
+    tick 2: k=a at 12   k+a -> [0, 12]     a at 12
+
+A time is forgotten once the horizon has passed it by `within`. A row behind the horizon could
+repeat a forgotten one, so it is dropped as late, and counted.
+
+State:
+- `k`, key: version 1; the times of the rows that passed, 8 bytes each, big-endian, in order.
+- `t`, expiry time (8 bytes, sortable), key: a timer; its value is the name of the entry above.
 """
 
 from __future__ import annotations
@@ -16,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.columnar.columns import TICK, TICK_FIELD
-from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
+from headrace.columnar.keys import as_array, encode_keys, key_groups, key_list
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import (
     UNSTARTED,
@@ -30,14 +40,21 @@ from headrace.operators.kernel import (
 
 _VERSION = b"\x01"
 _KEPT, _TIMER = b"k", b"t"
-# rows that a round leaves, of those there were, above which it costs more than looking at each
-_WORTH_A_ROUND = 0.9
+# Share of rows that a round may leave over; above it, going row by row is cheaper.
+_MAX_ROUND_LEFTOVER = 0.9
 Mask = npt.NDArray[np.bool_]
 
 
 class DedupeKernel:
-    """`on`: the columns that tell rows apart. `time`: the column with a row's time; without one,
-    its tick's time.
+    """Passes on the first row of each key within a time.
+
+    Args:
+        step: The step's name, for errors.
+        schema: The columns of the input.
+        on: The columns that identify a row.
+        within_us: How far apart two rows of a key must be for both to pass.
+        time: The column with the event time; without one, a row has the time of its tick.
+
     """
 
     def __init__(
@@ -48,13 +65,11 @@ class DedupeKernel:
         within_us: int,
         time: str | None = None,
     ) -> None:
-        self.step_name, self.schema, self.on, self.within_us, self.time = (
-            step,
-            schema,
-            tuple(on),
-            within_us,
-            time,
-        )
+        self.step_name = step
+        self.schema = schema
+        self.on = tuple(on)
+        self.within_us = within_us
+        self.time = time
         self.counts: dict[str, int] = {}
 
     @cached_property
@@ -64,37 +79,43 @@ class DedupeKernel:
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Leave out what is too late. 2. Keep the first of each key. 3. Forget what no row can
-        repeat any more.
+        """1. Drop late rows. 2. Pass on the first row of each key. 3. Forget times behind the
+        horizon.
         """
-        (rows,), (clock,) = inputs, watermarks
+        rows, own_watermarks = inputs[0], watermarks[0]
         self.counts = {"repeats": 0, "late": 0}
         result = self.schema.append(TICK_FIELD).empty_table()
         if rows.num_rows:
-            result = self._first(state, rows, clock)
-        self._forget(state, clock)
+            result = self._pass_first_rows(state, rows, own_watermarks)
+        self._forget(state, own_watermarks)
         return result
 
-    def _first(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        places = clock.at(whole(rows[TICK]).to_numpy())
-        times = clock.times_us[places] if self.time is None else microseconds(rows[self.time])
+    def _pass_first_rows(
+        self, state: KeyedState, rows: pa.Table, own_watermarks: Watermarks
+    ) -> pa.Table:
+        tick_index = own_watermarks.tick_indices(as_array(rows[TICK]).to_numpy())
+        times = (
+            own_watermarks.times_us[tick_index]
+            if self.time is None
+            else microseconds(rows[self.time])
+        )
         late = (
-            times < clock.horizon_before[places]
+            times < own_watermarks.horizon_before[tick_index]
             if self.time is not None
             else np.zeros(rows.num_rows, np.bool_)
         )
         keys = encode_keys(rows, self.on)
-        kept = self._kept(state, keys, times, late)
+        kept = self._passing_rows(state, keys, times, late)
         self.counts["late"] = int(np.count_nonzero(late))
         self.counts["repeats"] = rows.num_rows - self.counts["late"] - int(np.count_nonzero(kept))
         return rows.select([*self.schema.names, TICK]).filter(pa.array(kept))
 
-    def _kept(self, state: KeyedState, keys: pa.Array, times: Times, late: Mask) -> Mask:
-        """Which rows are kept. Round by round: what was kept strikes out its repeats, the first row
-        that is left of each key is kept next.
+    def _passing_rows(self, state: KeyedState, keys: pa.Array, times: Times, late: Mask) -> Mask:
+        """Which rows pass.
 
-        Rounds end when they strike out few: of a key that keeps many rows, the rest is gone through
-        row by row.
+        In each round, the first remaining row of each key passes and strikes out the rows that
+        repeat it. Rounds stop once they strike out few rows; the rest, of keys with many distinct
+        times, is processed row by row.
         """
         encoded = keys.dictionary_encode()
         key_of, distinct = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
@@ -105,7 +126,7 @@ class DedupeKernel:
         kept = np.zeros(len(times), np.bool_)
         last = np.zeros(len(distinct), np.int64)
         before = 2 * len(rest)
-        while 0 < len(rest) <= before * _WORTH_A_ROUND:
+        while 0 < len(rest) <= before * _MAX_ROUND_LEFTOVER:
             before = len(rest)
             found, first = np.unique(key_of[rest], return_index=True)
             chosen = rest[first]
@@ -113,30 +134,30 @@ class DedupeKernel:
             last[found] = times[chosen]
             rest = rest[np.abs(times[rest] - last[key_of[rest]]) > self.within_us]
         kept[rest[self._first_of_many(key_of[rest], times[rest])]] = True
-        self._remember(state, names, groups, known, key_of[kept], times[kept])
+        self._store_times(state, names, groups, known, key_of[kept], times[kept])
         return kept
 
     def _repeats_known(self, known: list[Times], key_of: Times, times: Times) -> Mask:
-        """Rows that repeat what an earlier call kept: some of it lies between the two ends of their
-        time.
+        """Which rows repeat one that passed in an earlier call: a stored time lies within `within`
+        of theirs.
         """
         kept_us = np.concatenate([*known, np.empty(0, np.int64)])
         moments = np.unique(kept_us)
         room = len(moments) + 1
-        places = np.repeat(
+        tick_index = np.repeat(
             np.arange(len(known)), [len(each) for each in known]
         ) * room + np.searchsorted(moments, kept_us)
         ends = (
             np.searchsorted(moments, times - self.within_us),
             np.searchsorted(moments, times + self.within_us, side="right"),
         )
-        begin, end = (np.searchsorted(places, key_of * room + each) for each in ends)
+        begin, end = (np.searchsorted(tick_index, key_of * room + each) for each in ends)
         repeats: Mask = begin < end
         return repeats
 
     def _first_of_many(self, key_of: Times, times: Times) -> list[int]:
-        """The rows that are kept, one by one. Time is cut into spans so short that each has one
-        kept row at most: only three of them need a look.
+        """The rows that pass, row by row. Time is cut into spans in which at most one row of a key
+        passes, so that only the row's own span and its two neighbours need a look.
         """
         span_us = self.within_us + 1
         seen: dict[tuple[int, int], int] = {}
@@ -150,7 +171,7 @@ class DedupeKernel:
                 kept.append(row)
         return kept
 
-    def _remember(
+    def _store_times(
         self,
         state: KeyedState,
         names: list[bytes],
@@ -185,10 +206,10 @@ class DedupeKernel:
             )
         return np.frombuffer(value[1:], ">i8").astype(np.int64)
 
-    def _forget(self, state: KeyedState, clock: Watermarks) -> None:
-        """What lies so far behind the closed clock that a repeat would be too late."""
-        times = clock.times_us if self.time is None else clock.closed
-        horizon_us = int(times[-1]) if len(clock) else UNSTARTED
+    def _forget(self, state: KeyedState, own_watermarks: Watermarks) -> None:
+        """Delete the times that are so far behind the horizon that a repeat would be late."""
+        times = own_watermarks.times_us if self.time is None else own_watermarks.horizon
+        horizon_us = int(times[-1]) if len(own_watermarks) else UNSTARTED
         if horizon_us == UNSTARTED:
             return
         (end,) = big_endian(np.array([horizon_us]))
@@ -206,5 +227,7 @@ class DedupeKernel:
         )
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing is told when time passes; what can be forgotten waits for the next rows."""
+        """Always None: no row is emitted when time passes, and what can be forgotten waits for the
+        next call.
+        """
         return None

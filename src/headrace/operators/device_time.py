@@ -1,14 +1,23 @@
-"""When something happened on a device whose clock is wrong, from three times: when it happened and
-when it was sent, by the device's clock; and when it was received, by ours.
+"""Device time: event times of devices whose clocks are wrong, corrected.
 
-What was received less what was sent is how far the device's clock is off (and how long the row
-travelled). A device's offset is smoothed tick by tick: a tick's is the median of its rows', and
-moves the smoothed one by an eighth of the difference. A tick that lies farther off than the
-tolerance does not count; the third in a row does, for then the device's clock has been set. A row's
-time is its event's time plus its device's offset, and never later than it was received.
+A row has three times: when the event happened and when the row was sent, by the device's clock; and
+when it was received, by ours. Received less sent is the offset of the device's clock (plus the
+travel time). With a tolerance of 60 s and times in seconds:
 
-Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies
-beyond the tolerance goes by its own. One whose clocks are thousands of years apart has no time.
+    rows in (device d)                       state after      rows out
+    tick 1: event 10 sent 12 received 112    d -> offset 100  event_time 110
+    tick 2: event 20 sent 22 received 130    d -> offset 101  event_time 121
+    tick 3: event 30 sent 30 received 930    d -> offset 101, event_time 930, flagged
+                                             1 jump
+
+The offset of a tick is the median of its rows' offsets, and moves the device's smoothed offset by
+an eighth of the difference. A tick that differs by more than the tolerance does not move it, but
+the third such tick in a row replaces it: the device's clock has been set. A row's corrected time is
+its event time plus the smoothed offset, and never later than its receipt.
+
+Implausible times are flagged, and corrected as far as possible: a row whose own offset is beyond
+the tolerance is corrected by its own offset. A row whose clocks are thousands of years apart has no
+time.
 """
 
 from __future__ import annotations
@@ -21,8 +30,8 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask, as_binary
 from headrace.columnar.columns import TICK, TICK_FIELD
-from headrace.columnar.keys import encode_keys, whole
-from headrace.columnar.segments import Segments, cut
+from headrace.columnar.keys import as_array, encode_keys
+from headrace.columnar.segments import Segments, segment_rows
 from headrace.durations import format_us
 from headrace.errors import InputError, NewerFormat, UnknownColumn
 from headrace.operators.kernel import KeyedState, Times, microseconds
@@ -30,19 +39,19 @@ from headrace.operators.kernel import KeyedState, Times, microseconds
 _VERSION = 1
 _STATE = np.dtype([("version", "u1"), ("jumps", "u1"), ("offset", "<i8")])
 _SMOOTHING = 8
-_JUMPS = 3  # ticks in a row beyond the tolerance, after which the device's clock has been set
+_JUMPS = 3  # ticks in a row beyond the tolerance, which mean that the device's clock was set
 _FARTHEST_US = 1 << 60
 _EARLIEST_US, _LATEST_US = (
     -59_011_459_200_000_000,
     253_370_764_800_000_000,
-)  # the years 100 to 9998: what lies around them calendars know, too
+)  # the years 100 to 9998, a margin inside what calendars support
 _FINE, _NO_EVENT, _NO_YEAR, _NO_OFFSET, _AFTER_SENT, _OFF = range(6)
 
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """The columns with the three times and the device; and those that are added: the corrected
-    time, and why it may be wrong (null if it is not).
+    """The columns with the three times and the device, and the two that are added: the corrected
+    time, and the reason why it may be wrong (null if it is plausible).
     """
 
     event: str
@@ -54,25 +63,23 @@ class DeviceColumns:
 
 
 class DeviceTimeKernel:
-    """Adds the corrected time to each row. Keyed by device; rows stay in their order."""
+    """Adds the corrected time to each row. State is keyed by device; rows stay in order."""
 
     def __init__(
         self, step: str, schema: pa.Schema, columns: DeviceColumns, tolerance_us: int = 60_000_000
     ) -> None:
-        self.step_name, self.schema, self.columns, self.tolerance_us = (
-            step,
-            schema,
-            columns,
-            tolerance_us,
-        )
+        self.step_name = step
+        self.schema = schema
+        self.columns = columns
+        self.tolerance_us = tolerance_us
         for name in (columns.event, columns.sent, columns.received, columns.device):
             if name not in schema.names:
                 raise UnknownColumn(name, schema.names, where=f"The input of step {step!r}")
         for name in (columns.event, columns.sent, columns.received):
             if not pa.types.is_timestamp(schema.field(name).type):
                 raise InputError(
-                    f"The column {name!r} of step {step!r} is {schema.field(name).type} and no"
-                    " time.",
+                    f"The column {name!r} of step {step!r} is {schema.field(name).type}, and must"
+                    " be a TIMESTAMP.",
                     fix="name columns of type TIMESTAMP.",
                 )
         if taken := {columns.time, columns.flag} & set(schema.names):
@@ -88,14 +95,14 @@ class DeviceTimeKernel:
         return pa.schema([*self.schema, corrected, pa.field(self.columns.flag, pa.string())])
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """1. Cut rows into segments. 2. Get the devices' offsets. 3. Go through the ticks. 4. Put
-        the offsets. 5. Correct the times.
+        """1. Cut rows by device and tick. 2. Read offsets. 3. Smooth tick by tick. 4. Store. 5.
+        Correct.
         """
         schema = self.output.append(TICK_FIELD)
         self.counts = {"flagged": 0}
         if not rows.num_rows:
             return schema.empty_table()
-        segments = cut(rows, encode_keys(rows, [self.columns.device]))
+        segments = segment_rows(rows, encode_keys(rows, [self.columns.device]))
         offsets = _Offsets.of(rows, self.columns)
         used, known = self._smoothed(state, segments, offsets)
         times, flags = self._corrected(rows, offsets, used, known)
@@ -106,20 +113,18 @@ class DeviceTimeKernel:
             flags,
             rows.column(TICK),
         ]
-        return pa.Table.from_arrays([whole(column) for column in columns], schema=schema)
+        return pa.Table.from_arrays([as_array(column) for column in columns], schema=schema)
 
     # Offsets
 
     def _smoothed(
         self, state: KeyedState, segments: Segments, offsets: _Offsets
     ) -> tuple[Times, Mask]:
-        """Each row's device's offset as of its tick, and whether there is one."""
+        """The offset of each row's device as of its tick, and whether there is one."""
         stored = self._read(state.get_array(segments.keys))
-        known, offset, jumps = (
-            stored["version"] > 0,
-            stored["offset"].copy(),
-            stored["jumps"].astype(np.int64),
-        )
+        known = stored["version"] > 0
+        offset = stored["offset"].copy()
+        jumps = stored["jumps"].astype(np.int64)
         medians, some = offsets.medians(segments)
         after, there = np.zeros(len(segments), np.int64), np.zeros(len(segments), np.bool_)
         for turn in segments.rounds():
@@ -203,7 +208,7 @@ class DeviceTimeKernel:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """How far each row's device's clock is off, where it can be told."""
+    """The clock offset of each row, where both the sent and the received time are present."""
 
     values: Times
     there: Mask
@@ -219,8 +224,8 @@ class _Offsets:
         return _Offsets(received - sent, has_sent & has_received, sent, received, has_received)
 
     def medians(self, segments: Segments) -> tuple[Times, Mask]:
-        """The median of each segment's offsets, of two in the middle the lower one; and whether it
-        has any.
+        """The median offset of each segment (the lower one of two), and whether the segment has
+        any.
         """
         there = self.there[segments.order]
         segment, values = segments.segment_of[there], self.values[segments.order][there]
@@ -234,9 +239,9 @@ class _Offsets:
 
 
 def _times(rows: pa.Table, name: str) -> tuple[Times, Mask]:
-    """A column of times, 0 where there is none, and where there is one. Those that are absurdly far
-    are brought nearer, so that no sum overflows.
+    """A column of times with nulls as 0, and which are present. Extreme times are clipped, so that
+    sums do not overflow.
     """
-    column = whole(rows.column(name))
+    column = as_array(rows.column(name))
     there = column.is_valid().to_numpy(zero_copy_only=False)
     return np.clip(microseconds(column.fill_null(0)), -_FARTHEST_US, _FARTHEST_US), there

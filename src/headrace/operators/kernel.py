@@ -1,8 +1,23 @@
-"""What a kernel is, and what it sees of its state and of time. Kernels compute; the engine hosts
-them on Spark, tests and users' tests host them in memory.
+"""The contract between kernels and their hosts: what a kernel is, and what it sees of state and
+time.
 
-A kernel is pure: its answer follows from its state, its rows and the clocks, never from a wall
-clock, from chance, or from how ticks were put into calls.
+A kernel is the computation of one stateful step over the rows of one shard. The engine hosts
+kernels on Spark (`engine/shard.py`), `headrace.testing` hosts them in memory. A kernel is pure: its
+output follows from its state, its rows and the watermarks, never from the wall clock, from
+randomness, or from how the host groups ticks into calls.
+
+A count per key `k`, over two ticks:
+
+    rows in                  state after             rows out
+    tick 7: k=a, k=b, k=a    a -> 2, b -> 1          tick 7: insert a 2; insert b 1
+    tick 8: k=a              a -> 3, b -> 1          tick 8: update_preimage a 2;
+                                                             update_postimage a 3
+
+Called with tick 7 and then tick 8, or with both at once, the kernel emits the same rows and leaves
+the same state. `Kernel` is the interface of kernels that react to rows alone. A `TimedKernel` also
+reads the watermarks of its inputs, and is called for every tick, with rows or without: a window is
+emitted by a watermark that passes its end. The remaining protocols are optional abilities of a
+kernel that the host checks for.
 """
 
 from __future__ import annotations
@@ -17,30 +32,38 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import whole
+from headrace.columnar.keys import as_array
 from headrace.columnar.segments import Segments
 from headrace.errors import InputError
 
 Times = npt.NDArray[np.int64]
+"""Event times or tick times, in microseconds since 1970 UTC."""
+
 Groups = npt.NDArray[np.uint8]
+"""Key groups: the unit in which state is spread over shards."""
+
 UNSTARTED = -(2**63)
-"""A clock that has not begun: nothing has happened yet."""
+"""The watermark of an input that has had no row yet."""
 
 
 @dataclass(frozen=True)
 class Watermarks:
-    """An input's clocks at the end of each tick of a call, rows or not; and as they were before the
-    first of them. All times are microseconds.
+    """The watermark and horizon of one input, at the end of each tick of a call.
 
-    A row of the tick `ticks[i]` is judged by the clocks before that tick (`closed_before(i)`); what
-    a tick completes is told with that tick's number. `complete`: no row before it is expected.
-    `closed`: a row before it is too late for anyone.
+    `watermark[i]`: after tick `ticks[i]`, no row with an earlier event time is expected.
+    `horizon[i]`: the watermark less the allowed lateness of the steps before; an earlier row is
+    late for every step, and state about it may be forgotten. A row of tick `ticks[i]` is late or
+    not by the horizon *before* that tick (`horizon_before[i]`); what the tick's watermark completes
+    is emitted with that tick's number.
+
+    There is an entry for every tick of the call, with rows or without. `*_at_start` are the values
+    before the first of them. All times are microseconds.
     """
 
     ticks: Times
     times_us: Times
-    complete: Times
-    closed: Times
+    watermark: Times
+    horizon: Times
     watermark_at_start: int = UNSTARTED
     horizon_at_start: int = UNSTARTED
 
@@ -49,166 +72,174 @@ class Watermarks:
 
     @property
     def watermark_before(self) -> Times:
-        """The complete clock as it was before each tick."""
-        return (
-            np.concatenate([[np.int64(self.watermark_at_start)], self.complete[:-1]])
-            if len(self)
-            else self.complete
-        )
+        """The watermark before each tick."""
+        if not len(self):
+            return self.watermark
+        return np.concatenate([[np.int64(self.watermark_at_start)], self.watermark[:-1]])
 
     @property
     def horizon_before(self) -> Times:
-        """The closed clock as it was before each tick."""
-        return (
-            np.concatenate([[np.int64(self.horizon_at_start)], self.closed[:-1]])
-            if len(self)
-            else self.closed
-        )
+        """The horizon before each tick."""
+        if not len(self):
+            return self.horizon
+        return np.concatenate([[np.int64(self.horizon_at_start)], self.horizon[:-1]])
 
-    def at(self, row_ticks: Times) -> npt.NDArray[np.intp]:
-        """The place of each row's tick in these arrays."""
+    def tick_indices(self, row_ticks: Times) -> npt.NDArray[np.intp]:
+        """The index of each row's tick in these arrays."""
         return np.searchsorted(self.ticks, row_ticks)
 
 
 class KeyedState(Protocol):
-    """A kernel's memory: bytes by key. The host makes it durable, and knows what changed.
+    """A kernel's state: bytes by key. The host makes it durable and tracks what changed.
 
-    A key belongs to a key group, by which state is spread over shards: the group of the key's own
-    bytes, or the one given. A kernel that keeps several entries for one user's key (its windows,
-    its buffered rows, its timers) must file them all under the group of the user's key:
-    `key_groups(encode_keys(rows, by))`.
+    Every key belongs to a key group, by which state is spread over shards: by default the group
+    that its own bytes hash to, otherwise the one passed in `groups`. A kernel that stores several
+    entries for one user key (windows, buffered rows, timers) must put them all under the group of
+    the user key, `key_groups(encode_keys(rows, by))`, so that they move between shards together.
     """
 
     @property
-    def at_hand(self) -> Sequence[int]:
-        """The key groups that are here: what every shard must know is filed under each of them."""
+    def owned_groups(self) -> Sequence[int]:
+        """The key groups of this shard. What every shard must know is stored under each of them."""
         ...
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
-        """The values of many keys at once; None for a key that has none."""
+        """The values of many keys; None for a key without one."""
         ...
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None
     ) -> None:
-        """Store the values of many keys at once; None deletes. A later `get` or `scan` sees it."""
+        """Store the values of many keys; None deletes. Later calls of `get` and `scan` see them."""
         ...
 
     def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
-        """As `get`, for columns: keys are BINARY or fixed-size, none null; values come as BINARY,
-        null for a key that has none.
+        """The values of a column of keys, as BINARY; null for a key without one.
+
+        Keys are BINARY or fixed-size binary, and not null.
         """
         ...
 
     def put_array(self, keys: pa.Array, values: pa.Array, groups: Groups | None = None) -> None:
-        """As `put`, for columns: no key twice in a call. Costs least with the very `keys` that
-        `get_array` was last called with.
+        """Store a column of values under a column of distinct keys; null deletes.
+
+        Cheapest with the very `keys` array that `get_array` was last called with.
         """
         ...
 
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
-        """Keys from `low` up to but not including `high`, of all groups at hand, with their values
-        and groups. Sorted by key within a group only.
+        """Keys in [low, high) of all owned groups, with their values and groups.
 
-        Costs what it finds and a seek a group. Keys above 400 bytes come back as the store has them
-        (a prefix and a digest): keep the whole key in the value.
+        Keys are sorted within a group only. The cost is one seek per group plus the entries
+        returned. Keys above 400 bytes come back shortened to a prefix and a digest, as the store
+        holds them: a kernel that needs the whole key keeps it in the value.
         """
         ...
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
-        """The smallest key from `low` up to but not including `high`, over all groups at hand."""
+        """The smallest key in [low, high), over all owned groups; None if there is none."""
         ...
 
 
 class Kernel(Protocol):
-    """An operator over the rows of one shard."""
+    """A stateful step over the rows of one shard."""
 
     @property
     def output(self) -> pa.Schema:
-        """The user's columns of the result, and `_change_type` if the result is a table."""
+        """The user's columns of the output, and `_change_type` if the output is a table."""
         ...
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """Take in the rows of some ticks, whole ones, in the pipeline's order; give the result's
-        rows, each with its `_tick`.
+        """Process the rows of one or more whole ticks and return the output rows.
 
-        The result is sorted by tick, key and change. Ticks may come one at a time or many in a
-        call: the rows are the same.
+        `rows` are in the pipeline's order. The output has a `_tick` for each row, and is sorted by
+        tick, key and change. It does not depend on how ticks are grouped into calls.
         """
         ...
 
 
 @runtime_checkable
 class TimedKernel(Protocol):
-    """An operator that also goes by its inputs' clocks, and is called for every tick, rows or
-    not.
-    """
+    """A stateful step that also depends on watermarks, and is called for every tick."""
 
     @property
-    def output(self) -> pa.Schema: ...
+    def output(self) -> pa.Schema:
+        """The user's columns of the output, and `_change_type` if the output is a table."""
+        ...
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """As `step`, with the rows and clocks of each input. An input without rows comes as an
-        empty table with its columns.
+        """Process the rows and watermarks of each input and return the output rows.
+
+        An input without rows is an empty table with its columns. The output is sorted as that of
+        `Kernel.step`, and does not depend on how ticks are grouped into calls.
         """
         ...
 
     def due(self, state: KeyedState) -> int | None:
-        """The earliest time that something in the state waits for: a complete clock at or past it
-        would give rows or let state go. None if nothing waits.
+        """The earliest time that the state waits for, in microseconds; None if it waits for none.
+
+        A watermark at or past it emits rows or frees state, so the host runs a batch for it even
+        when no row arrives.
         """
         ...
 
 
+# Optional abilities of kernels and of state
+
+
 @runtime_checkable
-class Gauged(Protocol):
-    """A kernel of whose state people want to know how many entries there are: by the name of the
-    figure, what the names of those entries begin with.
+class GaugedKernel(Protocol):
+    """A kernel whose entries are counted in status and metrics.
+
+    `gauges` maps the name of a metric to the key prefix of the entries that it counts.
     """
 
     gauges: Mapping[str, bytes]
 
 
 @runtime_checkable
-class PutsAside(Protocol):
-    """A kernel with a second result, which goes to a topic of its own, if to any."""
+class SideOutputKernel(Protocol):
+    """A kernel with a second output, which goes to a topic of its own if the plan names one."""
 
-    def take_aside(self) -> pa.Table:
-        """The rows of it since the last time, in order of their ticks."""
+    def take_side_output(self) -> pa.Table:
+        """The rows of the second output since the last call, in order of tick."""
         ...
 
 
 @runtime_checkable
-class Preparing(Protocol):
-    """A kernel with an input whose rows go to every shard: what each shard would have to find out
-    about them is found out before.
+class BroadcastKernel(Protocol):
+    """A kernel with an input that is broadcast to every shard.
+
+    What every shard would compute from those rows alone is computed once, before the broadcast.
     """
 
     def prepare(self, rows: pa.Table) -> pa.Table:
-        """The same rows with columns of the kernel's own."""
+        """The rows, with columns that the kernel adds for itself."""
         ...
 
 
 @runtime_checkable
-class Remembering(Protocol):
-    """State with a place for something that a kernel made of it and would have to make again in
-    another process. It is no state: it may be gone, or older.
+class CachingState(Protocol):
+    """State with room for one cached value that a kernel derives from it.
+
+    The cache saves another process from deriving the value again. It is not state: it may be absent
+    or out of date, and the kernel must check it.
     """
 
-    def recall(self) -> bytes | None: ...
+    def read_cache(self) -> bytes | None:
+        """The cached value, if there is one."""
+        ...
 
-    def remember(self, content: bytes) -> None: ...
-
-
-# Stored state for people: what a kernel can tell of the bytes it keeps under a key. `headrace state
-# show` asks; nothing else needs it.
+    def write_cache(self, content: bytes) -> None:
+        """Replace the cached value."""
+        ...
 
 
 @runtime_checkable
-class Describing(Protocol):
-    """A kernel that can show its state."""
+class InspectableKernel(Protocol):
+    """A kernel that can render its stored state for people: `headrace state show` uses it."""
 
     @property
     def key_fields(self) -> list[pa.Field]:
@@ -216,32 +247,33 @@ class Describing(Protocol):
         ...
 
     def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:
-        """A row for each entry: the key's columns, and what the state amounts to."""
+        """One row per entry: the columns of its key, and what its value amounts to."""
         ...
 
 
-def no_rows(schema: pa.Schema, keys: int, *, over_table: bool) -> Segments:
-    """Segments of keys of which no row came: their only versions are what is stored."""
+def empty_segments(schema: pa.Schema, keys: int, *, over_table: bool) -> Segments:
+    """Segments of keys that received no rows: each key has its stored version only."""
     nothing = np.zeros(0, np.int64)
-    system = [
-        pa.field(TICK, pa.int64()),
-        *([pa.field(CHANGE_TYPE, pa.string())] if over_table else []),
-    ]
+    system = [pa.field(TICK, pa.int64())]
+    if over_table:
+        system.append(pa.field(CHANGE_TYPE, pa.string()))
     rows = pa.schema([*schema, *system]).empty_table()
     return Segments(
         rows, nothing, nothing, nothing, np.zeros(keys, np.int64), pa.array([], pa.binary())
     )
 
 
-# Rows that an aggregate could not take in, with which and why: the host sends them to dead letters.
-
+# Rows that a kernel rejects
 
 AGGREGATE = "_aggregate"
 REASON = "_reason"
 
 
-class Diverted:
-    """Collects rows until the host takes them, after each step."""
+class DeadLetterBuffer:
+    """Rows that a kernel could not process, until the host takes them after each call.
+
+    The host writes them to the dead-letter topic of the step.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         system = [
@@ -254,71 +286,79 @@ class Diverted:
         self._tables: list[pa.Table] = []
 
     def add(self, rows: pa.Table, which: Ints, aggregate: str, reason: str) -> None:
-        chosen = rows.take(pa.array(which))
-        known = {name: chosen.column(name) for name in chosen.schema.names}
-        known[AGGREGATE], known[REASON] = (
-            pa.repeat(pa.scalar(text), len(which)) for text in (aggregate, reason)
-        )
-        arrays = [known.get(field.name, pa.nulls(len(which), field.type)) for field in self.schema]
+        """Add the rows at the given positions, with the aggregate that rejected them and why."""
+        rejected = rows.take(pa.array(which))
+        columns = {name: rejected.column(name) for name in rejected.schema.names}
+        columns[AGGREGATE] = pa.repeat(pa.scalar(aggregate), len(which))
+        columns[REASON] = pa.repeat(pa.scalar(reason), len(which))
+        arrays = [
+            columns.get(field.name, pa.nulls(len(which), field.type)) for field in self.schema
+        ]
         self._tables.append(pa.Table.from_arrays(arrays, schema=self.schema))
 
     def take(self) -> pa.Table:
-        """What was diverted since the last time: the rows, `_tick`, `_change_type`, and which
-        aggregate left them out and why.
-        """
+        """The rows added since the last call, in order of tick, with `_aggregate` and `_reason`."""
         tables, self._tables = self._tables, []
         return pa.concat_tables(tables).sort_by(TICK) if tables else self.schema.empty_table()
 
 
-# What stops a kernel: a user's own aggregate that raises, and a group with more values than it may
-# keep.
-
-
 class AggregateFailed(InputError):
-    """A user's own aggregate raised, or gave back something else than it promised. `row` is the row
-    it raised on, where that can be told.
+    """A user's own aggregate raised, or returned something that its types do not allow.
+
+    `row` is the row that it raised on, if one row could be singled out.
     """
 
     def __init__(
         self, *, step: str, aggregate: str, row: dict[str, Any] | None, cause: str, trace: str
     ) -> None:
-        place = "" if row is None else f" on the row {row!r}"
+        where = "" if row is None else f" on the row {row!r}"
+        what = f"The aggregate {aggregate!r} of the step {step!r} failed{where}: {cause}\n{trace}"
         super().__init__(
-            f"The aggregate {aggregate!r} of the step {step!r} failed{place}: {cause}\n{trace}".rstrip(),
-            fix='mend it and run again, or let such rows go to dead letters with errors="divert".',
+            what.rstrip(),
+            fix=(
+                "correct the aggregate and run again, or send such rows to dead letters with"
+                ' errors="divert".'
+            ),
         )
-        self.step, self.aggregate, self.row, self.trace = step, aggregate, row, trace
+        self.step = step
+        self.aggregate = aggregate
+        self.row = row
+        self.trace = trace
 
 
 class GroupFull(InputError):
-    """A group has as many values as an aggregate may keep, and another came."""
+    """A group has as many values as an aggregate may keep, and another one arrived."""
 
-    def __init__(self, *, step: str, aggregate: str, group: dict[str, Any], most: int) -> None:
+    def __init__(
+        self, *, step: str, aggregate: str, group: dict[str, Any], max_values: int
+    ) -> None:
         super().__init__(
-            f"The aggregate {aggregate!r} of the step {step!r} keeps up to {most:,} values a group,"
-            f" and the group {group!r} has more.",
+            f"The aggregate {aggregate!r} of the step {step!r} keeps up to {max_values:,} values a"
+            f" group, and the group {group!r} has more.",
             fix=(
-                "give it a larger most=, or let what is too much go to dead letters with"
+                "give it a larger most=, or send the values above the limit to dead letters with"
                 ' when_full="divert".'
             ),
         )
-        self.step, self.aggregate, self.group, self.most = step, aggregate, group, most
+        self.step = step
+        self.aggregate = aggregate
+        self.group = group
+        self.max_values = max_values
 
 
-# Times in kernels: microseconds as integers, and as bytes that keep their order.
-
+# Times as integers and as sortable bytes
 
 _SIGN = np.uint64(1 << 63)
 
 
 def microseconds(column: pa.Array | pa.ChunkedArray) -> Times:
-    """A column of timestamps without nulls."""
-    array = whole(column)
+    """A column of timestamps without nulls, as microseconds since 1970 UTC."""
+    array = as_array(column)
     times: Times = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).to_numpy()
     return times
 
 
 def big_endian(times_us: Times) -> list[bytes]:
-    """Eight bytes a time, in the order of the times."""
+    """Each time as eight bytes that sort as the times do."""
     raw = (times_us.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
     return [raw[at : at + 8] for at in range(0, len(raw), 8)]

@@ -1,10 +1,11 @@
-"""Clocks: how far event time has come in each input, tick by tick.
+"""How the watermark of an input advances, as a plan holds it.
 
-Read tasks tell the newest event time of each producer in each tick (`event_times`). From that and
-from the clocks' state as of the tick before, everyone who needs the clocks computes the same ones:
-the shards, to know which windows are complete; the driver, to write the clocks' new state and to
-show them. A producer that is silent for longer than `idle` of tick time is forgotten; when all are,
-time follows the ticks. An input without a first row has no time yet.
+Each read task reports the newest event time of every producer in every tick. From these reports and
+the stored state of the tick before, the shards (to emit windows) and the driver (to store and show
+watermarks) compute the same watermarks. A producer that is silent for longer than `idle_us` of tick
+time no longer holds the watermark back; when all are silent, the watermark follows the ticks. An
+input without a first row has no watermark yet. `engine/watermarks.py` carries this out; kernels see
+the result as `operators.kernel.Watermarks`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NO_PRODUCER = "\x00null"
-"""Who sent the rows whose producer is null: a name that nobody has."""
+"""The producer of rows whose producer column is null; no real producer has this name."""
 
 
 @dataclass(frozen=True)
 class WatermarkSpec:
-    """How the clock of one input goes. Without a column it follows the ticks."""
+    """How the watermark of one input advances. Without a time column it follows the ticks."""
 
     name: str
     column: str | None = None
@@ -28,10 +29,11 @@ class WatermarkSpec:
 
     @property
     def follows_ticks(self) -> bool:
+        """Whether the input has no event time, so that its watermark is the time of its ticks."""
         return self.column is None
 
     def label(self, producer: str) -> str:
-        """What people call a producer: without a column that names them, partitions are."""
+        """A producer's name for people; without a producer column, partitions are the producers."""
         return (
             f"partition {producer}"
             if self.producer is None
@@ -43,10 +45,12 @@ class WatermarkSpec:
 
 @dataclass(frozen=True)
 class WatermarkPath:
-    """From an input's clock to a step's: how far the steps between hold time back, and how much
-    lateness they allow.
+    """The way from an input's watermark to that of a step downstream.
+
+    `watermark_lag_us` is how far the steps between delay the watermark; `horizon_lag_us` is how
+    much lateness they allow.
     """
 
     name: str
-    complete_back_us: int = 0
-    closed_back_us: int = 0
+    watermark_lag_us: int = 0
+    horizon_lag_us: int = 0

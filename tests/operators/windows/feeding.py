@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -17,10 +20,10 @@ from hypothesis import strategies as st
 
 from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Watermarks
-from headrace.operators.windows.kernel import Windowed, WindowStep
+from headrace.operators.windows.kernel import WindowKernel, WindowSettings
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
-from tests.operators.windows.oracle import Clock, Row, moment
+from tests.operators.windows.oracle import Row, TickWatermarks, moment, us
 
 TIME = pa.timestamp("us", "UTC")
 STREAM = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("t", TIME), ("device", pa.string())])
@@ -34,8 +37,8 @@ class Feed:
     """Rows tick by tick, with the clocks at the end of each."""
 
     ticks: list[list[Row]]
-    complete: list[int]
-    closed: list[int]
+    watermark: list[int]
+    horizon: list[int]
     is_table: bool = False
 
     @property
@@ -55,40 +58,42 @@ class Feed:
     def watermarks(self, first: int, stop: int) -> Watermarks:
         numbers = np.arange(first, stop)
         before = (
-            (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
+            (self.watermark[first - 1], self.horizon[first - 1])
+            if first
+            else (UNSTARTED, UNSTARTED)
         )
         return Watermarks(
             numbers,
             numbers * 20_000_000,
-            np.array(self.complete[first:stop]),
-            np.array(self.closed[first:stop]),
+            np.array(self.watermark[first:stop]),
+            np.array(self.horizon[first:stop]),
             *before,
         )
 
-    def clock(self, number: int) -> Clock:
+    def clock(self, number: int) -> TickWatermarks:
         before = (
-            (self.complete[number - 1], self.closed[number - 1])
+            (self.watermark[number - 1], self.horizon[number - 1])
             if number
             else (UNSTARTED, UNSTARTED)
         )
-        return Clock(*before, self.complete[number], self.closed[number])
+        return TickWatermarks(*before, self.watermark[number], self.horizon[number])
 
 
 class WindowOracle(Protocol):
     late: list[Row]
 
-    def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]: ...
+    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]: ...
 
 
 class Build(Protocol):
-    def __call__(self, step: WindowStep) -> Windowed: ...
+    def __call__(self, settings: WindowSettings) -> WindowKernel: ...
 
 
 @dataclass
-class Fed:
+class FeedOutput:
     """What came out."""
 
-    told: list[Row]
+    emitted: list[Row]
     late: list[Row]
     late_counts: list[Row]
     state: dict[bytes, bytes]
@@ -106,43 +111,43 @@ def expected(oracle: WindowOracle, feed: Feed) -> list[Row]:
 
 def feed_to(
     build: Build,
-    step: WindowStep,
+    step: WindowSettings,
     feed: Feed,
     cuts: Sequence[int] = (),
     shards: Sequence[int] = (1,),
     combine: Sequence[int] | None = None,
-) -> Fed:
+) -> FeedOutput:
     """Feed it in calls, each with a number of shards of its own. With `combine`, rows are combined
     before, in pieces of these sizes, in turn.
     """
     bounds = [0, *sorted({cut for cut in cuts if cut < len(feed.ticks)}), len(feed.ticks)]
     states = [MemoryState()]
-    fed = Fed([], [], [], {}, [])
+    output = FeedOutput([], [], [], {}, [])
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
         rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = (
             key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
         )
-        told: list[Row] = []
+        emitted: list[Row] = []
         for number, state in enumerate(states):
             kernel = pickle.loads(pickle.dumps(build(step)))
             mine = rows.filter(pa.array(of_row == number))
-            told += kernel.step_timed(
+            emitted += kernel.step_timed(
                 state, [mine if combine is None else combined(kernel, mine, combine)], [watermarks]
             ).to_pylist()
-            fed.late += kernel.late.take_rows().to_pylist()
-            fed.late_counts += kernel.late.take_counts().to_pylist()
-            fed.corrected += kernel.counts.get("corrected", 0)
-        fed.told += in_order(told) if len(states) > 1 else told
-        fed.due.append(
+            output.late += kernel.late.take_rows().to_pylist()
+            output.late_counts += kernel.late.take_counts().to_pylist()
+            output.corrected += kernel.counts.get("corrected", 0)
+        output.emitted += in_order(emitted) if len(states) > 1 else emitted
+        output.due.append(
             min(
                 (due for state in states if (due := build(step).due(state)) is not None),
                 default=None,
             )
         )
-    fed.state = {key: value for state in states for key, value in state.values.items()}
-    return fed
+    output.state = {key: value for state in states for key, value in state.values.items()}
+    return output
 
 
 def combined(kernel: Any, rows: pa.Table, sizes: Sequence[int]) -> pa.Table:
@@ -158,12 +163,12 @@ def combined(kernel: Any, rows: pa.Table, sizes: Sequence[int]) -> pa.Table:
     return pa.concat_tables(pieces, promote_options="default").sort_by("_tick")
 
 
-def in_order(told: list[Row]) -> list[Row]:
+def in_order(emitted: list[Row]) -> list[Row]:
     """Rows of several shards, in an order that does not tell the shards apart; the halves of an
     update stay together.
     """
     return sorted(
-        told,
+        emitted,
         key=lambda row: (
             row["_tick"],
             repr([row.get("k"), row.get("device"), row["window_start"], row["window_end"]]),
@@ -174,7 +179,9 @@ def in_order(told: list[Row]) -> list[Row]:
 def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
     """The same state in another number of shards, and all of it restarted."""
     fresh = [
-        MemoryState(at_hand=[group for group in range(GROUPS) if group * shards // GROUPS == shard])
+        MemoryState(
+            owned_groups=[group for group in range(GROUPS) if group * shards // GROUPS == shard]
+        )
         for shard in range(shards)
     ]
     for state in states:
@@ -184,10 +191,10 @@ def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
     return fresh
 
 
-def check_same(fed: Sequence[Row], wanted: Sequence[Row], shards: Sequence[int] = (2,)) -> None:
+def check_same(output: Sequence[Row], wanted: Sequence[Row], shards: Sequence[int] = (2,)) -> None:
     """The same rows; in the same order too, if there was one shard."""
     one = list(shards) == [1]
-    assert text(fed if one else in_order(list(fed))) == text(
+    assert text(output if one else in_order(list(output))) == text(
         wanted if one else in_order(list(wanted))
     )
 
@@ -218,7 +225,7 @@ def rows() -> st.SearchStrategy[Row]:
 def watermarks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
     """Clocks that may not begin at once, never go back, and of which closed is never ahead."""
     unstarted = draw(st.integers(0, count))
-    complete = sorted(
+    watermark = sorted(
         draw(
             st.lists(
                 st.integers(-5, LATEST + 40), min_size=count - unstarted, max_size=count - unstarted
@@ -226,8 +233,8 @@ def watermarks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
         )
     )
     behind = draw(st.sampled_from([0, 0, 7]))
-    return [UNSTARTED] * unstarted + complete, [UNSTARTED] * unstarted + [
-        each - behind for each in complete
+    return [UNSTARTED] * unstarted + watermark, [UNSTARTED] * unstarted + [
+        each - behind for each in watermark
     ]
 
 
@@ -258,3 +265,48 @@ def cuts() -> st.SearchStrategy[list[int]]:
 
 def shard_counts() -> st.SearchStrategy[list[int]]:
     return st.sampled_from([[1], [1], [2], [1, 3, 2]])
+
+
+def late_by_minute(counts: list[Row]) -> Counter[tuple[int, str | None]]:
+    """The number of late rows by minute and producer."""
+    totals: Counter[tuple[int, str | None]] = Counter()
+    for count in counts:
+        totals[us(count["minute"]) // 60_000_000, count["producer"]] += count["rows"]
+    return totals
+
+
+def random_feed(seed: int) -> Feed:
+    """Rows that arrive up to 35 late, with a watermark that follows the newest of them."""
+    chance = random.Random(seed)
+    ticks: list[list[Row]] = []
+    watermark, newest = [], 0
+    for tick in range(40):
+        times = [max(tick * 10 - chance.randrange(35), 0) for _ in range(chance.randrange(6))]
+        ticks.append(
+            [
+                {
+                    "k": chance.randrange(2),
+                    "v": chance.randrange(100) / 10,
+                    "t": moment(time),
+                    "device": None,
+                }
+                for time in times
+            ]
+        )
+        newest = max([newest, *times])
+        watermark.append(newest)
+    return Feed([*ticks, []], [*watermark, 10_000], [*watermark, 10_000])
+
+
+class ShorteningState(MemoryState):
+    """State that shortens long names, as a store does."""
+
+    def get(self, keys: Any, groups: Any = None) -> Any:
+        return super().get(list(map(self.shorten, keys)), groups)
+
+    def put(self, keys: Any, values: Any, groups: Any = None) -> None:
+        super().put(list(map(self.shorten, keys)), values, groups)
+
+    @staticmethod
+    def shorten(key: bytes) -> bytes:
+        return key if len(key) <= 400 else key[:368] + blake2b(key, digest_size=32).digest()

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.specs import Hopping, Tumbling
 from tests.operators.oracle import GOES, Oracle, aggregated, plain
 
@@ -28,30 +28,30 @@ def moment(us: int) -> datetime:
 
 
 @dataclass
-class Clock:
+class TickWatermarks:
     """The clocks before and after a tick."""
 
     watermark_before: int
     horizon_before: int
-    complete: int
-    closed: int
+    watermark: int
+    horizon: int
 
 
 @dataclass
 class WindowOracle:
     """What all have in common: what is shown, tick by tick, and what is told of it."""
 
-    step: WindowStep
+    step: WindowSettings
     shown: dict[Window, Row] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
 
-    def tell(self, number: int, shown: dict[Window, Row]) -> list[Row]:
-        told: list[Row] = []
+    def emit(self, number: int, shown: dict[Window, Row]) -> list[Row]:
+        emitted: list[Row] = []
         oracle = Oracle(self.step.schema, self.step.by, ())
         for window in self._in_order({*self.shown, *shown}):
-            told += oracle._told(self.shown.get(window), shown.get(window))
+            emitted += oracle._changes(self.shown.get(window), shown.get(window))
         self.shown = shown
-        return [{**change, "_tick": number} for change in told]
+        return [{**change, "_tick": number} for change in emitted]
 
     def _in_order(self, windows: Iterable[Window]) -> list[Window]:
         groups = Oracle(self.step.schema, self.step.by, ())
@@ -89,7 +89,7 @@ class FixedOracle(WindowOracle):
             if start <= time < start + spec.size_us
         ]
 
-    def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
+    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]:
         limit = clock.horizon_before - self.step.late.lateness_us
         touched: dict[Window, list[Row]] = {}
         for row in rows:
@@ -104,7 +104,7 @@ class FixedOracle(WindowOracle):
             self.corrected += any(end <= clock.watermark_before for _, end in open_windows)
         for window, changes in touched.items():
             self.groups._apply(window, changes)
-        told = self.tell(
+        emitted = self.emit(
             number,
             {
                 window: self.result(window)
@@ -112,12 +112,12 @@ class FixedOracle(WindowOracle):
                 if self._is_shown(window, clock)
             },
         )
-        self._forget(clock.closed - self.step.late.lateness_us)
-        return told
+        self._forget(clock.horizon - self.step.late.lateness_us)
+        return emitted
 
-    def _is_shown(self, window: Window, clock: Clock) -> bool:
+    def _is_shown(self, window: Window, clock: TickWatermarks) -> bool:
         return bool(self.groups.groups[window]) and (
-            self.step.emit == "changes" or clock.complete >= window[-1]
+            self.step.emit == "changes" or clock.watermark >= window[-1]
         )
 
     def result(self, window: Window) -> Row:
@@ -160,16 +160,16 @@ class RowOracle(WindowOracle):
         """The rows that a window still needs that is not closed."""
         raise NotImplementedError
 
-    def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
+    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]:
         self.limit = limit = clock.horizon_before - self.step.late.lateness_us
         touched: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             touched.setdefault(tuple(plain(row[name]) for name in self.step.by), []).append(row)
         for group, changes in touched.items():
             self._change(number, group, changes, limit)
-        told = self.tell(number, dict(self._all_shown(clock)))
-        self._forget(clock.closed - self.step.late.lateness_us)
-        return told
+        emitted = self.emit(number, dict(self._all_shown(clock)))
+        self._forget(clock.horizon - self.step.late.lateness_us)
+        return emitted
 
     def _change(self, number: int, group: tuple[Any, ...], changes: list[Row], limit: int) -> None:
         kept = self.groups.setdefault(group, [])
@@ -215,10 +215,10 @@ class RowOracle(WindowOracle):
     def _id(self, row: Row) -> str:
         return repr([row.get(name) for name in self.step.row_key])
 
-    def _all_shown(self, clock: Clock) -> Iterable[tuple[Window, Row]]:
+    def _all_shown(self, clock: TickWatermarks) -> Iterable[tuple[Window, Row]]:
         for group, rows in self.groups.items():
             for (start, end), inside in self.windows(rows).items():
-                if self.step.emit == "changes" or clock.complete >= end:
+                if self.step.emit == "changes" or clock.watermark >= end:
                     yield (*group, start, end), self.result(group, start, end, inside)
 
     def result(self, group: tuple[Any, ...], start: int, end: int, rows: list[Row]) -> Row:

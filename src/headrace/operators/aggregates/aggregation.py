@@ -1,14 +1,21 @@
-"""Several aggregates over the same groups: how all their states go through segments together. What
-every kernel that aggregates has in common.
+"""Several aggregates over the same groups: how their states advance together.
 
-A kernel decides what a group is, and where its state is kept; here states become states, and
-results, and an account of what was left out.
+A kernel decides what a group is and where its state is stored. `Aggregation` takes the stored
+states of groups and the rows cut into segments, and returns the new states, the results of every
+version, and the rows that an aggregate rejected. `AggregateKernel` and all window kernels use it.
+
+The state of a group (`StateLayout`):
+
+    1 byte    version, 1; a state of zeros stands for an absent group
+    8 bytes   the number of rows of the group
+    ...       the fields of each accumulator, little-endian, without gaps
+    ...       the tails of the accumulators that have one, in the same order; their lengths follow
+              from the fields
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,41 +25,32 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, as_binary, bytes_list, same_width
-from headrace.columnar.columns import TICK
-from headrace.columnar.keys import encode_keys, whole
+from headrace.columnar.buffers import Ints, Mask, as_binary, bytes_list, equal_length_values
+from headrace.columnar.keys import as_array
 from headrace.columnar.segments import Segments
 from headrace.errors import BugError, InputError, NewerFormat, UnknownColumn
 from headrace.operators.aggregates.accumulator import (
     Accumulator,
-    Advanced,
+    AccumulatorOutcome,
     Columns,
-    Full,
     Monoid,
     Tails,
+    TooManyValues,
 )
-from headrace.operators.aggregates.custom import Raised
+from headrace.operators.aggregates.custom import CustomAggregateRaised
 from headrace.operators.aggregates.factory import build
+from headrace.operators.aggregates.partial_aggregation import PARTIAL
 from headrace.operators.aggregates.specs import AggregateSpec, result_type
 from headrace.operators.aggregates.sums import CountRows
 from headrace.operators.changelog import differs
-from headrace.operators.kernel import AggregateFailed, Diverted, GroupFull
-
-# How a key's state is laid out in bytes: a version, the number of rows, each accumulator's fields,
-# and behind them what has no fixed width.
-#
-# | bytes | what | |---|---| | 1 | version, 1; a state of zeros stands for a key that is not there |
-# | 8 | rows of the group | | … | the fields of each accumulator, little-endian, without gaps | | …
-# | the tails of the accumulators that have one, in the same order; their lengths follow from the
-# fields |
-
+from headrace.operators.kernel import AggregateFailed, DeadLetterBuffer, GroupFull
 
 VERSION = 1
 Heads = npt.NDArray[np.void]
 
 
-class Layout:
-    """The states of many keys, from bytes to columns and back."""
+class StateLayout:
+    """The states of many groups, from bytes to columns and back."""
 
     def __init__(self, accumulators: Sequence[Accumulator]) -> None:
         self.accumulators = accumulators
@@ -62,22 +60,23 @@ class Layout:
         self.dtype = np.dtype(fields)
         self._nothing = bytes(self.dtype.itemsize)
 
-    def unpacked(
+    def unpack(
         self, values: Sequence[bytes | None]
     ) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """The number of rows of each key (0 for a new one, which is None), and each accumulator's
-        part.
-        """
-        return self.unpacked_array(pa.array(values, pa.binary()))
+        """The number of rows of each group (0 for None, a new one), and each accumulator's part."""
+        return self.unpack_array(pa.array(values, pa.binary()))
 
-    def unpacked_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """The same from a column of states; without a copy where all have the same width."""
-        plain = same_width(values)
+    def unpack_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+        """The number of rows of each group (0 for null, a new one), and each accumulator's part.
+
+        States that all have the same width are read without a copy.
+        """
+        plain = equal_length_values(values)
         if plain is not None and plain.dtype.itemsize == self.dtype.itemsize:
             return self._from_heads(plain.view(self.dtype), None)
         if values.null_count == len(values):
             return self._from_heads(np.zeros(len(values), self.dtype), None)
-        known = same_width(values.drop_null())
+        known = equal_length_values(values.drop_null())
         if known is not None and known.dtype.itemsize == self.dtype.itemsize:
             heads = np.zeros(len(values), self.dtype)
             heads[values.is_valid().to_numpy(zero_copy_only=False)] = known.view(self.dtype)
@@ -91,7 +90,9 @@ class Layout:
     def _from_heads(
         self, heads: Heads, values: list[bytes] | None
     ) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """`values` are whole states, if some have tails."""
+        """The row counts and parts from the fixed-width heads; `values` are whole states if some
+        have tails.
+        """
         self._check(heads)
         parts: list[tuple[Columns, Tails | None]] = []
         at = np.full(len(heads), self.dtype.itemsize)
@@ -109,13 +110,12 @@ class Layout:
             at = at if sizes is None else at + sizes
         return np.ascontiguousarray(heads["rows"]), parts
 
-    def packed(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> list[bytes]:
-        """The bytes of each key's state."""
-        values: list[bytes] = bytes_list(self.packed_array(rows, parts))  # type: ignore[assignment]  # none is null
-        return values
+    def pack(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> list[bytes]:
+        """The bytes of each group's state."""
+        return [value or b"" for value in bytes_list(self.pack_array(rows, parts))]
 
-    def packed_array(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> pa.Array:
-        """The states as a column."""
+    def pack_array(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> pa.Array:
+        """The bytes of each group's state, as a column."""
         heads = self.heads(rows, [columns for columns, _ in parts]).view(f"V{self.dtype.itemsize}")
         tails = [tails for _, tails in parts if tails is not None]
         return (
@@ -125,6 +125,7 @@ class Layout:
         )
 
     def heads(self, rows: Ints, parts: Sequence[Columns]) -> Heads:
+        """The fixed-width part of each group's state."""
         heads = np.empty(len(rows), self.dtype)
         heads["version"], heads["rows"] = VERSION, rows
         for number, (accumulator, columns) in enumerate(zip(self.accumulators, parts, strict=True)):
@@ -135,7 +136,7 @@ class Layout:
     def _check(self, heads: Heads) -> None:
         if len(heads) and int(newest := heads["version"].max()) > VERSION:
             raise NewerFormat(
-                f"A state has version {newest}, and this Headrace knows up to {VERSION}.",
+                f"A state has version {newest}, and this Headrace supports up to {VERSION}.",
                 fix="run the newer Headrace that wrote it.",
             )
 
@@ -155,8 +156,8 @@ def _slices(values: Sequence[bytes], starts: Ints, sizes: Ints) -> list[bytes]:
     ]
 
 
-def kept(values: list[bytes], rows: Ints) -> list[bytes | None]:
-    """A group without rows is deleted."""
+def delete_empty(values: list[bytes], rows: Ints) -> list[bytes | None]:
+    """The values to store, with None for groups without rows, which deletes them."""
     stays: Mask = rows != 0
     return (
         list(values)
@@ -165,84 +166,11 @@ def kept(values: list[bytes], rows: Ints) -> list[bytes | None]:
     )
 
 
-def kept_array(values: pa.Array, rows: Ints) -> pa.Array:
-    """The same of a column of states."""
+def delete_empty_array(values: pa.Array, rows: Ints) -> pa.Array:
+    """The column of values to store, with null for groups without rows, which deletes them."""
     stays: Mask = rows != 0
     return (
         values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))
-    )
-
-
-# Combining rows before the shuffle: whether it pays, about how many groups they would make, told
-# from a sample; and what combined rows need to be a kernel's rows.
-
-
-ORDER = (TICK, "_rank", "_partition", "_offset")
-"""The columns that tell a row's place in the pipeline's order."""
-
-PARTIAL = "_partial"
-"""The column with a state, in rows that stand for several."""
-
-_SAMPLE_ROWS = 8192
-_WORTH = 0.5  # groups a row, above which combining costs more than it saves
-
-
-def pays(rows: pa.Table, by: Sequence[str]) -> bool:
-    """Whether these rows make far fewer groups than they are. It decides about speed alone: the
-    result is the same either way.
-    """
-    if not rows.num_rows:
-        return False
-    sample = rows.slice(0, _SAMPLE_ROWS)
-    distinct = len(pc.unique(encode_keys(sample, by)))
-    if sample.num_rows == rows.num_rows:
-        return bool(distinct <= _WORTH * rows.num_rows)
-    keys = _keys_in_all(sample.num_rows, distinct)
-    ticks = len(np.unique(whole(rows.column(TICK)).to_numpy()))
-    return bool(ticks * _drawn(keys, rows.num_rows / ticks) <= _WORTH * rows.num_rows)
-
-
-def _drawn(keys: float, rows: float) -> float:
-    """How many different keys so many rows have, if each is as likely as any other."""
-    return -keys * math.expm1(-rows / keys)
-
-
-def _keys_in_all(rows: int, distinct: int) -> float:
-    """From how many keys so many rows with so many different ones may have been drawn: found by
-    halving.
-    """
-    low, high = float(distinct), 1e12
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if _drawn(middle, rows) < distinct else (low, middle)
-    return low
-
-
-def by_tick(rows: pa.Table) -> pa.Table:
-    """Rows in the order of their ticks, and otherwise as they were."""
-    ticks = whole(rows.column(TICK)).to_numpy()
-    return (
-        rows
-        if (ticks[1:] >= ticks[:-1]).all()
-        else rows.take(pa.array(np.argsort(ticks, kind="stable")))
-    )
-
-
-def all_combined(
-    rows: pa.Table, combine: Callable[[pa.Table], pa.Table], also: Sequence[str] = ()
-) -> pa.Table:
-    """Where only some rows were combined, the others too; where none was, rows as they are. `also`
-    names other columns that only combined rows have.
-    """
-    partial = rows.column(PARTIAL)
-    if partial.null_count == 0:
-        return rows
-    plain = rows.drop_columns([name for name in (PARTIAL, *also) if name in rows.schema.names])
-    if partial.null_count == len(partial):
-        return plain
-    combined = combine(plain.filter(partial.is_null()))
-    return by_tick(
-        pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined])
     )
 
 
@@ -250,27 +178,29 @@ Part = tuple[Columns, Tails | None]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of all groups: their newest states, and their results at every version."""
+class AggregateOutcome:
+    """The outcome of advancing all groups: their newest states, and the results of
+    every version.
+    """
 
-    counted: Advanced
-    advanced: list[Advanced]
+    counted: AccumulatorOutcome
+    advanced: list[AccumulatorOutcome]
     parts: list[Part]
 
     @property
     def rows(self) -> Ints:
-        """The number of rows that each group has now."""
+        """The number of rows of each group now."""
         newest: Ints = self.counted.columns[0]
         return newest
 
     @cached_property
     def exists(self) -> Mask:
-        """For each version whether the group has rows."""
+        """For each version, whether the group has rows."""
         there: Mask = self.counted.results.to_numpy() > 0
         return there
 
     def differs(self, before: Ints, after: Ints) -> Mask:
-        """Which of these pairs of versions have different results."""
+        """Which pairs of versions have different results."""
         unlike = np.zeros(len(before), np.bool_)
         left, right = pa.array(before), pa.array(after)
         for each in self.advanced:
@@ -279,17 +209,18 @@ class Outcome:
         return unlike
 
     def results(self, versions: Ints) -> list[pa.Array]:
-        """The results of some versions, a column for each aggregate."""
+        """The results of some versions, one column per aggregate."""
         which = pa.array(versions)
         return [each.results.take(which) for each in self.advanced]
 
 
 class Aggregation:
-    """The aggregates of one step. `by` names a group in errors; with `divert`, rows that a user's
-    own aggregate raises on are left out of it.
+    """The aggregates of one step.
 
-    What is left out of an aggregate is found in `diverted`, and `lost` counts the results that
-    could not be told (null) by aggregate.
+    `by` are the columns of a group, for errors. With `divert`, rows that a user's own aggregate
+    raises on are rejected instead of stopping the query. `dead_letters` collects the rejected rows,
+    and `unknown_results` counts by aggregate the emitted results that are null because they are
+    unknown.
     """
 
     def __init__(
@@ -303,22 +234,22 @@ class Aggregation:
         row_key: Sequence[str] = (),
         divert: bool = False,
     ) -> None:
-        self.step_name, self.schema, self.by, self.aggregates = (
-            step,
-            schema,
-            tuple(by),
-            tuple(aggregates),
-        )
+        self.step_name = step
+        self.schema = schema
+        self.by = tuple(by)
+        self.aggregates = tuple(aggregates)
         self._check(row_key)
         self._rows = CountRows()
         self.accumulators: list[Accumulator] = [
             build(spec, schema, over_table=over_table, row_key=row_key, divert=divert)
             for _, spec in self.aggregates
         ]
-        # The group's own row count is in every state: a count of rows needs no second one.
-        self.layout = Layout([each for each in self.accumulators if type(each) is not CountRows])
-        self.diverted = Diverted(schema)
-        self.lost: dict[str, int] = {}
+        # Every state has the group's row count, so `count()` needs no state of its own.
+        self.layout = StateLayout(
+            [each for each in self.accumulators if type(each) is not CountRows]
+        )
+        self.dead_letters = DeadLetterBuffer(schema)
+        self.unknown_results: dict[str, int] = {}
 
     def _check(self, row_key: Sequence[str]) -> None:
         used = [*self.by, *row_key, *(name for _, spec in self.aggregates for name in spec.reads)]
@@ -335,7 +266,7 @@ class Aggregation:
 
     @property
     def fields(self) -> list[pa.Field]:
-        """The results' columns."""
+        """The columns of the results."""
         return [
             pa.field(name, result_type(spec, self._type(spec))) for name, spec in self.aggregates
         ]
@@ -345,16 +276,20 @@ class Aggregation:
 
     # From states to states
 
-    def advance(self, segments: Segments, stored: Ints, parts: list[Part]) -> Outcome:
-        """Each aggregate through all segments, from the states that groups had: their numbers of
-        rows, and each accumulator's part.
+    def advance(self, segments: Segments, stored: Ints, parts: list[Part]) -> AggregateOutcome:
+        """Advance all aggregates through all segments.
+
+        Args:
+            segments: The rows of a call, cut by group and tick.
+            stored: The number of rows that each group had.
+            parts: The state of each accumulator for each group.
         """
         if PARTIAL in segments.rows.schema.names:
             counted, advanced = self._advance_by_partials(segments, stored, parts)
         else:
             counted, advanced = self._advance(segments, stored, parts)
         pairs = zip(advanced, self.accumulators, strict=True)
-        return Outcome(
+        return AggregateOutcome(
             counted,
             advanced,
             [
@@ -366,8 +301,8 @@ class Aggregation:
 
     def _advance(
         self, segments: Segments, stored: Ints, parts: list[Part]
-    ) -> tuple[Advanced, list[Advanced]]:
-        """The row counts, and each aggregate in its turn."""
+    ) -> tuple[AccumulatorOutcome, list[AccumulatorOutcome]]:
+        """Advance the row counts, then each aggregate in turn."""
         counted = self._rows.advance((stored,), None, segments)
         segments = replace(segments, exists=self._exists(counted, segments))
         remaining = iter(parts)
@@ -382,15 +317,15 @@ class Aggregation:
 
     def _advance_one(
         self, name: str, accumulator: Accumulator, part: Part, segments: Segments
-    ) -> Advanced:
+    ) -> AccumulatorOutcome:
         try:
             return accumulator.advance(*part, segments)
-        except Full as full:
+        except TooManyValues as full:
             group = self._group(segments, full.key)
             raise GroupFull(
-                step=self.step_name, aggregate=name, group=group, most=full.most
+                step=self.step_name, aggregate=name, group=group, max_values=full.max_values
             ) from None
-        except Raised as raised:
+        except CustomAggregateRaised as raised:
             row = (
                 None
                 if raised.row is None
@@ -401,51 +336,56 @@ class Aggregation:
                 step=self.step_name, aggregate=name, row=row, cause=cause, trace=raised.trace
             ) from raised.cause
 
-    def _exists(self, counted: Advanced, segments: Segments) -> Mask:
+    def _exists(self, counted: AccumulatorOutcome, segments: Segments) -> Mask:
+        """For each version, whether its group has rows. A negative count is a bug upstream."""
         count = counted.results.to_numpy()
         if len(count) and count.min() < 0:
-            key = int(np.searchsorted(segments.before_all, int(np.argmin(count)), side="right")) - 1
+            key = (
+                int(np.searchsorted(segments.initial_versions, int(np.argmin(count)), side="right"))
+                - 1
+            )
             raise BugError(
-                f"Step {self.step_name!r} was told that rows go which never came, in the group"
-                f" {self._group(segments, key)!r}."
+                f"Step {self.step_name!r} received retractions of rows that it never received, in"
+                f" the group {self._group(segments, key)!r}."
             )
         exists: Mask = count > 0
         return exists
 
     def _group(self, segments: Segments, key: int) -> dict[str, Any]:
+        """The columns of a group, for errors."""
         row = int(segments.order[segments.starts[segments.firsts[key]]])
         return {name: segments.rows.column(name)[row].as_py() for name in self.by}
 
-    def keep_account(self, segments: Segments, outcome: Outcome, shown: Ints) -> None:
-        """Of results that could not be told, among the versions that are shown; and of rows that
-        were left out.
+    def record_rejected(self, segments: Segments, outcome: AggregateOutcome, shown: Ints) -> None:
+        """Record the unknown results among the emitted versions, and the rows that aggregates
+        rejected.
         """
-        self.count_lost(outcome, shown)
+        self.count_unknown(outcome, shown)
         for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
-            for left_out in each.left_out:
-                self.diverted.add(
-                    segments.rows, segments.order[left_out.rows], name, left_out.reason
+            for rejected in each.rejected:
+                self.dead_letters.add(
+                    segments.rows, segments.order[rejected.rows], name, rejected.reason
                 )
 
-    def count_lost(self, outcome: Outcome, shown: Ints) -> None:
-        """Count the results that could not be told."""
+    def count_unknown(self, outcome: AggregateOutcome, shown: Ints) -> None:
+        """Count the unknown results among the emitted versions."""
         for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
-            if each.lost is not None and (lost := int(np.count_nonzero(each.lost[shown]))):
-                self.lost[name] = self.lost.get(name, 0) + lost
+            if each.unknown is not None and (unknown := int(np.count_nonzero(each.unknown[shown]))):
+                self.unknown_results[name] = self.unknown_results.get(name, 0) + unknown
 
-    # Combining before the shuffle
+    # Partial aggregation before the shuffle
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be combined before the shuffle: if every aggregate's states can be put
-        together exactly.
+        """Whether rows may be combined before the shuffle: whether every aggregate's states can be
+        merged.
         """
         return all(each.combinable for each in self.accumulators)
 
     def partials(self, segments: Segments) -> pa.Array:
         """The state of each segment's rows alone, as it is stored."""
         (counted,) = self._rows.lift(segments)
-        return self.layout.packed_array(
+        return self.layout.pack_array(
             counted,
             [
                 self._lifted(each, segments)
@@ -457,13 +397,13 @@ class Aggregation:
     @staticmethod
     def _lifted(accumulator: Accumulator, segments: Segments) -> Part:
         assert isinstance(accumulator, Monoid)
-        return accumulator.closed(accumulator.lift(segments))
+        return accumulator.close_states(accumulator.lift(segments))
 
     def _advance_by_partials(
         self, segments: Segments, stored: Ints, parts: list[Part]
-    ) -> tuple[Advanced, list[Advanced]]:
-        rows, partials = self.layout.unpacked_array(whole(segments.rows.column(PARTIAL)))
-        counted = self._rows.advance_by((stored,), None, ((rows,), None), segments)
+    ) -> tuple[AccumulatorOutcome, list[AccumulatorOutcome]]:
+        rows, partials = self.layout.unpack_array(as_array(segments.rows.column(PARTIAL)))
+        counted = self._rows.advance_by_partials((stored,), None, ((rows,), None), segments)
         self._exists(counted, segments)
         pairs = iter(zip(parts, partials, strict=True))
         advanced = []
@@ -473,5 +413,5 @@ class Aggregation:
                 continue
             assert isinstance(each, Monoid)
             part, partial = next(pairs)
-            advanced.append(each.advance_by(*part, partial, segments))
+            advanced.append(each.advance_by_partials(*part, partial, segments))
         return counted, advanced

@@ -1,8 +1,14 @@
-"""What can be kept of a stream, whose rows only come: the first and the last value, the smallest
-and the largest of any type, and the values in their order.
+"""Aggregates that keep values of a stream: `first`, `last`, `min`, `max` and `collect`.
 
-Nothing goes, so a key's whole history within a call is worked out in one pass, without taking its
-ticks one after the other.
+A stream has no retractions, so all versions of a group within a call are computed in one pass,
+without going tick by tick. `last(v)`, over one group:
+
+    stored value    segments               versions          results
+    x               tick 7: v=y, v=z       before, after 7   x, z
+                    tick 8: v=w            after 8           w
+
+`min` and `max` of types of up to 64 bits are monoids (`Extreme`). The same aggregates over tables,
+whose rows can be retracted, are in `retractable`.
 """
 
 from __future__ import annotations
@@ -10,64 +16,68 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.buffers import Ints, Mask, offsets_of, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates.accumulator import (
-    Advanced,
+    AccumulatorOutcome,
     Columns,
-    Full,
-    Keeper,
-    LeftOut,
     Monoid,
+    RejectedRows,
+    StoredValueAccumulator,
+    TooManyValues,
     from_ordered,
+    index_in_slot,
     lists,
-    place_in_slot,
-    places,
+    rank_values,
     to_ordered,
     valid_mask,
 )
 
 
-class OneValue(Keeper):
-    """Keeps one value of each key. Subclasses choose, among the candidates of each version, the one
-    that stands from then on.
+class OneValue(StoredValueAccumulator):
+    """Keeps one value per group. Subclasses choose which of a segment's values is a candidate, and
+    which candidate each version keeps.
     """
 
     def __init__(self, column: str, type: pa.DataType) -> None:
         self.column, self.type = column, type
         self.state_type = pa.struct([pa.field("value", type)])
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         values = pa.concat_arrays([stored.field(0), segments.column(self.column)])
         candidates = np.full(segments.versions, -1)
-        candidates[segments.before_all[there]] = np.arange(len(stored))
+        candidates[segments.initial_versions[there]] = np.arange(len(stored))
         candidates[segments.after] = self.candidates(values, len(stored), segments)
         chosen = self.chosen(values, candidates, segments)
         results = values.take(pa.array(chosen, mask=chosen < 0))
-        newest = chosen[np.append(segments.before_all[1:], segments.versions) - 1]
+        newest = chosen[np.append(segments.initial_versions[1:], segments.versions) - 1]
         states = pa.StructArray.from_arrays(
             [values.take(pa.array(newest[newest >= 0]))], fields=list(self.state_type)
         )
-        return self.kept(results, newest >= 0, states)
+        return self.pack_values(results, newest >= 0, states)
 
     def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
-        """Of each segment the position of the one value that counts, -1 if none does; its rows
-        begin at `first_row`.
+        """The position of the candidate of each segment, -1 if it has none. Positions of the
+        segments' rows begin at `first_row`.
         """
         raise NotImplementedError
 
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
-        """For each version the position of the value that stands, -1 for none."""
+        """The position of the value that each version keeps, -1 for none."""
         raise NotImplementedError
 
 
 def key_starts(segments: Segments) -> Ints:
-    """For each version, the first version of its key."""
-    return np.repeat(segments.before_all, np.diff(segments.before_all, append=segments.versions))
+    """For each version, the first version of its group."""
+    return np.repeat(
+        segments.initial_versions, np.diff(segments.initial_versions, append=segments.versions)
+    )
 
 
 class First(OneValue):
-    """The first value; without nulls if they are ignored."""
+    """The first value, or the first that is not null."""
 
     def __init__(self, column: str, type: pa.DataType, *, ignore_nulls: bool) -> None:
         super().__init__(column, type)
@@ -84,14 +94,14 @@ class First(OneValue):
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         versions = np.arange(len(candidates))
         earliest = np.minimum.reduceat(
-            np.where(candidates >= 0, versions, len(versions)), segments.before_all
+            np.where(candidates >= 0, versions, len(versions)), segments.initial_versions
         )
-        of_key = np.repeat(earliest, np.diff(segments.before_all, append=segments.versions))
+        of_key = np.repeat(earliest, np.diff(segments.initial_versions, append=segments.versions))
         return np.where(versions >= of_key, candidates[np.minimum(of_key, len(versions) - 1)], -1)
 
 
 class Last(First):
-    """The last value; without nulls if they are ignored."""
+    """The last value, or the last that is not null."""
 
     def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
         if not self.ignore_nulls:
@@ -106,9 +116,7 @@ class Last(First):
 
 
 class RankedExtreme(OneValue):
-    """The smallest or the largest value, of types too wide for `extremes.py`: STRING, BINARY,
-    DECIMAL.
-    """
+    """The smallest or largest value, of types that do not fit 64 bits: STRING, BINARY, DECIMAL."""
 
     def __init__(self, column: str, type: pa.DataType, *, largest: bool) -> None:
         super().__init__(column, type)
@@ -123,50 +131,59 @@ class RankedExtreme(OneValue):
         return of_rank[best]
 
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
-        """The best so far. Each key's ranks are moved below those of the key before, so that one
-        pass serves all keys.
+        """The best value so far. The ranks of each group are shifted below those of the group
+        before, so that one running minimum serves all groups.
         """
         ranks = np.append(self._ranks(values), len(values))[candidates]
         below = np.repeat(
-            np.arange(len(segments.firsts)), np.diff(segments.before_all, append=segments.versions)
+            np.arange(len(segments.firsts)),
+            np.diff(segments.initial_versions, append=segments.versions),
         ) * (len(values) + 1)
         best = np.minimum.accumulate(ranks - below)
         found = np.maximum.accumulate(np.where(ranks - below == best, np.arange(len(ranks)), -1))
         return candidates[found]
 
     def _ranks(self, values: pa.Array) -> Ints:
-        """Each value's place in the order, the best first; of a null, behind all."""
+        """The rank of each value, the best first; nulls come last."""
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         ranks = np.full(len(values), len(values))
-        codes, distinct = places(values.drop_null())
+        codes, distinct = rank_values(values.drop_null())
         ranks[valid] = len(distinct) - 1 - codes if self.largest else codes
         return ranks
 
 
-class Collect(Keeper):
-    """All values that are not null, in their order; what comes when there are `most` is left out.
-    Each version of a key's list begins like the last.
+class Collect(StoredValueAccumulator):
+    """All values that are not null, in order; values above the limit are rejected. Each version of
+    a list begins with the one before.
     """
 
-    def __init__(self, column: str, type: pa.DataType, *, most: int, stop: bool) -> None:
-        self.column, self.type, self.most, self.stop = column, type, most, stop
+    def __init__(
+        self, column: str, type: pa.DataType, *, max_values: int, stop_when_full: bool
+    ) -> None:
+        self.column = column
+        self.type = type
+        self.max_values = max_values
+        self.stop_when_full = stop_when_full
         self.state_type = pa.struct([pa.field("values", pa.list_(type))])
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         column = segments.column(self.column)
         rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         had = np.zeros(len(there), np.int64)
         had[there] = np.diff(offsets_of(stored.field(0)))
         key = segments.key_of[segments.segment_of[rows]]
-        inside = place_in_slot(key) + had[key] < self.most
-        if self.stop and not inside.all():
-            raise Full(int(key[~inside][0]), self.most)
-        left_out = (
+        inside = index_in_slot(key) + had[key] < self.max_values
+        if self.stop_when_full and not inside.all():
+            raise TooManyValues(int(key[~inside][0]), self.max_values)
+        rejected = (
             ()
             if inside.all()
             else (
-                LeftOut(
-                    rows[~inside], f"the group has {self.most} values of {self.column!r} already"
+                RejectedRows(
+                    rows[~inside],
+                    f"the group has {self.max_values} values of {self.column!r} already",
                 ),
             )
         )
@@ -175,12 +192,12 @@ class Collect(Keeper):
         states = pa.StructArray.from_arrays(
             [lists(lengths[lengths > 0], values)], fields=list(self.state_type)
         )
-        return self.kept(results, lengths > 0, states, left_out=left_out)
+        return self.pack_values(results, lengths > 0, states, rejected=rejected)
 
     def _lists(
         self, had: Ints, stored: pa.Array, column: pa.Array, key: Ints, rows: Ints
     ) -> tuple[Ints, pa.Array]:
-        """The newest list of each key: old values, then new ones."""
+        """The newest list of each group: stored values, then new ones."""
         old = stored.field(0).flatten()
         of_key = np.concatenate([np.repeat(np.arange(len(had)), had), key])
         at = np.concatenate([np.arange(len(old)), len(old) + rows])
@@ -193,26 +210,23 @@ class Collect(Keeper):
     def _versions(
         had: Ints, lengths: Ints, values: pa.Array, segment: Ints, segments: Segments
     ) -> pa.Array:
+        """The list of each version: the prefix of the newest list with the values up to then."""
         more = np.zeros(segments.versions, np.int64)
         more[segments.after] = np.bincount(segment, minlength=len(segments))
-        more[segments.before_all] = had
+        more[segments.initial_versions] = had
         total = np.cumsum(more)
-        first = total[segments.before_all] - had
-        per_key = np.diff(segments.before_all, append=segments.versions)
+        first = total[segments.initial_versions] - had
+        per_key = np.diff(segments.initial_versions, append=segments.versions)
         length = total - np.repeat(first, per_key)
         start = np.repeat(np.cumsum(lengths) - lengths, per_key)
-        return lists(length, values.take(pa.array(runs(start, length))))
-
-
-# The smallest and the largest value of a stream, for types of up to 64 bits: values as numbers in
-# the same order, of which the largest is kept.
-#
-# Others, and tables, whose rows can go again, are in `multiset.py`.
+        return lists(length, values.take(pa.array(expand_ranges(start, length))))
 
 
 class Extreme(Monoid):
-    """`code` is a value's place in the order of its type, turned round for the smallest; 0 and
-    `some` = 0 where there is none.
+    """The smallest or largest value, of types of up to 64 bits.
+
+    `code` is an integer that sorts as the value does, inverted for `min`, so that the largest code
+    is kept. Without values, `some` and `code` are 0.
     """
 
     fields = (("some", "u1"), ("code", "<u8"))
@@ -240,4 +254,5 @@ class Extreme(Monoid):
     def _turned(
         self, codes: np.ndarray[tuple[int], np.dtype[np.uint64]]
     ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """The codes, inverted for `min`; inverting twice gives the codes back."""
         return codes if self.largest else ~codes

@@ -1,9 +1,15 @@
-"""A user's own aggregate, hosted: called with many keys at a time, its states stored as Arrow
-values, its mistakes traced to the row.
+"""Users' own aggregates: the interface that they implement, and the accumulator that hosts them.
 
-A key's values of one tick always come in one call. If the call raises, it is made again with fewer
-keys, and for a key that it raises on, with fewer rows, until the rows are found that cannot be
-taken: so a bad row never disturbs other keys, whatever else came in the batch.
+The aggregate is called for many groups at once, its states are stored as Arrow values, and its
+errors are traced to a row. A mean, over two groups in one tick:
+
+    states [(4, 2), null], groups [0, 1, 1], values [3, 5, 7]
+    add    -> [(7, 3), (12, 2)]
+    result -> [2.33, 6.0]
+
+All values of a group and tick come in one call. If the call raises, it is repeated with fewer
+groups, and for a group that it raises on with fewer rows, until the rows that cannot be added are
+found. A bad row therefore never affects other groups, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -16,22 +22,38 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.segments import Segments
-from headrace.operators.aggregates.accumulator import Advanced, Keeper, LeftOut
-
-# A user's own aggregate: a small class over Arrow arrays, given to `hr.agg.custom`.
+from headrace.operators.aggregates.accumulator import (
+    AccumulatorOutcome,
+    RejectedRows,
+    StoredValueAccumulator,
+)
 
 
 class CustomAggregate(ABC):
-    """One value for each key, kept up to date from Arrow arrays, many keys at a time.
+    """The interface of a user's own aggregate, given to `hr.agg.custom`.
 
-    A state is one element of an Arrow array of `state_type`, whatever the aggregate wants to
-    remember of a key; it is stored between ticks, so it must hold everything. All methods are pure:
-    the same arguments, the same result, no clock, no randomness.
+    An aggregate is a small class over Arrow arrays. The state of a group is one element of an array
+    of `state_type`. It is all that is stored between ticks. All methods are pure: the same
+    arguments give the same result, without clock or randomness. They are called for many groups at
+    once: `groups[j]` is the index in `states` of the group that `values[j]` belongs to, and
+    `states[i]` is null for a new group. Values are in the pipeline's order.
 
-    `groups` says for each value to which key it belongs: a position in `states`. Values come in the
-    pipeline's order. `states[i]` is null for a key that is new.
+    Example:
+        ```python
+        class Longest(hr.agg.CustomAggregate):
+            state_type = result_type = pa.string()
+
+            def add(self, states, groups, values):
+                longest = states.to_pylist()
+                for group, value in zip(groups.to_pylist(), values.to_pylist()):
+                    longest[group] = max(longest[group] or "", value or "", key=len)
+                return pa.array(longest, pa.string())
+
+            def result(self, states):
+                return states
+        ```
     """
 
     state_type: pa.DataType
@@ -39,24 +61,48 @@ class CustomAggregate(ABC):
 
     @abstractmethod
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        """The states after these values."""
+        """Add values to the states of their groups.
+
+        Args:
+            states: The state of each group; null for a new one.
+            groups: For each value, the index of its group in `states`.
+            values: The values, in the pipeline's order; they may be null.
+
+        Returns:
+            The new states: an array of `state_type` with as many elements as `states`.
+        """
 
     @abstractmethod
     def result(self, states: pa.Array) -> pa.Array:
-        """The aggregate of each state."""
+        """The result of each state.
+
+        Args:
+            states: States, none null.
+
+        Returns:
+            An array of `result_type` with as many elements as `states`.
+        """
 
     def retract(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        """The states after these values, which were added before, are taken back. Needed over
-        tables only.
+        """Remove values that were added before. Needed over tables only.
+
+        Args:
+            states: The state of each group.
+            groups: For each value, the index of its group in `states`.
+            values: The values to remove.
+
+        Returns:
+            The new states: an array of `state_type` with as many elements as `states`.
         """
         raise NotImplementedError
 
     @property
     def retractable(self) -> bool:
+        """Whether the aggregate overrides `retract`, and so works over tables."""
         return type(self).retract is not CustomAggregate.retract
 
     def __repr__(self) -> str:
-        """The aggregate's settings are part of its identity: state that was made with others is not
+        """The class and its settings. They identify the aggregate: state of other settings is not
         used.
         """
         settings = ", ".join(
@@ -70,7 +116,7 @@ class CustomAggregate(ABC):
 Change = Callable[[pa.Array, pa.Array, pa.Array], pa.Array]
 
 
-class Raised(Exception):
+class CustomAggregateRaised(Exception):
     """A user's aggregate raised. `row` is a position in the segments' order, or None."""
 
     def __init__(self, row: int | None, cause: Exception) -> None:
@@ -79,37 +125,41 @@ class Raised(Exception):
 
     @property
     def trace(self) -> str:
+        """The traceback of the cause."""
         return "".join(traceback.format_exception(self.cause))
 
 
 @dataclass
-class Refused:
-    """Rows that the aggregate raised on, by why."""
+class RefusedRows:
+    """Rows that the aggregate raised on, by reason."""
 
     rows: dict[str, list[int]] = field(default_factory=dict)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def rejected(self) -> tuple[RejectedRows, ...]:
         return tuple(
-            LeftOut(np.array(sorted(rows)), reason) for reason, rows in sorted(self.rows.items())
+            RejectedRows(np.array(sorted(rows)), reason)
+            for reason, rows in sorted(self.rows.items())
         )
 
 
-class Custom(Keeper):
-    """Hosts an aggregate. Rows that it raises on are left out if `divert`, else they stop the
-    query.
+class Custom(StoredValueAccumulator):
+    """Hosts a user's aggregate. Rows that it raises on are rejected with `divert`, else they stop
+    the query.
     """
 
     def __init__(self, column: str, aggregate: CustomAggregate, *, divert: bool) -> None:
         self.column, self.aggregate, self.divert = column, aggregate, divert
         self.state_type = pa.struct([pa.field("state", aggregate.state_type)])
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
-        values, refused = segments.column(self.column), Refused()
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
+        values, refused = segments.column(self.column), RefusedRows()
         at = np.full(len(there), -1)
         at[there] = np.arange(len(stored))
         rounds = [stored.field(0)]
         version_at = np.full(segments.versions, -1)
-        version_at[segments.before_all] = at
+        version_at[segments.initial_versions] = at
         total = len(stored)
         states = _taken(stored.field(0), at)
         keys = np.arange(len(there))
@@ -124,14 +174,18 @@ class Custom(Keeper):
             total += len(turn)
         return self._outcome(_taken(pa.concat_arrays(rounds), version_at), segments, refused)
 
-    def _outcome(self, versions: pa.Array, segments: Segments, refused: Refused) -> Advanced:
-        newest = versions.take(pa.array(np.append(segments.before_all[1:], segments.versions) - 1))
+    def _outcome(
+        self, versions: pa.Array, segments: Segments, refused: RefusedRows
+    ) -> AccumulatorOutcome:
+        newest = versions.take(
+            pa.array(np.append(segments.initial_versions[1:], segments.versions) - 1)
+        )
         there = newest.is_valid().to_numpy(zero_copy_only=False)
         states = pa.StructArray.from_arrays([newest.drop_null()], fields=list(self.state_type))
-        return self.kept(self._results(versions), there, states, left_out=refused.left_out())
+        return self.pack_values(self._results(versions), there, states, rejected=refused.rejected())
 
     def _results(self, versions: pa.Array) -> pa.Array:
-        """Asked of states that are there; a group whose rows were all left out has no answer."""
+        """The results of the states that exist; a group whose rows were all rejected has none."""
         valid = versions.is_valid().to_numpy(zero_copy_only=False)
         try:
             found = _checked(
@@ -141,19 +195,24 @@ class Custom(Keeper):
                 "result",
             )
         except Exception as error:
-            raise Raised(None, error) from error
+            raise CustomAggregateRaised(None, error) from error
         at = np.full(len(versions), -1)
         at[valid] = np.arange(len(found))
         return _taken(found, at)
 
     def _round(
-        self, states: pa.Array, values: pa.Array, turn: Ints, segments: Segments, refused: Refused
+        self,
+        states: pa.Array,
+        values: pa.Array,
+        turn: Ints,
+        segments: Segments,
+        refused: RefusedRows,
     ) -> pa.Array:
-        """A segment of each of some keys: first what comes, then what goes. A group that has no
-        rows any more is forgotten.
+        """Apply one segment of each of some groups: additions first, then retractions. The state of
+        a group without rows is deleted.
         """
         signs = segments.signs
-        rows = runs(segments.starts[turn], segments.sizes[turn])
+        rows = expand_ranges(segments.starts[turn], segments.sizes[turn])
         slots = np.repeat(np.arange(len(turn)), segments.sizes[turn])
         if signs is None:
             return self._changed(self.aggregate.add, "add", states, slots, rows, values, refused)
@@ -178,9 +237,11 @@ class Custom(Keeper):
         slots: Ints,
         rows: Ints,
         values: pa.Array,
-        refused: Refused,
+        refused: RefusedRows,
     ) -> pa.Array:
-        """States after some rows; split in two, again and again, where the aggregate raises."""
+        """The states after some rows. Where the aggregate raises, the rows are split in two,
+        recursively.
+        """
         if not len(rows):
             return states
         try:
@@ -207,21 +268,24 @@ class Custom(Keeper):
         )
         return pa.concat_arrays([lower, upper])
 
-    def _refuse(self, states: pa.Array, row: int, error: Exception, refused: Refused) -> pa.Array:
+    def _refuse(
+        self, states: pa.Array, row: int, error: Exception, refused: RefusedRows
+    ) -> pa.Array:
         if not self.divert:
-            raise Raised(row, error) from error
+            raise CustomAggregateRaised(row, error) from error
         refused.rows.setdefault(f"{type(error).__name__}: {error}", []).append(row)
         return states
 
 
 def _taken(array: pa.Array, at: Ints) -> pa.Array:
-    """Elements at positions; null at -1."""
+    """The elements at some positions; null at -1."""
     return array.take(pa.array(at, mask=at < 0))
 
 
 def _checked(array: pa.Array, length: int, kind: pa.DataType, method: str) -> pa.Array:
+    """The array that a method returned, if it has the right type and length."""
     if not isinstance(array, pa.Array):
-        raise TypeError(f"{method} gave a {type(array).__name__}, not an Arrow array")
+        raise TypeError(f"{method} returned a {type(array).__name__}, not an Arrow array")
     if len(array) != length:
-        raise ValueError(f"{method} gave {len(array)} elements for {length}")
+        raise ValueError(f"{method} returned {len(array)} elements, expected {length}")
     return array if array.type == kind else array.cast(kind)

@@ -1,4 +1,4 @@
-"""From an aggregate as the plan has it to the accumulator that carries it out."""
+"""From an aggregate as the plan holds it to the accumulator that computes it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True)
-class Order:
-    """An aggregate to build: over which column of which type, and what the input is like."""
+class AccumulatorRequest:
+    """What an accumulator is built from: the aggregate, its column and type, and the
+    kind of input.
+    """
 
     spec: AggregateSpec
     column: str
@@ -40,15 +42,18 @@ class Order:
     divert: bool
 
     @property
-    def most(self) -> int:
+    def max_values(self) -> int:
+        """How many values a group may keep."""
         return int(self.spec.option("most", MAX_VALUES))
 
     @property
-    def stop(self) -> bool:
+    def stop_when_full(self) -> bool:
+        """Whether the query stops when a group is full."""
         return bool(self.spec.option("when_full", "divert") == "stop")
 
     @property
     def result(self) -> pa.DataType:
+        """The type of the result; a rate is accumulated as a sum."""
         return result_type(
             replace(self.spec, kind="sum") if self.spec.kind == "rate" else self.spec, self.type
         )
@@ -62,148 +67,173 @@ def build(
     row_key: Sequence[str] = (),
     divert: bool = False,
 ) -> Accumulator:
-    """The accumulator of one aggregate over columns of this schema. `row_key` tells a table's rows
-    apart.
+    """The accumulator of one aggregate over columns of a schema.
+
+    Args:
+        spec: The aggregate.
+        schema: The columns of the input.
+        over_table: Whether the input is a table's changes, so that rows are retracted.
+        row_key: The key of that table.
+        divert: Whether rows that a user's own aggregate raises on are rejected.
     """
     if spec.column is None:
         return CountRows()
-    order = Order(
+    request = AccumulatorRequest(
         spec, spec.column, schema.field(spec.column).type, over_table, tuple(row_key), divert
     )
     if over_table and not spec.takes_tables:
-        raise BugError(f"{spec} cannot take rows back, and was given a table.")
-    return _BUILDERS[spec.kind](order)
+        raise BugError(f"{spec} cannot retract rows, and its input is a table.")
+    return _BUILDERS[spec.kind](request)
 
 
-def _sum(order: Order) -> Accumulator:
-    if pa.types.is_floating(order.type):
-        return DoubleSum(order.column)
-    return (DecimalSum if pa.types.is_decimal(order.type) else IntegerSum)(
-        order.column, order.result
+def _sum(request: AccumulatorRequest) -> Accumulator:
+    if pa.types.is_floating(request.type):
+        return DoubleSum(request.column)
+    return (DecimalSum if pa.types.is_decimal(request.type) else IntegerSum)(
+        request.column, request.result
     )
 
 
-def _avg(order: Order) -> Accumulator:
-    if pa.types.is_floating(order.type):
-        return DoubleAverage(order.column)
-    if pa.types.is_decimal(order.type):
-        return DecimalAverage(order.column, order.result, order.type.scale)
-    return (IntegerAverage if pa.types.is_integer(order.type) else IntervalAverage)(
-        order.column, order.result
+def _avg(request: AccumulatorRequest) -> Accumulator:
+    if pa.types.is_floating(request.type):
+        return DoubleAverage(request.column)
+    if pa.types.is_decimal(request.type):
+        return DecimalAverage(request.column, request.result, request.type.scale)
+    return (IntegerAverage if pa.types.is_integer(request.type) else IntervalAverage)(
+        request.column, request.result
     )
 
 
-def _decayed_sum(order: Order) -> Accumulator:
-    time = order.spec.option("time")
+def _decayed_sum(request: AccumulatorRequest) -> Accumulator:
+    time = request.spec.option("time")
     if time is None:
-        raise BugError(f"{order.spec} needs the column of the event time.")
-    return DecayedSum(order.column, time, half_life_us=order.spec.option("half_life_us"))
+        raise BugError(f"{request.spec} needs the column of the event time.")
+    return DecayedSum(request.column, time, half_life_us=request.spec.option("half_life_us"))
 
 
-def _extreme(order: Order) -> Accumulator:
-    largest = order.spec.kind == "max"
-    if order.over_table:
+def _extreme(request: AccumulatorRequest) -> Accumulator:
+    largest = request.spec.kind == "max"
+    if request.over_table:
         return retractable.TableExtreme(
-            order.column, order.type, largest=largest, most=order.most, stop=order.stop
+            request.column,
+            request.type,
+            largest=largest,
+            max_values=request.max_values,
+            stop_when_full=request.stop_when_full,
         )
-    return (Extreme if has_order_in_64_bits(order.type) else append_only.RankedExtreme)(
-        order.column, order.type, largest=largest
+    return (Extreme if has_order_in_64_bits(request.type) else append_only.RankedExtreme)(
+        request.column, request.type, largest=largest
     )
 
 
-def _first_or_last(order: Order) -> Accumulator:
-    first, ignore_nulls = order.spec.kind == "first", bool(order.spec.option("ignore_nulls"))
-    if not order.over_table:
+def _first_or_last(request: AccumulatorRequest) -> Accumulator:
+    first, ignore_nulls = request.spec.kind == "first", bool(request.spec.option("ignore_nulls"))
+    if not request.over_table:
         return (append_only.First if first else append_only.Last)(
-            order.column, order.type, ignore_nulls=ignore_nulls
+            request.column, request.type, ignore_nulls=ignore_nulls
         )
     kind = retractable.TableFirst if first else retractable.TableLast
     return kind(
-        order.column,
-        order.type,
-        _row_key(order),
+        request.column,
+        request.type,
+        _row_key(request),
         ignore_nulls=ignore_nulls,
-        most=order.most,
-        stop=order.stop,
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
     )
 
 
-def _collect(order: Order) -> Accumulator:
-    if order.over_table:
+def _collect(request: AccumulatorRequest) -> Accumulator:
+    if request.over_table:
         return retractable.TableCollect(
-            order.column, order.type, _row_key(order), most=order.most, stop=order.stop
+            request.column,
+            request.type,
+            _row_key(request),
+            max_values=request.max_values,
+            stop_when_full=request.stop_when_full,
         )
-    return append_only.Collect(order.column, order.type, most=order.most, stop=order.stop)
+    return append_only.Collect(
+        request.column,
+        request.type,
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
+    )
 
 
-def _row_key(order: Order) -> tuple[str, ...]:
-    if not order.row_key:
-        raise BugError(f"{order.spec} over a table needs the table's key, to tell its rows apart.")
-    return order.row_key
+def _row_key(request: AccumulatorRequest) -> tuple[str, ...]:
+    if not request.row_key:
+        raise BugError(
+            f"{request.spec} over a table needs the table's key, to tell its rows apart."
+        )
+    return request.row_key
 
 
-def _approx_distinct(order: Order) -> Accumulator:
+def _approx_distinct(request: AccumulatorRequest) -> Accumulator:
     from headrace.operators.aggregates.sketches import ApproxDistinct
 
-    return ApproxDistinct(order.column, order.type, error=order.spec.option("error", 0.02))
+    return ApproxDistinct(request.column, request.type, error=request.spec.option("error", 0.02))
 
 
-def _quantiles(order: Order) -> Accumulator:
+def _quantiles(request: AccumulatorRequest) -> Accumulator:
     from headrace.operators.aggregates.sketches import Quantiles
 
     return Quantiles(
-        order.column,
-        order.type,
-        at=order.spec.option("at", 0.5),
-        compression=order.spec.option("compression", 200),
+        request.column,
+        request.type,
+        at=request.spec.option("at", 0.5),
+        compression=request.spec.option("compression", 200),
     )
 
 
-def _heavy_hitters(order: Order) -> Accumulator:
+def _heavy_hitters(request: AccumulatorRequest) -> Accumulator:
     from headrace.operators.aggregates.sketches import HeavyHitters
 
     return HeavyHitters(
-        order.column,
-        order.type,
-        order.result,
-        most=order.spec.option("most", 10),
-        size=order.spec.option("size", 1024),
+        request.column,
+        request.type,
+        request.result,
+        limit=request.spec.option("most", 10),
+        size=request.spec.option("size", 1024),
     )
 
 
-def _bloom(order: Order) -> Accumulator:
+def _bloom(request: AccumulatorRequest) -> Accumulator:
     from headrace.operators.aggregates.sketches import Bloom
 
     return Bloom(
-        order.column,
-        order.type,
-        expected=order.spec.option("expected", 10_000),
-        error=order.spec.option("error", 0.01),
+        request.column,
+        request.type,
+        expected=request.spec.option("expected", 10_000),
+        error=request.spec.option("error", 0.01),
     )
 
 
-_BUILDERS: dict[str, Callable[[Order], Accumulator]] = {
-    "count": lambda order: CountValues(order.column),
+_BUILDERS: dict[str, Callable[[AccumulatorRequest], Accumulator]] = {
+    "count": lambda request: CountValues(request.column),
     "sum": _sum,
-    "rate": _sum,  # its window divides it by its length
+    "rate": _sum,  # the window kernel divides it by the window's length
     "decayed_sum": _decayed_sum,
     "avg": _avg,
-    "stddev": lambda order: StandardDeviation(
-        order.column, population=bool(order.spec.option("population"))
+    "stddev": lambda request: StandardDeviation(
+        request.column, population=bool(request.spec.option("population"))
     ),
     "min": _extreme,
     "max": _extreme,
     "first": _first_or_last,
     "last": _first_or_last,
     "collect": _collect,
-    "count_distinct": lambda order: retractable.CountDistinct(
-        order.column, order.type, over_table=order.over_table, most=order.most, stop=order.stop
+    "count_distinct": lambda request: retractable.CountDistinct(
+        request.column,
+        request.type,
+        over_table=request.over_table,
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
     ),
     "approx_distinct": _approx_distinct,
     "quantiles": _quantiles,
     "heavy_hitters": _heavy_hitters,
     "bloom": _bloom,
-    "custom": lambda order: Custom(
-        order.column, order.spec.option("aggregate"), divert=order.divert
+    "custom": lambda request: Custom(
+        request.column, request.spec.option("aggregate"), divert=request.divert
     ),
 }

@@ -1,5 +1,14 @@
-"""Sums and averages of DOUBLE and FLOAT columns: the exact sum, rounded once. Neither batches nor
-shards nor the order of rows can be seen in it.
+"""Sums, averages and standard deviations of DOUBLE and FLOAT columns: the exact sum, rounded once.
+
+The result does not depend on batches, shards or the order of rows, and every value can be
+retracted. An exact sum has two forms. Usually it is an *expansion*: a few doubles that do not
+overlap, largest first, computed for many groups at once with numpy. Sums that need more doubles
+than there is room for, and those with infinities or NaNs, are an `ExactSum`: a Python integer.
+`ExactColumns` holds the sums of many groups and switches between the forms:
+
+    1e16 + 1.0         expansion (1e16, 1.0): exact, rounds to 1e16
+    ... then -1e16     expansion (1.0,): no digit was lost
+    1e308 + 1e308      ExactSum: too large for a double
 """
 
 from __future__ import annotations
@@ -25,13 +34,8 @@ from headrace.operators.aggregates.accumulator import (
 )
 from headrace.operators.aggregates.sums import COUNT, count_valid
 
-# Exact sums of doubles one by one, with Python's integers: for the few that `expansions.py` has no
-# room for, and for infinities and NaNs.
-#
-# A sum is kept as an integer, in units of the square of the smallest double, so that sums of
-# squares are whole too; with counts of what is not a number beside it, so that everything can go
-# again that came.
-
+# Exact sums as Python integers, in units of the square of the smallest double, so that sums of
+# squares are integers too. Infinities and NaNs are counted, so that they can be retracted.
 
 _UNIT = 1 << 2148
 _COUNTS = struct.Struct("<qqq")
@@ -39,7 +43,9 @@ _COUNTS = struct.Struct("<qqq")
 
 @dataclass(frozen=True)
 class ExactSum:
-    """`units` of 2 to the power of -2148, and how many infinities and NaNs came."""
+    """An exact sum in `units` of 2 to the power of -2148, and the numbers of
+    infinities and NaNs.
+    """
 
     units: int = 0
     infinities: int = 0
@@ -56,6 +62,7 @@ class ExactSum:
 
     @property
     def is_finite(self) -> bool:
+        """Whether the sum has no infinities and no NaNs."""
         return not (self.infinities or self.negative_infinities or self.nans)
 
     def rounded(self) -> float:
@@ -66,12 +73,12 @@ class ExactSum:
             return math.nan
         return math.inf if self.infinities else -math.inf
 
-    def parts(self, most: int) -> list[float] | None:
-        """The canonical parts, if they are doubles and not more than `most`."""
+    def parts(self, max_parts: int) -> list[float] | None:
+        """The canonical parts, if they are doubles and no more than `max_parts`."""
         if not self.is_finite:
             return None
         parts, rest = [], self.units
-        for _ in range(most):
+        for _ in range(max_parts):
             part = to_double(rest)
             if math.isinf(part):
                 return None
@@ -92,7 +99,7 @@ class ExactSum:
 
 
 def exact(value: float, weight: int = 1) -> ExactSum:
-    """One value that comes, or with weight -1 goes."""
+    """The exact sum of one value; with weight -1, of its retraction."""
     if math.isnan(value):
         return ExactSum(nans=weight)
     if math.isinf(value):
@@ -101,52 +108,48 @@ def exact(value: float, weight: int = 1) -> ExactSum:
 
 
 def of_parts(parts: Sequence[float]) -> ExactSum:
+    """The exact sum of an expansion."""
     return ExactSum(sum(map(to_units, parts)))
 
 
 def to_units(value: float) -> int:
+    """A finite double in units."""
     numerator, denominator = value.as_integer_ratio()
     return numerator * (_UNIT // denominator)
 
 
 def to_double(units: int) -> float:
-    """The nearest double; infinity if it is too large for one."""
+    """The nearest double; infinity if the sum is too large for one."""
     try:
         return units / _UNIT
     except OverflowError:
         return math.inf if units > 0 else -math.inf
 
 
-# Exact sums of doubles, for many keys at once: a number as the sum of a few doubles that do not
-# overlap, the largest first.
+# Expansions: the sum of a few doubles that do not overlap, the largest first, for many groups at
+# once.
 #
 # The form is canonical: the first part is the exact sum rounded to the nearest double, the second
-# what remains, rounded, and so on. It depends on the exact sum alone, so neither the order of
-# additions nor their grouping can be seen in it. Numbers that need more parts than there is room
-# for (or infinities and NaNs) are left to `exact.py`; here they only are told apart.
-#
-# The method is error-free addition: a + b = s + e, with s the rounded sum and e what rounding took
-# off, itself a double.
-
+# the rounded remainder, and so on. It depends on the exact sum alone, not on the order or grouping
+# of additions. The method is error-free addition: a + b = s + e, where s is the rounded sum and the
+# rounding error e is itself a double. Sums that an expansion cannot hold are reported as failed.
 
 Doubles = npt.NDArray[np.float64]
 Expansion = tuple[Doubles, ...]
-_BLOCK = 1 << 13  # numbers worked on at a time: a dozen arrays of them fit into a core's own cache
+_BLOCK = 1 << 13  # numbers processed at a time: a dozen such arrays fit into a core's own cache
 _PASSES = 12
 
 
 def two_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """The rounded sum, and what rounding took off. Exact unless the sum is too large for a
-    double.
-    """
+    """The rounded sum, and the rounding error. Exact unless the sum is too large for a double."""
     s = a + b
     of_b = s - a
     return s, (a - (s - of_b)) + (b - of_b)
 
 
 def two_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """The rounded product, and what rounding took off. Exact for factors and products far from the
-    ends of the range of doubles.
+    """The rounded product, and the rounding error. Exact for factors and products far from the
+    limits of the range of doubles.
     """
     product = a * b
     a_high, a_low = _halves(a)
@@ -157,15 +160,15 @@ def two_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def _halves(a: Doubles) -> tuple[Doubles, Doubles]:
-    """Two numbers of at most 26 bits each."""
+    """The number as the sum of two numbers of at most 26 bits each."""
     scaled = a * 134217729.0
     high = scaled - (scaled - a)
     return high, a - high
 
 
-def distilled(terms: Sequence[Doubles], parts: int) -> tuple[Expansion, Mask]:
-    """The sum of all terms as canonical parts, and which sums cannot be told here: their parts are
-    to be ignored.
+def distil(terms: Sequence[Doubles], parts: int) -> tuple[Expansion, Mask]:
+    """The sum of all terms as canonical parts, and which sums failed: their parts are to be
+    ignored.
     """
     count = len(terms[0])
     total = tuple(np.zeros(count) for _ in range(parts))
@@ -180,8 +183,8 @@ def distilled(terms: Sequence[Doubles], parts: int) -> tuple[Expansion, Mask]:
 
 
 def _distil_block(terms: list[Doubles], total: list[Doubles], failed: Mask) -> None:
-    """Pass over the terms from the smallest to the largest until no pass changes them any more;
-    most blocks need two.
+    """Add the terms from the smallest to the largest, in passes, until a pass changes nothing. Most
+    blocks need two passes.
     """
     terms = [term for term in terms if term.any()]
     which: slice | npt.NDArray[np.int64] = slice(None)
@@ -202,7 +205,7 @@ def _distil_block(terms: list[Doubles], total: list[Doubles], failed: Mask) -> N
 
 
 def _pass(terms: list[Doubles]) -> tuple[list[Doubles], Mask]:
-    """One pass, and which rows are settled: left as they were, or of two terms only, which one pass
+    """One pass, and which rows are settled: unchanged, or of two terms only, which one pass
     settles.
     """
     fresh = list(terms)
@@ -244,38 +247,42 @@ def _put(
         failed[where] |= bad
 
 
-# Exact sums of doubles as part of many keys' states: a few parts for each key, and a tail for the
-# few keys that need more.
-#
-# While they are worked on, a sum without room in its parts is a NaN followed by its place in a
-# list; stored, by the length of its tail.
+# Exact sums in the states of many groups: a few parts for each, and a tail for the few that need
+# more. A sum without room in its parts is a NaN, followed in memory by its index in a list, and in
+# stored states by the length of its tail.
 
 
 class ExactColumns:
-    """Sums with room for some parts. Holds the sums that need more, for the time of one step."""
+    """The exact sums of many groups, with room for `parts` doubles each. Holds the sums that need
+    more for the duration of a call.
+    """
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
         self._spilled: list[ExactSum] = []
 
     def fields(self, name: str) -> tuple[tuple[str, str], ...]:
+        """The state fields of the parts."""
         return tuple((f"{name}{at}", "<f8") for at in range(self.parts))
 
     # Stored and worked on
 
     @staticmethod
     def tail_sizes(sums: Columns) -> Ints | None:
+        """The length of each stored sum's tail; None if none has one."""
         spilled = np.isnan(sums[0])
         return np.where(spilled, sums[1], 0).astype(np.int64) if spilled.any() else None
 
-    def opened(self, sums: Columns, tails: Tails | None) -> Expansion:
+    def open_states(self, sums: Columns, tails: Tails | None) -> Expansion:
+        """Stored sums in the form in which they are added."""
         if tails is not None:
             sums = tuple(part.copy() for part in sums)
             for at in np.flatnonzero(np.isnan(sums[0])).tolist():
                 self._spill(sums, at, ExactSum.from_bytes(tails[at]))
         return sums
 
-    def closed(self, sums: Expansion) -> tuple[Columns, Tails | None]:
+    def close_states(self, sums: Expansion) -> tuple[Columns, Tails | None]:
+        """Sums in the form in which they are stored: parts, and tails for those that need them."""
         spilled = np.flatnonzero(np.isnan(sums[0])).tolist()
         tails: list[bytes] | None = None
         if spilled:
@@ -286,10 +293,10 @@ class ExactColumns:
         self._spilled = []
         return sums, tails
 
-    # Work
+    # Arithmetic
 
     def of_values(self, values: Doubles, weights: Ints | None) -> Expansion:
-        """Each value alone; with weight -1 it goes."""
+        """The sum of each value alone; with weight -1, of its retraction."""
         signed = values + 0.0 if weights is None else values * weights + 0.0
         sums = (signed, *(np.zeros(len(values)) for _ in range(self.parts - 1)))
         if not (finite := np.isfinite(values)).all():
@@ -297,7 +304,7 @@ class ExactColumns:
         return sums
 
     def of_products(self, products: Doubles, rests: Doubles) -> Expansion:
-        """Each product alone, with what rounding took off it."""
+        """The sum of each product alone, with its rounding error."""
         return (products, rests, *(np.zeros(len(products)) for _ in range(self.parts - 2)))
 
     def put_exact(self, sums: Expansion, at: int, total: ExactSum) -> None:
@@ -310,6 +317,7 @@ class ExactColumns:
             part[at] = value
 
     def exact(self, sums: Expansion, at: int) -> ExactSum:
+        """One sum as a Python integer."""
         return (
             self._spilled[int(sums[1][at])]
             if np.isnan(sums[0][at])
@@ -317,25 +325,26 @@ class ExactColumns:
         )
 
     def add(self, left: Expansion, right: Expansion) -> Expansion:
-        total, failed = distilled(
+        """The sums of both sides, pair by pair."""
+        total, failed = distil(
             [part for pair in zip(left, right, strict=True) for part in pair], self.parts
         )
         for at in np.flatnonzero(failed).tolist():
             self.put_exact(total, at, self.exact(left, at) + self.exact(right, at))
         return total
 
-    def reduced(self, sums: Expansion, segment_of: Ints) -> Expansion:
-        """One sum a segment."""
+    def reduce(self, sums: Expansion, segment_of: Ints) -> Expansion:
+        """One sum per segment."""
         return reduce_segments(self.add, sums, segment_of)
 
     def rounded(self, sums: Expansion) -> Doubles:
-        """The nearest double of each."""
+        """The nearest double of each sum."""
         spilled = np.flatnonzero(np.isnan(sums[0]))
         if not len(spilled):
             return sums[0]
         values = sums[0].copy()
         values[spilled] = [
-            self._spilled[place].rounded() for place in sums[1][spilled].astype(np.int64).tolist()
+            self._spilled[index].rounded() for index in sums[1][spilled].astype(np.int64).tolist()
         ]
         return values
 
@@ -348,7 +357,9 @@ class ExactColumns:
     def _spill_values(
         self, sums: Expansion, values: Doubles, weights: Ints | None, which: Mask
     ) -> None:
-        """There are but six of them: coming or going, an infinity, its opposite, a NaN."""
+        """Spill infinities and NaNs. There are six cases: +infinity, -infinity or NaN, added or
+        retracted.
+        """
         for value, mask in (
             (np.inf, values == np.inf),
             (-np.inf, values == -np.inf),
@@ -361,12 +372,12 @@ class ExactColumns:
                     self._spilled.append(exact(value, weight))
 
 
-PARTS = 3  # amounts of money, in their millions, need two
+PARTS = 3  # millions of amounts of money need two
 
 
 class DoubleSum(Monoid):
-    """The sum; null without values. Infinities and NaN count as IEEE 754 has it, and go again when
-    their rows go.
+    """The sum; null without values. Infinities and NaNs add as in IEEE 754, until they are
+    retracted.
     """
 
     fields = (COUNT, *ExactColumns(PARTS).fields("s"))
@@ -378,17 +389,17 @@ class DoubleSum(Monoid):
     def tail_sizes(self, columns: Columns) -> Ints | None:
         return self._sums.tail_sizes(columns[1:])
 
-    def opened(self, columns: Columns, tails: Tails | None) -> Columns:
-        return columns[0], *self._sums.opened(columns[1:], tails)
+    def open_states(self, columns: Columns, tails: Tails | None) -> Columns:
+        return columns[0], *self._sums.open_states(columns[1:], tails)
 
-    def closed(self, columns: Columns) -> tuple[Columns, Tails | None]:
-        sums, tails = self._sums.closed(columns[1:])
+    def close_states(self, columns: Columns) -> tuple[Columns, Tails | None]:
+        sums, tails = self._sums.close_states(columns[1:])
         return (columns[0], *sums), tails
 
     def lift(self, segments: Segments) -> Columns:
         array = segments.column(self.column)
         values = self._sums.of_values(doubles(array), segments.signs)
-        return count_valid(array, segments), *self._sums.reduced(values, segments.segment_of)
+        return count_valid(array, segments), *self._sums.reduce(values, segments.segment_of)
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return left[0] + right[0], *self._sums.add(left[1:], right[1:])
@@ -398,7 +409,7 @@ class DoubleSum(Monoid):
 
 
 class DoubleAverage(DoubleSum):
-    """The sum, rounded, by the number of values."""
+    """The rounded sum, divided by the number of values."""
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some = columns[0] != 0
@@ -408,23 +419,21 @@ class DoubleAverage(DoubleSum):
         )
 
 
-# The standard deviation, from the exact sums of values and of their squares: no value is kept, and
-# any can go again.
-#
-# Integers and decimals are taken as doubles, as Spark does. The squares' sum less the sum's square
-# cancels; it is computed with twice a double's digits, and with Python's integers where even that
-# is too few (as when all values are the same).
+# The standard deviation, from the exact sums of the values and of their squares. Integers and
+# decimals are converted to doubles, as Spark does. The sum of squares less the square of the sum
+# cancels; it is computed with twice the digits of a double, and with Python's integers where that
+# is not enough (as when all values are equal).
 
 
 SUM_PARTS = 3
 SQUARE_PARTS = 5
-_SMALLEST, _LARGEST = 2.0**-450, 2.0**450  # between these a square and its rest are exact
+_SMALLEST, _LARGEST = 2.0**-450, 2.0**450  # between these, two_product of a square is exact
 _MAX_CANCELLED = 2.0**-40
 
 
 class StandardDeviation(Monoid):
-    """Of a sample: null for fewer than two values. Of a population: null without values. NaN if a
-    value is not a number.
+    """The standard deviation. Of a sample, null for fewer than two values; of a population, null
+    without values. NaN if a value is infinite or NaN.
     """
 
     fields = (COUNT, *ExactColumns(SUM_PARTS).fields("s"), *ExactColumns(SQUARE_PARTS).fields("q"))
@@ -441,7 +450,7 @@ class StandardDeviation(Monoid):
         ]
         return sum(sizes[1:], sizes[0]) if sizes else None
 
-    def opened(self, columns: Columns, tails: Tails | None) -> Columns:
+    def open_states(self, columns: Columns, tails: Tails | None) -> Columns:
         if tails is None:
             return columns
         first = self._sums.tail_sizes(columns[1:4])
@@ -450,13 +459,13 @@ class StandardDeviation(Monoid):
         of_squares = [tail[at:] for tail, at in zip(tails, cuts, strict=True)]
         return (
             columns[0],
-            *self._sums.opened(columns[1:4], of_sums),
-            *self._squares.opened(columns[4:], of_squares),
+            *self._sums.open_states(columns[1:4], of_sums),
+            *self._squares.open_states(columns[4:], of_squares),
         )
 
-    def closed(self, columns: Columns) -> tuple[Columns, Tails | None]:
-        sums, sum_tails = self._sums.closed(columns[1:4])
-        squares, square_tails = self._squares.closed(columns[4:])
+    def close_states(self, columns: Columns) -> tuple[Columns, Tails | None]:
+        sums, sum_tails = self._sums.close_states(columns[1:4])
+        squares, square_tails = self._squares.close_states(columns[4:])
         tails = [each for each in (sum_tails, square_tails) if each is not None]
         return (columns[0], *sums, *squares), (
             list(map(b"".join, zip(*tails, strict=True))) if tails else None
@@ -465,8 +474,8 @@ class StandardDeviation(Monoid):
     def lift(self, segments: Segments) -> Columns:
         array = segments.column(self.column)
         values = doubles(array)
-        sums = self._sums.reduced(self._sums.of_values(values, segments.signs), segments.segment_of)
-        squares = self._squares.reduced(
+        sums = self._sums.reduce(self._sums.of_values(values, segments.signs), segments.segment_of)
+        squares = self._squares.reduce(
             self._of_squares(values, segments.signs), segments.segment_of
         )
         return count_valid(array, segments), *sums, *squares
@@ -515,8 +524,8 @@ def _exact_square(value: float, weight: int) -> ExactSum:
 
 
 def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubles, Mask]:
-    """Number times the squares' sum, less the sum's square; and where so few digits cancelled that
-    it can be trusted.
+    """The number times the sum of squares, less the square of the sum; and where few enough digits
+    cancelled that it can be trusted.
     """
     scaled, rest = two_product(number, squares[0])
     rest += number * squares[1]
@@ -534,7 +543,9 @@ def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubl
 
 
 def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:
-    """With integers. Sums and squares come in units, and the square of a sum in units of units."""
+    """The standard deviation by integer arithmetic. Sums are in units, so the square of a sum is in
+    units squared.
+    """
     if not (total.is_finite and squares.is_finite):
         return math.nan
     unit = to_units(1.0)
@@ -545,7 +556,7 @@ def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> floa
 
 
 def _square_root(numerator: int, denominator: int) -> float:
-    """The root of a fraction, with more digits than a double has before it is rounded."""
+    """The square root of a fraction, with more digits than a double has before it is rounded."""
     if numerator <= 0:
         return 0.0
     shift = max(0, 140 - numerator.bit_length() + denominator.bit_length())

@@ -1,11 +1,16 @@
-"""`hr.agg`: the aggregates, to be given to `group_by(…).aggregate(…)`. Each takes a column or a
-Spark SQL expression.
+"""`hr.agg`: the aggregate functions, for `group_by(...).aggregate(...)`.
 
-Exact ones can take rows back, and so work over tables too. Those that must keep values of a key to
-do so have a bound, `most`. Past it, `min`, `max`, `first` and `last` keep what is nearest to the
-answer and count the rest: they are never wrong, and null where they cannot tell. `collect` and
-`count_distinct` leave the value out, and its row goes to dead letters. With `when_full="stop"` the
-query stops instead. Sketches are small, approximate and for streams only; each states its error.
+Each takes a column or a Spark SQL expression. Exact aggregates can retract rows, so they work over
+tables as well as streams. Those that must keep values of a group to do so have a limit, `most`:
+
+- `min`, `max`, `first` and `last` then keep the values nearest to the answer and count the others.
+  They are never wrong; the answer is null while it cannot be known.
+- `collect` and `count_distinct` reject the value, and its row goes to dead letters.
+- With `when_full="stop"` the query stops instead.
+
+Sketches (`approx_distinct`, `quantiles`, `heavy_hitters`, `bloom`) are small, approximate and for
+streams only; each states its error. The functions only build an `AggregateSpec`; `factory` turns it
+into the accumulator that computes it.
 """
 
 from __future__ import annotations
@@ -50,30 +55,98 @@ _WHEN_FULL = ("divert", "stop")
 
 
 def count(column: str | None = None) -> AggregateSpec:
-    """How many rows; of a column, how many that are not null. BIGINT."""
+    """The number of rows, or of values of a column that are not null. BIGINT.
+
+    Args:
+        column: A column or SQL expression; without one, rows are counted.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(orders=hr.agg.count())
+        ```
+    """
     return AggregateSpec("count", column)
 
 
 def sum(column: str) -> AggregateSpec:  # noqa: A001
-    """The sum of what is not null: BIGINT of integers, DECIMAL of decimals, DOUBLE of floating
-    numbers. It does not depend on how rows were batched.
+    """The sum of the values that are not null.
+
+    BIGINT for integers, DECIMAL for decimals, DOUBLE for floating-point numbers. The sum is exact,
+    so it does not depend on the order of rows or on batches. A sum that does not fit its type is
+    null.
+
+    Args:
+        column: A column or SQL expression of numbers or day-time intervals.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(revenue=hr.agg.sum("amount * 1.19"))
+        ```
     """
     return AggregateSpec("sum", column)
 
 
 def avg(column: str) -> AggregateSpec:
-    """The mean of what is not null: DOUBLE, or DECIMAL of decimals."""
+    """The mean of the values that are not null: DOUBLE, or DECIMAL for decimals.
+
+    Args:
+        column: A column or SQL expression of numbers or day-time intervals.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(mean=hr.agg.avg("amount"))
+        ```
+    """
     return AggregateSpec("avg", column)
 
 
 def stddev(column: str, *, population: bool = False) -> AggregateSpec:
-    """The standard deviation, of a sample unless `population`. DOUBLE."""
+    """The standard deviation of the values that are not null. DOUBLE.
+
+    Args:
+        column: A column or SQL expression of numbers.
+        population: Whether the values are the whole population; a sample unless given.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(spread=hr.agg.stddev("amount"))
+        ```
+    """
     return AggregateSpec("stddev", column, (("population", population),))
 
 
 def rate(column: str | None = None, *, per: str | timedelta = "1 second") -> AggregateSpec:
-    """The sum of a column by the length of the window, as so much `per` time; without a column, the
-    number of rows. DOUBLE. For windows only.
+    """The sum of a column, or the number of rows, per unit of the window's length. DOUBLE. Windows
+    only.
+
+    Args:
+        column: A column or SQL expression of numbers; without one, rows are counted.
+        per: The unit of time, as `"1 second"` or a timedelta.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `per` is not a duration above zero.
+
+    Example:
+        ```python
+        orders.window(hr.tumbling("1 minute")).group_by("region").aggregate(
+            orders_per_second=hr.agg.rate(per="1 second")
+        )
+        ```
     """
     return AggregateSpec("rate", column, (("per_us", _duration("rate", "per", per)),))
 
@@ -81,11 +154,28 @@ def rate(column: str | None = None, *, per: str | timedelta = "1 second") -> Agg
 def decayed_sum(
     column: str, *, half_life: str | timedelta, time: str | None = None
 ) -> AggregateSpec:
-    """The sum as of the newest row's event time, in which a value counts half for every half-life
-    that it is older. DOUBLE. Streams only.
+    """A sum in which a value counts half for every half-life of its age. DOUBLE. Streams only.
 
-    In a window, times are the windows' own; elsewhere `time` names their column. Values are put
-    together tick by tick, so the last digits depend on ticks, but not on batches.
+    Ages are relative to the event time of the newest row. Values are added tick by tick, so the
+    last digits depend on the ticks, but not on batches.
+
+    Args:
+        column: A column or SQL expression of numbers.
+        half_life: The half-life, as `"1 hour"` or a timedelta.
+        time: The column with the event time; in a window, the window's own unless given.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: The half-life is not a duration above zero.
+
+    Example:
+        ```python
+        orders.window(hr.tumbling("1 day")).group_by("region").aggregate(
+            recent=hr.agg.decayed_sum("amount", half_life="1 hour")
+        )
+        ```
     """
     return AggregateSpec(
         "decayed_sum",
@@ -95,73 +185,205 @@ def decayed_sum(
 
 
 def min(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
-    """The least value. Over a table it keeps up to `most` distinct values a key."""
-    return AggregateSpec("min", column, _bound("min", most, when_full))
+    """The smallest value that is not null. NaN is larger than every other number.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        most: Over a table, how many distinct values to keep per group.
+        when_full: `"divert"` or `"stop"`: what to do with values above that limit.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(cheapest=hr.agg.min("amount"))
+        ```
+    """
+    return AggregateSpec("min", column, _limit_options("min", most, when_full))
 
 
 def max(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
-    """The greatest value. Over a table it keeps up to `most` distinct values a key."""
-    return AggregateSpec("max", column, _bound("max", most, when_full))
+    """The largest value that is not null. NaN is larger than every other number.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        most: Over a table, how many distinct values to keep per group.
+        when_full: `"divert"` or `"stop"`: what to do with values above that limit.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(dearest=hr.agg.max("amount"))
+        ```
+    """
+    return AggregateSpec("max", column, _limit_options("max", most, when_full))
 
 
 def first(
     column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
-    """The value of the first row, in the pipeline's order. Over a table it keeps up to `most`
-    values a key.
+    """The value of the first row, in the pipeline's order.
+
+    Args:
+        column: A column or SQL expression.
+        ignore_nulls: Whether rows whose value is null are skipped.
+        most: Over a table, how many values to keep per group.
+        when_full: `"divert"` or `"stop"`: what to do with values above that limit.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("customer_id").aggregate(first_region=hr.agg.first("region"))
+        ```
     """
     return AggregateSpec(
-        "first", column, (("ignore_nulls", ignore_nulls), *_bound("first", most, when_full))
+        "first", column, (("ignore_nulls", ignore_nulls), *_limit_options("first", most, when_full))
     )
 
 
 def last(
     column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
-    """The value of the last row, in the pipeline's order. Over a table it keeps up to `most` values
-    a key.
+    """The value of the last row, in the pipeline's order.
+
+    Args:
+        column: A column or SQL expression.
+        ignore_nulls: Whether rows whose value is null are skipped.
+        most: Over a table, how many values to keep per group.
+        when_full: `"divert"` or `"stop"`: what to do with values above that limit.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("customer_id").aggregate(
+            last_amount=hr.agg.last("amount", ignore_nulls=True)
+        )
+        ```
     """
     return AggregateSpec(
-        "last", column, (("ignore_nulls", ignore_nulls), *_bound("last", most, when_full))
+        "last", column, (("ignore_nulls", ignore_nulls), *_limit_options("last", most, when_full))
     )
 
 
 def collect(column: str, *, most: int = MAX_COLLECTED, when_full: str = "divert") -> AggregateSpec:
-    """All values that are not null, in the pipeline's order, as an ARRAY. It keeps up to `most`
-    values a key.
+    """All values that are not null, in the pipeline's order. ARRAY.
+
+    Args:
+        column: A column or SQL expression.
+        most: How many values to keep per group.
+        when_full: `"divert"` sends rows above that limit to dead letters, `"stop"` stops the query.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("customer_id").aggregate(orders=hr.agg.collect("order_id"))
+        ```
     """
-    return AggregateSpec("collect", column, _bound("collect", most, when_full))
+    return AggregateSpec("collect", column, _limit_options("collect", most, when_full))
 
 
 def count_distinct(
     column: str, *, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
-    """How many different values that are not null, exactly. BIGINT. It keeps up to `most` distinct
-    values a key.
+    """The exact number of distinct values that are not null. BIGINT.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        most: How many distinct values to keep per group.
+        when_full: `"divert"` sends rows above that limit to dead letters, `"stop"` stops the query.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `when_full` is not valid.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(customers=hr.agg.count_distinct("customer_id"))
+        ```
     """
-    return AggregateSpec("count_distinct", column, _bound("count_distinct", most, when_full))
+    return AggregateSpec(
+        "count_distinct", column, _limit_options("count_distinct", most, when_full)
+    )
 
 
 def approx_distinct(column: str, *, error: float = 0.02) -> AggregateSpec:
-    """About how many different values (HyperLogLog): within `error`, relative, in two of three
-    cases. BIGINT. Streams only.
+    """The approximate number of distinct values (HyperLogLog). BIGINT. Streams only.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        error: The relative standard error, from 0.001 to 0.5: two thirds of the answers are within
+            it.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `error` is out of range.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(
+            customers=hr.agg.approx_distinct("customer_id", error=0.01)
+        )
+        ```
     """
     return AggregateSpec(
         "approx_distinct",
         column,
-        (("error", _fraction("approx_distinct", "error", error, least=0.001, most=0.5)),),
+        (("error", _number("approx_distinct", "error", error, low=0.001, high=0.5)),),
     )
 
 
 def quantiles(
     column: str, at: float | Sequence[float] = 0.5, *, compression: int = 200
 ) -> AggregateSpec:
-    """About the value below which a fraction `at` of the values lie (t-digest), most exact near 0
-    and 1. DOUBLE, or an ARRAY of them. Streams only.
+    """Approximate quantiles (t-digest), most accurate near 0 and 1. Streams only.
+
+    Args:
+        column: A column or SQL expression of numbers.
+        at: A fraction from 0 to 1, or several.
+        compression: The size of the digest, from 10 to 10,000: larger is more accurate.
+
+    Returns:
+        An aggregate for `aggregate(...)`: DOUBLE, or an ARRAY of DOUBLE if several are given.
+
+    Raises:
+        PlanError: A fraction or the compression is out of range, or no fraction is given.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(amounts=hr.agg.quantiles("amount", at=[0.5, 0.99]))
+        ```
     """
     points: Any = tuple(at) if isinstance(at, Sequence) else at
     for point in points if isinstance(points, tuple) else (points,):
-        _fraction("quantiles", "at", point, least=0.0, most=1.0)
+        _number("quantiles", "at", point, low=0.0, high=1.0)
     if points == ():
         raise PlanError(
             "quantiles was given no fraction.", fix="give at least one, as in at=[0.5, 0.99]."
@@ -171,48 +393,113 @@ def quantiles(
         column,
         (
             ("at", points),
-            ("compression", _whole("quantiles", "compression", compression, least=10, most=10_000)),
+            ("compression", _integer("quantiles", "compression", compression, low=10, high=10_000)),
         ),
     )
 
 
 def heavy_hitters(column: str, *, most: int = 10, size: int = 1024) -> AggregateSpec:
-    """The `most` frequent values with their counts, an ARRAY of STRUCT<value, count, at_least,
-    at_most>: no value that makes up more than 1/`size` of the rows is missed, by no count more than
-    that is it wrong. Streams only.
+    """The most frequent values with their approximate counts. Streams only.
+
+    An ARRAY of STRUCT<value, count, at_least, at_most>, most frequent first. No value that makes up
+    more than 1/`size` of the rows is missed, and no count is off by more than that share.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        most: How many values to return; at most `size`.
+        size: The size of the sketch, from 8 to 1,048,576: larger is more accurate.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: `most` or `size` is out of range.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(
+            top_customers=hr.agg.heavy_hitters("customer_id", most=5)
+        )
+        ```
     """
-    size = _whole("heavy_hitters", "size", size, least=8, most=1 << 20)
+    size = _integer("heavy_hitters", "size", size, low=8, high=1 << 20)
     return AggregateSpec(
         "heavy_hitters",
         column,
-        (("most", _whole("heavy_hitters", "most", most, least=1, most=size)), ("size", size)),
+        (("most", _integer("heavy_hitters", "most", most, low=1, high=size)), ("size", size)),
     )
 
 
 def bloom(column: str, *, expected: int = 10_000, error: float = 0.01) -> AggregateSpec:
-    """A Bloom filter of the values, BINARY: with up to `expected` different values it takes a wrong
-    one for a member in `error` of the cases. Streams only.
+    """A Bloom filter of the values. BINARY. Streams only.
+
+    Args:
+        column: A column or SQL expression of a type with an order.
+        expected: How many distinct values the filter is made for.
+        error: The share of false positives with that many values, from 0.000001 to 0.5.
+
+    Returns:
+        An aggregate for `aggregate(...)`. `BloomFilter.from_bytes` reads its result.
+
+    Raises:
+        PlanError: `expected` or `error` is out of range.
+
+    Example:
+        ```python
+        orders.group_by("region").aggregate(
+            customers=hr.agg.bloom("customer_id", expected=100_000)
+        )
+        ```
     """
     return AggregateSpec(
         "bloom",
         column,
         (
-            ("expected", _whole("bloom", "expected", expected, least=1, most=100_000_000)),
-            ("error", _fraction("bloom", "error", error, least=1e-6, most=0.5)),
+            ("expected", _integer("bloom", "expected", expected, low=1, high=100_000_000)),
+            ("error", _number("bloom", "error", error, low=1e-6, high=0.5)),
         ),
     )
 
 
 def custom(aggregate: Any, column: str) -> AggregateSpec:
-    """A user's own aggregate over a column (of several, over `"struct(a, b)"`)."""
+    """A user's own aggregate.
+
+    Args:
+        aggregate: An instance of a subclass of `hr.agg.CustomAggregate`.
+        column: A column or SQL expression; of several columns, `"struct(a, b)"`.
+
+    Returns:
+        An aggregate for `aggregate(...)`.
+
+    Raises:
+        PlanError: The aggregate is not such an instance, lacks a type, or has a setting whose text
+            is different in each process.
+
+    Example:
+        ```python
+        class Longest(hr.agg.CustomAggregate):
+            state_type = result_type = pa.string()
+
+            def add(self, states, groups, values):
+                longest = states.to_pylist()
+                for group, value in zip(groups.to_pylist(), values.to_pylist()):
+                    longest[group] = max(longest[group] or "", value or "", key=len)
+                return pa.array(longest, pa.string())
+
+            def result(self, states):
+                return states
+
+        orders.group_by("customer_id").aggregate(region=hr.agg.custom(Longest(), "region"))
+        ```
+    """
     if not isinstance(aggregate, CustomAggregate):
-        given = (
+        received = (
             f"the class {aggregate.__name__}, not an instance"
             if isinstance(aggregate, type)
             else f"a {type(aggregate).__name__}"
         )
         raise PlanError(
-            f"hr.agg.custom was given {given}.",
+            f"hr.agg.custom was given {received}.",
             fix="give it an instance of a class that extends hr.agg.CustomAggregate.",
         )
     for name in ("state_type", "result_type"):
@@ -223,23 +510,24 @@ def custom(aggregate: Any, column: str) -> AggregateSpec:
             )
     if odd := re.search(r"(\w+)=<[^>]* at 0x\w+>", repr(aggregate)):
         raise PlanError(
-            f"The setting {odd[1]!r} of the aggregate {type(aggregate).__name__} has no text of its"
-            " own, so a restart could not tell whether it is the same.",
+            f"The setting {odd[1]!r} of the aggregate {type(aggregate).__name__} has no stable"
+            " repr, so a restart could not tell whether it is the same.",
             fix=(
                 "give its class a __repr__, or start the setting's name with an underscore if it"
-                " changes nothing."
+                " does not affect results."
             ),
         )
     return AggregateSpec("custom", column, (("aggregate", aggregate),))
 
 
-def _bound(kind: str, most: int, when_full: str) -> tuple[tuple[str, Any], ...]:
+def _limit_options(kind: str, most: int, when_full: str) -> tuple[tuple[str, Any], ...]:
+    """The checked options of an aggregate that keeps a limited number of values."""
     if when_full not in _WHEN_FULL:
         raise PlanError(
             f"{kind} has when_full={when_full!r}: {nearest(str(when_full), _WHEN_FULL)}"
         )
     return (
-        ("most", _whole(kind, "most", most, least=1, most=10_000_000)),
+        ("most", _integer(kind, "most", most, low=1, high=10_000_000)),
         ("when_full", when_full),
     )
 
@@ -252,18 +540,18 @@ def _duration(kind: str, option: str, value: str | timedelta) -> int:
     return us
 
 
-def _whole(kind: str, option: str, value: Any, *, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def _integer(kind: str, option: str, value: Any, *, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise PlanError(
             f"{kind} has {option}={value!r}.",
-            fix=f"give a whole number from {least:,} to {most:,}.",
+            fix=f"give a whole number from {low:,} to {high:,}.",
         )
     return value
 
 
-def _fraction(kind: str, option: str, value: Any, *, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+def _number(kind: str, option: str, value: Any, *, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise PlanError(
-            f"{kind} has {option}={value!r}.", fix=f"give a number from {least:g} to {most:g}."
+            f"{kind} has {option}={value!r}.", fix=f"give a number from {low:g} to {high:g}."
         )
     return float(value)

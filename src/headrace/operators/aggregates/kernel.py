@@ -1,9 +1,18 @@
-"""Aggregates per group: from rows of a stream or changes of a table to a table with one row for
-each group, told by its changes.
+"""Aggregates per group: from rows of a stream or changes of a table to a table with one row per
+group.
 
-The kernel groups rows by key and tick, fetches the states of all touched keys at once, lets each
-accumulator go through all segments, and stores all states at once. For aggregates that allow it,
-`combine` does the first half before the shuffle, and the kernel takes in what it made.
+`count()` and `sum(v)` by `k`, over a stream:
+
+    rows in                   state after               rows out
+    tick 1: k=a v=1; k=b v=5  a -> rows 1, sum 1        insert a 1 1; insert b 1 5
+                              b -> rows 1, sum 5
+    tick 2: k=a v=2; k=a v=3  a -> rows 3, sum 6        update_preimage a 1 1;
+                                                        update_postimage a 3 6
+
+Over a table, a row that is removed (`delete`, `update_preimage`) is retracted from its group, and a
+group without rows is deleted. The kernel cuts rows by group and tick, reads the states of all
+touched groups at once, advances each accumulator through all segments, and stores all states at
+once. `combine` does the first half before the shuffle (see `partial_aggregation`).
 """
 
 from __future__ import annotations
@@ -14,33 +23,40 @@ from functools import cached_property
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
-from headrace.columnar.keys import canonical, decode_keys, encode_keys, whole
-from headrace.columnar.segments import Segments, cut
+from headrace.columnar.keys import as_array, canonicalize, decode_keys, encode_keys
+from headrace.columnar.segments import segment_rows
 from headrace.errors import PlanError
 from headrace.operators.aggregates.aggregation import (
+    Aggregation,
+    delete_empty_array,
+)
+from headrace.operators.aggregates.partial_aggregation import (
     ORDER,
     PARTIAL,
-    Aggregation,
-    Outcome,
-    all_combined,
     by_tick,
-    kept_array,
-    pays,
+    combine_rest,
+    is_worth_combining,
 )
 from headrace.operators.aggregates.specs import AggregateSpec
-from headrace.operators.changelog import Changes, changes
-from headrace.operators.kernel import KeyedState, no_rows
-
-__all__ = ["PARTIAL", "AggregateKernel"]
+from headrace.operators.changelog import segment_changes
+from headrace.operators.kernel import KeyedState, empty_segments
 
 
 class AggregateKernel:
     """Aggregates by group.
 
-    `step` names it in errors, `row_key` is the key of the table it reads, if it reads one. With
-    `divert`, rows that a user's own aggregate raises on are left out of it. What is left out of an
-    aggregate is found in `diverted`, and `lost` counts the results that could not be told (null) by
-    aggregate.
+    After each call, `dead_letters` holds the rows that an aggregate rejected, and `unknown_results`
+    counts by aggregate the emitted results that are null because they are unknown.
+
+    Args:
+        step: The step's name, for errors.
+        schema: The columns of the input.
+        by: The columns of a group.
+        aggregates: The names and specs of the results.
+        over_table: Whether the input is a table's changes.
+        row_key: The key of that table.
+        divert: Whether rows that a user's own aggregate raises on are rejected; else they stop the
+            query.
     """
 
     def __init__(
@@ -54,24 +70,24 @@ class AggregateKernel:
         row_key: Sequence[str] = (),
         divert: bool = False,
     ) -> None:
-        self.step_name, self.schema, self.by, self.aggregates = (
-            step,
-            schema,
-            tuple(by),
-            tuple(aggregates),
-        )
-        self.over_table, self.row_key = over_table, tuple(row_key)
+        self.step_name = step
+        self.schema = schema
+        self.by = tuple(by)
+        self.aggregates = tuple(aggregates)
+        self.over_table = over_table
+        self.row_key = tuple(row_key)
         if rates := [name for name, spec in self.aggregates if spec.kind == "rate"]:
             raise PlanError(
-                f"{rates[0]!r} of the step {step!r} is a rate, which is by the length of a window,"
-                " and there is none.",
-                fix="use window(…) before it.",
+                f"The result {rates[0]!r} of the step {step!r} is a rate, which needs a window, and"
+                " the step has none.",
+                fix="use window(…) before group_by.",
             )
         self._aggregation = Aggregation(
             step, schema, by, aggregates, over_table=over_table, row_key=row_key, divert=divert
         )
         self._layout = self._aggregation.layout
-        self.diverted, self.lost = self._aggregation.diverted, self._aggregation.lost
+        self.dead_letters = self._aggregation.dead_letters
+        self.unknown_results = self._aggregation.unknown_results
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -81,44 +97,41 @@ class AggregateKernel:
     # The step
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """1. Cut rows into segments. 2. Get the states. 3. Go through all segments. 4. Put the
-        states. 5. Tell what changed.
-        """
+        """1. Cut rows by group and tick. 2. Read states. 3. Advance. 4. Store. 5. Emit changes."""
         if not rows.num_rows:
             return self.output.append(TICK_FIELD).empty_table()
         if PARTIAL in rows.schema.names:
-            rows = all_combined(rows, self.combine)
-        segments = cut(rows, encode_keys(rows, self.by))
-        stored, parts = self._layout.unpacked_array(state.get_array(segments.keys))
+            rows = combine_rest(rows, self.combine)
+        segments = segment_rows(rows, encode_keys(rows, self.by))
+        stored, parts = self._layout.unpack_array(state.get_array(segments.keys))
         outcome = self._aggregation.advance(segments, stored, parts)
         state.put_array(
             segments.keys,
-            kept_array(self._layout.packed_array(outcome.rows, outcome.parts), outcome.rows),
+            delete_empty_array(self._layout.pack_array(outcome.rows, outcome.parts), outcome.rows),
         )
-        told = changes(
+        emitted = segment_changes(
             segments, outcome.exists, outcome.differs(segments.after - 1, segments.after)
         )
-        self._aggregation.keep_account(segments, outcome, told.versions[told.comes])
-        return self._table(segments, outcome, told)
-
-    def _table(self, segments: Segments, outcome: Outcome, told: Changes) -> pa.Table:
-        row = pa.array(segments.order[segments.starts[told.segments]])
-        columns = [canonical(whole(segments.rows.column(name)).take(row)) for name in self.by]
-        columns += outcome.results(told.versions)
-        columns += [told.names(), pa.array(segments.ticks[told.segments])]
+        self._aggregation.record_rejected(segments, outcome, emitted.versions[emitted.comes])
+        row = pa.array(segments.order[segments.starts[emitted.segments]])
+        columns = [canonicalize(as_array(segments.rows.column(name)).take(row)) for name in self.by]
+        columns += outcome.results(emitted.versions)
+        columns += [emitted.names(), pa.array(segments.ticks[emitted.segments])]
         return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD))
 
-    # Looking at what is stored
+    # Inspection of stored state
 
     @property
     def key_fields(self) -> list[pa.Field]:
         return [self.schema.field(name) for name in self.by]
 
     def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:
-        """The group's columns, how many rows it has, and what its aggregates amount to."""
-        stored, parts = self._layout.unpacked_array(values)
-        segments = no_rows(self.schema, len(keys), over_table=self.over_table)
-        results = self._aggregation.advance(segments, stored, parts).results(segments.before_all)
+        """The columns of each group, its number of rows, and its results."""
+        stored, parts = self._layout.unpack_array(values)
+        segments = empty_segments(self.schema, len(keys), over_table=self.over_table)
+        results = self._aggregation.advance(segments, stored, parts).results(
+            segments.initial_versions
+        )
         columns = {
             **dict(zip(self.by, decode_keys(keys, self.key_fields), strict=True)),
             "_rows": pa.array(stored),
@@ -127,29 +140,28 @@ class AggregateKernel:
             columns | dict(zip((name for name, _ in self.aggregates), results, strict=True))
         )
 
-    # Combining before the shuffle
+    # Partial aggregation before the shuffle
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be combined before the shuffle: if every aggregate's states can be put
-        together exactly.
+        """Whether rows may be combined before the shuffle: whether every aggregate's states can be
+        merged.
         """
         return self._aggregation.combinable
 
-    def worth_combining(self, rows: pa.Table) -> bool:
-        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
-        return self.combinable and pays(rows, self.by)
+    def is_worth_combining(self, rows: pa.Table) -> bool:
+        """Whether `combine` would leave far fewer rows. The answer affects speed only."""
+        return self.combinable and is_worth_combining(rows, self.by)
 
     def combine(self, rows: pa.Table) -> pa.Table:
-        """Rows as fewer rows, one for each group and tick, that `step` takes in their stead. It
-        does not matter which rows come together.
+        """Combine the rows of each group and tick into one, which `step` accepts instead.
 
-        The result has the group's columns, the system columns of the group's first row, and
-        `_partial`, a state as it is stored. Rows that were not combined may come to `step` beside
-        it, with a null `_partial`.
+        A combined row has the group's columns, the system columns of its first row, and `_partial`,
+        the state of its rows. It does not matter which rows are combined; rows that are not may
+        come to `step` in the same call, with a null `_partial`.
         """
         rows = by_tick(rows)
-        segments = cut(rows, encode_keys(rows, self.by))
+        segments = segment_rows(rows, encode_keys(rows, self.by))
         first = rows.select(
             [*self.by, *(name for name in rows.schema.names if name in ORDER)]
         ).take(pa.array(segments.order[segments.starts]))

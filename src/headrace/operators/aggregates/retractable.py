@@ -1,15 +1,25 @@
-"""Values with how often they are there: the smallest, the largest and the number of distinct values
-where rows can go again.
+"""Aggregates that keep values of a table, whose rows can be retracted.
 
-A key keeps up to `most` distinct values.
+`min`, `max` and `count_distinct` keep a multiset: distinct values with how many rows have each.
+`max(v)` with at most two values per group, over one group:
 
-- `min` and `max` forget those farthest from the answer, and only count them: what they answer is
-  exact. If all that were kept have gone and
-  forgotten ones remain, the answer cannot be told: it is null, and counted, until it can.
-- `count_distinct` leaves a value out that would be one too many: its row goes to dead letters, and
-  the count stands.
+    changes in                        state after                        result
+    tick 1: insert v=3, v=5, v=5      {5: 2, 3: 1}                       5
+    tick 2: insert v=4                {5: 2, 4: 1}, 1 forgotten below 4  5
+    tick 3: delete v=5, v=5           {4: 1}, 1 forgotten                4
+    tick 4: delete v=4                {}, 1 forgotten                    null (unknown)
 
-With `when_full="stop"` either stops the query instead.
+`first`, `last` and `collect` keep rows in the order in which they entered their group. A row is
+identified by the table's key: an update keeps its position, and so does a row that is removed and
+added again within a tick; a row that is added in a later tick is new.
+
+What happens above the limit of values per group:
+
+- `min`, `max`, `first` and `last` forget the values farthest from the answer and only count them.
+  Once all kept values are retracted and forgotten ones remain, the answer is null, and counted as
+  unknown, until it is known again.
+- `count_distinct` and `collect` reject a value above the limit; its row goes to dead letters.
+- With `when_full="stop"` the query stops instead.
 """
 
 from __future__ import annotations
@@ -20,26 +30,27 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.buffers import Ints, Mask, offsets_of, runs
-from headrace.columnar.keys import canonical, encode_keys
+from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
+from headrace.columnar.keys import canonicalize, encode_keys
 from headrace.columnar.segments import Segments
 from headrace.errors import BugError
 from headrace.operators.aggregates.accumulator import (
-    Advanced,
+    AccumulatorOutcome,
     Bags,
-    Full,
-    Keeper,
-    LeftOut,
+    RejectedRows,
+    StoredValueAccumulator,
+    TooManyValues,
+    index_in_slot,
     lists,
-    place_in_slot,
-    places,
+    rank_values,
 )
 
 
 @dataclass(frozen=True)
 class Events:
-    """What each segment does to each value: `net` rows more; `arrival` is the first row that brings
-    it. In order of segment and value.
+    """What each segment does to each value, in order of segment and value.
+
+    `net` is the change in the number of rows; `arrival` is the first row that adds the value.
     """
 
     codes: Ints
@@ -49,8 +60,8 @@ class Events:
     counts: Ints
 
     def of(self, turn: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Those of some segments: slot, code, net, arrival."""
-        at = runs(self.starts[turn], self.counts[turn])
+        """The events of some segments: slot, code, net, arrival."""
+        at = expand_ranges(self.starts[turn], self.counts[turn])
         return (
             np.repeat(np.arange(len(turn)), self.counts[turn]),
             self.codes[at],
@@ -60,7 +71,7 @@ class Events:
 
 
 def events_of(codes: Ints, rows: Ints, segments: Segments) -> Events:
-    """From the codes of some rows (positions in the segments' order)."""
+    """The events of rows with the given codes (`rows` are positions in the segments' order)."""
     segment = segments.segment_of[rows]
     weights = np.ones(len(rows), np.int64) if segments.signs is None else segments.signs[rows]
     order = np.lexsort((rows, codes, segment))
@@ -78,13 +89,18 @@ def events_of(codes: Ints, rows: Ints, segments: Segments) -> Events:
     return Events(codes[starts], net, arrival, np.cumsum(counts) - counts, counts)
 
 
-class Multiset(Keeper):
-    """What `min`, `max` and `count_distinct` have in common: all values at hand as places in their
-    order, and bags of (place, count).
+class Multiset(StoredValueAccumulator):
+    """The base of `min`, `max` and `count_distinct`: a bag of (rank of a value,
+    count) per group.
     """
 
-    def __init__(self, column: str, type: pa.DataType, *, most: int, stop: bool) -> None:
-        self.column, self.type, self.most, self.stop = column, type, most, stop
+    def __init__(
+        self, column: str, type: pa.DataType, *, max_values: int, stop_when_full: bool
+    ) -> None:
+        self.column = column
+        self.type = type
+        self.max_values = max_values
+        self.stop_when_full = stop_when_full
 
     def _read(self, column: pa.Array) -> pa.Array:
         return column
@@ -92,22 +108,24 @@ class Multiset(Keeper):
     def _coded(
         self, stored: list[pa.Array], segments: Segments
     ) -> tuple[list[Ints], Ints, Ints, pa.Array]:
-        """Codes of stored values and of the rows that have one; which rows those are; the values in
-        their order.
+        """The ranks of stored values and of the rows that have a value; which rows those are; and
+        the distinct values in order.
         """
         column = self._read(segments.column(self.column))
         rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         everything = pa.concat_arrays(
             [*(each.cast(self.type) for each in stored), column.drop_null()]
         )
-        codes, values = places(everything)
+        codes, values = rank_values(everything)
         cuts = np.cumsum([len(each) for each in stored])
         *of_stored, of_rows = np.split(codes, cuts)
         return of_stored, of_rows, rows, values
 
 
-def merged(old: tuple[Ints, ...], new: tuple[Ints, ...]) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Old entries (slot, code, count) and events (slot, code, net, arrival) together, in order of
+def merge_events(
+    old: tuple[Ints, ...], new: tuple[Ints, ...]
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Stored entries (slot, code, count) and events (slot, code, net, arrival), merged in order of
     slot and code: slot, code, count before, net change, arrival.
     """
     slots, codes = np.concatenate([old[0], new[0]]), np.concatenate([old[1], new[1]])
@@ -133,14 +151,18 @@ def merged(old: tuple[Ints, ...], new: tuple[Ints, ...]) -> tuple[Ints, Ints, In
 
 
 class TableExtreme(Multiset):
-    """The smallest or the largest value of a table's rows. Codes run away from the answer: 0 is the
-    best there is.
-    """
+    """The smallest or largest value of a table's rows. Code 0 is the best value."""
 
     def __init__(
-        self, column: str, type: pa.DataType, *, largest: bool, most: int, stop: bool
+        self,
+        column: str,
+        type: pa.DataType,
+        *,
+        largest: bool,
+        max_values: int,
+        stop_when_full: bool,
     ) -> None:
-        super().__init__(column, type, most=most, stop=stop)
+        super().__init__(column, type, max_values=max_values, stop_when_full=stop_when_full)
         self.largest = largest
         self.state_type = pa.struct(
             [
@@ -151,7 +173,9 @@ class TableExtreme(Multiset):
             ]
         )
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         fences = stored.field(1)
         (of_fences, of_stored), of_rows, rows, values = self._coded(
             [fences.drop_null(), stored.field(2).flatten()], segments
@@ -166,35 +190,38 @@ class TableExtreme(Multiset):
         forgotten[there] = stored.field(0).to_numpy()
         fence[np.flatnonzero(there)[fences.is_valid().to_numpy(zero_copy_only=False)]] = of_fences
         bags = Bags(lengths, of_stored, stored.field(3).flatten().to_numpy())
-        best, lost = self._through(
+        best, unknown = self._through(
             bags, forgotten, fence, events_of(of_rows, rows, segments), segments
         )
         results = values.take(pa.array(best, mask=best < 0))
-        return self._stored(results, lost, bags, forgotten, fence, values)
+        return self._stored(results, unknown, bags, forgotten, fence, values)
 
     def _through(
         self, bags: Bags, forgotten: Ints, fence: Ints, events: Events, segments: Segments
     ) -> tuple[Ints, Mask]:
-        """The best code of each version, -1 if there is none; and which cannot be told."""
+        """The best code of each version, -1 if there is none; and for which versions it
+        is unknown.
+        """
         best = np.full(segments.versions, -1)
-        lost = np.zeros(segments.versions, np.bool_)
+        unknown = np.zeros(segments.versions, np.bool_)
         everything = np.arange(len(segments.firsts))
-        best[segments.before_all], lost[segments.before_all] = self._answer(
+        best[segments.initial_versions], unknown[segments.initial_versions] = self._answer(
             bags, everything, forgotten
         )
         for turn in segments.rounds():
             keys = segments.key_of[turn]
             self._round(bags, keys, forgotten, fence, events.of(turn))
-            best[segments.after[turn]], lost[segments.after[turn]] = self._answer(
+            best[segments.after[turn]], unknown[segments.after[turn]] = self._answer(
                 bags, keys, forgotten
             )
-        return best, lost
+        return best, unknown
 
     @staticmethod
     def _answer(bags: Bags, keys: Ints, forgotten: Ints) -> tuple[Ints, Mask]:
+        """The best code of each group, -1 if there is none; and for which groups it is unknown."""
         slots, codes, _ = bags.of(keys)
         best = np.full(len(keys), -1)
-        first = np.flatnonzero(place_in_slot(slots) == 0)
+        first = np.flatnonzero(index_in_slot(slots) == 0)
         best[slots[first]] = codes[first]
         return best, (best < 0) & (forgotten[keys] > 0)
 
@@ -206,19 +233,22 @@ class TableExtreme(Multiset):
         fence: Ints,
         events: tuple[Ints, Ints, Ints, Ints],
     ) -> None:
+        """Apply one segment of each of some groups."""
         slot, code, net, _ = events
         beyond = (forgotten[keys][slot] > 0) & (code > fence[keys][slot])
         forgotten[keys] += np.bincount(slot[beyond], net[beyond], minlength=len(keys)).astype(
             np.int64
         )
-        slots, codes, before, net, _ = merged(
+        slots, codes, before, net, _ = merge_events(
             bags.of(keys), tuple(each[~beyond] for each in events)
         )
         counts = before + net
         if (counts < 0).any() or (forgotten[keys] < 0).any():
-            raise BugError(f"A value of the column {self.column!r} went that never came.")
+            raise BugError(
+                f"A value of the column {self.column!r} is retracted that was never added."
+            )
         slots, codes, counts = (each[counts > 0] for each in (slots, codes, counts))
-        inside = place_in_slot(slots) < self.most
+        inside = index_in_slot(slots) < self.max_values
         if not inside.all():
             self._forget(keys, forgotten, fence, slots, codes, counts, inside)
         bags.replace(keys, slots[inside], codes[inside], counts[inside])
@@ -233,9 +263,9 @@ class TableExtreme(Multiset):
         counts: Ints,
         inside: Mask,
     ) -> None:
-        """Keep the best, count the rest; the fence is the last that is kept."""
-        if self.stop:
-            raise Full(int(keys[slots[~inside][0]]), self.most)
+        """Keep the best values and count the rest; the fence is the last value that is kept."""
+        if self.stop_when_full:
+            raise TooManyValues(int(keys[slots[~inside][0]]), self.max_values)
         forgotten[keys] += np.bincount(slots[~inside], counts[~inside], minlength=len(keys)).astype(
             np.int64
         )
@@ -247,12 +277,12 @@ class TableExtreme(Multiset):
     def _stored(
         self,
         results: pa.Array,
-        lost: Mask,
+        unknown: Mask,
         bags: Bags,
         forgotten: Ints,
         fence: Ints,
         values: pa.Array,
-    ) -> Advanced:
+    ) -> AccumulatorOutcome:
         there = (bags.lengths > 0) | (forgotten > 0)
         which = np.flatnonzero(there)
         _, codes, counts = bags.of(which)
@@ -269,27 +299,33 @@ class TableExtreme(Multiset):
             lists(bags.lengths[which], pa.array(counts)),
         ]
         states = pa.StructArray.from_arrays(parts, fields=list(self.state_type))
-        return self.kept(results, there, states, lost=lost if lost.any() else None)
+        return self.pack_values(results, there, states, unknown=unknown if unknown.any() else None)
 
 
 class CountDistinct(Multiset):
-    """How many different values there are. Over a stream, how often each is there need not be
-    known.
-    """
+    """The number of distinct values. Over a stream, counts per value are not needed."""
 
     def __init__(
-        self, column: str, type: pa.DataType, *, over_table: bool, most: int, stop: bool
+        self,
+        column: str,
+        type: pa.DataType,
+        *,
+        over_table: bool,
+        max_values: int,
+        stop_when_full: bool,
     ) -> None:
-        super().__init__(column, type, most=most, stop=stop)
+        super().__init__(column, type, max_values=max_values, stop_when_full=stop_when_full)
         self.over_table = over_table
         counts = [pa.field("counts", pa.list_(pa.int64()))] if over_table else []
         self.state_type = pa.struct([pa.field("values", pa.list_(type)), *counts])
 
     def _read(self, column: pa.Array) -> pa.Array:
-        """As in a key: there is one zero and one NaN."""
-        return canonical(column)
+        """The values as keys have them: with one zero and one NaN."""
+        return canonicalize(column)
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         (of_stored,), of_rows, rows, values = self._coded([stored.field(0).flatten()], segments)
         lengths = np.zeros(len(there), np.int64)
         lengths[there] = np.diff(offsets_of(stored.field(0)))
@@ -301,45 +337,47 @@ class CountDistinct(Multiset):
         bags = Bags(lengths, of_stored, counts)
         events = events_of(of_rows, rows, segments)
         result = np.empty(segments.versions, np.int64)
-        result[segments.before_all] = bags.lengths
+        result[segments.initial_versions] = bags.lengths
         refused: list[tuple[Ints, Ints]] = []
         for turn in segments.rounds():
             keys = segments.key_of[turn]
             refused.append(self._round(bags, keys, turn, events))
             result[segments.after[turn]] = bags.lengths[keys]
-        left_out = self._left_out(refused, of_rows, rows, segments)
-        return self._stored(pa.array(result), bags, values, left_out)
+        rejected = self._rejected_rows(refused, of_rows, rows, segments)
+        return self._stored(pa.array(result), bags, values, rejected)
 
     def _round(self, bags: Bags, keys: Ints, turn: Ints, events: Events) -> tuple[Ints, Ints]:
-        """Count, let in what there is room for; gives the (segment, code) pairs that were
-        refused.
+        """Apply one segment of each of some groups; returns the (segment, code) pairs that were
+        rejected.
         """
-        slots, codes, before, net, arrival = merged(bags.of(keys), events.of(turn))
-        # A value that goes and is not there was left out when it came.
+        slots, codes, before, net, arrival = merge_events(bags.of(keys), events.of(turn))
+        # A retracted value that is absent was rejected when it was added.
         counts = before + net if self.over_table else (before + net > 0).astype(np.int64)
         there = counts > 0
         slots, codes, before, counts, arrival = (
             each[there] for each in (slots, codes, before, counts, arrival)
         )
-        refused = self._refused(slots, before, arrival)
-        if refused.any() and self.stop:
-            raise Full(int(keys[slots[refused][0]]), self.most)
+        refused = self._rejection_mask(slots, before, arrival)
+        if refused.any() and self.stop_when_full:
+            raise TooManyValues(int(keys[slots[refused][0]]), self.max_values)
         bags.replace(keys, slots[~refused], codes[~refused], counts[~refused])
         return turn[slots[refused]], codes[refused]
 
-    def _refused(self, slots: Ints, before: Ints, arrival: Ints) -> Mask:
-        """Those that were there stay; of the others, the first to come get in."""
+    def _rejection_mask(self, slots: Ints, before: Ints, arrival: Ints) -> Mask:
+        """Which values are rejected: those that were present stay, and of the others the first to
+        arrive are accepted.
+        """
         refused = np.zeros(len(slots), np.bool_)
-        if not (place_in_slot(slots) >= self.most).any():
+        if not (index_in_slot(slots) >= self.max_values).any():
             return refused
         order = np.lexsort((arrival, before == 0, slots))
-        refused[order] = place_in_slot(slots[order]) >= self.most
+        refused[order] = index_in_slot(slots[order]) >= self.max_values
         refused &= before == 0
         return refused
 
-    def _left_out(
+    def _rejected_rows(
         self, refused: list[tuple[Ints, Ints]], of_rows: Ints, rows: Ints, segments: Segments
-    ) -> tuple[LeftOut, ...]:
+    ) -> tuple[RejectedRows, ...]:
         """The rows that brought refused values."""
         segment, code = (
             (np.concatenate(each) for each in zip(*refused, strict=True))
@@ -353,46 +391,35 @@ class CountDistinct(Multiset):
         if segments.signs is not None:
             mine &= segments.signs[rows] > 0
         return (
-            LeftOut(
-                rows[mine], f"the group has {self.most} different values of {self.column!r} already"
+            RejectedRows(
+                rows[mine],
+                f"the group has {self.max_values} different values of {self.column!r} already",
             ),
         )
 
     def _stored(
-        self, results: pa.Array, bags: Bags, values: pa.Array, left_out: tuple[LeftOut, ...]
-    ) -> Advanced:
+        self, results: pa.Array, bags: Bags, values: pa.Array, rejected: tuple[RejectedRows, ...]
+    ) -> AccumulatorOutcome:
         there = bags.lengths > 0
         which = np.flatnonzero(there)
         _, codes, counts = bags.of(which)
         parts = [lists(bags.lengths[which], values.take(pa.array(codes)))]
         parts += [lists(bags.lengths[which], pa.array(counts))] if self.over_table else []
-        return self.kept(
+        return self.pack_values(
             results,
             there,
             pa.StructArray.from_arrays(parts, fields=list(self.state_type)),
-            left_out=left_out,
+            rejected=rejected,
         )
 
 
-# Values of a table's rows in the order in which the rows came into their group: the first, the
-# last, all of them.
-#
-# A row is known by the table's key. An update keeps its row's place; a row that goes and comes
-# again within a tick keeps it too, one that comes in a later tick is new. A key keeps up to `most`
-# rows:
-#
-# - `first` keeps the earliest and `last` the latest; the others are only counted. If all that were
-# kept have gone and others remain, the answer cannot be told: it is null, and counted, until it
-# can.
-# - `collect` leaves out a row that would be one too many; it goes to dead letters.
-#
-# With `when_full="stop"` either stops the query instead.
+# Rows in order: first, last and collect
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a step works on: bags of (row's id, position of its value), what was forgotten, and the
-    rows' side.
+class OrderedRowsPass:
+    """The working set of a call: bags of (row id, position of its value), the numbers of forgotten
+    rows, and the new rows.
     """
 
     bags: Bags
@@ -404,21 +431,25 @@ class Work:
     segments: Segments
 
 
-class Places(Keeper):
-    """The rows of each key, in their places."""
+class OrderedRows(StoredValueAccumulator):
+    """The base of `first`, `last` and `collect`: the rows of each group, in order."""
 
     counts_forgotten = True
 
     def __init__(
-        self, column: str, type: pa.DataType, row_key: Sequence[str], *, most: int, stop: bool
+        self,
+        column: str,
+        type: pa.DataType,
+        row_key: Sequence[str],
+        *,
+        max_values: int,
+        stop_when_full: bool,
     ) -> None:
-        self.column, self.type, self.row_key, self.most, self.stop = (
-            column,
-            type,
-            tuple(row_key),
-            most,
-            stop,
-        )
+        self.column = column
+        self.type = type
+        self.row_key = tuple(row_key)
+        self.max_values = max_values
+        self.stop_when_full = stop_when_full
         self.state_type = pa.struct(
             [
                 pa.field("forgotten", pa.int64()),
@@ -427,9 +458,9 @@ class Places(Keeper):
             ]
         )
 
-    # Opening and storing
+    # Reading and storing
 
-    def _opened(self, there: Mask, stored: pa.Array, segments: Segments) -> Work:
+    def _opened(self, there: Mask, stored: pa.Array, segments: Segments) -> OrderedRowsPass:
         lengths, forgotten = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
         lengths[there] = np.diff(offsets_of(stored.field(1)))
         forgotten[there] = stored.field(0).to_numpy()
@@ -443,13 +474,17 @@ class Places(Keeper):
         codes = ids.indices.to_numpy().astype(np.int64)
         values = pa.concat_arrays([stored.field(2).flatten(), segments.column(self.column)])
         bags = Bags(lengths, codes[: len(known)], np.arange(len(known)))
-        return Work(
+        return OrderedRowsPass(
             bags, forgotten, values, ids.dictionary, codes[len(known) :], len(known), segments
         )
 
     def _stored(
-        self, work: Work, results: pa.Array, lost: Mask | None, left_out: tuple[LeftOut, ...]
-    ) -> Advanced:
+        self,
+        work: OrderedRowsPass,
+        results: pa.Array,
+        unknown: Mask | None,
+        rejected: tuple[RejectedRows, ...],
+    ) -> AccumulatorOutcome:
         there = (work.bags.lengths > 0) | (work.forgotten > 0)
         which = np.flatnonzero(there)
         _, codes, at = work.bags.of(which)
@@ -459,42 +494,44 @@ class Places(Keeper):
             lists(lengths, work.ids.take(pa.array(codes))),
             lists(lengths, work.values.take(pa.array(at))),
         ]
-        return self.kept(
+        return self.pack_values(
             results,
             there,
             pa.StructArray.from_arrays(parts, fields=list(self.state_type)),
-            lost=lost,
-            left_out=left_out,
+            unknown=unknown,
+            rejected=rejected,
         )
 
-    # Going on
+    # Advancing
 
-    def _round(self, work: Work, turn: Ints) -> Ints:
-        """Take in a segment of each of some keys; gives the rows that were left out."""
+    def _round(self, work: OrderedRowsPass, turn: Ints) -> Ints:
+        """Apply one segment of each of some groups; returns the rows that were rejected."""
         keys = work.segments.key_of[turn]
         slots, ids, at, order, fate = self._fates(work, turn, keys)
         stays, comes = fate == _STAYS, fate == _COMES
         work.forgotten[keys] -= np.bincount(slots[fate == _FORGOTTEN_GOES], minlength=len(keys))
         if self.counts_forgotten and (work.forgotten[keys] < 0).any():
-            raise BugError(f"A row went that never came, by the key {self.row_key}.")
+            raise BugError(f"A row is retracted that was never added, by the key {self.row_key}.")
         refused = at[fate == _FORGOTTEN_STAYS] - work.first_row
         in_place = np.lexsort((order, comes, slots))
         in_place = in_place[(stays | comes)[in_place]]
         slots, ids, at, comes = slots[in_place], ids[in_place], at[in_place], comes[in_place]
         kept, forgotten = self._within_bounds(slots, comes, work.forgotten[keys])
-        if self.stop and not kept.all():
-            raise Full(int(keys[slots[~kept][0]]), self.most)
+        if self.stop_when_full and not kept.all():
+            raise TooManyValues(int(keys[slots[~kept][0]]), self.max_values)
         work.forgotten[keys] = forgotten
         work.bags.replace(keys, slots[kept], ids[kept], at[kept])
         return np.concatenate([refused, at[~kept] - work.first_row])
 
-    def _fates(self, work: Work, turn: Ints, keys: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """What becomes of each row of these keys, old or new: slot, id, position of its value,
+    def _fates(
+        self, work: OrderedRowsPass, turn: Ints, keys: Ints
+    ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """What becomes of each row of these groups, stored or new: slot, id, position of its value,
         order, fate.
         """
         slots, ids, at = work.bags.of(keys)
         segments = work.segments
-        rows = runs(segments.starts[turn], segments.sizes[turn])
+        rows = expand_ranges(segments.starts[turn], segments.sizes[turn])
         assert segments.signs is not None
         slots = np.concatenate([slots, np.repeat(np.arange(len(turn)), segments.sizes[turn])])
         ids, at = (
@@ -519,8 +556,8 @@ class Places(Keeper):
         return slots[last], ids[last], at[last], np.where(known, first, last), fate
 
     def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
-        """Which rows (in order of key and place) are kept, and how many of each key are forgotten
-        then.
+        """Which rows (in order of group and position) are kept, and how many of each group are
+        forgotten then.
         """
         raise NotImplementedError
 
@@ -528,8 +565,8 @@ class Places(Keeper):
 _GOES, _STAYS, _COMES, _FORGOTTEN_STAYS, _FORGOTTEN_GOES = range(5)
 
 
-class TableFirst(Places):
-    """The value of the row that came first; of those with a value, if nulls are ignored."""
+class TableFirst(OrderedRows):
+    """The value of the first row, or of the first with a value that is not null."""
 
     def __init__(
         self,
@@ -538,29 +575,33 @@ class TableFirst(Places):
         row_key: Sequence[str],
         *,
         ignore_nulls: bool,
-        most: int,
-        stop: bool,
+        max_values: int,
+        stop_when_full: bool,
     ) -> None:
-        super().__init__(column, type, row_key, most=most, stop=stop)
+        super().__init__(
+            column, type, row_key, max_values=max_values, stop_when_full=stop_when_full
+        )
         self.ignore_nulls = ignore_nulls
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         work = self._opened(there, stored, segments)
         counts = work.values.is_valid().to_numpy(zero_copy_only=False) | (not self.ignore_nulls)
-        chosen, lost = np.full(segments.versions, -1), np.zeros(segments.versions, np.bool_)
-        chosen[segments.before_all], lost[segments.before_all] = self._answer(
+        chosen, unknown = np.full(segments.versions, -1), np.zeros(segments.versions, np.bool_)
+        chosen[segments.initial_versions], unknown[segments.initial_versions] = self._answer(
             work, np.arange(len(there)), counts
         )
         for turn in segments.rounds():
             self._round(work, turn)
-            chosen[segments.after[turn]], lost[segments.after[turn]] = self._answer(
+            chosen[segments.after[turn]], unknown[segments.after[turn]] = self._answer(
                 work, segments.key_of[turn], counts
             )
         results = work.values.take(pa.array(chosen, mask=chosen < 0))
-        return self._stored(work, results, lost if lost.any() else None, ())
+        return self._stored(work, results, unknown if unknown.any() else None, ())
 
-    def _answer(self, work: Work, keys: Ints, counts: Mask) -> tuple[Ints, Mask]:
-        """For each key the position of its value, -1 for none; and whether it cannot be told."""
+    def _answer(self, work: OrderedRowsPass, keys: Ints, counts: Mask) -> tuple[Ints, Mask]:
+        """For each group the position of its value, -1 for none; and whether it is unknown."""
         slots, _, at = work.bags.of(keys)
         slots, at = slots[counts[at]], at[counts[at]]
         answer = np.full(len(keys), -1)
@@ -569,62 +610,74 @@ class TableFirst(Places):
         return answer, (answer < 0) & (work.forgotten[keys] > 0)
 
     def _best(self, slots: Ints) -> Ints:
-        return np.flatnonzero(place_in_slot(slots) == 0)
+        return np.flatnonzero(index_in_slot(slots) == 0)
 
     def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
-        """What comes is behind what was forgotten, and so is forgotten too."""
-        kept = (place_in_slot(slots) < self.most) & ~(comes & (forgotten[slots] > 0))
+        """Keep the earliest rows. Once rows are forgotten, a new row comes after them, and is
+        forgotten too.
+        """
+        kept = (index_in_slot(slots) < self.max_values) & ~(comes & (forgotten[slots] > 0))
         return kept, forgotten + np.bincount(slots[~kept], minlength=len(forgotten))
 
 
 class TableLast(TableFirst):
-    """The value of the row that came last."""
+    """The value of the last row, or of the last with a value that is not null."""
 
     def _best(self, slots: Ints) -> Ints:
         return np.flatnonzero(np.append(slots[1:] != slots[:-1], True)) if len(slots) else slots
 
     def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
-        from_the_end = np.bincount(slots, minlength=len(forgotten))[slots] - place_in_slot(slots)
-        kept = from_the_end <= self.most
+        """Keep the latest rows."""
+        from_the_end = np.bincount(slots, minlength=len(forgotten))[slots] - index_in_slot(slots)
+        kept = from_the_end <= self.max_values
         return kept, forgotten + np.bincount(slots[~kept], minlength=len(forgotten))
 
 
-class TableCollect(Places):
+class TableCollect(OrderedRows):
     """All values that are not null."""
 
     counts_forgotten = False
 
-    def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
+    def advance_values(
+        self, there: Mask, stored: pa.Array, segments: Segments
+    ) -> AccumulatorOutcome:
         work = self._opened(there, stored, segments)
         valid = work.values.is_valid().to_numpy(zero_copy_only=False)
-        told = [(segments.before_all, *self._lists(work, np.arange(len(there)), valid))]
+        rounds = [(segments.initial_versions, *self._lists(work, np.arange(len(there)), valid))]
         refused = []
         for turn in segments.rounds():
             refused.append(self._round(work, turn))
-            told.append((segments.after[turn], *self._lists(work, segments.key_of[turn], valid)))
-        left_out = np.sort(np.concatenate(refused)) if refused else np.zeros(0, np.int64)
-        reason = f"the group has {self.most} values of {self.column!r} already"
+            rounds.append((segments.after[turn], *self._lists(work, segments.key_of[turn], valid)))
+        rejected = np.sort(np.concatenate(refused)) if refused else np.zeros(0, np.int64)
+        reason = f"the group has {self.max_values} values of {self.column!r} already"
         return self._stored(
             work,
-            _in_order(told, work.values, segments.versions),
+            _lists_by_version(rounds, work.values, segments.versions),
             None,
-            (LeftOut(left_out, reason),) if len(left_out) else (),
+            (RejectedRows(rejected, reason),) if len(rejected) else (),
         )
 
     @staticmethod
-    def _lists(work: Work, keys: Ints, valid: Mask) -> tuple[Ints, Ints]:
+    def _lists(work: OrderedRowsPass, keys: Ints, valid: Mask) -> tuple[Ints, Ints]:
+        """The number of values of each group, and their positions."""
         slots, _, at = work.bags.of(keys)
         return np.bincount(slots[valid[at]], minlength=len(keys)), at[valid[at]]
 
     def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
-        """What is left out is not remembered: when it goes, it is not found, and that is that."""
-        return place_in_slot(slots) < self.most, np.zeros(len(forgotten), np.int64)
+        """Keep the earliest rows. Rejected rows are not remembered: their retraction finds nothing
+        to remove.
+        """
+        return index_in_slot(slots) < self.max_values, np.zeros(len(forgotten), np.int64)
 
 
-def _in_order(told: list[tuple[Ints, Ints, Ints]], values: pa.Array, versions: int) -> pa.Array:
-    """Lists told in rounds, in the order of their versions."""
-    version, lengths, at = (np.concatenate(each) for each in zip(*told, strict=True))
+def _lists_by_version(
+    rounds: list[tuple[Ints, Ints, Ints]], values: pa.Array, versions: int
+) -> pa.Array:
+    """Lists that were computed in rounds, in the order of their versions."""
+    version, lengths, at = (np.concatenate(each) for each in zip(*rounds, strict=True))
     starts = np.cumsum(lengths) - lengths
     order = np.empty(versions, np.int64)
     order[version] = np.arange(versions)
-    return lists(lengths[order], values.take(pa.array(at[runs(starts[order], lengths[order])])))
+    return lists(
+        lengths[order], values.take(pa.array(at[expand_ranges(starts[order], lengths[order])]))
+    )

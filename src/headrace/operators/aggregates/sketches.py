@@ -1,8 +1,13 @@
-"""Sketches over streams, from Apache DataSketches: small states that answer about. Deterministic:
-the same values in the same ticks, the same bytes.
+"""Sketches over streams, from Apache DataSketches: small states with approximate results.
 
-A state is read, brought up to date and written once for each key and tick, so that it does not
-matter how many ticks come in a call.
+Sketches are deterministic: the same values in the same ticks give the same bytes. A state is read,
+updated and written once per group and tick, so that it does not matter how ticks are grouped into
+calls. `approx_distinct(user)`, over one group:
+
+    stored state            segments                 state after             result
+    HLL of {u1}, 1 value    tick 7: u2, u3, u1       HLL of {u1, u2, u3}     about 3
+
+Sketches cannot retract, so they are for streams only.
 """
 
 from __future__ import annotations
@@ -23,13 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.keys import canonical, encode_keys
+from headrace.columnar.keys import canonicalize, encode_keys
 from headrace.columnar.murmur2 import murmur2_array
 from headrace.columnar.segments import Segments
 from headrace.errors import CorruptionError, NewerFormat
 from headrace.operators.aggregates.accumulator import (
     Accumulator,
-    Advanced,
+    AccumulatorOutcome,
     Columns,
     Tails,
     doubles,
@@ -40,7 +45,7 @@ from headrace.operators.aggregates.accumulator import (
 
 
 class Sketch(Accumulator):
-    """A sketch for each key that has had a value."""
+    """The base of sketches: one sketch for each group that has had a value."""
 
     fields = (("size", "<u4"),)
 
@@ -53,21 +58,26 @@ class Sketch(Accumulator):
 
     @abstractmethod
     def items(self, values: pa.Array) -> Sequence[Any]:
-        """Values, none null, as the sketch takes them."""
+        """The values, none null, in the form that the sketch accepts."""
 
     @abstractmethod
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
-        """A sketch (empty bytes: a new one) with more values."""
+        """A sketch with more values; empty bytes stand for a new sketch."""
 
     @abstractmethod
     def read(self, data: bytes) -> Any:
-        """What a sketch says; of empty bytes, what is said of no values."""
+        """The result of a sketch; of empty bytes, the result without values."""
 
     @abstractmethod
     def array(self, answers: list[Any]) -> pa.Array:
-        """Answers as a column."""
+        """The results as a column."""
 
-    def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:  # noqa: ARG002
+    def advance(
+        self,
+        columns: Columns,  # noqa: ARG002
+        tails: Tails | None,
+        segments: Segments,
+    ) -> AccumulatorOutcome:
         column = segments.column(self.column)
         items = self.items(column.drop_null())
         count = np.add.reduceat(
@@ -86,16 +96,18 @@ class Sketch(Accumulator):
                     )
                 answers.append(self.read(states[key]))
         sizes = np.fromiter(map(len, states), np.uint32, len(states))
-        return Advanced(self.array(answers), (sizes,), states)
+        return AccumulatorOutcome(self.array(answers), (sizes,), states)
 
 
 def take_all(update: Any, items: Sequence[Any]) -> None:
-    """Call for each item, with the loop in C."""
+    """Call `update` for each item, with the loop in C."""
     deque(map(update, items), maxlen=0)
 
 
 class ApproxDistinct(Sketch):
-    """HyperLogLog: how many different values, with a relative standard error of at most `error`."""
+    """HyperLogLog: the number of distinct values, with a relative standard error of at most
+    `error`.
+    """
 
     def __init__(self, column: str, type: pa.DataType, *, error: float) -> None:
         super().__init__(column, type)
@@ -103,7 +115,7 @@ class ApproxDistinct(Sketch):
 
     @cached_property
     def lg_k(self) -> int:
-        """The fewest registers that keep the promise, as a power of two."""
+        """The smallest number of registers with that error, as a power of two."""
         return next(lg_k for lg_k in range(7, 22) if lg_k == 21 or self._error(lg_k) <= self.error)
 
     @staticmethod
@@ -114,13 +126,13 @@ class ApproxDistinct(Sketch):
         )
 
     def items(self, values: pa.Array) -> Sequence[Any]:
-        values = canonical(values)
+        values = canonicalize(values)
         if has_order_in_64_bits(values.type):
             numbers: list[int] = to_ordered(values).view(np.int64).tolist()
             return numbers
         return [
             item if item and item[0] != "\0" else "\0" + item for item in texts(values)
-        ]  # the sketch passes over empty strings
+        ]  # the sketch ignores empty strings
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = (
@@ -139,7 +151,7 @@ class ApproxDistinct(Sketch):
 
 
 class Quantiles(Sketch):
-    """A t-digest: about the values below which given fractions lie. NaN is passed over."""
+    """A t-digest: approximate quantiles. NaN is ignored."""
 
     def __init__(
         self, column: str, type: pa.DataType, *, at: float | tuple[float, ...], compression: int
@@ -148,7 +160,7 @@ class Quantiles(Sketch):
         self.at, self.compression = at, compression
 
     def items(self, values: pa.Array) -> Any:
-        return np.array(doubles(values))  # the sketch takes no read-only memory
+        return np.array(doubles(values))  # the sketch does not accept read-only memory
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = (
@@ -174,19 +186,19 @@ class Quantiles(Sketch):
 
 
 class HeavyHitters(Sketch):
-    """Frequent items: the most frequent values, each with the least and the most it can have
-    come.
-    """
+    """The most frequent values, each with a lower and an upper bound of its count."""
 
     def __init__(
-        self, column: str, type: pa.DataType, result: pa.DataType, *, most: int, size: int
+        self, column: str, type: pa.DataType, result: pa.DataType, *, limit: int, size: int
     ) -> None:
         super().__init__(column, type)
-        self.result, self.most, self.size = result, most, size
+        self.result = result
+        self.limit = limit
+        self.size = size
 
     @cached_property
     def lg_size(self) -> int:
-        """The smallest map whose error is below one in `size`."""
+        """The smallest map with an error below one in `size`, as a power of two."""
         sketch = datasketches.frequent_strings_sketch
         return next(
             lg_size
@@ -195,7 +207,7 @@ class HeavyHitters(Sketch):
         )
 
     def items(self, values: pa.Array) -> Sequence[Any]:
-        values = canonical(values)
+        values = canonicalize(values)
         return (
             list(map(str, to_ordered(values).tolist()))
             if has_order_in_64_bits(values.type)
@@ -217,7 +229,7 @@ class HeavyHitters(Sketch):
         found = datasketches.frequent_strings_sketch.deserialize(data).get_frequent_items(
             datasketches.frequent_items_error_type.NO_FALSE_NEGATIVES
         )
-        return sorted(found, key=lambda item: (-item[1], item[0]))[: self.most]
+        return sorted(found, key=lambda item: (-item[1], item[0]))[: self.limit]
 
     def array(self, answers: list[Any]) -> pa.Array:
         flat = [item for answer in answers for item in answer]
@@ -237,20 +249,14 @@ class HeavyHitters(Sketch):
 
 
 def texts(values: pa.Array) -> list[str]:
-    """STRING, BINARY and DECIMAL as strings, different ones for different values."""
+    """STRING, BINARY and DECIMAL values as strings, distinct for distinct values."""
     if pa.types.is_binary(values.type):
         return [value.decode("latin-1") for value in values.to_pylist()]
     listed: list[str] = values.cast(pa.string()).to_pylist()
     return listed
 
 
-# Bloom filters: a set of values in a few bits each, which answers "certainly not" or "probably".
-# `hr.agg.bloom` makes them, users ask them.
-#
-# A filter as bytes: version (1), number of probes (1), number of bits (8, little-endian), then the
-# bits. Probes follow from 64 bits of a value's key bytes (`keys.py`), so filters over columns of
-# the same type can be compared, merged and asked anywhere.
-
+# Bloom filters
 
 VERSION = 1
 _HEADER = struct.Struct("<BBQ")
@@ -259,7 +265,19 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class BloomFilter:
-    """`bits` is a multiple of 8; `data` are those bits."""
+    """A set of values in a few bits each, which answers "certainly not" or "probably".
+
+    `hr.agg.bloom` builds filters. As bytes, a filter is a version (1 byte), the number of probes
+    (1), the number of bits (8, little-endian, a multiple of 8), and the bits. Probes are computed
+    from a hash of the value's key bytes, so that filters over columns of the same type can be
+    compared and merged.
+
+    Example:
+        ```python
+        users = BloomFilter.from_bytes(row["users"])
+        users.might_contain(pa.array(["alice", "bob"]))
+        ```
+    """
 
     probes: int
     bits: int
@@ -267,7 +285,7 @@ class BloomFilter:
 
     @classmethod
     def empty(cls, expected: int, error: float) -> BloomFilter:
-        """Room for so many different values at such a rate of false positives."""
+        """An empty filter for so many distinct values, with the given share of false positives."""
         bits = max(64, math.ceil(-expected * math.log(error) / math.log(2) ** 2))
         bits += -bits % 64
         probes = min(32, max(1, round(bits / expected * math.log(2))))
@@ -275,40 +293,59 @@ class BloomFilter:
 
     @classmethod
     def from_bytes(cls, filter: bytes) -> BloomFilter:
+        """The filter from its bytes.
+
+        Args:
+            filter: The result of `hr.agg.bloom`.
+
+        Raises:
+            NewerFormat: A newer Headrace built the filter.
+            CorruptionError: The bytes are not a filter.
+        """
         version, probes, bits = _HEADER.unpack_from(filter)
         if version > VERSION:
             raise NewerFormat(
-                f"A Bloom filter has version {version}, and this Headrace knows up to {VERSION}.",
-                fix="use the newer Headrace that made it.",
+                f"A Bloom filter has version {version}, and this Headrace supports up to"
+                f" {VERSION}.",
+                fix="use the newer Headrace that built it.",
             )
         if len(filter) != _HEADER.size + bits // 8:
             raise CorruptionError(f"A Bloom filter of {bits} bits has {len(filter)} bytes.")
         return cls(probes, bits, filter[_HEADER.size :])
 
     def to_bytes(self) -> bytes:
+        """The filter as bytes."""
         return _HEADER.pack(VERSION, self.probes, self.bits) + self.data
 
     def with_hashes(self, hashes: Hashes) -> BloomFilter:
-        places = self._places(hashes).reshape(-1)
+        """The filter with more values, given by their hashes."""
+        positions = self._bit_positions(hashes).reshape(-1)
         data = np.frombuffer(self.data, np.uint8).copy()
         np.bitwise_or.at(
-            data, places >> np.uint64(3), (np.uint64(1) << (places & np.uint64(7))).astype(np.uint8)
+            data,
+            positions >> np.uint64(3),
+            (np.uint64(1) << (positions & np.uint64(7))).astype(np.uint8),
         )
         return BloomFilter(self.probes, self.bits, data.tobytes())
 
     def might_contain(self, values: pa.Array) -> Mask:
-        """For each value: False, it is certainly not a member; True, it probably is. A null is no
-        member.
+        """For each value, False if it is certainly not in the set, True if it probably is.
+
+        Args:
+            values: Values of the same type as the filter's column. A null is never in the set.
+
+        Returns:
+            A boolean for each value.
         """
         answer = np.zeros(len(values), np.bool_)
         valid = values.is_valid().to_numpy(zero_copy_only=False)
-        places = self._places(hashes_of(values.drop_null()))
+        positions = self._bit_positions(hashes_of(values.drop_null()))
         data = np.frombuffer(self.data, np.uint8)
-        found = data[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8) & 1
+        found = data[positions >> np.uint64(3)] >> (positions & np.uint64(7)).astype(np.uint8) & 1
         answer[valid] = found.all(axis=1)
         return answer
 
-    def _places(self, hashes: Hashes) -> Hashes:
+    def _bit_positions(self, hashes: Hashes) -> Hashes:
         """The bits of each value: a first one and an odd step."""
         step = (hashes >> np.uint64(32)) | np.uint64(1)
         return (
@@ -317,7 +354,7 @@ class BloomFilter:
 
 
 def hashes_of(values: pa.Array) -> Hashes:
-    """64 bits of each value, none null: two hashes of its key bytes, mixed."""
+    """A 64-bit hash of each value, none null: two hashes of its key bytes, mixed."""
     keys = encode_keys(pa.table({"value": values}), ["value"]).cast(pa.binary())
     salted = pc.binary_join_element_wise(
         pa.scalar(b"bloom", pa.binary()), keys, pa.scalar(b"", pa.binary())
@@ -328,11 +365,8 @@ def hashes_of(values: pa.Array) -> Hashes:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-# A Bloom filter of each key's values in a stream.
-
-
 class Bloom(Sketch):
-    """The filter itself is the answer; without values, an empty one."""
+    """A Bloom filter of each group's values; the filter itself is the result."""
 
     def __init__(self, column: str, type: pa.DataType, *, expected: int, error: float) -> None:
         super().__init__(column, type)
@@ -342,7 +376,8 @@ class Bloom(Sketch):
         return hashes_of(values)
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
-        return BloomFilter.from_bytes(data or self._empty).with_hashes(items).to_bytes()  # type: ignore[arg-type]
+        hashes = np.asarray(items, np.uint64)
+        return BloomFilter.from_bytes(data or self._empty).with_hashes(hashes).to_bytes()
 
     def read(self, data: bytes) -> bytes:
         return data or self._empty

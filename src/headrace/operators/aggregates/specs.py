@@ -1,7 +1,7 @@
-"""What an aggregate is, as a plan holds it: its kind, its column, its options and the type of its
-result. `hr.agg` builds these, kernels carry them out.
+"""An aggregate as a plan holds it: its kind, column, options and the type of its result.
 
-Types follow Spark's own aggregates, so that a pipeline and a Spark query over the same rows agree.
+`hr.agg` (`functions`) builds specs; `factory` turns them into accumulators. Result types follow
+Spark's own aggregates, so that a pipeline and a Spark query over the same rows agree.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import pyarrow as pa
 
 SKETCHES = frozenset({"approx_distinct", "quantiles", "heavy_hitters", "bloom"})
-"""Kinds that answer about."""
+"""Kinds with approximate results."""
 
 STREAMS_ONLY = SKETCHES | {"decayed_sum"}
-"""Kinds that cannot take rows back."""
+"""Kinds that cannot retract rows."""
 
 KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_distinct"})
-"""Kinds that keep values of a key to be able to take them back, and so have a bound, the option
-`most`.
-"""
+"""Kinds that keep values of a group so that they can retract them, up to the option `most`."""
 
 MAX_DECIMAL_DIGITS = 38
 
 
 class UnfitType(Exception):
-    """A type that an aggregate cannot take; `fits` says what it can."""
+    """An aggregate does not support a column's type; `fits` describes the types that
+    it supports.
+    """
 
     def __init__(self, fits: str) -> None:
         super().__init__(fits)
@@ -36,10 +36,8 @@ class UnfitType(Exception):
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """One aggregate. `column` is a column's name or a Spark SQL expression; in a plan it is a
-    column, or None where rows alone are counted.
-
-    `type` is the type of the result; it is None until the aggregate is bound to its input.
+    """One aggregate. `column` is a column or, until the plan is built, a Spark SQL expression; None
+    counts rows. `type` is the type of the result, None until the spec is bound to its input.
     """
 
     kind: str
@@ -48,15 +46,17 @@ class AggregateSpec:
     type: pa.DataType | None = None
 
     def option(self, name: str, default: Any = None) -> Any:
+        """The value of an option."""
         return dict(self.options).get(name, default)
 
     @property
     def is_sketch(self) -> bool:
+        """Whether the result is approximate."""
         return self.kind in SKETCHES
 
     @property
     def takes_tables(self) -> bool:
-        """Whether it can take rows back."""
+        """Whether the aggregate can retract rows."""
         return (
             bool(self.option("aggregate").retractable)
             if self.kind == "custom"
@@ -65,11 +65,11 @@ class AggregateSpec:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that it reads: its own, and for what goes by event time that of the time."""
+        """The columns that the aggregate reads: its own, and its time column if it has one."""
         return tuple(name for name in (self.column, self.option("time")) if name is not None)
 
     def without_bounds(self) -> AggregateSpec:
-        """The same, whatever it may keep of a key."""
+        """The spec without the limit on the values that it keeps."""
         if self.kind not in KEEPS_VALUES:
             return self
         return replace(
@@ -78,7 +78,9 @@ class AggregateSpec:
         )
 
     def bound(self, column: str | None, column_type: pa.DataType | None) -> AggregateSpec:
-        """The same over a column of a known type. UnfitType if it cannot take it."""
+        """The spec over a column of a known type. Raises UnfitType if it does not
+        support the type.
+        """
         return replace(self, column=column, type=result_type(self, column_type))
 
     def __str__(self) -> str:
@@ -90,7 +92,9 @@ class AggregateSpec:
 
 
 def result_type(spec: AggregateSpec, column_type: pa.DataType | None) -> pa.DataType:
-    """The type of an aggregate's result. UnfitType if it cannot take such a column."""
+    """The type of an aggregate's result. Raises UnfitType if it does not support the
+    column's type.
+    """
     if spec.kind == "custom":
         result: pa.DataType = spec.option("aggregate").result_type
         return result

@@ -1,7 +1,13 @@
-"""States of aggregates that can be put together exactly, many of them side by side: lifted from
-rows, read from a store, merged, and in the end shown and stored.
+"""Pools of mergeable aggregate states, for kernels whose groups are built from others: sessions and
+sliding windows.
 
-For kernels whose groups come together and are made of others: sessions, sliding windows.
+States are lifted from rows or read from the store, merged with each other, and at the end turned
+into results and stored. A `StatePool` gives each state of a call a number, a `StateMerger` merges
+states:
+
+    pool: 0 -> (rows 2, sum 5), 1 -> (rows 1, sum 3), 2 -> (rows 4, sum 9)
+    reduce(take([0, 1, 2]), sets=[0, 0, 1]) -> (rows 3, sum 8), (rows 4, sum 9)
+    prefixes(take([0, 1, 2]), sets=[0, 0, 0]) -> sums 5, 8, 17
 """
 
 from __future__ import annotations
@@ -20,12 +26,14 @@ from headrace.operators.aggregates.sums import CountRows
 from headrace.operators.changelog import differs
 
 States = list[Columns]
-"""For each accumulator, the number of rows first, its part of many states."""
+"""Many states: for each accumulator its columns, the row count first."""
 
 
-class Merging:
-    """What can be done with states of one step's aggregates. Between reading and storing states are
-    in an opened form: store all that are to stay at once, at last.
+class StateMerger:
+    """Merges the states of one step's aggregates.
+
+    Between `open_states` and `close_states`, states are in an open form that belongs to this call:
+    close all that are to be stored at once, at the end.
     """
 
     def __init__(self, aggregation: Aggregation) -> None:
@@ -35,27 +43,27 @@ class Merging:
             *(each for each in aggregation.layout.accumulators if isinstance(each, Monoid)),
         ]
 
-    def lifted(self, segments: Segments) -> States:
+    def lift(self, segments: Segments) -> States:
         """The state of each segment's rows."""
         return [each.lift(segments) for each in self._monoids]
 
-    def opened(self, values: pa.Array) -> States:
-        """States as they were stored; null is that of no rows."""
-        rows, parts = self._aggregation.layout.unpacked_array(values)
+    def open_states(self, values: pa.Array) -> States:
+        """Stored states in open form; null stands for no rows."""
+        rows, parts = self._aggregation.layout.unpack_array(values)
         return [
             (rows,),
-            *(each.opened(*part) for each, part in zip(self._monoids[1:], parts, strict=True)),
+            *(each.open_states(*part) for each, part in zip(self._monoids[1:], parts, strict=True)),
         ]
 
     def merge(self, left: States, right: States) -> States:
-        """Pair by pair."""
+        """Both sides' states merged, pair by pair."""
         return [
-            each.merge(one, other)
-            for each, one, other in zip(self._monoids, left, right, strict=True)
+            monoid.merge(left_columns, right_columns)
+            for monoid, left_columns, right_columns in zip(self._monoids, left, right, strict=True)
         ]
 
-    def reduced(self, states: States, sets: Ints) -> States:
-        """One state for each set, of neighbours with the same number."""
+    def reduce(self, states: States, sets: Ints) -> States:
+        """One state per set of adjacent states with the same number."""
         first = np.flatnonzero(np.append(True, sets[1:] != sets[:-1])) if len(sets) else sets
         if (
             found := self.over_ranges(states, first, np.append(first[1:], len(sets))[: len(first)])
@@ -67,8 +75,8 @@ class Merging:
         ]
 
     def over_ranges(self, states: States, first: Ints, stop: Ints) -> States | None:
-        """What ranges of neighbours amount to, if that can be had by taking away for all
-        aggregates; None if not.
+        """The merged states of the ranges [first, stop), by subtraction; None if an aggregate
+        cannot subtract.
         """
         found: States = []
         for each, columns in zip(self._monoids, states, strict=True):
@@ -78,8 +86,8 @@ class Merging:
         return found
 
     def prefixes(self, states: States, sets: Ints) -> States:
-        """For each state the merger of it and all before it in its set; sets lie one behind the
-        other. Takes two merges a state.
+        """For each state, the merge of it and all before it in its set. Sets are adjacent. Takes
+        two merges per state.
         """
         begins = np.ones(len(sets), np.bool_)
         begins[1:] = sets[1:] != sets[:-1]
@@ -89,23 +97,31 @@ class Merging:
         within = position - np.maximum.accumulate(np.where(begins, position, 0))
         left = np.flatnonzero(within % 2 == 0)
         paired = np.append(within % 2 == 1, False)[left + 1]
-        pairs = pick(states, left)
-        place(pairs, paired, self.merge(pick(pairs, paired), pick(states, left[paired] + 1)))
+        pairs = take_states(states, left)
+        put_states(
+            pairs,
+            paired,
+            self.merge(take_states(pairs, paired), take_states(states, left[paired] + 1)),
+        )
         pairs = self.prefixes(pairs, sets[left])
         done = [tuple(np.empty_like(column) for column in columns) for columns in states]
-        place(done, left[paired] + 1, pick(pairs, paired))
+        put_states(done, left[paired] + 1, take_states(pairs, paired))
         first = within[left] == 0
-        place(done, left[first], pick(states, left[first]))
+        put_states(done, left[first], take_states(states, left[first]))
         others = np.flatnonzero(~first)
-        place(done, left[others], self.merge(pick(pairs, others - 1), pick(states, left[others])))
+        put_states(
+            done,
+            left[others],
+            self.merge(take_states(pairs, others - 1), take_states(states, left[others])),
+        )
         return done
 
     def suffixes(self, states: States, sets: Ints) -> States:
-        """For each state the merger of it and all behind it in its set."""
-        return _turned(self.prefixes(_turned(states), sets[::-1]))
+        """For each state, the merge of it and all after it in its set. Sets are adjacent."""
+        return _reversed(self.prefixes(_reversed(states), sets[::-1]))
 
-    def results(self, states: States) -> Shows:
-        """What states amount to."""
+    def results(self, states: States) -> StateResults:
+        """The results of states."""
         counted = (pa.array(states[0][0], pa.int64()), None)
         of_others = iter(
             [
@@ -113,30 +129,30 @@ class Merging:
                 for each, columns in zip(self._monoids[1:], states[1:], strict=True)
             ]
         )
-        shows = [
+        outcomes = [
             counted if type(each) is CountRows else next(of_others)
             for each in self._aggregation.accumulators
         ]
-        return Shows([array for array, _ in shows], [lost for _, lost in shows])
+        return StateResults([array for array, _ in outcomes], [unknown for _, unknown in outcomes])
 
-    def stored(self, states: States) -> pa.Array:
+    def close_states(self, states: States) -> pa.Array:
         """States as they are stored."""
         parts = [
-            each.closed(columns)
+            each.close_states(columns)
             for each, columns in zip(self._monoids[1:], states[1:], strict=True)
         ]
-        return self._aggregation.layout.packed_array(states[0][0], parts)
+        return self._aggregation.layout.pack_array(states[0][0], parts)
 
 
 @dataclass(frozen=True)
-class Shows:
-    """A result of each state, for each aggregate; and for which states it could not be told."""
+class StateResults:
+    """The results of states, one column per aggregate, and for which states they are unknown."""
 
     arrays: list[pa.Array]
-    lost: list[Mask | None]
+    unknown: list[Mask | None]
 
     def differs(self, before: Ints, after: Ints) -> Mask:
-        """Which of these pairs of states have different results."""
+        """Which pairs of states have different results."""
         unlike = np.zeros(len(before), np.bool_)
         left, right = pa.array(before), pa.array(after)
         for each in self.arrays:
@@ -144,16 +160,18 @@ class Shows:
         return unlike
 
     def results(self, which: Ints) -> list[pa.Array]:
+        """The results of some states, one column per aggregate."""
         return [each.take(pa.array(which)) for each in self.arrays]
 
-    def count_lost(self, aggregation: Aggregation, shown: Ints) -> None:
-        for (name, _), lost in zip(aggregation.aggregates, self.lost, strict=True):
-            if lost is not None and (count := int(np.count_nonzero(lost[shown]))):
-                aggregation.lost[name] = aggregation.lost.get(name, 0) + count
+    def count_unknown(self, aggregation: Aggregation, shown: Ints) -> None:
+        """Count the unknown results among the emitted versions."""
+        for (name, _), unknown in zip(aggregation.aggregates, self.unknown, strict=True):
+            if unknown is not None and (count := int(np.count_nonzero(unknown[shown]))):
+                aggregation.unknown_results[name] = aggregation.unknown_results.get(name, 0) + count
 
 
-class Pool:
-    """States by number, more and more of them."""
+class StatePool:
+    """States by number. States are added during a call, never removed."""
 
     def __init__(self, first: States) -> None:
         self._columns = first
@@ -162,11 +180,12 @@ class Pool:
     def __len__(self) -> int:
         return self._count
 
-    def pick(self, which: Ints) -> States:
-        return pick(self._columns, which)
+    def take(self, which: Ints) -> States:
+        """The states with these numbers."""
+        return take_states(self._columns, which)
 
     def add(self, states: States) -> Ints:
-        """More states; gives their numbers."""
+        """Add states; returns their numbers."""
         fresh = self._count + np.arange(len(states[0][0]))
         self._count += len(fresh)
         if not len(fresh):
@@ -176,7 +195,7 @@ class Pool:
                 tuple(_grown(column, 2 * self._count) for column in columns)
                 for columns in self._columns
             ]
-        place(self._columns, fresh, states)
+        put_states(self._columns, fresh, states)
         return fresh
 
 
@@ -188,8 +207,8 @@ def _grown(
     return larger
 
 
-def together(parts: Sequence[States]) -> States:
-    """States one behind the other."""
+def concat_states(parts: Sequence[States]) -> States:
+    """States one after the other."""
     if len(parts) == 1:
         return parts[0]
     return [
@@ -198,15 +217,17 @@ def together(parts: Sequence[States]) -> States:
     ]
 
 
-def pick(states: States, which: Ints | Mask) -> States:
+def take_states(states: States, which: Ints | Mask) -> States:
+    """The states at some positions, or those that a mask selects."""
     return [tuple(column[which] for column in columns) for columns in states]
 
 
-def place(states: States, where: Ints | Mask, values: States) -> None:
+def put_states(states: States, where: Ints | Mask, values: States) -> None:
+    """Overwrite the states at some positions."""
     for mine, theirs in zip(states, values, strict=True):
         for column, value in zip(mine, theirs, strict=True):
             column[where] = value
 
 
-def _turned(states: States) -> States:
+def _reversed(states: States) -> States:
     return [tuple(column[::-1] for column in columns) for columns in states]

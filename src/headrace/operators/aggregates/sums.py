@@ -1,8 +1,8 @@
-"""Sums of whole numbers, decimals and intervals: exact, in words wide enough that nothing is lost
-on the way.
+"""Counts, exact sums and averages of integers, decimals and intervals, and decayed sums.
 
-A sum that does not fit its type is null, as Spark's `try_sum` has it, and counted; it is a number
-again when rows that go make it fit.
+Sums are kept in 128 or 192 bits, so that nothing overflows on the way. A sum that does not fit its
+result type is null, as with Spark's `try_sum`, and counted as unknown; it is a number again when
+retractions make it fit. Floating-point numbers are in `float_sums`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from headrace.operators.aggregates.accumulator import (
 )
 from headrace.operators.kernel import Times, microseconds
 
-# Counts: of rows, and of values that are not null.
-
-
 COUNT = ("n", "<i8")
+"""The field with the number of values."""
 
 
 class CountRows(Monoid):
-    """How many rows a group has. Every kernel keeps it: a group without rows is none.
+    """The number of rows of a group. Every state has it, since a group without rows does not exist;
     `hr.agg.count()` shows it.
     """
 
@@ -62,7 +60,7 @@ class CountRows(Monoid):
 
 
 class CountValues(CountRows):
-    """How many values of a column are not null."""
+    """The number of values of a column that are not null."""
 
     def __init__(self, column: str) -> None:
         self.column = column
@@ -72,7 +70,7 @@ class CountValues(CountRows):
 
 
 def count_valid(array: pa.Array, segments: Segments) -> Ints:
-    """The values of each segment that are not null: those that come less those that go."""
+    """The number of values of each segment that are not null, less those that are retracted."""
     valid, signs = valid_mask(array), segments.signs
     if valid is None:
         return segments.sizes if signs is None else np.add.reduceat(signs, segments.starts)
@@ -98,12 +96,12 @@ class IntegerSum(Monoid):
         return left[0] + right[0], *wide_integer.add(left[1:], right[1:])
 
     def over_ranges(self, columns: Columns, first: Ints, stop: Ints) -> Columns | None:
-        """Where no sum of them can need more than one word."""
+        """The sums of ranges, if no running total can exceed one word."""
         values = columns[1].view(np.int64)
-        most = max(-int(values.min(initial=0)), int(values.max(initial=0)))
-        if most * len(values) >= 1 << 63 or not wide_integer.fits_one_word(columns[1:]).all():
+        largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
+        if largest * len(values) >= 1 << 63 or not wide_integer.fits_one_word(columns[1:]).all():
             return None
-        return range_sums(columns[0], first, stop), *wide_integer.of_integers(
+        return range_sums(columns[0], first, stop), *wide_integer.from_integers(
             range_sums(values, first, stop), 2
         )
 
@@ -130,8 +128,8 @@ class DecimalSum(Monoid):
             )
         else:
             limbs = [
-                *wide_integer.limbs_of(low, signed=False),
-                *wide_integer.limbs_of(high, signed=True),
+                *wide_integer.split_limbs(low, signed=False),
+                *wide_integer.split_limbs(high, signed=True),
             ]
             total = wide_integer.limb_sums(limbs, segments.signs, segments.starts, 3)
         return count_valid(array, segments), *total
@@ -145,15 +143,14 @@ class DecimalSum(Monoid):
         return decimal_array(total, some & fits, self.type), some & ~fits
 
 
-# Averages of whole numbers, decimals and intervals: the exact sum by the number of values, rounded
-# once, as Spark rounds.
+# Averages: the exact sum divided by the number of values, rounded once, as Spark rounds
 
 
 _EXACT_IN_DOUBLE = 1 << 53
 
 
 class IntegerAverage(IntegerSum):
-    """Of integers: the nearest double."""
+    """The average of integers: the nearest double."""
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         count, total = columns[0], columns[1:]
@@ -166,14 +163,14 @@ class IntegerAverage(IntegerSum):
             average[large] = [
                 whole / number
                 for whole, number in zip(
-                    wide_integer.as_python(total, large), count[large].tolist(), strict=True
+                    wide_integer.to_python(total, large), count[large].tolist(), strict=True
                 )
             ]
         return double_array(average, some), None
 
 
 class IntervalAverage(IntegerSum):
-    """Of intervals: the nearest microsecond, halves away from zero."""
+    """The average of intervals: the nearest microsecond, halves away from zero."""
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some = columns[0] != 0
@@ -182,7 +179,7 @@ class IntervalAverage(IntegerSum):
 
 
 class DecimalAverage(DecimalSum):
-    """Of decimals: a decimal with up to four more digits behind the point, halves away from
+    """The average of decimals: a decimal with up to four more fractional digits, halves away from
     zero.
     """
 
@@ -198,8 +195,9 @@ class DecimalAverage(DecimalSum):
 
 
 def _quotients(total: Wide, count: Ints, factor: int) -> Wide:
-    """Total * factor / count in three words, halves away from zero. Large totals go through
-    Python's integers.
+    """Total * factor / count in three words, halves away from zero.
+
+    Large totals are divided with Python's integers.
     """
     room = (1 << 61) // factor
     values = total[0].view(np.int64)
@@ -208,11 +206,11 @@ def _quotients(total: Wide, count: Ints, factor: int) -> Wide:
     )
     magnitude = np.where(plain, np.abs(values), 0) * factor
     nearest = (2 * magnitude + count) // (2 * count)
-    quotient = wide_integer.of_integers(np.where(values < 0, -nearest, nearest), 3)
+    quotient = wide_integer.from_integers(np.where(values < 0, -nearest, nearest), 3)
     if len(large := np.flatnonzero(~plain)):
         quotient = tuple(word.copy() for word in quotient)
-        numbers = zip(wide_integer.as_python(total, large), count[large].tolist(), strict=True)
-        exact = wide_integer.of_python(
+        numbers = zip(wide_integer.to_python(total, large), count[large].tolist(), strict=True)
+        exact = wide_integer.from_python(
             [_nearest(whole * factor, number) for whole, number in numbers], 3
         )
         for word, value in zip(quotient, exact, strict=True):
@@ -221,20 +219,20 @@ def _quotients(total: Wide, count: Ints, factor: int) -> Wide:
 
 
 def _nearest(whole: int, number: int) -> int:
+    """Whole / number, rounded to the nearest integer, halves away from zero."""
     magnitude = (2 * abs(whole) + number) // (2 * number)
     return -magnitude if whole < 0 else magnitude
 
 
-# A sum in which values count less the older they are: half for every half-life. As of the newest
-# row's event time.
-#
-# Rounding depends on the order in which values are put together, and that order is fixed: within a
-# tick neighbours pair by pair, then tick by tick. So it does not depend on how ticks were put into
-# batches. But it is no monoid as the exact sums are: rows may not be combined before the shuffle.
+# Decayed sums. Rounding depends on the order in which values are merged, and that order is fixed:
+# neighbours pair by pair within a tick, then tick by tick. The result therefore does not depend on
+# how ticks are grouped into batches, but rows may not be combined before the shuffle.
 
 
 class DecayedSum(Monoid):
-    """`at` is the time as of which `sum` is."""
+    """A sum in which values count half for every half-life of their age; `at` is the time of its
+    value.
+    """
 
     fields = (COUNT, ("at", "<i8"), ("sum", "<f8"))
     combinable = False
@@ -269,7 +267,7 @@ class DecayedSum(Monoid):
         return left[0] + right[0], newest, total
 
     def _weight(self, age_us: Times, rows: Times) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What is left of a value of this age. No rows are none, whatever their age."""
+        """The weight of a value of this age; zero for a state without rows."""
         return np.where(
             rows == 0, 0.0, np.exp2(-np.where(rows == 0, 0, age_us) / self.half_life_us)
         )

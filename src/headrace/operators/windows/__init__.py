@@ -1,3 +1,17 @@
-"""Windows over event time: what they are (`specs`), which rows they hold (`assign`), and the
-kernels that keep them (`build` chooses one).
+"""Windows over event time: aggregates per group and window.
+
+- `specs`: the kinds of windows, `hr.tumbling(...)` and its siblings; `late`: `hr.late`.
+- `factory`: chooses the kernel for a window step.
+- `kernel`: what all window kernels share: settings, watermarks, emission of results.
+- `late_rows`: counts the rows that are too late for every window.
+- `assignment`: which tumbling or hopping windows a row is in, also in time zones.
+- `fixed_window`: the kernel of tumbling and hopping windows.
+- `session_window`: the kernel of sessions, for aggregates whose states can be merged.
+- `sliding_window`: the kernel of sliding windows, for aggregates whose states can be merged.
+- `buffered_window`: sessions and sliding windows computed from buffered rows, for the rest.
+- `comparison`: each window next to the one a period earlier (`compare`).
+- `state`: how windows and buffered rows are laid out in the state.
+
+The aggregates themselves are in `operators/aggregates`; the steps of a plan that build these
+kernels in `plan/window_steps.py`.
 """

@@ -1,5 +1,13 @@
-"""Which tumbling or hopping windows a row is in. Windows have numbers, in the order of their
-beginnings; numbers have a meaning within one call only.
+"""Which tumbling or hopping windows a row is in, also in time zones.
+
+Windows are numbered in the order of their starts; a row is in all windows from its first to its
+last. Windows of 10 s every 5 s, times in seconds:
+
+    rows at 7, 12 -> first 0, 1; last 1, 2; window 0 is [0, 10), window 1 is [5, 15)
+
+Window numbers are meaningful within one call only. `LocalClock` converts between instants and the
+local times of a zone; `counterparts` finds the same window a period earlier or later, for
+`compare`.
 """
 
 from __future__ import annotations
@@ -17,14 +25,13 @@ from headrace.operators.kernel import Times
 from headrace.operators.windows.late import DAY_US
 from headrace.operators.windows.specs import Hopping, Tumbling
 
-# A time zone's clock, for windows that go by it: from instants to what the clock shows, and back to
-# when it first shows something.
+# Local clocks
 #
-# Where a clock is put back, an hour is shown twice. Windows must lie side by side all the same, so
-# they go by the *latest* time that the clock has shown so far: it stands still while the clock
-# repeats an hour, and a window begins when its beginning is first shown. Where a clock is put
-# forward, what it leaves out is shown at the moment of the change. All times are microseconds:
-# instants since 1970 in UTC, local times since 1970-01-01 00:00 on that clock.
+# When a clock is set back, it shows an hour twice. Windows must be adjacent all the same, so they
+# follow the *latest* time that the clock has shown so far: it stands still while the clock repeats
+# an hour, and a window begins when its start is first shown. When a clock is set forward, the hour
+# that it skips is shown at the moment of the change. All times are microseconds: instants since
+# 1970 in UTC, local times since 1970-01-01 00:00 on that clock.
 
 
 _SECOND_US = 1_000_000
@@ -32,21 +39,22 @@ _BLOCK_S = 1 << 25  # about a year
 _BLOCK_US = _BLOCK_S * _SECOND_US
 _PROBE_S = 86_400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_S, _LAST_S = -62_135_510_400, 253_402_214_400  # a day inside the years that Python knows
+_FIRST_S, _LAST_S = -62_135_510_400, 253_402_214_400  # a day inside the range of datetime
 _FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class LocalClock:
-    """What a zone's clock showed during some years: from `begins[i]` on it is `ahead[i]` ahead of
-    UTC. `peaks[i]` is the latest that it showed before.
+    """A zone's clock during some years: from `begins[i]` on it is `ahead[i]` ahead of UTC.
+
+    `peaks[i]` is the latest local time shown before `begins[i]`.
     """
 
     begins: Times
     ahead: Times
     peaks: Times
     ends: Times
-    """The latest that it has shown at the end of each stretch."""
+    """The latest local time shown at the end of each stretch."""
 
     def shown(self, instants: Times) -> Times:
         """The latest local time that the clock has shown at each instant."""
@@ -55,17 +63,17 @@ class LocalClock:
         return latest
 
     def first_shown(self, local: Times) -> Times:
-        """The instant at which the clock first shows a local time, or one past it."""
+        """The instant at which the clock first shows each local time, or one past it."""
         at = np.searchsorted(self.ends, local, side="left")
         when: Times = np.maximum(local - self.ahead[at], self.begins[at])
         return when
 
 
 def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | None) -> LocalClock:
-    """The clock around some instants, as far as `reach_us` before and after them.
+    """The clock around some instants, `reach_us` before and after them.
 
-    Changes by a multiple of `whole_us` are passed over: windows that begin at every multiple of it
-    begin there before and after the change alike.
+    Changes by a multiple of `whole_us` are ignored: windows that begin at every multiple of it
+    begin at the same instants with or without the change.
     """
     reach = reach_us // _BLOCK_US + 1
     blocks = np.unique(np.unique(instants // _BLOCK_US)[:, None] + np.arange(-reach, reach + 1))
@@ -83,20 +91,20 @@ def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | No
 
 @lru_cache(maxsize=4096)
 def _stretches(zone: str, block: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of one block in which the clock is not changed: when each begins and how far it
-    is ahead of UTC, in seconds. Found by asking day by day.
+    """The stretches of one block of time between changes of the clock: when each begins and how far
+    it is ahead of UTC, in seconds. Found by probing day by day.
     """
     probes = range(block * _BLOCK_S, (block + 1) * _BLOCK_S + _PROBE_S, _PROBE_S)
     clock = ZoneInfo(zone)
-    found = [(probes[0], _ahead_s(clock, probes[0]))]
+    stretches = [(probes[0], _ahead_s(clock, probes[0]))]
     for before, after in pairwise(probes):
-        if (ahead := _ahead_s(clock, after)) != found[-1][1]:
-            found.append((_change_s(clock, before, after), ahead))
-    return tuple(stretch for stretch in found if stretch[0] < (block + 1) * _BLOCK_S)
+        if (ahead := _ahead_s(clock, after)) != stretches[-1][1]:
+            stretches.append((_change_s(clock, before, after), ahead))
+    return tuple(stretch for stretch in stretches if stretch[0] < (block + 1) * _BLOCK_S)
 
 
 def _change_s(zone: ZoneInfo, low: int, high: int) -> int:
-    """The second, after `low` and up to `high`, at which the clock is changed: by halving."""
+    """The second in (low, high] at which the clock changes, by bisection."""
     before = _ahead_s(zone, low)
     while high - low > 1:
         middle = (low + high) // 2
@@ -105,21 +113,22 @@ def _change_s(zone: ZoneInfo, low: int, high: int) -> int:
 
 
 def _ahead_s(zone: ZoneInfo, second: int) -> int:
+    """How far the clock is ahead of UTC at a second since 1970, in seconds."""
     moment = _EPOCH + timedelta(seconds=min(max(second, _FIRST_S), _LAST_S))
     ahead = moment.astimezone(zone).utcoffset()
     assert ahead is not None
     return ahead // timedelta(seconds=1)
 
 
+# Rows to windows
+
 FARTHEST_US = 1 << 61
-"""Times farther from 1970 than this, some 73,000 years, are taken for this: so that no sum of times
-overflows.
-"""
+"""Times are clipped to this distance from 1970, some 73,000 years, so that sums do not overflow."""
 
 
 @dataclass(frozen=True)
-class Assigned:
-    """For each row the first and the last of its windows; those between are its windows too."""
+class AssignedWindows:
+    """The first and the last window of each row; it is in all windows between, too."""
 
     spec: Tumbling | Hopping
     clock: LocalClock | None
@@ -127,7 +136,7 @@ class Assigned:
     last: Ints
 
     def bounds(self, windows: Ints) -> tuple[Times, Times]:
-        """When these windows begin and end."""
+        """The start and end of the given windows."""
         begins = self.spec.origin_us + windows * self.spec.every_us
         ends = begins + self.spec.size_us
         if self.clock is None:
@@ -135,11 +144,11 @@ class Assigned:
         return self.clock.first_shown(begins), self.clock.first_shown(ends)
 
     def panes(self) -> Ints:
-        """A number for each row such that rows with the same one are in the same windows."""
+        """A number for each row, equal for rows that are in the same windows."""
         return self.first + self.last
 
 
-def assign(spec: Tumbling | Hopping, times: Times) -> Assigned:
+def assign(spec: Tumbling | Hopping, times: Times) -> AssignedWindows:
     """The windows of rows with these event times."""
     times = np.clip(times, -FARTHEST_US, FARTHEST_US)
     clock = None
@@ -150,11 +159,11 @@ def assign(spec: Tumbling | Hopping, times: Times) -> Assigned:
         )
     local = times if clock is None else clock.shown(times)
     last = (local - spec.origin_us) // spec.every_us
-    return Assigned(spec, clock, _first(spec, local, last), last)
+    return AssignedWindows(spec, clock, _first(spec, local, last), last)
 
 
 def _first(spec: Tumbling | Hopping, local: Times, last: Ints) -> Ints:
-    """The oldest window that still holds each row."""
+    """The oldest window that contains each row."""
     overlapping, rest = divmod(spec.size_us, spec.every_us)
     if overlapping == 1 and not rest:
         return last
@@ -165,14 +174,13 @@ def _first(spec: Tumbling | Hopping, local: Times, last: Ints) -> Ints:
     )
 
 
-# The same window a period earlier or later, for `compare`: in a time zone, the one that begins when
-# the clock shows what it shows at the window's beginning, the period away.
+# Windows a period earlier or later
 
 
 @dataclass(frozen=True)
 class Counterparts:
-    """When the counterparts of some windows begin and end, and which windows have one. No two have
-    the same, and that one's is the window again.
+    """The bounds of windows' counterparts, and which windows have one. Counterparts are distinct,
+    and the counterpart of a counterpart is the window itself.
     """
 
     starts: Times
@@ -183,8 +191,9 @@ class Counterparts:
 def counterparts(
     window: Tumbling | Hopping | None, starts: Times, ends: Times, by_us: int
 ) -> Counterparts:
-    """Of windows without a time zone, those that begin `by_us` later. In one, what begins with an
-    hour that the clock leaves out, or shows again, has none.
+    """The windows that begin `by_us` later on the local clock.
+
+    In a time zone, a window that begins in an hour that the clock skips or repeats has none.
     """
     if window is None or window.timezone is None:
         return Counterparts(starts + by_us, ends + by_us, np.ones(len(starts), np.bool_))
@@ -204,14 +213,14 @@ def counterparts(
 
 
 def _begins_at(window: Tumbling | Hopping, clock: LocalClock, instants: Times) -> Times:
-    """The local time at which the newest window begins: where a clock leaves out midnight, it shows
-    one o'clock when the day begins, but that is the day's beginning.
+    """The local time at which the newest window begins. Where the clock skips midnight, it shows
+    one o'clock at the start of the day, but the window begins at midnight.
     """
     numbers: Ints = (clock.shown(instants) - window.origin_us) // window.every_us
     return window.origin_us + numbers * window.every_us
 
 
 def _bounds(window: Tumbling | Hopping, instants: Times) -> tuple[Times, Times]:
-    """The bounds of the newest window that each instant is in."""
+    """The bounds of the newest window that contains each instant."""
     assigned = assign(window, instants)
     return assigned.bounds(assigned.last)

@@ -1,11 +1,18 @@
-"""Windows that are made anew from the rows that they hold: for sessions and sliding windows over
-tables, whose rows go again, and for aggregates whose states cannot be put together. Every window
-that a tick changes is computed from its rows, so this costs what the windows hold; `sessions` and
-`sliding` have the quick way for the rest.
+"""Sessions and sliding windows that are computed from buffered rows.
 
-Rows are kept as long as a window that is not closed holds them (`kept_rows`). Beside them a group
-has timers, entries as other windows have them (`entries`), which say when it must be looked at
-though no row came.
+They serve inputs that are tables, whose rows can be retracted, and aggregates whose states cannot
+be merged. Every window that a tick changes is computed again from its rows, so the cost is
+proportional to the rows in those windows; `session_window` and `sliding_window` are the fast way
+for the rest. `last(v)` by `k` with sessions of gap 10 s, over a table; times in seconds:
+
+    changes in                watermark  state after              rows out
+    tick 1: insert v=x at 0   at 0       r a: x at 0, y at 7
+            insert v=y at 7              w a [0,17)
+    tick 2: delete v=x        at 1       r a: y at 7; w a [7,17)
+    tick 3: (no changes)      at 20      r a: (expired)           tick 3: insert a [7,17) y
+
+Rows are buffered (`state.RowStore`) as long as an open window may need them. Each group also has
+timers: entries named like windows, which say when the group must be processed although no row came.
 """
 
 from __future__ import annotations
@@ -19,28 +26,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import encode_keys, key_groups, whole
-from headrace.columnar.lookup import begins, bounds, numbered, search, sorting
+from headrace.columnar.keys import as_array, encode_keys, key_groups
+from headrace.columnar.lookup import (
+    group_start_mask,
+    key_bounds,
+    number_keys,
+    search_within,
+    sort_order,
+)
 from headrace.columnar.segments import Segments
-from headrace.operators.aggregates.aggregation import Aggregation, Outcome
+from headrace.operators.aggregates.aggregation import AggregateOutcome, Aggregation
 from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, Times, Watermarks
-from headrace.operators.windows.kernel import Windowed, WindowStep, over_lifetimes
-from headrace.operators.windows.late_rows import places_of
+from headrace.operators.windows.kernel import WindowKernel, WindowSettings, shown_over_lifetimes
+from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Session, Sliding
 from headrace.operators.windows.state import (
+    EMITTED,
     ID,
     TIME,
-    TOLD,
-    History,
-    Kept,
+    BufferedRows,
     RowStore,
-    Sets,
+    WindowHistory,
     Windows,
+    WindowVersions,
     any_within,
     chains,
-    scan_until,
+    scan_windows,
     with_long_keys,
 )
 
@@ -50,8 +63,8 @@ _ONE = b"\x01"
 
 @dataclass(frozen=True)
 class Spans:
-    """Windows over rows that lie in order of group and time: each one's group, its bounds, and the
-    places of its first row and of the one behind its last.
+    """Windows over rows that are in order of group and time: each one's group, its bounds, and the
+    positions of its first row and of the one after its last.
     """
 
     keys: Ints
@@ -71,94 +84,114 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """The groups that a call is about."""
+class GroupKeys:
+    """The groups that a call is about: their keys, key groups, and the names of their
+    row entries.
+    """
 
     by: pa.Array
     groups: Groups
-    names: pa.Array  # of their rows
+    names: pa.Array
 
 
-class Buffered(Windowed):
-    """What sessions and sliding windows that keep rows have in common."""
+class BufferedWindows(WindowKernel):
+    """The base of sessions and sliding windows over buffered rows."""
 
-    def __init__(self, step: WindowStep) -> None:
-        super().__init__(step)
-        read = dict.fromkeys(name for _, spec in step.timed_aggregates for name in spec.reads)
+    def __init__(self, settings: WindowSettings) -> None:
+        super().__init__(settings)
+        read = dict.fromkeys(name for _, spec in settings.timed_aggregates for name in spec.reads)
         self._store = RowStore(
-            step.name, [step.schema.field(name) for name in read], with_id=step.over_table
+            settings.name,
+            [settings.schema.field(name) for name in read],
+            with_id=settings.over_table,
         )
 
-    def aggregating(self, step: WindowStep) -> Aggregation:
-        """Rows that go are taken out before: aggregates see none go."""
+    def build_aggregation(self, settings: WindowSettings) -> Aggregation:
+        """The aggregates of the step. Retracted rows are removed from the buffer, so aggregates see
+        none.
+        """
         return Aggregation(
-            step.name, step.schema, step.by, step.timed_aggregates, divert=step.divert_errors
+            settings.name,
+            settings.schema,
+            settings.by,
+            settings.timed_aggregates,
+            divert=settings.divert_errors,
         )
 
-    # What kinds of windows differ in
+    # What sessions and sliding windows differ in
 
     @abstractmethod
     def spans(self, keys: Ints, times: Times) -> Spans:
-        """The windows of rows in order of group and time."""
+        """The windows of rows that are in order of group and time."""
 
     @abstractmethod
-    def open(self, keys: Ints, times: Times, limit: int) -> Mask:
-        """Which of these rows some window still needs, by the time up to which windows are closed.
-        Rows are in order of group and time.
+    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:
+        """Which rows an open window still needs, at the given horizon. Rows are in order of group
+        and time.
         """
 
     @abstractmethod
-    def taken(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
-        """Which rows that come are not late, and all others. Rows are in order of group and
-        time.
+    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
+        """Which rows are kept: all buffered ones, and those new ones that are not late. Rows are in
+        order of group and time.
         """
 
     @abstractmethod
-    def can_go(self, times: Times, limit: int) -> Mask:
-        """Which kept rows may still go."""
+    def is_retractable(self, times: Times, limit: int) -> Mask:
+        """Which buffered rows may still be retracted."""
 
     def counts_as_window(self, ends: Times, limit: int) -> Mask:  # noqa: ARG002
-        """Which of the windows that rows make are windows still."""
+        """Which of the windows that rows form are still windows at the given horizon."""
         return np.ones(len(ends), np.bool_)
 
     @abstractmethod
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
-        """From which time up to which a row changes such windows."""
+        """The range of times in which a row changes each window."""
 
     @abstractmethod
     def timers(
         self, keys: Ints, times: Times, watermark_us: int
     ) -> tuple[Ints, Times, Times, Mask]:
-        """When groups with these rows, in order, must be looked at: group, start, end and whether
-        it waits for the complete clock (else for the closed one).
+        """When groups with these rows, in order, must be processed: group, start, end, and whether
+        the timer waits for the watermark (otherwise for the horizon).
         """
 
     # The step
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        """1. Read the rows of all groups that something happens to. 2. Go through the ticks. 3.
-        Compute every version of a window. 4. Store rows and timers. 5. Tell.
+    def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
+        """Process the rows of some ticks.
+
+        1. Read the buffered rows of all groups concerned.
+        2. Go through the ticks, tracking versions of windows.
+        3. Store rows and timers.
+        4. Compute every version, and emit what changed.
         """
-        grouped, kept = self._gather(state, rows, clock)
+        grouped, buffered = self._read_groups(state, rows, watermarks)
         if not len(grouped.by):
-            return self.nothing()
-        before = kept.in_order(np.arange(kept.stored))
-        history, after = self._through(kept, before, rows, clock)
-        self._put(state, grouped, kept, (before, after), clock)
-        return self._result(rows, grouped, kept, history, clock)
+            return self.empty_output()
+        before = buffered.in_order(np.arange(buffered.stored))
+        history, after = self._process_ticks(buffered, before, rows, watermarks)
+        self._store_rows(state, grouped, buffered, (before, after), watermarks)
+        return self._emit(rows, grouped, buffered, history, watermarks)
 
-    def _gather(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> tuple[Grouped, Kept]:
+    def _read_groups(
+        self, state: KeyedState, rows: pa.Table, watermarks: Watermarks
+    ) -> tuple[GroupKeys, BufferedRows]:
         of_rows = encode_keys(rows, self.by)
-        keys, ranks = numbered(
-            [of_rows, self.completed(state, clock).by, closing(self, state, clock)]
+        keys, ranks = number_keys(
+            [
+                of_rows,
+                self.scan_completed(state, watermarks).by,
+                scan_expired(self, state, watermarks),
+            ]
         )
-        grouped = Grouped(keys, key_groups(keys), RowStore.names(keys))
+        grouped = GroupKeys(keys, key_groups(keys), RowStore.names(keys))
         counts, stored = self._store.read(state, grouped.names, grouped.groups)
-        return grouped, self._kept(rows, ranks[0], counts, stored, clock)
+        return grouped, self._buffered_rows(rows, ranks[0], counts, stored, watermarks)
 
-    def _kept(
-        self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Watermarks
-    ) -> Kept:
+    def _buffered_rows(
+        self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, watermarks: Watermarks
+    ) -> BufferedRows:
         fresh = rows.select(
             [field.name for field in self._store.fields if field.name in rows.schema.names]
         )
@@ -169,23 +202,25 @@ class Buffered(Windowed):
                 ID, encode_keys(rows, self.settings.row_key).cast(pa.binary())
             )
             goes = pc.is_in(
-                whole(rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"])
+                as_array(rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"])
             )
             comes[stored.num_rows :] = ~goes.to_numpy(zero_copy_only=False)
         everything = pa.concat_tables(
             [stored, fresh.select(stored.schema.names).cast(stored.schema)]
         ).combine_chunks()
         keys = np.concatenate([np.repeat(np.arange(len(counts)), counts), keys])
-        places = np.concatenate([np.full(stored.num_rows, -1), places_of(rows, clock)])
-        times = whole(everything.column(TIME)).to_numpy()
+        tick_index = np.concatenate(
+            [np.full(stored.num_rows, -1), row_tick_indices(rows, watermarks)]
+        )
+        times = as_array(everything.column(TIME)).to_numpy()
         same = self._same(keys, everything) if self.settings.over_table else None
         ticks = pa.array(np.zeros(everything.num_rows, np.int64))
-        return Kept(
+        return BufferedRows(
             everything.append_column(TICK, ticks),
             stored.num_rows,
             keys,
             times,
-            places,
+            tick_index,
             np.arange(len(keys)),
             comes,
             same,
@@ -193,207 +228,240 @@ class Buffered(Windowed):
 
     @staticmethod
     def _same(keys: Ints, rows: pa.Table) -> Ints:
-        ids = whole(rows.column(ID)).dictionary_encode().indices.to_numpy().astype(np.int64)
+        ids = as_array(rows.column(ID)).dictionary_encode().indices.to_numpy().astype(np.int64)
         _, same = np.unique(keys * (int(ids.max(initial=0)) + 1) + ids, return_inverse=True)
         return same
 
     # Tick by tick
 
-    def _through(
-        self, kept: Kept, before: Ints, rows: pa.Table, clock: Watermarks
-    ) -> tuple[History, Ints]:
-        """What windows were at every tick; and the rows that are kept at the end, in order of group
-        and time.
+    def _process_ticks(
+        self, buffered: BufferedRows, before: Ints, rows: pa.Table, watermarks: Watermarks
+    ) -> tuple[WindowHistory, Ints]:
+        """All versions of windows during the call, and the rows to keep at the end, in order of
+        group and time.
         """
-        limits = self.bounds(clock.horizon_before)
-        history, late = History(), np.zeros(len(kept.keys), np.bool_)
-        known = self.spans(kept.keys[before], kept.times[before])
-        closed = int(self.bounds(np.array([clock.horizon_at_start]))[0])
+        limits = self.step_horizon(watermarks.horizon_before)
+        history, late = WindowHistory(), np.zeros(len(buffered.keys), np.bool_)
+        known = self.spans(buffered.keys[before], buffered.times[before])
+        closed = int(self.step_horizon(np.array([watermarks.horizon_at_start]))[0])
         history.add(
-            self._sets(kept, before, known.only(self.counts_as_window(known.ends, closed))), -1
+            self._sets(buffered, before, known.only(self.counts_as_window(known.ends, closed))), -1
         )
-        alive = np.zeros(len(kept.keys), np.bool_)
+        alive = np.zeros(len(buffered.keys), np.bool_)
         alive[before] = True
-        for place, fresh in _by_place(kept):
-            touched = np.zeros(int(kept.keys.max()) + 1, np.bool_)
-            touched[kept.keys[fresh]] = True
-            mine = kept.in_order(np.flatnonzero(alive & touched[kept.keys]))
+        for tick, fresh in _by_tick(buffered):
+            touched = np.zeros(int(buffered.keys.max()) + 1, np.bool_)
+            touched[buffered.keys[fresh]] = True
+            mine = buffered.in_order(np.flatnonzero(alive & touched[buffered.keys]))
             alive[mine] = False
-            now = self._tick(kept, history, touched, (mine, fresh), late, place, int(limits[place]))
+            now = self._process_tick(
+                buffered, history, touched, (mine, fresh), late, tick, int(limits[tick])
+            )
             alive[now] = True
         self.counts["late"] += self.late.add(
-            rows, late[kept.stored :], *self._lateness(kept, limits, clock)
+            rows, late[buffered.stored :], *self._lateness(buffered, limits, watermarks)
         )
-        after = kept.in_order(np.flatnonzero(alive))
-        (limit,) = self.bounds(clock.closed[-1:]).tolist()
-        return history, after[self.open(kept.keys[after], kept.times[after], limit)]
+        after = buffered.in_order(np.flatnonzero(alive))
+        (limit,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        return history, after[self.is_needed(buffered.keys[after], buffered.times[after], limit)]
 
-    def _lateness(self, kept: Kept, limits: Times, clock: Watermarks) -> tuple[Times, Times]:
-        places = kept.places[kept.stored :]
-        return clock.times_us[places], limits[places] - kept.times[kept.stored :]
+    def _lateness(
+        self, buffered: BufferedRows, limits: Times, watermarks: Watermarks
+    ) -> tuple[Times, Times]:
+        tick_index = buffered.tick_index[buffered.stored :]
+        return watermarks.times_us[tick_index], limits[tick_index] - buffered.times[
+            buffered.stored :
+        ]
 
-    def _tick(
+    def _process_tick(
         self,
-        kept: Kept,
-        history: History,
+        buffered: BufferedRows,
+        history: WindowHistory,
         touched: Mask,
         rows: tuple[Ints, Ints],
         late: Mask,
-        place: int,
+        tick: int,
         limit: int,
     ) -> Ints:
-        """The rows of the touched groups after a tick, in order. `rows` are theirs, in order, and
-        those of the tick.
+        """The rows of the touched groups after a tick, in order.
+
+        Args:
+            buffered: The rows of the call.
+            history: The versions of windows so far.
+            touched: Which groups the tick touches.
+            rows: The rows of those groups, in order, and the rows of the tick.
+            late: Set to true for the rows that are late.
+            tick: The index of the tick.
+            limit: The step's horizon before the tick.
         """
         mine, fresh = rows
-        mine = mine[self.open(kept.keys[mine], kept.times[mine], limit)]
+        mine = mine[self.is_needed(buffered.keys[mine], buffered.times[mine], limit)]
         current = history.current
         history.forget(touched[current.keys] & (current.ends <= limit))
-        goes, comes = self._net(kept, mine, fresh, late, limit)
-        members = kept.in_order(np.concatenate([mine[~np.isin(mine, goes)], comes]))
+        goes, comes = self._net_changes(buffered, mine, fresh, late, limit)
+        members = buffered.in_order(np.concatenate([mine[~np.isin(mine, goes)], comes]))
         new = np.isin(members, comes)
-        taken = self.taken(kept.keys[members], kept.times[members], new, limit)
-        late[members[~taken]] = True
-        changed = np.concatenate([goes, members[new & taken]])
-        members = members[taken]
-        self._renew(kept, history, touched, members, changed, place, limit)
+        accepted = self.accepted(buffered.keys[members], buffered.times[members], new, limit)
+        late[members[~accepted]] = True
+        changed = np.concatenate([goes, members[new & accepted]])
+        members = members[accepted]
+        self._replace_versions(buffered, history, touched, members, changed, tick, limit)
         return members
 
-    def _net(
-        self, kept: Kept, mine: Ints, fresh: Ints, late: Mask, limit: int
+    def _net_changes(
+        self, buffered: BufferedRows, mine: Ints, fresh: Ints, late: Mask, limit: int
     ) -> tuple[Ints, Ints]:
-        """The kept rows that go and the rows that come. What comes and goes within the tick is not
-        seen; what goes and is not there, or may not go any more, is late.
+        """The buffered rows that the tick removes, and the rows that it adds.
+
+        A row that is added and removed within the tick has no effect. A retraction of a row that is
+        absent, or that may no longer be retracted, is late.
         """
-        if kept.same is None:
+        if buffered.same is None:
             return np.zeros(0, np.int64), fresh
-        there = np.full(int(kept.same.max()) + 1, -1)
-        by_rank = mine[np.argsort(kept.ranks[mine], kind="stable")]
-        there[kept.same[by_rank]] = by_rank
-        order = fresh[np.argsort(kept.same[fresh], kind="stable")]
+        there = np.full(int(buffered.same.max()) + 1, -1)
+        by_rank = mine[np.argsort(buffered.ranks[mine], kind="stable")]
+        there[buffered.same[by_rank]] = by_rank
+        order = fresh[np.argsort(buffered.same[fresh], kind="stable")]
         new = np.ones(len(order), np.bool_)
-        new[1:] = kept.same[order][1:] != kept.same[order][:-1]
+        new[1:] = buffered.same[order][1:] != buffered.same[order][:-1]
         first, last = order[new], order[np.append(np.flatnonzero(new)[1:], len(order)) - 1]
-        old = there[kept.same[first]]
-        found = ~kept.comes[first] & (old >= 0)
-        found[found] = self.can_go(kept.times[old[found]], limit)
-        late[first[~kept.comes[first] & ~found]] = True
-        comes = kept.comes[last]
-        kept.ranks[last[comes & found]] = kept.ranks[old[comes & found]]
+        old = there[buffered.same[first]]
+        found = ~buffered.comes[first] & (old >= 0)
+        found[found] = self.is_retractable(buffered.times[old[found]], limit)
+        late[first[~buffered.comes[first] & ~found]] = True
+        comes = buffered.comes[last]
+        buffered.ranks[last[comes & found]] = buffered.ranks[old[comes & found]]
         return old[found], last[comes]
 
-    def _renew(
+    def _replace_versions(
         self,
-        kept: Kept,
-        history: History,
+        buffered: BufferedRows,
+        history: WindowHistory,
         touched: Mask,
         members: Ints,
         changed: Ints,
-        place: int,
+        tick: int,
         limit: int,
     ) -> None:
-        """End the versions of windows that the tick changes, and add what they are now."""
-        keys, times = kept.keys[changed], kept.times[changed]
+        """End the versions of windows that the tick changes, and add the new ones."""
+        keys, times = buffered.keys[changed], buffered.times[changed]
         current = history.current
         history.end(
             touched[current.keys]
             & any_within(keys, times, current.keys, *self.reach(current.starts, current.ends)),
-            place,
+            tick,
         )
-        spans = self.spans(kept.keys[members], kept.times[members])
+        spans = self.spans(buffered.keys[members], buffered.times[members])
         spans = spans.only(
             any_within(keys, times, spans.keys, *self.reach(spans.starts, spans.ends))
             & self.counts_as_window(spans.ends, limit)
         )
-        history.add(self._sets(kept, members, spans), place)
+        history.add(self._sets(buffered, members, spans), tick)
 
     @staticmethod
-    def _sets(kept: Kept, in_order: Ints, spans: Spans) -> Sets:
+    def _sets(buffered: BufferedRows, in_order: Ints, spans: Spans) -> WindowVersions:
         lengths = spans.stop - spans.first
-        entries = in_order[runs(spans.first, lengths)]
-        return Sets(
+        entries = in_order[expand_ranges(spans.first, lengths)]
+        return WindowVersions(
             spans.keys,
             spans.starts,
             spans.ends,
             lengths,
-            kept.ranked(np.repeat(np.arange(len(lengths)), lengths), entries),
+            buffered.ranked(np.repeat(np.arange(len(lengths)), lengths), entries),
         )
 
-    # What is stored and told
+    # Storing and emitting
 
-    def _put(
+    def _store_rows(
         self,
         state: KeyedState,
-        grouped: Grouped,
-        kept: Kept,
+        grouped: GroupKeys,
+        buffered: BufferedRows,
         rows: tuple[Ints, Ints],
-        clock: Watermarks,
+        watermarks: Watermarks,
     ) -> None:
         before, after = rows
-        in_rank = kept.ranked(kept.keys[after], after)
-        counts = np.bincount(kept.keys[after], minlength=len(grouped.by))
+        in_rank = buffered.ranked(buffered.keys[after], after)
+        counts = np.bincount(buffered.keys[after], minlength=len(grouped.by))
         self._store.write(
-            state, grouped.names, grouped.groups, counts, kept.rows.take(pa.array(in_rank))
+            state, grouped.names, grouped.groups, counts, buffered.rows.take(pa.array(in_rank))
         )
         old, new = (
-            self._timers(grouped, kept, *each)
-            for each in ((before, clock.watermark_at_start), (after, int(clock.complete[-1])))
+            self._timers(grouped, buffered, *each)
+            for each in (
+                (before, watermarks.watermark_at_start),
+                (after, int(watermarks.watermark[-1])),
+            )
         )
         put_timers(state, old, new)
 
     def _timers(
-        self, grouped: Grouped, kept: Kept, rows: Ints, watermark_us: int
+        self, grouped: GroupKeys, buffered: BufferedRows, rows: Ints, watermark_us: int
     ) -> tuple[pa.Array, Groups]:
-        of, starts, ends, waits = self.timers(kept.keys[rows], kept.times[rows], watermark_us)
+        of, starts, ends, waits = self.timers(
+            buffered.keys[rows], buffered.times[rows], watermark_us
+        )
         windows = Windows(grouped.by.take(pa.array(of)), starts, ends, grouped.groups[of])
         return windows.names(waits).cast(pa.binary()), windows.groups
 
-    def _result(
-        self, rows: pa.Table, grouped: Grouped, kept: Kept, history: History, clock: Watermarks
+    def _emit(
+        self,
+        rows: pa.Table,
+        grouped: GroupKeys,
+        buffered: BufferedRows,
+        history: WindowHistory,
+        watermarks: Watermarks,
     ) -> pa.Table:
         sets, born = history.all(), history.born
         if not len(sets):
-            return self.nothing()
+            return self.empty_output()
         segments = Segments(
-            kept.rows,
+            buffered.rows,
             sets.entries,
             np.cumsum(sets.lengths) - sets.lengths,
             np.zeros(len(sets), np.int64),
             np.arange(len(sets)),
             _NO_KEYS,
         )
-        stored, parts = self.aggregation.layout.unpacked_array(pa.nulls(len(sets), pa.binary()))
+        stored, parts = self.aggregation.layout.unpack_array(pa.nulls(len(sets), pa.binary()))
         outcome = self.aggregation.advance(segments, stored, parts)
         windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
-        shown = over_lifetimes(
-            window, born, history.died, self.told_from(sets.ends, clock), len(clock)
+        shown = shown_over_lifetimes(
+            window, born, history.died, self.emitted_from(sets.ends, watermarks), len(watermarks)
         )
-        table, changes = self.told(windows, shown, Versions(outcome, segments.after), clock)
-        self.aggregation.count_lost(outcome, segments.after[changes.versions[changes.comes]])
-        self._put_aside(rows, kept, outcome, segments, born)
+        table, changes = self.emit_rows(
+            windows, shown, VersionResults(outcome, segments.after), watermarks
+        )
+        self.aggregation.count_unknown(outcome, segments.after[changes.versions[changes.comes]])
+        self._divert_rejected(rows, buffered, outcome, segments, born)
         return table
 
-    def _put_aside(
-        self, rows: pa.Table, kept: Kept, outcome: Outcome, segments: Segments, born: Ints
+    def _divert_rejected(
+        self,
+        rows: pa.Table,
+        buffered: BufferedRows,
+        outcome: AggregateOutcome,
+        segments: Segments,
+        born: Ints,
     ) -> None:
-        """Rows that an aggregate left out, when they come: each time that a window is computed it
-        leaves them out again.
+        """Send the rows that an aggregate rejects to dead letters in the tick that brings them; a
+        later version of the window rejects them again, without effect.
         """
         for (name, _), each in zip(self.aggregation.aggregates, outcome.advanced, strict=True):
-            for left_out in each.left_out:
-                row = segments.order[left_out.rows]
-                fresh = (row >= kept.stored) & (
-                    kept.places[row] == born[segments.segment_of[left_out.rows]]
+            for rejected in each.rejected:
+                row = segments.order[rejected.rows]
+                fresh = (row >= buffered.stored) & (
+                    buffered.tick_index[row] == born[segments.segment_of[rejected.rows]]
                 )
                 if fresh.any():
-                    self.diverted.add(rows, row[fresh] - kept.stored, name, left_out.reason)
+                    self.dead_letters.add(rows, row[fresh] - buffered.stored, name, rejected.reason)
 
 
 @dataclass(frozen=True)
-class Versions:
-    """An outcome, by the numbers of windows' versions."""
+class VersionResults:
+    """The results of an outcome, by the numbers of windows' versions."""
 
-    outcome: Outcome
+    outcome: AggregateOutcome
     after: Ints
 
     def differs(self, before: Ints, after: Ints) -> Mask:
@@ -403,48 +471,46 @@ class Versions:
         return self.outcome.results(self.after[versions])
 
 
-def _by_place(kept: Kept) -> Iterator[tuple[int, Ints]]:
+def _by_tick(buffered: BufferedRows) -> Iterator[tuple[int, Ints]]:
     """The ticks that have rows, and the rows of each."""
-    places = kept.places[kept.stored :]
-    starts = np.flatnonzero(begins(places))
-    for start, stop in pairwise([*starts.tolist(), len(places)]):
-        yield int(places[start]), kept.stored + np.arange(start, stop)
+    tick_index = buffered.tick_index[buffered.stored :]
+    starts = np.flatnonzero(group_start_mask(tick_index))
+    for start, stop in pairwise([*starts.tolist(), len(tick_index)]):
+        yield int(tick_index[start]), buffered.stored + np.arange(start, stop)
 
 
 def distinct_windows(
-    grouped: Grouped, keys: Ints, starts: Times, ends: Times
+    grouped: GroupKeys, keys: Ints, starts: Times, ends: Times
 ) -> tuple[Windows, Ints]:
-    """The distinct windows in order of group, start and end, and the place of each given one among
-    them.
+    """The distinct windows in order of group, start and end, and the position of each given window
+    among them.
     """
-    order = sorting(keys, starts, ends)
+    order = sort_order(keys, starts, ends)
     keys, starts, ends = keys[order], starts[order], ends[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
-    place = np.empty(len(order), np.int64)
-    place[order] = np.cumsum(new) - 1
+    position = np.empty(len(order), np.int64)
+    position[order] = np.cumsum(new) - 1
     return (
         Windows(
             grouped.by.take(pa.array(keys[new])), starts[new], ends[new], grouped.groups[keys[new]]
         ),
-        place,
+        position,
     )
 
 
-def closing(kernel: Windowed, state: KeyedState, clock: Watermarks) -> pa.Array:
-    """The groups of entries that the closed clock has passed."""
-    (until,) = kernel.bounds(clock.closed[-1:]).tolist()
-    if until == kernel.bounds(np.array([clock.horizon_at_start]))[0]:
+def scan_expired(kernel: WindowKernel, state: KeyedState, watermarks: Watermarks) -> pa.Array:
+    """The keys of groups with entries that the step's horizon passes in this call."""
+    (until,) = kernel.step_horizon(watermarks.horizon[-1:]).tolist()
+    if until == kernel.step_horizon(np.array([watermarks.horizon_at_start]))[0]:
         return _NO_KEYS
-    return scan_until(state, TOLD, UNSTARTED, until)[1].by
+    return scan_windows(state, EMITTED, UNSTARTED, until)[1].by
 
 
 def put_timers(
     state: KeyedState, old: tuple[pa.Array, Groups], new: tuple[pa.Array, Groups]
 ) -> None:
-    """Take away the timers that groups had, and put those that they have now; names and key
-    groups.
-    """
+    """Replace the timers of groups: `old` and `new` are names and key groups."""
     gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
     state.put_array(
         old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone]
@@ -456,21 +522,17 @@ def put_timers(
     )
 
 
-# Sessions made from kept rows: over tables, where a row that goes may cut a session in two, and for
-# aggregates whose states cannot be put together.
-#
-# Over a table, rows that come and go within one tick are not seen. A row that comes is late if the
-# session that it would be in has nothing but rows that come, and ends at or before the time up to
-# which windows are closed; a row that goes is late if its session is closed, or never took it in.
+class BufferedSessions(BufferedWindows):
+    """Sessions over buffered rows. A retraction may cut a session in two.
 
+    A new row is late if its session would consist of new rows only and end at or before the
+    horizon. A retraction is late if its session is expired or never had the row.
+    """
 
-class SessionRows(Buffered):
-    """Rows that follow each other in less than the gap."""
-
-    def __init__(self, step: WindowStep) -> None:
-        super().__init__(step)
-        assert isinstance(step.window, Session)
-        self.gap_us = step.window.gap_us
+    def __init__(self, settings: WindowSettings) -> None:
+        super().__init__(settings)
+        assert isinstance(settings.window, Session)
+        self.gap_us = settings.window.gap_us
 
     def spans(self, keys: Ints, times: Times) -> Spans:
         chain = chains(keys, times, times + self.gap_us)
@@ -478,18 +540,18 @@ class SessionRows(Buffered):
         stop = np.append(first[1:], len(chain))[: len(first)]
         return Spans(keys[first], times[first], times[stop - 1] + self.gap_us, first, stop)
 
-    def open(self, keys: Ints, times: Times, limit: int) -> Mask:
+    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:
         spans = self.spans(keys, times)
         return np.repeat(spans.ends > limit, spans.stop - spans.first)
 
-    def taken(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
+    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
         if not len(keys):
             return comes
         spans = self.spans(keys, times)
         live = np.logical_or.reduceat(~comes, spans.first) | (spans.ends > limit)
         return np.repeat(live, spans.stop - spans.first)
 
-    def can_go(self, times: Times, limit: int) -> Mask:  # noqa: ARG002
+    def is_retractable(self, times: Times, limit: int) -> Mask:  # noqa: ARG002
         return np.ones(len(times), np.bool_)
 
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
@@ -498,45 +560,48 @@ class SessionRows(Buffered):
     def timers(
         self, keys: Ints, times: Times, watermark_us: int
     ) -> tuple[Ints, Times, Times, Mask]:
-        """One for each session."""
+        """One timer for each session."""
         spans = self.spans(keys, times)
-        waits = spans.ends > watermark_us if self.final else np.zeros(len(spans.keys), np.bool_)
+        waits = (
+            spans.ends > watermark_us if self.emits_final else np.zeros(len(spans.keys), np.bool_)
+        )
         return spans.keys, spans.starts, spans.ends, waits
 
 
-# Sliding windows made from kept rows: over tables, whose rows go again, and for aggregates whose
-# states cannot be put together.
-#
-# For each time t of a row, the rows of its group in (t - size, t]. A row is late if t lies before
-# the time up to which windows are closed; so is a row that goes. A window (t - size, t] is held as
-# one that ends at t + 1 microsecond: it is told when no row at t or before is expected any more.
+class BufferedSlidingWindows(BufferedWindows):
+    """Sliding windows over buffered rows: for each time t of a row, the rows of its group in (t -
+    size, t].
 
+    A row or retraction is late if t lies before the horizon. The window is stored as one that ends
+    at t + 1 microsecond: it is emitted once no row at t or before is expected.
+    """
 
-class SlidingRows(Buffered):
-    """The rows of a group before each of its rows."""
+    shown_end_shift_us = -1
 
-    end_shown_us = -1
-
-    def __init__(self, step: WindowStep) -> None:
-        super().__init__(step)
-        assert isinstance(step.window, Sliding)
-        self.size_us = step.window.size_us
+    def __init__(self, settings: WindowSettings) -> None:
+        super().__init__(settings)
+        assert isinstance(settings.window, Sliding)
+        self.size_us = settings.window.size_us
 
     def spans(self, keys: Ints, times: Times) -> Spans:
-        last = np.flatnonzero(np.append(begins(keys, times)[1:], True)) if len(keys) else keys
+        last = (
+            np.flatnonzero(np.append(group_start_mask(keys, times)[1:], True))
+            if len(keys)
+            else keys
+        )
         of, at = keys[last], times[last]
-        where = bounds(keys, int(keys[-1]) + 1) if len(keys) else np.zeros(1, np.int64)
-        first = search(times, where[of], last, at - self.size_us, right=True)
+        where = key_bounds(keys, int(keys[-1]) + 1) if len(keys) else np.zeros(1, np.int64)
+        first = search_within(times, where[of], last, at - self.size_us, right=True)
         return Spans(of, at - self.size_us, at + 1, first, last + 1)
 
-    def open(self, keys: Ints, times: Times, limit: int) -> Mask:  # noqa: ARG002
+    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:  # noqa: ARG002
         needed: Mask = times > max(limit - self.size_us, UNSTARTED)
         return needed
 
-    def taken(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:  # noqa: ARG002
+    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:  # noqa: ARG002
         return ~comes | (times >= limit)
 
-    def can_go(self, times: Times, limit: int) -> Mask:
+    def is_retractable(self, times: Times, limit: int) -> Mask:
         return times >= limit
 
     def counts_as_window(self, ends: Times, limit: int) -> Mask:
@@ -548,24 +613,24 @@ class SlidingRows(Buffered):
     def timers(
         self, keys: Ints, times: Times, watermark_us: int
     ) -> tuple[Ints, Times, Times, Mask]:
-        """One for the first window of a group that waits, and one for when its last row is not
-        needed any more.
+        """One timer for the first window of a group that waits to be emitted, and one for when its
+        last row is no longer needed.
         """
-        return group_timers(keys, times, self.size_us, watermark_us if self.final else None)
+        return group_timers(keys, times, self.size_us, watermark_us if self.emits_final else None)
 
 
 def group_timers(
     keys: Ints, times: Times, size_us: int, watermark_us: int | None
 ) -> tuple[Ints, Times, Times, Mask]:
-    """When groups with rows at these times, in order, must be looked at: group, start, end, and
-    whether it waits for the complete clock.
+    """When groups with rows at these times, in order, must be processed: group, start, end, and
+    whether the timer waits for the watermark.
     """
     last = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)) if len(keys) else keys
-    closing = keys[last], times[last] + size_us
+    scan_expired = keys[last], times[last] + size_us
     waiting = np.flatnonzero(times >= watermark_us) if watermark_us is not None else keys[:0]
-    first = waiting[begins(keys[waiting])] if len(waiting) else waiting
+    first = waiting[group_start_mask(keys[waiting])] if len(waiting) else waiting
     of, ends = (
-        np.concatenate([closing[0], keys[first]]),
-        np.concatenate([closing[1], times[first] + 1]),
+        np.concatenate([scan_expired[0], keys[first]]),
+        np.concatenate([scan_expired[1], times[first] + 1]),
     )
     return of, np.zeros(len(of), np.int64), ends, np.arange(len(of)) >= len(last)

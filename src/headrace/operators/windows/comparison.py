@@ -1,14 +1,18 @@
-"""Each window beside the same window a period earlier: `compare("7 days")` over a table of windows.
-Where there is no earlier one, its columns are null.
+"""Window comparison: each window next to the same window a period earlier, `compare("7 days")`.
 
-A window's row is kept until the window a period later is closed, since it stands beside that one
-too. In a time zone the period is one of its clock: seven days back from a midnight is a midnight,
-also when the clock was changed in between.
+Where there is no earlier window, its columns are null. A window's row is stored until the window a
+period later expires, since it is compared with that one too. In a time zone the period is one of
+the local clock: seven days before a midnight is a midnight, also across a change of the clock.
+`compare` with a period of 60 s over windows of 60 s with a column `n`:
 
-| entry | name | bytes |
-|---|---|---|
-| a window's row | as `entries` has them, by the end of the window a period later | version 1; a
-STRUCT as `row_codec` has it: the results |
+    changes in                      state after                rows out
+    tick 1: insert a [0,60) n=4     p a [0,60) -> 4            insert a [0,60) 4 null
+    tick 2: insert a [60,120) n=6   p a [0,60), [60,120)       insert a [60,120) 6 4
+    tick 3: update a [0,60) n=5     p a [0,60) -> 5, ...       update a [0,60) 5 null;
+                                                               update a [60,120) 6 5
+
+State: the row of a window is an entry as `state` names them, by the end of the window a period
+later: version 1, then a STRUCT with the results, as `row_codec` encodes it.
 """
 
 from __future__ import annotations
@@ -24,53 +28,63 @@ import pyarrow.compute as pc
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, offsets_of
 from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
-from headrace.columnar.keys import decode_keys, encode_keys, key_groups, whole
-from headrace.columnar.lookup import begins, ranked, sorting
+from headrace.columnar.keys import as_array, decode_keys, encode_keys, key_groups
+from headrace.columnar.lookup import group_start_mask, rank_keys, sort_order
 from headrace.errors import NewerFormat, PlanError
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, differs
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.assignment import counterparts
-from headrace.operators.windows.buffered_window import Grouped, distinct_windows
-from headrace.operators.windows.kernel import NOTHING, WINDOW_END, WINDOW_START, Shown, tell
-from headrace.operators.windows.late_rows import places_of
+from headrace.operators.windows.buffered_window import GroupKeys, distinct_windows
+from headrace.operators.windows.kernel import (
+    NOTHING,
+    WINDOW_END,
+    WINDOW_START,
+    ShownVersions,
+    emitted_changes,
+)
+from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Hopping, Tumbling
-from headrace.operators.windows.state import TOLD, Windows, scan_until
+from headrace.operators.windows.state import EMITTED, Windows, scan_windows
 
 PREVIOUS = "previous_"
 _VERSION = b"\x01"
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The versions of windows' rows: in order of window and tick, from what was stored (tick -1)
-    on. `rows` are positions in the kernel's table, NOTHING for no row.
+class RowVersions:
+    """The versions of windows' rows, in order of window and tick, beginning with what was stored
+    (tick -1).
+
+    `rows` are positions in the kernel's table, NOTHING for no row.
     """
 
     windows: Ints
-    places: Ints
+    tick_index: Ints
     rows: Ints
     ticks: int
 
-    def at(self, windows: Ints, places: Ints) -> Ints:
-        """The row that each window has at the end of a tick; NOTHING too for a window that is none
-        (-1).
+    def at(self, windows: Ints, tick_index: Ints) -> Ints:
+        """The row that each window has at the end of a tick; NOTHING for no row, and
+        for window -1.
         """
         found = (
             np.searchsorted(
-                self._code(self.windows, self.places), self._code(windows, places), side="right"
+                self._code(self.windows, self.tick_index),
+                self._code(windows, tick_index),
+                side="right",
             )
             - 1
         )
         there = (windows >= 0) & (found >= 0)
         return np.where(there, self.rows[np.where(there, found, 0)], NOTHING)
 
-    def _code(self, windows: Ints, places: Ints) -> Ints:
-        code: Ints = windows * (self.ticks + 1) + places + 1
+    def _code(self, windows: Ints, tick_index: Ints) -> Ints:
+        code: Ints = windows * (self.ticks + 1) + tick_index + 1
         return code
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ComparedPairs:
     """A window's row and the one a period earlier, as positions in a table of results; NOTHING for
     no row.
     """
@@ -80,23 +94,34 @@ class Pairs:
     earlier: Ints
 
     def differs(self, before: Ints, after: Ints) -> Mask:
+        """Which pairs of versions have different results."""
         unlike = np.zeros(len(before), np.bool_)
         for rows in (self.mine, self.earlier):
             for column in self.table.columns:
-                unlike |= differs(_taken(column, rows[before]), _taken(column, rows[after]))
+                unlike |= differs(_take_rows(column, rows[before]), _take_rows(column, rows[after]))
         return unlike
 
     def results(self, which: Ints) -> list[pa.Array]:
+        """The results of some versions: the window's own columns, then those of the
+        earlier window.
+        """
         return [
-            _taken(column, rows[which])
+            _take_rows(column, rows[which])
             for rows in (self.mine, self.earlier)
             for column in self.table.columns
         ]
 
 
 class CompareKernel:
-    """`schema` is that of a table of windows, keyed by `by`, window_start and window_end. `window`
-    is what they are; it matters in a time zone alone.
+    """Compares the windows of a table.
+
+    Args:
+        step: The step's name, for errors.
+        schema: The columns of a table of windows, keyed by `by`, window_start and window_end.
+        by: The columns of a group.
+        period_us: How much earlier the other window begins.
+        window: What the windows are; needed in a time zone only.
+        prefix: The prefix of the earlier window's columns.
     """
 
     def __init__(
@@ -108,14 +133,12 @@ class CompareKernel:
         window: Tumbling | Hopping | None = None,
         prefix: str = PREVIOUS,
     ) -> None:
-        self.step_name, self.schema, self.by, self.period_us, self.window, self.prefix = (
-            step,
-            schema,
-            tuple(by),
-            period_us,
-            window,
-            prefix,
-        )
+        self.step_name = step
+        self.schema = schema
+        self.by = tuple(by)
+        self.period_us = period_us
+        self.window = window
+        self.prefix = prefix
         self._results = [
             field
             for field in schema
@@ -125,7 +148,7 @@ class CompareKernel:
             raise PlanError(
                 f"Step {step!r} would have two columns named {min(taken)!r}.",
                 fix=(
-                    "rename the one that is there, compare before it is made, or give another"
+                    "rename the existing column, compare before it is added, or give another"
                     " prefix."
                 ),
             )
@@ -140,89 +163,106 @@ class CompareKernel:
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Name the windows that rows are of, those a period earlier and later. 2. Get their
-        rows. 3. Tell what became of the pairs. 4. Put. 5. Forget.
+        """Process the changes of some ticks.
+
+        1. Name the windows that changed, and those a period earlier and later.
+        2. Read their rows.
+        3. Emit what changed in each pair.
+        4. Store the rows.
+        5. Delete expired rows.
         """
-        (rows,), (clock,) = inputs, watermarks
+        rows, input_watermarks = inputs[0], watermarks[0]
         table = (
-            self._compared(state, rows, clock)
+            self._compare(state, rows, input_watermarks)
             if rows.num_rows
             else self.output.append(TICK_FIELD).empty_table()
         )
-        if len(clock) and clock.closed[-1] > clock.horizon_at_start:
-            names, windows = scan_until(state, TOLD, UNSTARTED, int(clock.closed[-1]))
+        if (
+            len(input_watermarks)
+            and input_watermarks.horizon[-1] > input_watermarks.horizon_at_start
+        ):
+            names, windows = scan_windows(
+                state, EMITTED, UNSTARTED, int(input_watermarks.horizon[-1])
+            )
             if names:
                 state.put(names, [None] * len(names), windows.groups)
         return table
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing is told when time passes."""
+        """Always None: no row is emitted when time passes."""
         return None
 
-    def _compared(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        found = ranked([encode_keys(rows, self.by)])
-        grouped = Grouped(found.keys, key_groups(found.keys), found.keys)
+    def _compare(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
+        ranked = rank_keys([encode_keys(rows, self.by)])
+        grouped = GroupKeys(ranked.keys, key_groups(ranked.keys), ranked.keys)
         starts, ends = (microseconds(rows.column(name)) for name in (WINDOW_START, WINDOW_END))
         earlier, later = (
             counterparts(self.window, starts, ends, by) for by in (-self.period_us, self.period_us)
         )
-        count, keys = len(starts), found.ranks[0]
+        count, keys = len(starts), ranked.ranks[0]
         all_starts, all_ends = (
             np.concatenate([starts, earlier.starts, later.starts]),
             np.concatenate([ends, earlier.ends, later.ends]),
         )
         windows, number = distinct_windows(grouped, np.tile(keys, 3), all_starts, all_ends)
         mine, before, after = number[:count], number[count : 2 * count], number[2 * count :]
-        timeline, table, names = self._timeline(state, rows, windows, mine, clock)
+        versions, table, names = self._row_versions(state, rows, windows, mine, watermarks)
         earlier_of = np.full(len(windows), -1)
         earlier_of[after[later.there]] = mine[later.there]
         earlier_of[mine] = np.where(earlier.there, before, -1)
-        told = self._told(
+        emitted = self._emit(
             windows,
             earlier_of,
             np.concatenate([mine, after]),
-            np.tile(places_of(rows, clock), 2),
-            timeline,
+            np.tile(row_tick_indices(rows, watermarks), 2),
+            versions,
             table,
-            clock,
+            watermarks,
         )
-        self._put(state, windows, names, np.unique(mine), timeline, table)
-        return told
+        self._store_rows(state, windows, names, np.unique(mine), versions, table)
+        return emitted
 
-    # What rows windows have
+    # Rows of windows
 
-    def _timeline(
-        self, state: KeyedState, rows: pa.Table, windows: Windows, mine: Ints, clock: Watermarks
-    ) -> tuple[Timeline, pa.Table, pa.Array]:
-        """The versions of all windows; the rows that they show, stored ones first; the names of
-        windows in the state.
+    def _row_versions(
+        self,
+        state: KeyedState,
+        rows: pa.Table,
+        windows: Windows,
+        mine: Ints,
+        watermarks: Watermarks,
+    ) -> tuple[RowVersions, pa.Table, pa.Array]:
+        """The versions of all windows' rows; the rows, stored ones first; and the names of windows
+        in the state.
         """
         lasting = Windows(windows.by, windows.starts, self._needed_until(windows), windows.groups)
         names = lasting.names(np.zeros(len(windows), np.bool_))
         stored, there = self._read(state.get_array(names, windows.groups))
-        places = places_of(rows, clock)
-        order = sorting(mine, places)
-        last = order[np.append(begins(mine[order], places[order])[1:], True)]
+        tick_index = row_tick_indices(rows, watermarks)
+        order = sort_order(mine, tick_index)
+        last = order[np.append(group_start_mask(mine[order], tick_index[order])[1:], True)]
         goes = pc.is_in(
-            whole(rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
+            as_array(rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
         ).to_numpy(zero_copy_only=False)
         of_rows = np.where(goes[last], NOTHING, stored.num_rows + last)
         known = np.full(len(windows), NOTHING)
         known[there] = np.arange(stored.num_rows)
         number = np.concatenate([np.arange(len(windows)), mine[last]])
-        place = np.concatenate([np.full(len(windows), -1), places[last]])
-        in_order = sorting(number, place)
-        timeline = Timeline(
+        place = np.concatenate([np.full(len(windows), -1), tick_index[last]])
+        in_order = sort_order(number, place)
+        versions = RowVersions(
             number[in_order],
             place[in_order],
             np.concatenate([known, of_rows])[in_order],
-            len(clock),
+            len(watermarks),
         )
         fresh = rows.select([field.name for field in self._results]).cast(pa.schema(self._results))
-        return timeline, pa.concat_tables([stored, fresh]).combine_chunks(), names
+        return versions, pa.concat_tables([stored, fresh]).combine_chunks(), names
 
     def _needed_until(self, windows: Windows) -> Times:
-        """When the windows a period later end; of one that has none, a period after it ended."""
+        """The end of the window a period later; of a window without one, its own end plus the
+        period.
+        """
         later = counterparts(self.window, windows.starts, windows.ends, self.period_us)
         return np.where(later.there, later.ends, windows.ends + self.period_us)
 
@@ -242,26 +282,26 @@ class CompareKernel:
                 fix="upgrade Headrace.",
             )
         rows = row_codec.decode_array(
-            row_codec.cut_out(data, offsets[:-1] + 1, np.diff(offsets) - 1), self._struct
+            row_codec.gather_ranges(data, offsets[:-1] + 1, np.diff(offsets) - 1), self._struct
         )
         columns = [pc.struct_field(rows, at) for at in range(len(self._results))]
         return pa.Table.from_arrays(columns, schema=pa.schema(self._results)), np.flatnonzero(
             values.is_valid().to_numpy(zero_copy_only=False)
         )
 
-    def _put(
+    def _store_rows(
         self,
         state: KeyedState,
         windows: Windows,
         names: pa.Array,
         touched: Ints,
-        timeline: Timeline,
+        versions: RowVersions,
         table: pa.Table,
     ) -> None:
-        row = timeline.at(touched, np.full(len(touched), timeline.ticks - 1))
+        row = versions.at(touched, np.full(len(touched), versions.ticks - 1))
         stays = np.flatnonzero(row != NOTHING)
         structs = pa.StructArray.from_arrays(
-            [whole(column) for column in table.take(pa.array(row[stays])).columns],
+            [as_array(column) for column in table.take(pa.array(row[stays])).columns],
             fields=self._results,
         )
         values = np.full(len(touched), None, object)
@@ -270,36 +310,38 @@ class CompareKernel:
             names.take(pa.array(touched)), pa.array(values, pa.binary()), windows.groups[touched]
         )
 
-    # What is told
+    # Emission
 
-    def _told(
+    def _emit(
         self,
         windows: Windows,
         earlier_of: Ints,
         window: Ints,
-        places: Ints,
-        timeline: Timeline,
+        tick_index: Ints,
+        versions: RowVersions,
         table: pa.Table,
-        clock: Watermarks,
+        watermarks: Watermarks,
     ) -> pa.Table:
-        """Of windows that something may have become of, in some ticks: once a window and tick."""
-        order = sorting(places, window)
-        order = order[begins(places[order], window[order])]
-        window, places = window[order], places[order]
-        pairs = Pairs(
+        """The rows to emit for windows that may have changed in some ticks, once per window and
+        tick.
+        """
+        order = sort_order(tick_index, window)
+        order = order[group_start_mask(tick_index[order], window[order])]
+        window, tick_index = window[order], tick_index[order]
+        pairs = ComparedPairs(
             table,
-            np.concatenate([timeline.at(window, places - 1), timeline.at(window, places)]),
+            np.concatenate([versions.at(window, tick_index - 1), versions.at(window, tick_index)]),
             np.concatenate(
                 [
-                    timeline.at(earlier_of[window], places - 1),
-                    timeline.at(earlier_of[window], places),
+                    versions.at(earlier_of[window], tick_index - 1),
+                    versions.at(earlier_of[window], tick_index),
                 ]
             ),
         )
         number = np.arange(len(window))
         was = np.where(pairs.mine[: len(window)] == NOTHING, NOTHING, number)
         now = np.where(pairs.mine[len(window) :] == NOTHING, NOTHING, number + len(window))
-        changes = tell(Shown(places, window, was, now), pairs.differs)
+        changes = emitted_changes(ShownVersions(tick_index, window, was, now), pairs.differs)
         of = window[changes.segments]
         columns = decode_keys(
             windows.by.take(pa.array(of)), [self.schema.field(name) for name in self.by]
@@ -311,10 +353,10 @@ class CompareKernel:
         columns += [
             *pairs.results(changes.versions),
             changes.names(),
-            pa.array(clock.ticks[places[changes.segments]]),
+            pa.array(watermarks.ticks[tick_index[changes.segments]]),
         ]
         return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD))
 
 
-def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.Array:
-    return whole(column).take(pa.array(np.where(rows == NOTHING, 0, rows), mask=rows == NOTHING))
+def _take_rows(column: pa.ChunkedArray, rows: Ints) -> pa.Array:
+    return as_array(column).take(pa.array(np.where(rows == NOTHING, 0, rows), mask=rows == NOTHING))

@@ -1,9 +1,18 @@
-"""Tumbling and hopping windows: an aggregate for each group and window, told when the window is
-complete or at every change.
+"""Tumbling and hopping windows: one aggregate per group and window, emitted when the watermark
+passes the window's end (`emit="final"`) or on every change (`emit="changes"`).
 
-A row is in all its windows that are not closed yet, by the closed clock before its tick; a row of
-which all windows are closed is late. A window's state is one entry (`entries`), which goes once the
-closed clock has passed the window's end by the allowed lateness.
+A row takes part in all its windows that end after the step's horizon, as of the tick before; a row
+without such a window is late. `sum(v)` per `k`, windows of 10 s every 5 s, times in seconds:
+
+    rows in               watermark  state after            rows out
+    tick 1: k=a v=1 at 7  at 7       w a [0,10) -> 1
+                                     w a [5,15) -> 1
+    tick 2: k=a v=2 at 8  at 11      w a [5,15) -> 3        tick 2: insert a [0,10) 3
+    tick 3: k=a v=4 at 9  at 16                             tick 3: insert a [5,15) 7
+
+In tick 3 the window [0,10) is behind the horizon: the row is counted in [5,15) only. The state of a
+window is one entry (see `state`), deleted once the step's horizon passes the window's end. Where
+each row is in several windows, rows are combined by pane first.
 """
 
 from __future__ import annotations
@@ -14,251 +23,255 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.columns import TICK
 from headrace.columnar.keys import encode_keys
-from headrace.columnar.segments import Segments, cut_codes, with_keys
-from headrace.columnar.sort import Codes, codes_of, ranked, spread_out
-from headrace.operators.aggregates.aggregation import PARTIAL, Outcome, all_combined, pays
+from headrace.columnar.lookup import group_start_mask
+from headrace.columnar.segments import Segments, add_empty_keys, segment_codes
+from headrace.columnar.sort import key_codes, rank_integers, spread_codes
+from headrace.operators.aggregates.aggregation import AggregateOutcome
+from headrace.operators.aggregates.partial_aggregation import (
+    PARTIAL,
+    PRODUCERS,
+    combine_panes,
+    combine_rest,
+    is_worth_combining,
+)
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks
-from headrace.operators.windows.assignment import Assigned, assign
-from headrace.operators.windows.kernel import NOTHING, Shown, Windowed, WindowStep
-from headrace.operators.windows.late_rows import PRODUCERS, combine, places_of, rows_behind
+from headrace.operators.windows.assignment import AssignedWindows, assign
+from headrace.operators.windows.kernel import NOTHING, ShownVersions, WindowKernel, WindowSettings
+from headrace.operators.windows.late_rows import count_input_rows, row_tick_indices
 from headrace.operators.windows.specs import Hopping, Tumbling
-from headrace.operators.windows.state import Windows, joined, with_long_keys
+from headrace.operators.windows.state import Windows, concat_keys, with_long_keys
 
 _PANE = "_pane"
-_MANY = 3  # windows a row, from which on rows are combined before they go into them
+_MANY = 3  # windows per row, from which on rows are combined before they are assigned
 
 
 @dataclass(frozen=True)
-class Held:
-    """Rows in windows: `entries` are the rows, one for each window that takes it in; `windows` is a
-    number for that window, of which these are the bounds.
-    """
+class WindowAssignment:
+    """Rows in windows: one entry for each pair of a row and a window that takes it."""
 
-    entries: Ints | None  # None: each row once
+    entries: Ints | None
+    """The row of each entry; None if each row has exactly one."""
     windows: Ints
+    """The number of each entry's window."""
     starts: Times
     ends: Times
 
 
-class FixedWindows(Windowed):
-    """Windows whose bounds do not depend on the rows."""
+class FixedWindows(WindowKernel):
+    """Tumbling and hopping windows, whose bounds do not depend on the rows."""
 
-    def __init__(self, step: WindowStep) -> None:
-        super().__init__(step)
-        assert isinstance(step.window, Tumbling | Hopping)
-        self.spec = step.window
+    def __init__(self, settings: WindowSettings) -> None:
+        super().__init__(settings)
+        assert isinstance(settings.window, Tumbling | Hopping)
+        self.spec = settings.window
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        """1. Put rows into windows. 2. Get the states, those of completed windows too. 3. Go
-        through all segments. 4. Put the states. 5. Tell. 6. Forget.
-        """
-        rows = self._few(rows)
-        held = self._held(rows, clock)
-        windows, segments = together(
-            rows, encode_keys(rows, self.by), held, self.completed(state, clock)
-        )
-        table = self._windows(state, windows, segments, clock) if len(windows) else self.nothing()
-        self.forget(state, clock)
-        return table
+    def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
+        """Process the rows of some ticks.
 
-    def _few(self, rows: pa.Table) -> pa.Table:
-        """Rows, combined if some of them are, or if each is in many windows: then fewer go into
-        them.
+        1. Combine rows if some are combined already, or if each is in many windows.
+        2. Assign rows to windows; add the stored windows that the watermarks complete.
+        3. Read the windows' states and advance them through all segments.
+        4. Store the states.
+        5. Emit what changed.
+        6. Forget expired windows.
         """
         if PARTIAL in rows.schema.names:
-            return all_combined(rows, self.combine, [PRODUCERS])
-        overlapping = self.spec.size_us // self.spec.every_us
-        return self.combine(rows) if overlapping >= _MANY and self.worth_combining(rows) else rows
+            rows = combine_rest(rows, self.combine, [PRODUCERS])
+        elif self.spec.size_us // self.spec.every_us >= _MANY and self.is_worth_combining(rows):
+            rows = self.combine(rows)
 
-    # Combining before the shuffle
+        assignment = self._assign_rows(rows, watermarks)
+        windows, segments = _segments_of_windows(
+            rows, encode_keys(rows, self.by), assignment, self.scan_completed(state, watermarks)
+        )
+        emitted = self.empty_output()
+        if len(windows):
+            names = windows.names(self._waits(windows, watermarks.watermark_at_start))
+            stored, parts = self.aggregation.layout.unpack_array(
+                state.get_array(names, windows.groups)
+            )
+            outcome = self.aggregation.advance(segments, stored, parts)
+            self._store_states(state, windows, names, outcome, watermarks)
+            shown = self._shown_versions(windows, segments, outcome, watermarks)
+            emitted, changes = self.emit_rows(windows, shown, outcome, watermarks)
+            self.aggregation.record_rejected(segments, outcome, changes.versions[changes.comes])
+        self.expire_windows(state, watermarks)
+        return emitted
+
+    def _waits(self, windows: Windows, watermark_us: int) -> Mask:
+        """Which windows wait to be emitted, at a watermark."""
+        return windows.ends > watermark_us if self.emits_final else np.zeros(len(windows), np.bool_)
+
+    # Partial aggregation before the shuffle
 
     @property
     def combinable(self) -> bool:
-        """If every aggregate's states can be put together exactly, and no row is needed whole."""
+        """Whether every aggregate's states can be merged, and no late row must be kept whole."""
         return self.aggregation.combinable and not self.late.divert
 
-    def worth_combining(self, rows: pa.Table) -> bool:
-        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
+    def is_worth_combining(self, rows: pa.Table) -> bool:
+        """Whether `combine` would leave far fewer rows. The answer affects speed only."""
         if not self.combinable or not rows.num_rows:
             return False
         panes = pa.array(assign(self.spec, self.times(rows)).panes())
-        return pays(rows.select([*self.by, TICK]).append_column(_PANE, panes), [*self.by, _PANE])
+        return is_worth_combining(
+            rows.select([*self.by, TICK]).append_column(_PANE, panes), [*self.by, _PANE]
+        )
 
     def combine(self, rows: pa.Table) -> pa.Table:
-        """Rows as fewer rows, one for each group, pane and tick, that the step takes in their
-        stead. See `combining`.
+        """Combine the rows of each group, pane and tick into one, which `advance`
+        accepts instead.
         """
-        return combine(
-            self.aggregation,
+        return combine_panes(
             rows,
+            self.by,
             [self.settings.time],
             assign(self.spec, self.times(rows)).panes(),
             self.late.producers(rows),
+            self.aggregation.partials,
         )
-
-    # The step
-
-    def _windows(
-        self, state: KeyedState, windows: Windows, segments: Segments, clock: Watermarks
-    ) -> pa.Table:
-        names = windows.names(self._waits(windows, clock.watermark_at_start))
-        stored, parts = self.aggregation.layout.unpacked_array(
-            state.get_array(names, windows.groups)
-        )
-        outcome = self.aggregation.advance(segments, stored, parts)
-        self._put(state, windows, names, outcome, clock)
-        table, changes = self.told(
-            windows, self._shown(windows, segments, outcome, clock), outcome, clock
-        )
-        self.aggregation.keep_account(segments, outcome, changes.versions[changes.comes])
-        return table
-
-    def _waits(self, windows: Windows, watermark_us: int) -> Mask:
-        return windows.ends > watermark_us if self.final else np.zeros(len(windows), np.bool_)
 
     # Rows into windows
 
-    def _held(self, rows: pa.Table, clock: Watermarks) -> Held:
-        """Each row in its windows that are not closed; those of which none is are late. Rows that
-        come when a window of theirs is complete already are counted.
+    def _assign_rows(self, rows: pa.Table, watermarks: Watermarks) -> WindowAssignment:
+        """Assign each row to its open windows; count rows without one as late.
+
+        Rows that arrive after a window of theirs is complete are counted as corrections.
         """
-        times, places = self.times(rows), places_of(rows, clock)
-        limits = self.bounds(clock.horizon_before)
-        since = np.concatenate([limits, clock.watermark_before])
-        begun = since != UNSTARTED
-        assigned = assign(self.spec, np.concatenate([times, since[begun]]))
-        # The oldest window that holds the limit is the oldest that is not closed; by the complete
-        # clock, the oldest that is not complete.
-        oldest = np.full(len(since), np.iinfo(np.int64).min)
-        oldest[begun] = assigned.first[len(times) :]
-        oldest_open, oldest_incomplete = oldest[places], oldest[len(clock) + places]
-        first, last = (
-            np.maximum(assigned.first[: len(times)], oldest_open),
-            assigned.last[: len(times)],
-        )
-        late = last < oldest_open
+        times, tick_index = self.times(rows), row_tick_indices(rows, watermarks)
+        horizons = self.step_horizon(watermarks.horizon_before)
+        limits = np.concatenate([horizons, watermarks.watermark_before])
+        has_begun = limits != UNSTARTED
+        assigned = assign(self.spec, np.concatenate([times, limits[has_begun]]))
+        # The oldest window that contains the horizon is the oldest open one; the oldest that
+        # contains the watermark is the oldest incomplete one.
+        oldest = np.full(len(limits), np.iinfo(np.int64).min)
+        oldest[has_begun] = assigned.first[len(times) :]
+        oldest_open = oldest[tick_index]
+        oldest_incomplete = oldest[len(watermarks) + tick_index]
+        first = np.maximum(assigned.first[: len(times)], oldest_open)
+        last = assigned.last[: len(times)]
         self.counts["late"] += self.late.add(
-            rows, late, clock.times_us[places], limits[places] - times
+            rows, last < oldest_open, watermarks.times_us[tick_index], horizons[tick_index] - times
         )
-        self.counts["corrected"] = rows_behind(rows, (first < oldest_incomplete) & (first <= last))
-        return _held(assigned, first, last)
+        self.counts["corrected"] = count_input_rows(
+            rows, (first < oldest_incomplete) & (first <= last)
+        )
+        return _assignment(assigned, first, last)
 
-    # What is stored and told
+    # Storing and emitting
 
-    def _put(
+    def _store_states(
         self,
         state: KeyedState,
         windows: Windows,
         names: pa.Array,
-        outcome: Outcome,
-        clock: Watermarks,
+        outcome: AggregateOutcome,
+        watermarks: Watermarks,
     ) -> None:
-        """States under the names they had; those that have been told since move."""
-        values = with_long_keys(
-            names, self.aggregation.layout.packed_array(outcome.rows, outcome.parts)
-        )
-        waited, waits = (
-            self._waits(windows, int(complete))
-            for complete in (clock.watermark_at_start, clock.complete[-1])
-        )
-        stays = (windows.ends > self.bounds(clock.closed[-1:])[0]) & (outcome.rows > 0)
-        state.put_array(names, _where(stays & (waited == waits), values), windows.groups)
+        """Store the states under the names they had; windows that are emitted now change names."""
+        packed = self.aggregation.layout.pack_array(outcome.rows, outcome.parts)
+        values = with_long_keys(names, packed)
+        waited = self._waits(windows, watermarks.watermark_at_start)
+        waits = self._waits(windows, int(watermarks.watermark[-1]))
+        is_open = windows.ends > self.step_horizon(watermarks.horizon[-1:])[0]
+        stays = is_open & (outcome.rows > 0)
+        in_place = stays & (waited == waits)
+        kept = values
+        if not in_place.all():
+            kept = pc.if_else(pa.array(in_place), values, pa.scalar(None, values.type))
+        state.put_array(names, kept, windows.groups)
         moved = np.flatnonzero(stays & (waited != waits))
         if len(moved):
-            there = windows.take(moved)
-            state.put_array(there.names(waits[moved]), values.take(pa.array(moved)), there.groups)
+            renamed = windows.take(moved)
+            state.put_array(
+                renamed.names(waits[moved]), values.take(pa.array(moved)), renamed.groups
+            )
 
-    def _shown(
-        self, windows: Windows, segments: Segments, outcome: Outcome, clock: Watermarks
-    ) -> Shown:
-        """What each segment changes, and what is shown for the first time when nothing changes
-        it.
-        """
-        told_from = self.told_from(windows.ends, clock)
-        place, key = np.searchsorted(clock.ticks, segments.ticks), segments.key_of
-        was = np.where(
-            outcome.exists[segments.after - 1] & (told_from[key] < place),
-            segments.after - 1,
-            NOTHING,
-        )
-        now = np.where(
-            outcome.exists[segments.after] & (told_from[key] <= place), segments.after, NOTHING
-        )
-        changed_then = np.bincount(key[place == told_from[key]], minlength=len(windows)) > 0
-        first = np.flatnonzero((told_from >= 0) & (told_from < len(clock)) & ~changed_then)
-        earlier = np.bincount(key[place < told_from[key]], minlength=len(windows))
-        version = segments.before_all[first] + earlier[first]
-        return Shown.of(
-            np.concatenate([place, told_from[first]]),
-            np.concatenate([key, first]),
-            np.concatenate([was, np.full(len(first), NOTHING)]),
+    def _shown_versions(
+        self,
+        windows: Windows,
+        segments: Segments,
+        outcome: AggregateOutcome,
+        watermarks: Watermarks,
+    ) -> ShownVersions:
+        """The versions before and after each segment, and those that a watermark alone reveals."""
+        emitted_from = self.emitted_from(windows.ends, watermarks)
+        tick_index = np.searchsorted(watermarks.ticks, segments.ticks)
+        window = segments.key_of
+        was_shown = outcome.exists[segments.after - 1] & (emitted_from[window] < tick_index)
+        is_shown = outcome.exists[segments.after] & (emitted_from[window] <= tick_index)
+        was = np.where(was_shown, segments.after - 1, NOTHING)
+        now = np.where(is_shown, segments.after, NOTHING)
+        # Windows that become visible in a tick that brings them no rows
+        with_rows = tick_index == emitted_from[window]
+        has_rows_then = np.bincount(window[with_rows], minlength=len(windows)) > 0
+        in_call = (emitted_from >= 0) & (emitted_from < len(watermarks))
+        revealed = np.flatnonzero(in_call & ~has_rows_then)
+        before = window[tick_index < emitted_from[window]]
+        earlier = np.bincount(before, minlength=len(windows))
+        version = segments.initial_versions[revealed] + earlier[revealed]
+        return ShownVersions.of(
+            np.concatenate([tick_index, emitted_from[revealed]]),
+            np.concatenate([window, revealed]),
+            np.concatenate([was, np.full(len(revealed), NOTHING)]),
             np.concatenate([now, np.where(outcome.exists[version], version, NOTHING)]),
         )
 
 
-def _where(stays: Mask, values: pa.Array) -> pa.Array:
-    return (
-        values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))
-    )
-
-
-def _held(assigned: Assigned, first: Ints, last: Ints) -> Held:
+def _assignment(assigned: AssignedWindows, first: Ints, last: Ints) -> WindowAssignment:
+    """Rows in all windows from each one's first to its last."""
     count = np.maximum(last - first + 1, 0)
     if (count == 1).all():
         entries, numbers = None, last
     else:
-        entries, numbers = np.repeat(np.arange(len(last)), count), runs(first, count)
-    distinct, windows = ranked(numbers)
-    return Held(entries, windows, *assigned.bounds(distinct))
+        entries, numbers = np.repeat(np.arange(len(last)), count), expand_ranges(first, count)
+    distinct, windows = rank_integers(numbers)
+    return WindowAssignment(entries, windows, *assigned.bounds(distinct))
 
 
-def together(rows: pa.Table, by: pa.Array, held: Held, more: Windows) -> tuple[Windows, Segments]:
-    """All windows of groups that a call is about, and their segments: those that rows are in, and
-    some more.
+def _segments_of_windows(
+    rows: pa.Table, by: pa.Array, assignment: WindowAssignment, completed: Windows
+) -> tuple[Windows, Segments]:
+    """All windows of groups that a call is about, and the rows cut by window and tick.
+
+    These are the windows that rows are assigned to and those that the watermarks complete.
     """
-    starts, ends, places = _catalogue(
-        np.concatenate([held.starts, more.starts]), np.concatenate([held.ends, more.ends])
+    starts, ends, positions = _distinct_bounds(
+        np.concatenate([assignment.starts, completed.starts]),
+        np.concatenate([assignment.ends, completed.ends]),
     )
-    keys = joined(by, more.by)
-    codes = spread_out(codes_of(keys), len(starts))
-    of_rows = codes[: len(by)] if held.entries is None else codes[held.entries]
-    segments, known = cut_codes(
-        rows, of_rows + places[: len(held.starts)].astype(np.uint64)[held.windows], held.entries
-    )
-    found, everything = segments.order[segments.starts[segments.firsts]], known
-    if len(more):
-        of_more = codes[len(by) :] + places[len(held.starts) :].astype(np.uint64)
-        everything = _united(known, of_more)
-        of_known, found = found, np.empty(len(everything), np.int64)
-        found[np.searchsorted(everything, of_more)] = len(by) + np.arange(len(of_more))
-        found[np.searchsorted(everything, known)] = of_known
-        segments = with_keys(segments, known, everything)
-    window = (everything % np.uint64(max(len(starts), 1))).astype(np.int64)
-    return Windows.of(keys.take(pa.array(found)), starts[window], ends[window]), segments
+    keys = concat_keys(by, completed.by)
+    codes = spread_codes(key_codes(keys), len(starts))
+    of_rows = codes[: len(by)] if assignment.entries is None else codes[assignment.entries]
+    window_of_entry = positions[: len(assignment.starts)].astype(np.uint64)[assignment.windows]
+    segments, row_codes = segment_codes(rows, of_rows + window_of_entry, assignment.entries)
+    key_at = segments.order[segments.starts[segments.firsts]]
+    all_codes = row_codes
+    if len(completed):
+        completed_codes = codes[len(by) :] + positions[len(assignment.starts) :].astype(np.uint64)
+        all_codes = np.unique(np.concatenate([row_codes, completed_codes]))
+        of_rows_at, key_at = key_at, np.empty(len(all_codes), np.int64)
+        key_at[np.searchsorted(all_codes, completed_codes)] = len(by) + np.arange(len(completed))
+        key_at[np.searchsorted(all_codes, row_codes)] = of_rows_at
+        segments = add_empty_keys(segments, row_codes, all_codes)
+    window = (all_codes % np.uint64(max(len(starts), 1))).astype(np.int64)
+    return Windows.of(keys.take(pa.array(key_at)), starts[window], ends[window]), segments
 
 
-def _united(first: Codes, second: Codes) -> Codes:
-    """The distinct numbers of both, in order."""
-    both = np.sort(np.concatenate([first, second]))
-    new = np.ones(len(both), np.bool_)
-    new[1:] = both[1:] != both[:-1]
-    return both[new]
+def _distinct_bounds(starts: Times, ends: Times) -> tuple[Times, Times, Ints]:
+    """The distinct pairs of bounds in order, and the position of each given pair among them.
 
-
-def _catalogue(starts: Times, ends: Times) -> tuple[Times, Times, Ints]:
-    """The distinct windows in order of start and end, and the place of each given one among them.
-    Neighbours are often the same.
+    Neighbours are often equal, so runs of them are collapsed before sorting.
     """
-    new = np.ones(len(starts), np.bool_)
-    new[1:] = (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
-    run_starts, run_ends = starts[new], ends[new]
+    run_mask = group_start_mask(starts, ends)
+    run_starts, run_ends = starts[run_mask], ends[run_mask]
     order = np.lexsort((run_ends, run_starts))
     run_starts, run_ends = run_starts[order], run_ends[order]
-    fresh = np.ones(len(order), np.bool_)
-    fresh[1:] = (run_starts[1:] != run_starts[:-1]) | (run_ends[1:] != run_ends[:-1])
-    place = np.empty(len(order), np.int64)
-    place[order] = np.cumsum(fresh) - 1
-    return run_starts[fresh], run_ends[fresh], place[np.cumsum(new) - 1]
+    distinct = group_start_mask(run_starts, run_ends)
+    position = np.empty(len(order), np.int64)
+    position[order] = np.cumsum(distinct) - 1
+    return run_starts[distinct], run_ends[distinct], position[np.cumsum(run_mask) - 1]

@@ -1,12 +1,28 @@
-"""What all window kernels have in common: their settings, their result's columns, and the account
-of rows that came too late.
+"""What all window kernels share: their settings, their use of watermarks, and the emission of
+results.
+
+A window kernel keeps the aggregates of each group and window, and emits them when the watermark
+passes the window's end (`emit="final"`) or on every change (`emit="changes"`). `count` over
+tumbling windows of 10 s, with `late=correct("5 s")`; times in seconds:
+
+    rows in           watermark    state after            rows out
+    tick 1: k=a at 3  at 8         w a [0,10) -> 1
+    tick 2: k=a at 9  at 12        p a [0,10) -> 2        tick 2: insert a [0,10) 2
+    tick 3: k=a at 4  at 13        p a [0,10) -> 3        tick 3: update a [0,10) 2 -> 3
+    tick 4: k=a at 6  at 16        (forgotten: 16-5>10)   tick 4: update a [0,10) 3 -> 4
+    tick 5: k=a at 7  at 17                               late row, counted
+
+`w` entries wait to be emitted, `p` entries have been emitted and are kept for corrections. The
+kernels differ in how they find the windows of a row: `fixed_window`, `session_window`,
+`sliding_window` and `buffered_window`. They describe the outcome of a call as versions of windows,
+each of which holds from one tick to another; this module turns those into changes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -17,86 +33,91 @@ import pyarrow.compute as pc
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import decode_keys
-from headrace.columnar.lookup import sorting
+from headrace.columnar.lookup import sort_order
 from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.aggregates.aggregation import Aggregation
 from headrace.operators.aggregates.specs import AggregateSpec
-from headrace.operators.changelog import Changes
+from headrace.operators.changelog import EmittedChanges
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
-from headrace.operators.windows.late_rows import LateRows, bound
+from headrace.operators.windows.late_rows import LateRowCounter, step_horizon
 from headrace.operators.windows.specs import WindowSpec, check_emit
 from headrace.operators.windows.state import (
+    EMITTED,
     NO_WINDOWS,
-    TOLD,
     WAITING,
     Windows,
     first_end,
-    scan_until,
+    scan_windows,
 )
 
-# What to tell of rows that a table of windows showed before a tick, and shows after it.
-
+# From versions of windows to changes
 
 NOTHING = -1
+"""Stands for "no version"."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """For each window that something may be told of, in a tick: the version of its results that was
-    shown before and the one shown after, or NOTHING.
+class ShownVersions:
+    """Windows that may change in a tick, with the version of the results that is visible before it
+    and after it, or NOTHING.
     """
 
-    places: Ints  # of the tick
+    tick_index: Ints
     windows: Ints
     was: Ints
     now: Ints
 
     @staticmethod
-    def of(places: Ints, windows: Ints, was: Ints, now: Ints) -> Shown:
-        """Without those that are not shown at all, and in the order of tick and window."""
+    def of(tick_index: Ints, windows: Ints, was: Ints, now: Ints) -> ShownVersions:
+        """The windows that are visible before or after the tick, in order of tick and window."""
         shown = np.flatnonzero((was != NOTHING) | (now != NOTHING))
-        order = shown[sorting(places[shown], windows[shown])]
-        return Shown(places[order], windows[order], was[order], now[order])
+        order = shown[sort_order(tick_index[shown], windows[shown])]
+        return ShownVersions(tick_index[order], windows[order], was[order], now[order])
 
 
-def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks: int) -> Shown:
-    """From versions of windows, each of which holds from one tick of a call until another takes its
-    place: born at -1 it was there before, died at FOR_EVER it stays.
+def shown_over_lifetimes(
+    windows: Ints, born: Ints, died: Ints, emitted_from: Ints, ticks: int
+) -> ShownVersions:
+    """The visible versions, from the lifetimes of versions within a call.
 
-    A version is shown from its birth on, but not before its window is told.
+    Args:
+        windows: The window of each version.
+        born: The index of the tick that made it; -1 if it existed before the call.
+        died: The index of the tick that replaced it; FOREVER if none did.
+        emitted_from: The index of the tick from which its window is visible.
+        ticks: The number of ticks in the call.
+
     """
-    begins = np.maximum(born, told_from)
+    begins = np.maximum(born, emitted_from)
     lives = begins < np.minimum(died, ticks)
     comes, goes = np.flatnonzero(lives & (begins >= 0)), np.flatnonzero(lives & (died < ticks))
-    if (
-        not len(goes) and (np.diff(windows) > 0).all()
-    ):  # each window has one version: it comes, or is there already
-        return Shown.of(begins[comes], windows[comes], np.full(len(comes), NOTHING), comes)
-    places, of = (
-        np.concatenate([begins[comes], died[goes]]),
-        np.concatenate([windows[comes], windows[goes]]),
-    )
-    nothing = np.full(len(places), NOTHING)
-    now, was = nothing.copy(), nothing
-    now[: len(comes)], was[len(comes) :] = comes, goes
-    order = sorting(places, of)
-    places, of, now, was = places[order], of[order], now[order], was[order]
+    if not len(goes) and (np.diff(windows) > 0).all():  # each window has only one version
+        return ShownVersions.of(begins[comes], windows[comes], np.full(len(comes), NOTHING), comes)
+    tick_index = np.concatenate([begins[comes], died[goes]])
+    of = np.concatenate([windows[comes], windows[goes]])
+    now = np.concatenate([comes, np.full(len(goes), NOTHING)])
+    was = np.concatenate([np.full(len(comes), NOTHING), goes])
+    order = sort_order(tick_index, of)
+    tick_index = tick_index[order]
+    of = of[order]
+    now = now[order]
+    was = was[order]
     new = np.ones(len(order), np.bool_)
-    new[1:] = (places[1:] != places[:-1]) | (of[1:] != of[:-1])
+    new[1:] = (tick_index[1:] != tick_index[:-1]) | (of[1:] != of[:-1])
     starts = np.flatnonzero(new)
     if not len(starts):
-        return Shown(places, of, was, now)
-    return Shown(
-        places[starts],
+        return ShownVersions(tick_index, of, was, now)
+    return ShownVersions(
+        tick_index[starts],
         of[starts],
         np.maximum.reduceat(was, starts),
         np.maximum.reduceat(now, starts),
     )
 
 
-def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:
-    """The changes, in order; their `segments` are positions in what is shown."""
+def emitted_changes(shown: ShownVersions, differs: Callable[[Ints, Ints], Mask]) -> EmittedChanges:
+    """The changes between the versions before and after; `segments` index into `shown`."""
     was, now = shown.was != NOTHING, shown.now != NOTHING
     updated = was & now
     both = np.flatnonzero(updated)
@@ -107,20 +128,23 @@ def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:
     second[1:] = which[1:] == which[:-1]
     kinds = np.where(updated[which], 1 + second, np.where(now[which], 0, 3))
     versions = np.where((kinds == 0) | (kinds == 2), shown.now[which], shown.was[which])
-    return Changes(kinds, which, versions)
+    return EmittedChanges(kinds, which, versions)
 
+
+# Settings and the base of window kernels
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 
 @dataclass(frozen=True)
-class WindowStep:
-    """A window step as a plan has it. `time` is the column with a row's event time, `time_shift_us`
-    what to add to it: the event time of a row of a window's result is its last microsecond, so over
-    a table of windows it is `window_end` and -1 (over sliding ones, 0).
+class WindowSettings:
+    """The settings of a window step.
 
-    `producer` is the column that tells who sent a row, for the account of late rows.
-    `divert_errors` is as in AggregateKernel.
+    `time` is the column with the event time, and `time_shift_us` is added to it: a row of a
+    windowed table happens in the last microsecond of its window, so over such a table they are
+    `window_end` and -1 (over sliding windows, 0). `producer` is the column with a row's producer,
+    for counting late rows. With `divert_errors`, rows that a user's own aggregate raises on go to
+    dead letters.
     """
 
     name: str
@@ -129,7 +153,7 @@ class WindowStep:
     window: WindowSpec
     by: tuple[str, ...]
     aggregates: tuple[tuple[str, AggregateSpec], ...]
-    late: LatePolicy = Drop()  # noqa: RUF009
+    late: LatePolicy = field(default_factory=Drop)
     emit: str = "final"
     over_table: bool = False
     row_key: tuple[str, ...] = ()
@@ -145,16 +169,18 @@ class WindowStep:
             )
         if taken := {WINDOW_START, WINDOW_END} & {*self.by, *(name for name, _ in self.aggregates)}:
             raise InputError(
-                f"Step {self.name!r} has a result named {min(taken)!r}, as the windows' own.",
+                f"Step {self.name!r} has a result named {min(taken)!r}, which is the name of a"
+                " window's bound.",
                 fix="give it another name, or rename the column first.",
             )
 
     @property
     def timed_aggregates(self) -> tuple[tuple[str, AggregateSpec], ...]:
-        """With the windows' time for those that go by event time and name none."""
+        """The aggregates; those that need an event time and name none get the windows' time."""
         return tuple((name, self._timed(spec)) for name, spec in self.aggregates)
 
     def _timed(self, spec: AggregateSpec) -> AggregateSpec:
+        """The aggregate, with the windows' time in place of a missing `time` option."""
         options = tuple(
             (name, self.time if name == "time" and value is None else value)
             for name, value in spec.options
@@ -162,50 +188,59 @@ class WindowStep:
         return replace(spec, options=options)
 
 
-class Results(Protocol):
-    """What windows amount to, by version."""
+class WindowResults(Protocol):
+    """The results of windows, by version."""
 
-    def differs(self, before: Ints, after: Ints) -> Mask: ...
+    def differs(self, before: Ints, after: Ints) -> Mask:
+        """Which pairs of versions have different results."""
+        ...
 
-    def results(self, versions: Ints) -> list[pa.Array]: ...
+    def results(self, versions: Ints) -> list[pa.Array]:
+        """One column of results per aggregate, for the given versions."""
+        ...
 
 
-class Windowed(ABC):
-    """A kernel of windows.
+class WindowKernel(ABC):
+    """The base of all window kernels.
 
-    After a step its host finds: in `late` the rows that came too late, counted and, with `divert`,
-    whole; in `diverted` and `lost` what `AggregateKernel` has there; in `counts` how many rows were
-    late, and, of tumbling and hopping windows, how many were taken in when a window of theirs was
-    complete already (`corrected`). `lateness_us` is what downstream must take off the closed clock;
-    the complete clock passes on as it is.
+    After each call, the host reads: `late`, the late rows; `dead_letters` and `unknown_results`, as
+    of `AggregateKernel`; and `counts`, with the number of late rows and, for tumbling and hopping
+    windows, of rows that arrived after a window of theirs was complete (`corrected`). Downstream
+    steps lower their horizon by `lateness_us`; the watermark passes through unchanged.
     """
 
-    gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": TOLD}
-    """Windows that wait to be told, and those that were told and are kept for corrections. Of
-    sliding windows, and of those that keep rows: groups that have such.
+    gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": EMITTED}
+    """Windows that wait to be emitted, and emitted windows that are kept for corrections. For
+    sliding and buffered windows: groups that have such windows.
     """
 
-    end_shown_us = 0
-    """What is added to a window's end where it is shown."""
+    shown_end_shift_us = 0
+    """Added to a window's end when it is emitted."""
 
-    def __init__(self, step: WindowStep) -> None:
-        self.settings = step
-        self.step_name, self.by, self.final = step.name, step.by, step.emit == "final"
-        self.lateness_us = step.late.lateness_us
-        self.aggregation = self.aggregating(step)
-        self.diverted, self.lost = self.aggregation.diverted, self.aggregation.lost
-        self.late = LateRows(step.schema, step.producer, divert=isinstance(step.late, Divert))
+    def __init__(self, settings: WindowSettings) -> None:
+        self.settings = settings
+        self.step_name = settings.name
+        self.by = settings.by
+        self.emits_final = settings.emit == "final"
+        self.lateness_us = settings.late.lateness_us
+        self.aggregation = self.build_aggregation(settings)
+        self.dead_letters = self.aggregation.dead_letters
+        self.unknown_results = self.aggregation.unknown_results
+        self.late = LateRowCounter(
+            settings.schema, settings.producer, divert=isinstance(settings.late, Divert)
+        )
         self.counts: dict[str, int] = {}
 
-    def aggregating(self, step: WindowStep) -> Aggregation:
+    def build_aggregation(self, settings: WindowSettings) -> Aggregation:
+        """The aggregates of the step."""
         return Aggregation(
-            step.name,
-            step.schema,
-            step.by,
-            step.timed_aggregates,
-            over_table=step.over_table,
-            row_key=step.row_key,
-            divert=step.divert_errors,
+            settings.name,
+            settings.schema,
+            settings.by,
+            settings.timed_aggregates,
+            over_table=settings.over_table,
+            row_key=settings.row_key,
+            divert=settings.divert_errors,
         )
 
     @cached_property
@@ -213,50 +248,44 @@ class Windowed(ABC):
         keys = [self.settings.schema.field(name) for name in self.by]
         kind = self.settings.schema.field(self.settings.time).type
         bounds = [pa.field(name, kind, nullable=False) for name in (WINDOW_START, WINDOW_END)]
-        return pa.schema(
-            [
-                *keys,
-                *bounds,
-                *self.aggregation.fields,
-                CHANGE_FIELD,
-            ]
-        )
+        return pa.schema([*keys, *bounds, *self.aggregation.fields, CHANGE_FIELD])
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """Take in the rows of some ticks, tell what they change and what the clocks complete, and
-        let go of what the clocks close.
+        """Process the rows of some ticks, emit what they and the watermarks change, and forget
+        expired windows.
         """
-        (rows,), (clock,) = inputs, watermarks
+        rows, input_watermarks = inputs[0], watermarks[0]
         self.counts = {"late": 0}
-        if not len(clock):
-            return self.nothing()
-        return self.advance(state, rows, clock)
+        if not len(input_watermarks):
+            return self.empty_output()
+        return self.advance(state, rows, input_watermarks)
 
     @abstractmethod
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        """The step, for at least one tick."""
+    def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
+        """Process a call with at least one tick."""
 
     def due(self, state: KeyedState) -> int | None:
-        """The earliest end of a window that waits to be told."""
-        return first_end(state, WAITING) if self.final else None
+        """The earliest end of a window that waits to be emitted."""
+        return first_end(state, WAITING) if self.emits_final else None
 
-    # Combining before the shuffle, for the kinds that can
+    # Partial aggregation before the shuffle, for the kernels that support it
 
     @property
     def combinable(self) -> bool:
         """Whether rows may be combined before the shuffle."""
         return False
 
-    def worth_combining(self, rows: pa.Table) -> bool:  # noqa: ARG002
-        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
+    def is_worth_combining(self, rows: pa.Table) -> bool:  # noqa: ARG002
+        """Whether `combine` would leave far fewer rows. The answer affects speed only."""
         return False
 
     def combine(self, rows: pa.Table) -> pa.Table:
-        """Rows as fewer rows, that the step takes in their stead."""
+        """Combine rows into fewer rows, which the step accepts instead."""
         raise BugError(
-            f"The rows of step {self.step_name!r} cannot be combined: {rows.num_rows} were to be."
+            f"Step {self.step_name!r} was asked to combine {rows.num_rows} rows, but does not"
+            " support it."
         )
 
     # Time
@@ -265,55 +294,58 @@ class Windowed(ABC):
         """The event time of each row."""
         return microseconds(rows.column(self.settings.time)) + self.settings.time_shift_us
 
-    def bounds(self, closed: Times) -> Times:
-        """What ends at or before this is closed."""
-        return bound(closed, self.lateness_us)
+    def step_horizon(self, horizon: Times) -> Times:
+        """The horizon of this step. A window that ends at or before it takes no more rows."""
+        return step_horizon(horizon, self.lateness_us)
 
-    def told_from(self, ends: Times, clock: Watermarks) -> Ints:
-        """From which tick on windows with these ends are shown: its place in the call's ticks, -1
-        if they were before, the number of ticks if they are not yet.
+    def emitted_from(self, ends: Times, watermarks: Watermarks) -> Ints:
+        """The index of the tick from which windows with these ends are visible: -1 if they were
+        before the call, the number of ticks if they are not yet.
         """
-        if not self.final:
+        if not self.emits_final:
             return np.full(len(ends), -1)
-        return np.where(ends <= clock.watermark_at_start, -1, np.searchsorted(clock.complete, ends))
+        return np.where(
+            ends <= watermarks.watermark_at_start, -1, np.searchsorted(watermarks.watermark, ends)
+        )
 
-    def completed(self, state: KeyedState, clock: Watermarks) -> Windows:
-        """The stored windows that these ticks complete."""
-        complete = int(clock.complete[-1])
-        if not self.final or complete == clock.watermark_at_start:
+    def scan_completed(self, state: KeyedState, watermarks: Watermarks) -> Windows:
+        """The stored windows that the watermarks of these ticks complete."""
+        complete = int(watermarks.watermark[-1])
+        if not self.emits_final or complete == watermarks.watermark_at_start:
             return NO_WINDOWS
-        return scan_until(state, WAITING, clock.watermark_at_start, complete)[1]
+        return scan_windows(state, WAITING, watermarks.watermark_at_start, complete)[1]
 
-    def forget(self, state: KeyedState, clock: Watermarks) -> None:
-        """Let go of the windows that no row can reach any more."""
-        (until,) = self.bounds(clock.closed[-1:]).tolist()
-        if until > self.bounds(np.array([clock.horizon_at_start]))[0]:
-            names, windows = scan_until(state, TOLD, UNSTARTED, until)
+    def expire_windows(self, state: KeyedState, watermarks: Watermarks) -> None:
+        """Delete the emitted windows that end behind the step's horizon."""
+        (until,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        if until > self.step_horizon(np.array([watermarks.horizon_at_start]))[0]:
+            names, windows = scan_windows(state, EMITTED, UNSTARTED, until)
             if names:
                 state.put(names, [None] * len(names), windows.groups)
 
     # The result
 
-    def nothing(self) -> pa.Table:
+    def empty_output(self) -> pa.Table:
+        """An empty table with the columns of the output."""
         return self.output.append(TICK_FIELD).empty_table()
 
-    def told(
-        self, windows: Windows, shown: Shown, outcome: Results, clock: Watermarks
-    ) -> tuple[pa.Table, Changes]:
-        """The rows to tell, and which versions they show. Windows are in order of group, start and
-        end.
+    def emit_rows(
+        self, windows: Windows, shown: ShownVersions, outcome: WindowResults, watermarks: Watermarks
+    ) -> tuple[pa.Table, EmittedChanges]:
+        """The rows to emit, and the changes that they show. Windows are in order of group, start
+        and end.
         """
-        changes = tell(shown, outcome.differs)
+        changes = emitted_changes(shown, outcome.differs)
         window = shown.windows[changes.segments]
         columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
-        bounds = windows.starts[window], windows.ends[window] + self.end_shown_us
+        bounds = windows.starts[window], windows.ends[window] + self.shown_end_shift_us
         columns += [pa.array(times).cast(self.output.field(WINDOW_START).type) for times in bounds]
         columns += self._by_length(outcome.results(changes.versions), bounds[1] - bounds[0])
-        columns += [changes.names(), pa.array(clock.ticks[shown.places[changes.segments]])]
+        columns += [changes.names(), pa.array(watermarks.ticks[shown.tick_index[changes.segments]])]
         return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD)), changes
 
     def _by_length(self, results: list[pa.Array], lengths_us: Times) -> list[pa.Array]:
-        """Rates are sums until the window is known."""
+        """The results, with rates, which are kept as sums, divided by the length of the window."""
         specs = [spec for _, spec in self.settings.aggregates]
         return [
             (

@@ -1,4 +1,8 @@
-"""`hr.late`: what becomes of rows that arrive behind the watermark: dropped, correcting the window they belong to, or diverted."""
+"""`hr.late`: what becomes of rows that arrive behind the watermark.
+
+`drop` leaves them out, `correct` lets them correct emitted results for a while, and `divert` sends
+them to a topic. All of them count late rows; `late_rows.py` does the counting.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,13 @@ LONGEST_US = 3_660 * DAY_US
 
 @dataclass(frozen=True)
 class Drop:
-    """Late rows are left out, and counted."""
+    """Late rows are dropped, and counted."""
 
     kind: ClassVar[str] = "drop"
 
     @property
     def lateness_us(self) -> int:
+        """The allowed lateness: none."""
         return 0
 
     def __str__(self) -> str:
@@ -30,8 +35,8 @@ class Drop:
 
 @dataclass(frozen=True)
 class Correct:
-    """Rows late by up to `lateness` correct what was published; later ones are left out, and
-    counted.
+    """Rows late by up to `lateness` correct emitted results; later ones are dropped,
+    and counted.
     """
 
     kind: ClassVar[str] = "correct"
@@ -50,6 +55,7 @@ class Divert:
 
     @property
     def lateness_us(self) -> int:
+        """The allowed lateness: none."""
         return 0
 
     def __str__(self) -> str:
@@ -60,26 +66,74 @@ LatePolicy = Drop | Correct | Divert
 
 
 def drop() -> Drop:
-    """Leave late rows out, and count them."""
+    """Drop late rows, and count them. This is the default.
+
+    Returns:
+        A policy for `late=`.
+
+    Example:
+        ```python
+        orders.window(hr.tumbling("1 minute"), late=hr.late.drop())
+        ```
+
+    """
     return Drop()
 
 
 def correct(lateness: Duration) -> Correct:
-    """Let rows that are late by up to `lateness` correct what was published."""
+    """Let late rows correct what has been emitted.
+
+    A row that is late by up to `lateness` takes part in its windows, and the corrected results are
+    emitted as updates. Windows are kept that much longer. Rows that are later still are dropped,
+    and counted.
+
+    Args:
+        lateness: How late a row may be, as `"1 hour"` or a timedelta; at most 10 years.
+
+    Returns:
+        A policy for `late=`.
+
+    Raises:
+        PlanError: The lateness is not a duration, or is longer than 10 years.
+
+    Example:
+        ```python
+        orders.window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
+        ```
+
+    """
     lateness_us = to_us(lateness, what="allowed lateness")
     if lateness_us > LONGEST_US:
         raise PlanError(
-            f"An allowed lateness of {format_us(lateness_us)} would keep every window for ever.",
+            f"The allowed lateness, {format_us(lateness_us)}, is longer than 10 years.",
             fix="allow at most 10 years.",
         )
     return Correct(lateness_us)
 
 
 def divert(topic: str) -> Divert:
-    """Send late rows to a topic, and count them."""
+    """Send late rows to a topic, and count them.
+
+    The rows arrive there as they were, with a `_reason` that says how late they are.
+
+    Args:
+        topic: The name of the topic.
+
+    Returns:
+        A policy for `late=`.
+
+    Raises:
+        PlanError: The name is empty.
+
+    Example:
+        ```python
+        orders.window(hr.tumbling("1 minute"), late=hr.late.divert("late_orders"))
+        ```
+
+    """
     if not topic:
         raise PlanError(
-            f"Late rows cannot be diverted to {topic!r}.",
-            fix='name a topic, as in hr.divert("late_orders").',
+            f"Late rows cannot be diverted to the topic {topic!r}.",
+            fix='name a topic, as in hr.late.divert("late_orders").',
         )
     return Divert(topic)

@@ -1,10 +1,17 @@
-"""Rows that came too late for any window: counted by the minute of their tick and by producer, and
-kept whole where they are to be diverted.
+"""Late rows: the one place where they are counted, and collected if they are diverted.
+
+A row is late for a step if it lies behind the step's horizon: the horizon of the input less the
+lateness that the step allows. Window and pattern kernels decide which rows are late and `add` them
+to their `LateRowCounter`; after each call the host takes the counts, by minute and producer, for
+status and metrics, and the rows themselves for the topic of `hr.late.divert`. The policies are in
+`late.py`.
+
+    horizon 12:00, correct("5 minutes"): step horizon 11:55
+    rows in: 11:58 (takes part)    11:50 from producer p, in the tick of 12:03 (late)
+    counts:  minute 12:03, producer p, rows 1
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,78 +19,10 @@ import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask, offsets_of
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import encode_keys, whole
-from headrace.columnar.segments import Segments
-from headrace.columnar.sort import Codes, codes_of, joint, stable_sort
+from headrace.columnar.keys import as_array
 from headrace.durations import format_us
-from headrace.operators.aggregates.aggregation import ORDER, PARTIAL, Aggregation, by_tick
+from headrace.operators.aggregates.partial_aggregation import PRODUCERS
 from headrace.operators.kernel import REASON, UNSTARTED, Times, Watermarks
-
-# Rows combined before the shuffle: one row stands for those of one group, pane and tick. A pane is
-# what lies between two bounds of windows, so its rows are in the same windows, and are late
-# together.
-#
-# A combined row has the group's columns, a time in its pane, the columns that tell a row's place,
-# `_partial` (a state, as it is stored), and `_producers`: how many rows of each producer it stands
-# for, so that late rows are counted exactly all the same.
-
-
-PRODUCERS = "_producers"
-_NO_KEYS = pa.nulls(0, pa.binary())
-
-
-def combine(
-    aggregation: Aggregation, rows: pa.Table, times: Sequence[str], panes: Ints, producers: pa.Array
-) -> pa.Table:
-    """Rows with a pane and a producer each, as fewer rows, each with the columns `times` of one of
-    its rows. It does not matter which rows come together.
-    """
-    ticks = whole(rows.column(TICK)).to_numpy()
-    coarse = joint(joint(codes_of(encode_keys(rows, aggregation.by)), panes), ticks)
-    order, _ = stable_sort(joint(coarse, _numbers(producers)))
-    starts = np.flatnonzero(_begins(coarse[order]))
-    segments = Segments(rows, order, starts, ticks[order[starts]], np.arange(len(starts)), _NO_KEYS)
-    columns = dict.fromkeys(
-        [*aggregation.by, *times, *(name for name in rows.schema.names if name in ORDER)]
-    )
-    first = rows.select(list(columns)).take(pa.array(order[starts]))
-    first = first.append_column(PRODUCERS, _counted(producers.take(pa.array(order)), starts))
-    return by_tick(
-        first.append_column(pa.field(PARTIAL, pa.binary()), aggregation.partials(segments))
-    )
-
-
-def _numbers(producers: pa.Array) -> Ints:
-    """A number for each producer, whichever."""
-    if pa.types.is_null(producers.type):
-        return np.zeros(len(producers), np.int64)
-    numbers: Ints = (
-        producers.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
-    )
-    return numbers
-
-
-def _counted(producers: pa.Array, starts: Ints) -> pa.Array:
-    """For each segment its producers, each with its number of rows. Those of a segment lie
-    together.
-    """
-    new = _begins(_numbers(producers).astype(np.uint64))
-    new[starts] = True
-    runs = np.flatnonzero(new)
-    rows = pa.array(np.diff(runs, append=len(producers)))
-    counted = pa.StructArray.from_arrays(
-        [producers.take(pa.array(runs)), rows], ["producer", "rows"]
-    )
-    return pa.ListArray.from_arrays(
-        pa.array(np.append(np.searchsorted(runs, starts), len(runs)).astype(np.int32)), counted
-    )
-
-
-def _begins(codes: Codes) -> Mask:
-    begins = np.ones(len(codes), np.bool_)
-    begins[1:] = codes[1:] != codes[:-1]
-    return begins
-
 
 MINUTE = "minute"
 PRODUCER = "producer"
@@ -91,43 +30,49 @@ ROWS = "rows"
 _MINUTE_US = 60_000_000
 
 
-def bound(closed: Times, lateness_us: int) -> Times:
-    """What ends at or before this is closed to late rows, by the closed clock and the allowed
-    lateness.
+def step_horizon(horizon: Times, lateness_us: int) -> Times:
+    """The horizon of a step: that of its input less the allowed lateness. A window that ends at or
+    before it takes no more rows.
     """
-    return np.where(closed < UNSTARTED + lateness_us, UNSTARTED, closed - lateness_us)
+    return np.where(horizon < UNSTARTED + lateness_us, UNSTARTED, horizon - lateness_us)
 
 
-def places_of(rows: pa.Table, clock: Watermarks) -> Ints:
-    """For each row the place of its tick in the clock's arrays; rows are in order of tick."""
-    ticks = whole(rows.column(TICK)).to_numpy()
+def row_tick_indices(rows: pa.Table, watermarks: Watermarks) -> Ints:
+    """The index of each row's tick in the watermarks' arrays; rows are in order of tick."""
+    ticks = as_array(rows.column(TICK)).to_numpy()
     return np.repeat(
-        np.arange(len(clock)), np.diff(np.searchsorted(ticks, clock.ticks), append=len(ticks))
+        np.arange(len(watermarks)),
+        np.diff(np.searchsorted(ticks, watermarks.ticks), append=len(ticks)),
     )
 
 
-def rows_behind(rows: pa.Table, chosen: Mask) -> int:
-    """How many rows these are, or were before they were combined."""
+def count_input_rows(rows: pa.Table, chosen: Mask) -> int:
+    """How many input rows the chosen rows stand for; a combined row stands for several."""
     if PRODUCERS not in rows.schema.names or not chosen.any():
         return int(np.count_nonzero(chosen))
-    counted = whole(rows.column(PRODUCERS)).filter(pa.array(chosen)).flatten()
+    counted = as_array(rows.column(PRODUCERS)).filter(pa.array(chosen)).flatten()
     return int(counted.field(1).to_numpy().sum())
 
 
-class LateRows:
-    """Keeps the account until the host takes it, after each step. `producer` is the column that
-    names a row's producer, if that is known.
+class LateRowCounter:
+    """Counts the late rows of one step until the host takes the counts, after each call.
+
+    Args:
+        schema: The columns of the step's input.
+        producer: The column with a row's producer, if there is one.
+        divert: Whether the rows themselves are collected as well.
+
     """
 
     def __init__(self, schema: pa.Schema, producer: str | None, *, divert: bool) -> None:
-        self.producer, self.divert = producer, divert
-        self.producer_type = (
-            schema.field(producer).type
-            if producer in schema.names
-            else pa.int64()
-            if producer
-            else pa.null()
-        )
+        self.producer = producer
+        self.divert = divert
+        if producer is None:
+            self.producer_type = pa.null()
+        elif producer in schema.names:
+            self.producer_type = schema.field(producer).type
+        else:  # the partition
+            self.producer_type = pa.int64()
         self.counts_schema = pa.schema(
             [
                 (MINUTE, pa.timestamp("us", "UTC")),
@@ -145,8 +90,17 @@ class LateRows:
         self._rows: list[pa.Table] = []
 
     def add(self, rows: pa.Table, late: Mask, times_us: Times, behind_us: Times) -> int:
-        """Rows that are late: when each one's tick was, and how far it is behind what could still
-        be taken. Gives how many they are.
+        """Count the rows that are late, and collect them if they are diverted.
+
+        Args:
+            rows: The rows of a call.
+            late: Which of them are late.
+            times_us: The time of each row's tick.
+            behind_us: How far each row is behind the step's horizon.
+
+        Returns:
+            How many input rows are late.
+
         """
         if not late.any():
             return 0
@@ -160,7 +114,7 @@ class LateRows:
     def _count(self, rows: pa.Table, times_us: Times) -> int:
         producers, count = self.producers(rows), np.ones(len(times_us), np.int64)
         if PRODUCERS in rows.schema.names:
-            lists = whole(rows.column(PRODUCERS))
+            lists = as_array(rows.column(PRODUCERS))
             producers, count = lists.flatten().field(0), lists.flatten().field(1).to_numpy()
             times_us = np.repeat(times_us, np.diff(offsets_of(lists)))
         minutes = pa.array(times_us // _MINUTE_US * _MINUTE_US).cast(
@@ -172,10 +126,10 @@ class LateRows:
         return int(count.sum())
 
     def producers(self, rows: pa.Table) -> pa.Array:
-        """Who sent each row; null if that is not known."""
+        """The producer of each row; null if it is not known."""
         if self.producer is None or self.producer not in rows.schema.names:
             return pa.nulls(rows.num_rows, self.producer_type)
-        return whole(rows.column(self.producer)).cast(self.producer_type)
+        return as_array(rows.column(self.producer)).cast(self.producer_type)
 
     def _whole(self, rows: pa.Table, behind_us: Times) -> pa.Table:
         amounts = pc.dictionary_encode(pa.array(behind_us))
@@ -194,7 +148,7 @@ class LateRows:
         )
 
     def take_counts(self) -> pa.Table:
-        """How many since the last time: minute of the tick, producer, rows."""
+        """The counts since the last call: minute of the tick, producer, rows."""
         tables, self._counts = self._counts, []
         if not tables:
             return self.counts_schema.empty_table()
@@ -211,8 +165,8 @@ class LateRows:
         )
 
     def take_rows(self) -> pa.Table:
-        """The diverted rows since the last time, whole, each with its `_tick`, `_change_type` if it
-        had one, and `_reason`.
+        """The diverted rows since the last call, with their `_tick`, `_change_type` if any, and
+        `_reason`.
         """
         tables, self._rows = self._rows, []
         return pa.concat_tables(tables) if tables else self.rows_schema.empty_table()

@@ -1,10 +1,23 @@
-"""Sessions over streams, for aggregates whose states can be put together: a session is a state, and
-where a row bridges two, their states become one.
+"""Sessions over streams, for aggregates whose states can be merged.
 
-Within a tick, rows of a group that follow each other in less than the gap are an island; islands
-and the sessions that they touch become one session. An island that touches none is late if it ends
-at or before the time up to which windows are closed. A session's state is an entry as any window's
-(`entries`), and each group has an index of its sessions (`session_index`).
+A session is a state; where a row bridges two sessions, their states are merged. Within a tick, the
+rows of a group that follow each other by less than the gap form an *island*; an island and the
+sessions that it overlaps become one session. An island that overlaps none is late if it ends at or
+before the step's horizon. `count()` by `k` with a gap of 10 s, times in seconds:
+
+    rows in              watermark  state after                      rows out
+    tick 1: k=a at 0     at 0       w a [0,10) -> 1; i a: [0,10)
+    tick 2: k=a at 15    at 2       w a [0,10) -> 1, [15,25) -> 1
+    tick 3: k=a at 7     at 3       w a [0,25) -> 3; i a: [0,25)
+    tick 4: (no rows)    at 26                                       tick 4: insert a [0,25) 3
+
+The state of a session is an entry like any window's (see `state`). Each group also has an index of
+its open sessions, so that a row finds those that it overlaps without a scan:
+
+    name      `i`, the group's key
+    value     version 1; the start and end of each session, 8 bytes each, little-endian, in order
+
+Over tables, and for aggregates whose states cannot be merged, see `buffered_window`.
 """
 
 from __future__ import annotations
@@ -15,27 +28,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask, offsets_of, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
 from headrace.columnar.columns import TICK
-from headrace.columnar.keys import encode_keys, key_groups, whole
-from headrace.columnar.lookup import begins, bounds, numbered, search, sorting
+from headrace.columnar.keys import as_array, encode_keys, key_groups
+from headrace.columnar.lookup import (
+    group_start_mask,
+    key_bounds,
+    number_keys,
+    search_within,
+    sort_order,
+)
 from headrace.columnar.segments import Segments
 from headrace.errors import NewerFormat
-from headrace.operators.aggregates.aggregation import PARTIAL, all_combined, pays
-from headrace.operators.aggregates.state_pool import Merging, Pool, States
+from headrace.operators.aggregates.partial_aggregation import (
+    PARTIAL,
+    PRODUCERS,
+    combine_panes,
+    combine_rest,
+    is_worth_combining,
+)
+from headrace.operators.aggregates.state_pool import StateMerger, StatePool, States
 from headrace.operators.kernel import Groups, KeyedState, Times, Watermarks, microseconds
-from headrace.operators.windows.buffered_window import Grouped, closing, distinct_windows
-from headrace.operators.windows.kernel import Windowed, WindowStep, over_lifetimes
-from headrace.operators.windows.late_rows import PRODUCERS, combine, places_of
+from headrace.operators.windows.buffered_window import GroupKeys, distinct_windows, scan_expired
+from headrace.operators.windows.kernel import WindowKernel, WindowSettings, shown_over_lifetimes
+from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Session
-from headrace.operators.windows.state import History, Sets, Windows, chains, with_long_keys
-
-# The sessions of a group that are not closed, as an entry of their own: so that a row finds those
-# that it touches without a scan.
-#
-# | entry | name | bytes | |---|---|---| | index | `i`, the group's key | version 1; start and end
-# of each session, little-endian, in order |
-
+from headrace.operators.windows.state import (
+    WindowHistory,
+    Windows,
+    WindowVersions,
+    chains,
+    with_long_keys,
+)
 
 _VERSION = 1
 _NAME = pa.scalar(b"i", pa.binary())
@@ -44,8 +68,8 @@ _SESSION_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """Sessions: the group of each as its number, and its bounds."""
+class SessionRanges:
+    """Sessions or islands: the number of each one's group, and its bounds."""
 
     keys: Ints
     starts: Times
@@ -54,19 +78,19 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def only(self, which: Mask) -> Ranges:
-        return Ranges(self.keys[which], self.starts[which], self.ends[which])
+    def only(self, which: Mask) -> SessionRanges:
+        return SessionRanges(self.keys[which], self.starts[which], self.ends[which])
 
-    def take(self, which: Ints) -> Ranges:
-        return Ranges(self.keys[which], self.starts[which], self.ends[which])
+    def take(self, which: Ints) -> SessionRanges:
+        return SessionRanges(self.keys[which], self.starts[which], self.ends[which])
 
-    def and_also(self, other: Ranges) -> Ranges:
+    def and_also(self, other: SessionRanges) -> SessionRanges:
         pairs = ((self.keys, other.keys), (self.starts, other.starts), (self.ends, other.ends))
-        return Ranges(*(np.concatenate(pair) for pair in pairs))
+        return SessionRanges(*(np.concatenate(pair) for pair in pairs))
 
 
 class SessionIndex:
-    """The index of some groups, during one step."""
+    """The open sessions of some groups, during one call."""
 
     def __init__(self, step: str, state: KeyedState, by: pa.Array, groups: Groups) -> None:
         self._step_name, self._state, self._groups = step, state, groups
@@ -74,10 +98,10 @@ class SessionIndex:
         self._values = state.get_array(self._names, groups)
         self.sessions = self._read()
 
-    def _read(self) -> Ranges:
+    def _read(self) -> SessionRanges:
         values = self._values.drop_null()
         if not len(values):
-            return Ranges(*(np.zeros(0, np.int64) for _ in range(3)))
+            return SessionRanges(*(np.zeros(0, np.int64) for _ in range(3)))
         data, offsets = np.frombuffer(values.buffers()[2], np.uint8), offsets_of(values)
         if int(data[offsets[:-1]].max()) > _VERSION:
             raise NewerFormat(
@@ -85,23 +109,25 @@ class SessionIndex:
                 fix="upgrade Headrace.",
             )
         lengths = np.diff(offsets) - 1
-        pairs = data[runs(offsets[:-1] + 1, lengths)].view("<i8").reshape(-1, 2)
+        pairs = data[expand_ranges(offsets[:-1] + 1, lengths)].view("<i8").reshape(-1, 2)
         there = np.flatnonzero(self._values.is_valid().to_numpy(zero_copy_only=False))
-        return Ranges(
+        return SessionRanges(
             np.repeat(there, lengths // _SESSION_BYTES), pairs[:, 0].copy(), pairs[:, 1].copy()
         )
 
-    def write(self, sessions: Ranges) -> None:
-        """What the groups have now; those that have as before are left alone."""
-        order = sorting(sessions.keys, sessions.starts)
+    def write(self, sessions: SessionRanges) -> None:
+        """Store the sessions that the groups have now; the entries of unchanged groups are not
+        touched.
+        """
+        order = sort_order(sessions.keys, sessions.starts)
         pairs = np.stack([sessions.starts[order], sessions.ends[order]], axis=1).astype("<i8")
         counts = np.bincount(sessions.keys, minlength=len(self._names))
         sizes = np.where(counts > 0, 1 + counts * _SESSION_BYTES, 0)
         offsets = np.append(0, np.cumsum(sizes))
         data = np.full(int(offsets[-1]), _VERSION, np.uint8)
-        data[runs(offsets[:-1][counts > 0] + 1, counts[counts > 0] * _SESSION_BYTES)] = pairs.view(
-            np.uint8
-        ).reshape(-1)
+        data[expand_ranges(offsets[:-1][counts > 0] + 1, counts[counts > 0] * _SESSION_BYTES)] = (
+            pairs.view(np.uint8).reshape(-1)
+        )
         fresh = pa.BinaryArray.from_buffers(
             pa.binary(),
             len(sizes),
@@ -116,50 +142,56 @@ class SessionIndex:
 
 
 UNTIL = "_until"
-"""In rows that were combined: the time of the last row that they stand for."""
+"""The column of combined rows with the time of the last row that they stand for."""
 _NO_KEYS = pa.nulls(0, pa.binary())
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Islands:
-    """Rows of a group and tick that follow each other in less than the gap: the bounds of each and
-    its tick's place; each row's island; the state of each one's rows.
-    """
+    """Rows of a group and tick that follow each other by less than the gap."""
 
-    ranges: Ranges
-    places: Ints
+    ranges: SessionRanges
+    tick_index: Ints
     of_row: Ints
+    """The island of each row."""
     states: States
+    """The aggregate state of each island's rows."""
 
 
 @dataclass(frozen=True)
-class Chained:
-    """Sessions and islands that overlap, in chains: the ranges of both in order of group and start,
-    the chain of each, and what each chain amounts to.
-    """
+class SessionChains:
+    """Sessions and islands in order of group and start, cut into chains of overlapping ones."""
 
-    order: Ints  # sessions first, then islands
+    order: Ints
+    """The order of sessions, numbered first, and islands, numbered after them."""
     chain: Ints
-    is_new: Mask  # whether it is an island
-    ranges: Ranges
+    """The chain of each session or island, in that order."""
+    is_new: Mask
+    """Which of them are islands, in that order."""
+    ranges: SessionRanges
+    """The extent of each chain."""
     has_old: Mask
+    """Which chains have a session."""
     has_new: Mask
+    """Which chains have an island."""
     known: int
+    """The number of sessions."""
 
     @staticmethod
-    def of(sessions: Ranges, islands: Ranges) -> Chained:
+    def of(sessions: SessionRanges, islands: SessionRanges) -> SessionChains:
+        """The chains of some sessions and islands."""
         both = sessions.and_also(islands)
-        order = sorting(both.keys, both.starts)
+        order = sort_order(both.keys, both.starts)
         chain = chains(both.keys[order], both.starts[order], both.ends[order])
         first = np.flatnonzero(np.diff(chain, prepend=-1))
         is_new = order >= len(sessions)
-        ranges = Ranges(
+        ranges = SessionRanges(
             both.keys[order[first]],
             both.starts[order[first]],
             np.maximum.reduceat(both.ends[order], first),
         )
-        return Chained(
+        return SessionChains(
             order,
             chain,
             is_new,
@@ -178,99 +210,100 @@ class Chained:
         return self.order[which[self.chain] & self.is_new] - self.known
 
 
-class Sessions(Windowed):
-    """Rows that follow each other in less than the gap."""
+class SessionWindows(WindowKernel):
+    """Sessions: rows that follow each other by less than the gap."""
 
-    def __init__(self, step: WindowStep) -> None:
-        super().__init__(step)
-        assert isinstance(step.window, Session)
-        self.gap_us = step.window.gap_us
-        self._merging = Merging(self.aggregation)
+    def __init__(self, settings: WindowSettings) -> None:
+        super().__init__(settings)
+        assert isinstance(settings.window, Session)
+        self.gap_us = settings.window.gap_us
+        self._merging = StateMerger(self.aggregation)
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
-        """1. Make islands. 2. Read the sessions that they touch, and those that the clocks
-        complete. 3. Go through the ticks. 4. Store. 5. Tell.
+    def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
+        """Process the rows of some ticks.
+
+        1. Form islands.
+        2. Read the sessions that they overlap, and those that the watermarks complete.
+        3. Merge islands and sessions tick by tick.
+        4. Emit what changed.
+        5. Store the sessions and the index.
         """
-        rows = (
-            all_combined(rows, self.combine, [PRODUCERS, UNTIL])
-            if PARTIAL in rows.schema.names
-            else rows
-        )
-        keys, ranks = numbered(
+        if PARTIAL in rows.schema.names:
+            rows = combine_rest(rows, self.combine, [PRODUCERS, UNTIL])
+        keys, ranks = number_keys(
             [
                 encode_keys(rows, self.by),
-                self.completed(state, clock).by,
-                closing(self, state, clock),
+                self.scan_completed(state, watermarks).by,
+                scan_expired(self, state, watermarks),
             ]
         )
         if not len(keys):
-            return self.nothing()
-        grouped = Grouped(keys, key_groups(keys), _NO_KEYS)
+            return self.empty_output()
+        grouped = GroupKeys(keys, key_groups(keys), _NO_KEYS)
         index = SessionIndex(self.step_name, state, grouped.by, grouped.groups)
-        islands = self._islands(rows, ranks[0], clock)
-        read = self._read(index.sessions, islands.ranges, clock)
-        before = index.sessions.only(read)
-        names = self._windows(grouped, before).names(self._waits(before, clock.watermark_at_start))
-        pool = Pool(self._merging.opened(state.get_array(names, grouped.groups[before.keys])))
-        history, states = self._through(rows, islands, before, pool, clock)
-        table = self._result(grouped, history, pool.pick(states), clock)
-        self._put(
+        islands = self._islands(rows, ranks[0], watermarks)
+        is_read = overlaps(index.sessions, islands.ranges)
+        if self.emits_final:
+            is_read |= (index.sessions.ends > watermarks.watermark_at_start) & (
+                index.sessions.ends <= watermarks.watermark[-1]
+            )
+        before, not_read = index.sessions.only(is_read), index.sessions.only(~is_read)
+        names = self._windows(grouped, before).names(
+            self._waits(before, watermarks.watermark_at_start)
+        )
+        pool = StatePool(
+            self._merging.open_states(state.get_array(names, grouped.groups[before.keys]))
+        )
+        history, states = self._merge_ticks(rows, islands, before, pool, watermarks)
+        emitted = self._emit(grouped, history, pool.take(states), watermarks)
+        self._store_sessions(
             state,
             grouped,
             (names, before),
-            index.sessions.only(~read),
+            not_read,
             history,
-            pool.pick(states[history.current.numbers]),
-            clock,
+            pool.take(states[history.current.numbers]),
+            watermarks,
         )
-        index.write(self._open(index.sessions.only(~read).and_also(_current(history)), clock))
-        return table
+        sessions = not_read.and_also(_current_sessions(history))
+        horizon = self.step_horizon(watermarks.horizon[-1:])[0]
+        index.write(sessions.only(sessions.ends > horizon))
+        return emitted
 
-    def _read(self, sessions: Ranges, islands: Ranges, clock: Watermarks) -> Mask:
-        """Which stored sessions something happens to: islands touch them, or the clocks complete
-        them.
-        """
-        read = overlaps(sessions, islands)
-        if self.final:
-            read |= (sessions.ends > clock.watermark_at_start) & (
-                sessions.ends <= clock.complete[-1]
-            )
-        return read
-
-    def _waits(self, sessions: Ranges, watermark_us: int) -> Mask:
-        return sessions.ends > watermark_us if self.final else np.zeros(len(sessions), np.bool_)
-
-    def _open(self, sessions: Ranges, clock: Watermarks) -> Ranges:
-        return sessions.only(sessions.ends > self.bounds(clock.closed[-1:])[0])
+    def _waits(self, sessions: SessionRanges, watermark_us: int) -> Mask:
+        """Which sessions wait to be emitted, at a watermark."""
+        if not self.emits_final:
+            return np.zeros(len(sessions), np.bool_)
+        return sessions.ends > watermark_us
 
     # Rows into islands
 
-    def _islands(self, rows: pa.Table, keys: Ints, clock: Watermarks) -> Islands:
-        starts, places = self.times(rows), places_of(rows, clock)
-        ends = self._lasts(rows, starts) + self.gap_us
-        order = sorting(places, keys, starts)
+    def _islands(self, rows: pa.Table, keys: Ints, watermarks: Watermarks) -> Islands:
+        starts, tick_index = self.times(rows), row_tick_indices(rows, watermarks)
+        lasts = starts
+        if UNTIL in rows.schema.names:
+            lasts = microseconds(rows.column(UNTIL)) + self.settings.time_shift_us
+        ends = lasts + self.gap_us
+        order = sort_order(tick_index, keys, starts)
         chain = chains(
-            (places * (int(keys.max(initial=0)) + 1) + keys)[order], starts[order], ends[order]
+            (tick_index * (int(keys.max(initial=0)) + 1) + keys)[order], starts[order], ends[order]
         )
         of_row = np.empty(len(order), np.int64)
         of_row[order] = chain
         first = np.flatnonzero(np.diff(chain, prepend=-1))
         until = np.maximum.reduceat(ends[order], first) if len(first) else _NONE
-        ranges = Ranges(keys[order[first]], starts[order[first]], until)
+        ranges = SessionRanges(keys[order[first]], starts[order[first]], until)
         return Islands(
-            ranges, places[order[first]], of_row, self._lifted(rows, order, first, chain)
+            ranges=ranges,
+            tick_index=tick_index[order[first]],
+            of_row=of_row,
+            states=self._island_states(rows, order, first, chain),
         )
 
-    def _lasts(self, rows: pa.Table, starts: Times) -> Times:
-        return (
-            microseconds(rows.column(UNTIL)) + self.settings.time_shift_us
-            if UNTIL in rows.schema.names
-            else starts
-        )
-
-    def _lifted(self, rows: pa.Table, order: Ints, first: Ints, chain: Ints) -> States:
+    def _island_states(self, rows: pa.Table, order: Ints, first: Ints, chain: Ints) -> States:
+        """The state of each island, from its rows or from the states of combined rows."""
         if PARTIAL not in rows.schema.names:
-            return self._merging.lifted(
+            return self._merging.lift(
                 Segments(
                     rows,
                     order,
@@ -280,58 +313,76 @@ class Sessions(Windowed):
                     _NO_KEYS,
                 )
             )
-        states = Pool(self._merging.opened(whole(rows.column(PARTIAL)))).pick(order)
-        return self._merging.reduced(states, chain)
+        states = StatePool(self._merging.open_states(as_array(rows.column(PARTIAL)))).take(order)
+        return self._merging.reduce(states, chain)
 
     # Tick by tick
 
-    def _through(
-        self, rows: pa.Table, islands: Islands, before: Ranges, pool: Pool, clock: Watermarks
-    ) -> tuple[History, Ints]:
-        """What sessions were at every tick, and for each of these versions the number of its
-        state.
+    def _merge_ticks(
+        self,
+        rows: pa.Table,
+        islands: Islands,
+        before: SessionRanges,
+        pool: StatePool,
+        watermarks: Watermarks,
+    ) -> tuple[WindowHistory, Ints]:
+        """All versions of sessions during the call, and the number of each version's state in the
+        pool.
         """
-        limits = self.bounds(clock.horizon_before)
+        limits = self.step_horizon(watermarks.horizon_before)
         of_islands = pool.add(islands.states)
-        history, states = History(), [np.arange(len(before))]
+        history, states = WindowHistory(), [np.arange(len(before))]
         history.add(_versions(before), -1)
         late = np.zeros(len(of_islands), np.bool_)
-        bounds = np.searchsorted(islands.places, np.arange(len(clock) + 1))
-        for place in np.unique(islands.places).tolist():
-            mine = np.arange(bounds[place], bounds[place + 1])
+        bounds = np.searchsorted(islands.tick_index, np.arange(len(watermarks) + 1))
+        for tick in np.unique(islands.tick_index).tolist():
+            mine = np.arange(bounds[tick], bounds[tick + 1])
             known = np.concatenate(states)
             states.append(
-                self._tick(
+                self._merge_tick(
                     history,
                     known,
                     islands.ranges,
                     (mine, of_islands),
                     late,
                     pool,
-                    place,
-                    int(limits[place]),
+                    tick,
+                    int(limits[tick]),
                 )
             )
         if late.any():
-            places, times = places_of(rows, clock), self.times(rows)
+            tick_index, times = row_tick_indices(rows, watermarks), self.times(rows)
             self.counts["late"] += self.late.add(
-                rows, late[islands.of_row], clock.times_us[places], limits[places] - times
+                rows,
+                late[islands.of_row],
+                watermarks.times_us[tick_index],
+                limits[tick_index] - times,
             )
         return history, np.concatenate(states)
 
-    def _tick(
+    def _merge_tick(
         self,
-        history: History,
+        history: WindowHistory,
         known: Ints,
-        ranges: Ranges,
+        ranges: SessionRanges,
         islands: tuple[Ints, Ints],
         late: Mask,
-        pool: Pool,
-        place: int,
+        pool: StatePool,
+        tick: int,
         limit: int,
     ) -> Ints:
-        """Sessions that a tick's islands touch become one with them; gives the numbers of the new
-        versions' states.
+        """Merge a tick's islands with the sessions that they overlap; returns the numbers of the
+        new states.
+
+        Args:
+            history: The versions of sessions so far.
+            known: The number of each version's state.
+            ranges: All islands of the call.
+            islands: The islands of this tick, and the numbers of all islands' states.
+            late: Set to true for the islands that are late.
+            pool: The states.
+            tick: The index of the tick.
+            limit: The step's horizon before the tick.
         """
         mine, of_islands = islands
         touched = np.zeros(
@@ -341,26 +392,24 @@ class Sessions(Windowed):
         history.forget(touched[history.current.keys] & (history.current.ends <= limit))
         old = history.current
         current = np.flatnonzero(touched[old.keys])
-        chained = Chained.of(_current(history).take(current), ranges.take(mine))
-        taken = chained.has_old | (chained.ranges.ends > limit)
-        late[mine[chained.islands(~taken)]] = True
-        changed = chained.has_new & taken
+        chained = SessionChains.of(_current_sessions(history).take(current), ranges.take(mine))
+        accepted = chained.has_old | (chained.ranges.ends > limit)
+        late[mine[chained.islands(~accepted)]] = True
+        changed = chained.has_new & accepted
         ended = np.zeros(len(old.numbers), np.bool_)
         ended[current[chained.sessions(changed)]] = True
-        history.end(ended, place)
-        history.add(_versions(chained.ranges.only(changed)), place)
+        history.end(ended, tick)
+        history.add(_versions(chained.ranges.only(changed)), tick)
         numbers = np.concatenate([known[old.numbers[current]], of_islands[mine]])
         members = changed[chained.chain]
         return pool.add(
-            self._merging.reduced(
-                pool.pick(numbers[chained.order[members]]), chained.chain[members]
-            )
+            self._merging.reduce(pool.take(numbers[chained.order[members]]), chained.chain[members])
         )
 
-    # What is stored and told
+    # Emitting and storing
 
     @staticmethod
-    def _windows(grouped: Grouped, sessions: Ranges) -> Windows:
+    def _windows(grouped: GroupKeys, sessions: SessionRanges) -> Windows:
         return Windows(
             grouped.by.take(pa.array(sessions.keys)),
             sessions.starts,
@@ -368,110 +417,116 @@ class Sessions(Windowed):
             grouped.groups[sessions.keys],
         )
 
-    def _result(
-        self, grouped: Grouped, history: History, states: States, clock: Watermarks
+    def _emit(
+        self, grouped: GroupKeys, history: WindowHistory, states: States, watermarks: Watermarks
     ) -> pa.Table:
         sets = history.all()
         if not len(sets):
-            return self.nothing()
-        shows = self._merging.results(states)
+            return self.empty_output()
+        results = self._merging.results(states)
         windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
-        shown = over_lifetimes(
-            window, history.born, history.died, self.told_from(sets.ends, clock), len(clock)
+        shown = shown_over_lifetimes(
+            window,
+            history.born,
+            history.died,
+            self.emitted_from(sets.ends, watermarks),
+            len(watermarks),
         )
-        table, changes = self.told(windows, shown, shows, clock)
-        shows.count_lost(self.aggregation, changes.versions[changes.comes])
-        return table
+        emitted, changes = self.emit_rows(windows, shown, results, watermarks)
+        results.count_unknown(self.aggregation, changes.versions[changes.comes])
+        return emitted
 
-    def _put(
+    def _store_sessions(
         self,
         state: KeyedState,
-        grouped: Grouped,
-        before: tuple[pa.Array, Ranges],
-        others: Ranges,
-        history: History,
+        grouped: GroupKeys,
+        before: tuple[pa.Array, SessionRanges],
+        others: SessionRanges,
+        history: WindowHistory,
         states: States,
-        clock: Watermarks,
+        watermarks: Watermarks,
     ) -> None:
-        """The sessions that were read, as they are now, under their new names; what is closed goes,
-        also of the sessions that were not read.
+        """Store the sessions that were read as they are now, and delete expired ones,
+        read or not.
         """
-        (limit,) = self.bounds(clock.closed[-1:]).tolist()
-        now = _current(history)
-        there = now.ends > limit
-        windows, values = self._windows(grouped, now), self._merging.stored(states)
-        names = windows.names(self._waits(now, int(clock.complete[-1])))
-        kept = names.filter(pa.array(there))
+        (limit,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        now = _current_sessions(history)
+        is_open = now.ends > limit
+        windows, values = self._windows(grouped, now), self._merging.close_states(states)
+        names = windows.names(self._waits(now, int(watermarks.watermark[-1])))
+        kept = names.filter(pa.array(is_open))
         state.put_array(
-            kept, with_long_keys(kept, values.filter(pa.array(there))), windows.groups[there]
+            kept, with_long_keys(kept, values.filter(pa.array(is_open))), windows.groups[is_open]
         )
-        closed = others.only(others.ends <= limit)
-        for old, of in (
-            before,
-            (self._windows(grouped, closed).names(np.zeros(len(closed), np.bool_)), closed),
-        ):
-            gone = pc.invert(pc.is_in(old.cast(pa.binary()), kept.cast(pa.binary()))).to_numpy(
-                zero_copy_only=False
-            )
+        expired = others.only(others.ends <= limit)
+        expired_names = self._windows(grouped, expired).names(np.zeros(len(expired), np.bool_))
+        for old_names, sessions in (before, (expired_names, expired)):
+            is_kept = pc.is_in(old_names.cast(pa.binary()), kept.cast(pa.binary()))
+            gone = pc.invert(is_kept).to_numpy(zero_copy_only=False)
             state.put_array(
-                old.filter(pa.array(gone)),
+                old_names.filter(pa.array(gone)),
                 pa.nulls(int(gone.sum()), pa.binary()),
-                grouped.groups[of.keys[gone]],
+                grouped.groups[sessions.keys[gone]],
             )
 
-    # Combining before the shuffle
+    # Partial aggregation before the shuffle
 
     @property
     def combinable(self) -> bool:
-        """Unless some rows are needed whole."""
+        """Whether rows may be combined: unless late rows must be kept whole."""
         return not self.late.divert
 
-    def worth_combining(self, rows: pa.Table) -> bool:
-        """Whether `combine` would make these rows far fewer, if groups had but one island each. It
-        decides about speed alone.
+    def is_worth_combining(self, rows: pa.Table) -> bool:
+        """Whether `combine` would leave far fewer rows if each group had one island. The answer
+        affects speed only.
         """
-        return self.combinable and pays(rows, self.by)
+        return self.combinable and is_worth_combining(rows, self.by)
 
     def combine(self, rows: pa.Table) -> pa.Table:
-        """Rows as fewer rows, one for each group, tick and island, that the step takes in their
-        stead. See `combining`.
+        """Combine the rows of each group, tick and island into one, which the step
+        accepts instead.
         """
-        times, ticks = self.times(rows), whole(rows.column(TICK)).to_numpy()
-        (groups,) = numbered([encode_keys(rows, self.by)])[1]
-        order = sorting(ticks, groups, times)
+        times, ticks = self.times(rows), as_array(rows.column(TICK)).to_numpy()
+        (groups,) = number_keys([encode_keys(rows, self.by)])[1]
+        order = sort_order(ticks, groups, times)
         rows, times = rows.take(pa.array(order)), times[order]
-        new = begins(ticks[order], groups[order])
+        new = group_start_mask(ticks[order], groups[order])
         new[1:] |= times[1:] >= times[:-1] + self.gap_us
         first, island = np.flatnonzero(new), np.cumsum(new) - 1
         last = np.append(first[1:], len(times))[: len(first)] - 1
         at = rows.schema.get_field_index(self.settings.time)
-        column = whole(rows.column(at))
+        column = as_array(rows.column(at))
         rows = rows.set_column(at, rows.schema.field(at), column.take(pa.array(first[island])))
         rows = rows.append_column(UNTIL, column.take(pa.array(last[island])))
-        return combine(
-            self.aggregation, rows, [self.settings.time, UNTIL], island, self.late.producers(rows)
+        return combine_panes(
+            rows,
+            self.by,
+            [self.settings.time, UNTIL],
+            island,
+            self.late.producers(rows),
+            self.aggregation.partials,
         )
 
 
-def _versions(sessions: Ranges) -> Sets:
-    return Sets(sessions.keys, sessions.starts, sessions.ends, _NONE, _NONE)
+def _versions(sessions: SessionRanges) -> WindowVersions:
+    return WindowVersions(sessions.keys, sessions.starts, sessions.ends, _NONE, _NONE)
 
 
-def _current(history: History) -> Ranges:
-    return Ranges(history.current.keys, history.current.starts, history.current.ends)
+def _current_sessions(history: WindowHistory) -> SessionRanges:
+    return SessionRanges(history.current.keys, history.current.starts, history.current.ends)
 
 
-def overlaps(sessions: Ranges, islands: Ranges) -> Mask:
-    """Which sessions have something in common with some island of their group."""
-    order = sorting(islands.keys, islands.starts)
+def overlaps(sessions: SessionRanges, islands: SessionRanges) -> Mask:
+    """Which sessions overlap an island of their group."""
+    order = sort_order(islands.keys, islands.starts)
     keys, starts, ends = islands.keys[order], islands.starts[order], islands.ends[order]
     chain = chains(keys, starts, ends)
     first = np.flatnonzero(np.diff(chain, prepend=-1))
     if not len(first):
         return np.zeros(len(sessions), np.bool_)
-    where = bounds(keys[first], int(max(keys[-1], sessions.keys.max(initial=0))) + 1)
+    where = key_bounds(keys[first], int(max(keys[-1], sessions.keys.max(initial=0))) + 1)
     until = np.maximum.reduceat(ends, first)
-    found = search(
+    found = search_within(
         until, where[sessions.keys], where[sessions.keys + 1], sessions.starts, right=True
     )
     inside: Mask = found < where[sessions.keys + 1]

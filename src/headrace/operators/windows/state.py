@@ -1,15 +1,23 @@
-"""How windows lie in the state: one entry for each group and window, found again by its group and
-window, or by its end.
+"""How windows and buffered rows are laid out in a kernel's state.
 
-| bytes of a name | what |
-|---|---|
-| 1 | `w` if the window waits to be told, `p` if it has been (or tells every change) |
-| 8 | its end, big-endian in order; so a scan finds what a clock has passed |
-| 8 | its start, likewise |
-| … | the group's key |
+One entry per group and window, found by its group and bounds, or by its end. Its name:
 
-All entries of a group are filed under the key group of the group's own key. A store cuts long
-names: then the group's key stands at the end of the value too, and its length behind it.
+    1 byte    `w` if the window waits to be emitted, `p` if it has been (or emits every change)
+    8 bytes   its end, big-endian and sortable, so that a scan finds what a watermark has passed
+    8 bytes   its start, likewise
+    the rest  the group's key
+
+All entries of a group are stored under the key group of the group's own key. The store shortens
+long names; the value of such an entry therefore ends with the group's key and its length (4 bytes).
+
+One entry per group with its buffered rows, in the order in which they arrived (`RowStore`):
+
+    name      `r`, the group's key
+    value     version 1; an ARRAY of STRUCT as `row_codec` encodes it: the time, the row's own key
+              if the input is a table, and the columns that aggregates read
+
+The second half of the module holds a call's versions of windows (`WindowHistory`), for kernels
+whose windows depend on the rows.
 """
 
 from __future__ import annotations
@@ -23,25 +31,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
-from headrace.columnar.buffers import Ints, Mask, fixed_width, offsets_of
+from headrace.columnar.buffers import Ints, Mask, fixed_width_values, offsets_of
 from headrace.columnar.keys import key_groups
-from headrace.columnar.lookup import first_from, sorting
+from headrace.columnar.lookup import lower_bound, sort_order
 from headrace.errors import InputError, NewerFormat
 from headrace.operators.aggregates.accumulator import lists
 from headrace.operators.kernel import Groups, KeyedState, Times
 
-WAITING, TOLD = b"w", b"p"
+WAITING, EMITTED = b"w", b"p"
 _HEAD = 17
-_CUT_FROM = 400  # names this long may have been cut by the store
+_SHORTENED_FROM = 400  # names of at least this length may be shortened by the store
 _SIGN = np.uint64(1 << 63)
 _NOTHING = pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of groups: the key bytes of each one's group, when it starts and ends, and the key
-    group it is filed under.
-    """
+    """Windows of groups: the group's key, the bounds, and the key group of each."""
 
     by: pa.Array
     starts: Times
@@ -53,24 +59,29 @@ class Windows:
 
     @staticmethod
     def of(by: pa.Array, starts: Times, ends: Times) -> Windows:
+        """Windows whose key groups follow from their groups' keys."""
         return Windows(by, starts, ends, key_groups(by))
 
     def take(self, which: npt.NDArray[np.int64] | Mask) -> Windows:
+        """The windows at some positions, or those that a mask selects."""
         at = np.flatnonzero(which) if which.dtype == np.bool_ else which
         return Windows(self.by.take(pa.array(at)), self.starts[at], self.ends[at], self.groups[at])
 
     def names(self, waiting: Mask) -> pa.Array:
-        """The names of their entries."""
+        """The names of the windows' entries; `waiting` selects those that wait to be emitted."""
         head = np.empty((len(self), _HEAD), np.uint8)
-        head[:, 0] = np.where(waiting, WAITING[0], TOLD[0])
-        head[:, 1:9], head[:, 9:17] = _ordered(self.ends), _ordered(self.starts)
+        head[:, 0] = np.where(waiting, WAITING[0], EMITTED[0])
+        head[:, 1:9], head[:, 9:17] = _sortable_bytes(self.ends), _sortable_bytes(self.starts)
         if pa.types.is_fixed_size_binary(self.by.type):
-            return _fixed(
+            return _fixed_size(
                 np.hstack(
-                    [head, fixed_width(self.by, np.uint8).reshape(-1, self.by.type.byte_width)]
+                    [
+                        head,
+                        fixed_width_values(self.by, np.uint8).reshape(-1, self.by.type.byte_width),
+                    ]
                 )
             )
-        return pc.binary_join_element_wise(_fixed(head).cast(pa.binary()), self.by, _NOTHING)
+        return pc.binary_join_element_wise(_fixed_size(head).cast(pa.binary()), self.by, _NOTHING)
 
 
 NO_WINDOWS = Windows(
@@ -78,37 +89,38 @@ NO_WINDOWS = Windows(
 )
 
 
-def scan_until(
+def scan_windows(
     state: KeyedState, tag: bytes, after_us: int, until_us: int
 ) -> tuple[list[bytes], Windows]:
-    """The entries of windows that end after one time and at another at the latest: their names in
-    the state, and the windows.
+    """The windows under a tag that end in (after_us, until_us]: the names of their entries, and the
+    windows.
     """
     names, values, groups = state.scan(prefix(tag, after_us + 1), prefix(tag, until_us + 1))
-    by, heads = _alike(names) or _unlike(names, values)
+    by, heads = _split_equal_names(names) or _split_names(names, values)
     times = (np.ascontiguousarray(heads).view(">u8") ^ _SIGN).astype(np.uint64).view(np.int64)
     return names, Windows(by, times[:, 1].copy(), times[:, 0].copy(), groups)
 
 
-def _alike(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
-    """The groups' keys, and the windows' ends and starts, of names of one length; None if they are
-    not.
+def _split_equal_names(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
+    """The parts of names that all have the same length, decoded as one matrix; None if lengths
+    differ.
     """
     if (
         not names
-        or not _HEAD < len(names[0]) < _CUT_FROM
+        or not _HEAD < len(names[0]) < _SHORTENED_FROM
         or len(data := b"".join(names)) != len(names) * len(names[0])
     ):
         return None
     if len(set(map(len, names))) > 1:
         return None
     matrix = np.frombuffer(data, np.uint8).reshape(len(names), -1)
-    return _fixed(matrix[:, _HEAD:]), matrix[:, 1:_HEAD]
+    return _fixed_size(matrix[:, _HEAD:]), matrix[:, 1:_HEAD]
 
 
-def _unlike(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
+def _split_names(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
+    """The groups' keys, and the ends and starts as bytes, of names of any length."""
     by = [
-        name[_HEAD:] if len(name) < _CUT_FROM else _long_key(value)
+        name[_HEAD:] if len(name) < _SHORTENED_FROM else _long_key(value)
         for name, value in zip(names, values, strict=True)
     ]
     return pa.array(by, pa.binary()), np.frombuffer(
@@ -117,7 +129,7 @@ def _unlike(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDAr
 
 
 def first_end(state: KeyedState, tag: bytes) -> int | None:
-    """The earliest end of all windows under a tag."""
+    """The earliest end of all windows under a tag; None if there are none."""
     name = state.first(tag, bytes([tag[0] + 1]))
     return None if name is None else int.from_bytes(name[1:9], "big") - (1 << 63)
 
@@ -130,7 +142,7 @@ def bounds_of(name: bytes) -> tuple[int, int]:
 
 
 def prefix(tag: bytes, end_us: int) -> bytes:
-    """What the names of windows that end then or later begin with, or come after."""
+    """The lower bound of the names of windows under a tag that end at `end_us` or later."""
     return (
         tag + (end_us + (1 << 63)).to_bytes(9, "big")[1:]
         if end_us < 1 << 63
@@ -139,15 +151,15 @@ def prefix(tag: bytes, end_us: int) -> bytes:
 
 
 def with_long_keys(names: pa.Array, values: pa.Array) -> pa.Array:
-    """Values as they are stored: with the group's key where the name is long."""
-    if not len(names) or pc.max(pc.binary_length(names)).as_py() < _CUT_FROM:
+    """The values to store: followed by the group's key where the name may be shortened."""
+    if not len(names) or pc.max(pc.binary_length(names)).as_py() < _SHORTENED_FROM:
         return values
     pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
     return pa.array(
         [
             (
                 value
-                if len(name) < _CUT_FROM
+                if len(name) < _SHORTENED_FROM
                 else value + name[_HEAD:] + len(name[_HEAD:]).to_bytes(4, "big")
             )
             for name, value in pairs
@@ -161,18 +173,19 @@ def _long_key(value: bytes) -> bytes:
     return value[-4 - size : -4]
 
 
-def _fixed(data: npt.NDArray[np.uint8]) -> pa.Array:
+def _fixed_size(data: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(np.ascontiguousarray(data))]
     )
 
 
-def _ordered(times: Times) -> npt.NDArray[np.uint8]:
+def _sortable_bytes(times: Times) -> npt.NDArray[np.uint8]:
+    """Times as eight bytes each that sort as the times do."""
     return (times.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
-def joined(first: pa.Array, second: pa.Array) -> pa.Array:
-    """Key bytes, one after the other; of a fixed width if all have it."""
+def concat_keys(first: pa.Array, second: pa.Array) -> pa.Array:
+    """Key bytes of both arrays, of fixed width if all have the same one."""
     if not len(second):
         return first
     if pa.types.is_fixed_size_binary(first.type):
@@ -186,13 +199,7 @@ def joined(first: pa.Array, second: pa.Array) -> pa.Array:
     return pa.concat_arrays([first.cast(pa.binary()), second.cast(pa.binary())])
 
 
-# Rows that a kernel keeps for as long as a window may need them: all of a group's in one entry, in
-# the order in which they came into it.
-#
-# | entry | name | bytes | |---|---|---| | rows | `r`, the group's key | version 1; an ARRAY of
-# STRUCT as `row_codec` has it: time, the row's own key if it is a table's, the columns that
-# aggregates read |
-
+# Buffered rows
 
 MAX_ROWS = 1_000_000
 _VERSION = 1
@@ -203,32 +210,42 @@ TIME, ID = "_time", "_id"
 
 
 @dataclass
-class Kept:
-    """Rows of some groups: those that were stored, and behind them those that come now. A row has a
-    number of its group, a time, the tick it came with (its place in the call, -1 for stored ones)
-    and a rank, its place among the group's rows. `comes` is false for a row of a table that goes.
-    """
+class BufferedRows:
+    """The rows of some groups during a call: the stored ones, followed by the new ones."""
 
     rows: pa.Table
     stored: int
+    """How many of the rows were stored before the call."""
     keys: Ints
+    """The number of each row's group."""
     times: Times
-    places: Ints
+    tick_index: Ints
+    """The index of the tick that brought the row; -1 for stored rows."""
     ranks: Ints
+    """The position of each row in the order of arrival within its group."""
     comes: Mask
-    same: Ints | None  # for a table's rows: a number for group and row key
+    """False for a retraction: a row that a table removes."""
+    same: Ints | None
+    """For a table's rows: a number for each pair of group and row key."""
 
     def in_order(self, which: Ints) -> Ints:
-        """Some rows in order of group, time and rank."""
-        return which[sorting(self.keys[which], self.times[which], self.ranks[which])]
+        """The given rows in order of group, time and rank."""
+        return which[sort_order(self.keys[which], self.times[which], self.ranks[which])]
 
     def ranked(self, sets: Ints, which: Ints) -> Ints:
-        """Some rows, each in a set, in order of set and rank."""
-        return which[sorting(sets, self.ranks[which])]
+        """The given rows, each of which is in a set, in order of set and rank."""
+        return which[sort_order(sets, self.ranks[which])]
 
 
 class RowStore:
-    """Reads and writes them. `columns` are those that aggregates read."""
+    """Reads and writes the buffered rows of groups.
+
+    Args:
+        step: The step's name, for errors.
+        fields: The columns that aggregates read.
+        with_id: Whether rows have a key of their own, as a table's rows do.
+
+    """
 
     def __init__(self, step: str, fields: Sequence[pa.Field], *, with_id: bool) -> None:
         self.step_name = step
@@ -238,15 +255,16 @@ class RowStore:
 
     @staticmethod
     def names(by: pa.Array) -> pa.Array:
+        """The names of the groups' entries."""
         return pc.binary_join_element_wise(_NAME, by.cast(pa.binary()), _NOTHING)
 
     def read(self, state: KeyedState, names: pa.Array, groups: Groups) -> tuple[Ints, pa.Table]:
-        """How many rows each group has, and all of them."""
-        return self.decoded(state.get_array(names, groups))
+        """The number of buffered rows of each group, and all rows in order of group."""
+        return self.decode(state.get_array(names, groups))
 
-    def decoded(self, values: pa.Array) -> tuple[Ints, pa.Table]:
-        """The same from entries; null for a group that has none."""
-        found = row_codec.decode_array(self._behind_version(values.drop_null()), self._type)
+    def decode(self, values: pa.Array) -> tuple[Ints, pa.Table]:
+        """The number of rows of each entry, and all rows; a null entry has none."""
+        found = row_codec.decode_array(self._without_version(values.drop_null()), self._type)
         counts = np.zeros(len(values), np.int64)
         counts[values.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(found))
         structs = found.flatten()
@@ -254,7 +272,7 @@ class RowStore:
             [structs.field(at) for at in range(len(self.fields))], schema=pa.schema(self.fields)
         )
 
-    def _behind_version(self, values: pa.Array) -> pa.Array:
+    def _without_version(self, values: pa.Array) -> pa.Array:
         if not len(values):
             return pa.array([], pa.large_binary())
         data, offsets = np.frombuffer(values.buffers()[2], np.uint8), offsets_of(values)
@@ -263,12 +281,15 @@ class RowStore:
                 f"The state of step {self.step_name!r} was written by a newer Headrace.",
                 fix="upgrade Headrace.",
             )
-        return row_codec.cut_out(data, offsets[:-1] + 1, np.diff(offsets) - 1)
+        return row_codec.gather_ranges(data, offsets[:-1] + 1, np.diff(offsets) - 1)
 
     def write(
         self, state: KeyedState, names: pa.Array, groups: Groups, counts: Ints, rows: pa.Table
     ) -> None:
-        """`rows` are in order of group, so many for each; a group without any goes."""
+        """Store the rows of groups: `rows` in order of group, `counts[i]` of them for group i.
+
+        The entry of a group without rows is deleted.
+        """
         self.check(self.step_name, counts)
         columns = [rows.column(field.name).combine_chunks() for field in self.fields]
         structs = pa.StructArray.from_arrays(columns, fields=self.fields)
@@ -280,10 +301,10 @@ class RowStore:
 
     @staticmethod
     def check(step: str, counts: Ints) -> None:
-        """That no entry is too large."""
+        """Raise InputError if a group has more than MAX_ROWS rows."""
         if len(counts) and int(counts.max()) > MAX_ROWS:
             raise InputError(
-                f"The step {step!r} keeps up to {MAX_ROWS:,} rows a group for its windows, and a"
+                f"The step {step!r} keeps up to {MAX_ROWS:,} rows a group for its windows, and one"
                 " group has more.",
                 fix=(
                     "use aggregates that need no rows (count, sum, avg, stddev; min and max of"
@@ -292,19 +313,17 @@ class RowStore:
             )
 
 
-# What to tell of rows that a table of windows showed before a tick, and shows after it.
+# Versions of windows during a call
 
-FOR_EVER = np.iinfo(np.int64).max
-
-
-# What windows were made of during a call, for kernels whose windows depend on the rows: versions of
-# windows, each from the tick that made it until the one that changed it.
+FOREVER = np.iinfo(np.int64).max
+"""The end of a version that no tick of the call replaces."""
 
 
 @dataclass(frozen=True)
-class Sets:
-    """Windows with what is in them: the group of each as its number, its bounds, and how many of
-    the `entries` are its, one window's behind the other's.
+class WindowVersions:
+    """Versions of windows: the number of each one's group, its bounds, and its rows.
+
+    `entries` are the rows of all windows one after the other, `lengths[i]` of them for window i.
     """
 
     keys: Ints
@@ -317,26 +336,28 @@ class Sets:
         return len(self.keys)
 
 
-class History:
-    """Versions of windows, by number in the order of their making."""
+class WindowHistory:
+    """All versions of windows during a call, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
-        self._sets: list[Sets] = []
+        self._sets: list[WindowVersions] = []
         self._born: list[Ints] = []
         self._died: list[tuple[Ints, int]] = []
         self._count = 0
-        self.current = Current(*(np.zeros(0, np.int64) for _ in range(4)))
+        self.current = CurrentVersions(*(np.zeros(0, np.int64) for _ in range(4)))
 
-    def add(self, sets: Sets, born: int) -> None:
+    def add(self, sets: WindowVersions, born: int) -> None:
+        """Add versions that all begin with the same tick."""
         self.add_each(sets, np.full(len(sets), born))
 
-    def add_each(self, sets: Sets, born: Ints) -> None:
+    def add_each(self, sets: WindowVersions, born: Ints) -> None:
+        """Add versions, each of which begins with its own tick."""
         numbers = self._count + np.arange(len(sets))
         self._count += len(sets)
         self._sets.append(sets)
         self._born.append(born)
         old = self.current
-        self.current = Current(
+        self.current = CurrentVersions(
             *(
                 np.concatenate(pair)
                 for pair in (
@@ -348,17 +369,20 @@ class History:
             )
         )
 
-    def end(self, which: Mask, place: int) -> None:
-        """Some of the current versions end with a tick."""
-        self._died.append((self.current.numbers[which], place))
+    def end(self, which: Mask, tick_index: int) -> None:
+        """End some of the current versions with a tick."""
+        self._died.append((self.current.numbers[which], tick_index))
         self.current = self.current.only(~which)
 
     def forget(self, which: Mask) -> None:
-        """Some of the current versions are closed: they stay as they are, and are known no more."""
+        """Drop some of the current versions from view: their windows are final and stay as they
+        are.
+        """
         self.current = self.current.only(~which)
 
-    def all(self) -> Sets:
-        return Sets(
+    def all(self) -> WindowVersions:
+        """All versions, in order of number."""
+        return WindowVersions(
             *(
                 np.concatenate([getattr(each, name) for each in self._sets])
                 for name in ("keys", "starts", "ends", "lengths", "entries")
@@ -367,36 +391,47 @@ class History:
 
     @property
     def born(self) -> Ints:
+        """The index of the tick with which each version begins; -1 if it was stored."""
         return np.concatenate(self._born)
 
     @property
     def died(self) -> Ints:
-        died = np.full(self._count, FOR_EVER)
-        for numbers, place in self._died:
-            died[numbers] = place
+        """The index of the tick with which each version ends; FOREVER if it does not."""
+        died = np.full(self._count, FOREVER)
+        for numbers, tick_index in self._died:
+            died[numbers] = tick_index
         return died
 
 
 @dataclass(frozen=True)
-class Current:
-    """The versions that hold now."""
+class CurrentVersions:
+    """The versions that are current at this point of the call."""
 
     numbers: Ints
     keys: Ints
     starts: Times
     ends: Times
 
-    def only(self, which: Mask) -> Current:
-        return Current(self.numbers[which], self.keys[which], self.starts[which], self.ends[which])
+    def only(self, which: Mask) -> CurrentVersions:
+        return CurrentVersions(
+            self.numbers[which], self.keys[which], self.starts[which], self.ends[which]
+        )
 
 
 def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) -> Mask:
-    """Whether a group has some of these times in [low, high), for each of some groups and
-    ranges.
+    """For each range [low, high) of a group, whether the group has one of the given times in it.
+
+    Args:
+        keys: The groups of the times.
+        times: The times.
+        of: The group of each range.
+        lows: The start of each range.
+        highs: The end of each range.
+
     """
-    order = sorting(keys, times)
+    order = sort_order(keys, times)
     keys, times = keys[order], times[order]
-    found = first_from(keys, times, of, lows)
+    found = lower_bound(keys, times, of, lows)
     inside: Mask = found < len(keys)
     there = found[inside]
     inside[inside] = (keys[there] == of[inside]) & (times[there] < highs[inside])
@@ -404,21 +439,23 @@ def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) ->
 
 
 def chains(keys: Ints, starts: Times, ends: Times) -> Ints:
-    """For ranges in order of group and start: a number for each, the same for those that overlap or
-    are joined by others that do. Ranges are half open.
+    """Number the chains of overlapping ranges.
+
+    Ranges are half open and in order of group and start. Those that overlap, directly or through
+    others, get the same number.
     """
     if not len(keys):
         return keys
     new = np.ones(len(keys), np.bool_)
     new[1:] = keys[1:] != keys[:-1]
-    latest = ends if (new[1:] | (ends[1:] >= ends[:-1])).all() else _latest(keys, ends)
+    latest = ends if (new[1:] | (ends[1:] >= ends[:-1])).all() else _latest_ends(keys, ends)
     new[1:] |= starts[1:] >= latest[:-1]
     return np.cumsum(new) - 1
 
 
-def _latest(keys: Ints, ends: Times) -> Times:
-    """The latest end so far within the group: by the ends' places in their order, those of a later
-    group above all others.
+def _latest_ends(keys: Ints, ends: Times) -> Times:
+    """The latest end so far within each group. Ends are replaced by their ranks, offset by group,
+    so that one running maximum serves all groups.
     """
     ranks = np.empty(len(ends), np.int64)
     by_end = np.argsort(ends, kind="stable")

@@ -94,9 +94,9 @@ def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> Non
     expected = [
         change for number, rows in enumerate(history.ticks) for change in oracle.tick(number, rows)
     ]
-    told, state = run(kernel(history, Mean()), history)
+    emitted, state = run(kernel(history, Mean()), history)
     again, other_state = run(kernel(history, Mean()), history, where)
-    assert text(told) == text(again) == text(expected)
+    assert text(emitted) == text(again) == text(expected)
     assert state.values == other_state.values
 
 
@@ -104,8 +104,8 @@ def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> Non
 @settings(max_examples=50, deadline=None)
 def test_rows_it_raises_on_are_left_out_and_told(history: History, where: list[int]) -> None:
     of = kernel(history, Longest(), divert=True)
-    told, state = run(of, history)
-    assert text(told) == text(run(kernel(history, Longest(), divert=True), history, where)[0])
+    emitted, state = run(of, history)
+    assert text(emitted) == text(run(kernel(history, Longest(), divert=True), history, where)[0])
     assert state.values == run(kernel(history, Longest(), divert=True), history, where)[1].values
     rows = [(row, number) for number, tick in enumerate(history.ticks) for row in tick]
     bad = sorted(
@@ -113,13 +113,13 @@ def test_rows_it_raises_on_are_left_out_and_told(history: History, where: list[i
         for row, number in rows
         if row["v"] is not None and "." in row["v"]
     )
-    left_out = of.diverted.take().to_pylist()
+    left_out = of.dead_letters.take().to_pylist()
     assert sorted((str(row["k"]), row["v"], row["_tick"]) for row in left_out) == bad
     assert all(
         row["_reason"] == "ValueError: no dots, please" and row["_aggregate"] == "a"
         for row in left_out
     )
-    newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
+    newest = {row["k"]: row["a"] for row in emitted if row["_change_type"] != "update_preimage"}
     for key, longest in newest.items():
         good = [
             row["v"]
@@ -147,7 +147,7 @@ def test_an_error_names_the_step_the_row_and_the_line() -> None:
         " ValueError: no dots, please" in message
     )
     assert "test_custom.py" in message
-    assert "To fix: mend it" in message
+    assert "To fix: correct the aggregate" in message
     assert caught.value.row == {"k": 4, "v": "3.14", "_tick": 1}
 
 
@@ -169,8 +169,8 @@ class Broken(Longest):
 @pytest.mark.parametrize(
     ("what", "cause"),
     [
-        ("short", "ValueError: add gave 0 elements for 1"),
-        ("list", "TypeError: add gave a list, not an Arrow array"),
+        ("short", "ValueError: add returned 0 elements, expected 1"),
+        ("list", "TypeError: add returned a list, not an Arrow array"),
         ("typed", "Unsupported cast from list<item: int64>"),
         ("result", "RuntimeError: no result today"),
     ],

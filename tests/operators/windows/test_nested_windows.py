@@ -4,7 +4,6 @@ is what a look at all rows at once would give.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,29 +15,29 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.windows.factory import window_kernel
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling, WindowSpec
 from headrace.testing.kernels import MemoryState
-from tests.operators.windows.feeding import STREAM, Feed
-from tests.operators.windows.oracle import Row, moment, us
+from tests.operators.windows.feeding import STREAM, Feed, random_feed
+from tests.operators.windows.oracle import us
 
 LATENESS = 40
 KEY = ("k", "window_start", "window_end")
 
 
-def bottom(emit: str) -> WindowStep:
+def bottom(emit: str) -> WindowSettings:
     aggregates = (("n", agg.count()), ("total", agg.sum("v")))
-    return WindowStep(
+    return WindowSettings(
         "minutes", STREAM, "t", Tumbling(10), ("k",), aggregates, late=Correct(LATENESS), emit=emit
     )
 
 
 def on_top(
     name: str, below: pa.Schema, window: WindowSpec, aggregates: Any, shift: int = -1
-) -> WindowStep:
+) -> WindowSettings:
     schema = pa.schema([field for field in below if field.name != "_change_type"])
-    return WindowStep(
+    return WindowSettings(
         name,
         schema,
         "window_end",
@@ -52,34 +51,11 @@ def on_top(
     )
 
 
-def drawn(seed: int) -> Feed:
-    """Rows of a minute that come up to 35 late, and clocks that follow the newest of them."""
-    chance = random.Random(seed)
-    ticks: list[list[Row]] = []
-    complete, newest = [], 0
-    for tick in range(40):
-        times = [max(tick * 10 - chance.randrange(35), 0) for _ in range(chance.randrange(6))]
-        ticks.append(
-            [
-                {
-                    "k": chance.randrange(2),
-                    "v": chance.randrange(100) / 10,
-                    "t": moment(time),
-                    "device": None,
-                }
-                for time in times
-            ]
-        )
-        newest = max([newest, *times])
-        complete.append(newest)
-    return Feed([*ticks, []], [*complete, 10_000], [*complete, 10_000])
-
-
-def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Table:
+def run(steps: Sequence[WindowSettings], feed: Feed, sizes: Sequence[int]) -> pa.Table:
     """Feed a chain of steps, in calls of some numbers of ticks; each step's clocks are those before
     it, less what it allows.
     """
-    states, told, at, turn = [MemoryState() for _ in steps], [], 0, 0
+    states, emitted, at, turn = [MemoryState() for _ in steps], [], 0, 0
     while at < len(feed.ticks):
         stop = min(at + sizes[turn % len(sizes)], len(feed.ticks))
         rows, watermarks = feed.table(at, stop), feed.watermarks(at, stop)
@@ -88,9 +64,9 @@ def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Tab
             rows = kernel.step_timed(state, [rows], [watermarks])
             assert kernel.counts["late"] == 0
             watermarks = behind(watermarks, kernel.lateness_us)
-        told.append(rows)
+        emitted.append(rows)
         at, turn = stop, turn + 1
-    return pa.concat_tables(told)
+    return pa.concat_tables(emitted)
 
 
 def behind(watermarks: Watermarks, lateness_us: int) -> Watermarks:
@@ -98,8 +74,8 @@ def behind(watermarks: Watermarks, lateness_us: int) -> Watermarks:
     return Watermarks(
         watermarks.ticks,
         watermarks.times_us,
-        watermarks.complete,
-        np.where(watermarks.closed == UNSTARTED, UNSTARTED, watermarks.closed - lateness_us),
+        watermarks.watermark,
+        np.where(watermarks.horizon == UNSTARTED, UNSTARTED, watermarks.horizon - lateness_us),
         watermarks.watermark_at_start,
         start if start == UNSTARTED else start - lateness_us,
     )
@@ -148,8 +124,10 @@ def sliding_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int]
     }
 
 
-def counts(told: pa.Table) -> dict[tuple[int, int, int], int]:
-    return {(k, us(start), us(end)): row["n"] for (k, start, end), row in fold(told, KEY).items()}
+def counts(emitted: pa.Table) -> dict[tuple[int, int, int], int]:
+    return {
+        (k, us(start), us(end)): row["n"] for (k, start, end), row in fold(emitted, KEY).items()
+    }
 
 
 SUMS = (("n", agg.sum("n")), ("total", agg.sum("total")), ("parts", agg.count()))
@@ -158,18 +136,18 @@ SUMS = (("n", agg.sum("n")), ("total", agg.sum("total")), ("parts", agg.count())
 @pytest.mark.parametrize("emit", ["final", "changes"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_minutes_to_hours_to_days(seed: int, emit: str) -> None:
-    feed, minutes = drawn(seed), bottom(emit)
+    feed, minutes = random_feed(seed), bottom(emit)
     hours = on_top("hours", window_kernel(minutes).output, Hopping(60, 30), SUMS)
     days = on_top("days", window_kernel(hours).output, Tumbling(240), SUMS)
-    told = run([minutes, hours, days], feed, [1])
-    check_ticks(told, KEY)
-    assert told.equals(run([minutes, hours, days], feed, [7, 1, 3]))
-    assert set(told["_change_type"].to_pylist()) >= {
+    emitted = run([minutes, hours, days], feed, [1])
+    check_ticks(emitted, KEY)
+    assert emitted.equals(run([minutes, hours, days], feed, [7, 1, 3]))
+    assert set(emitted["_change_type"].to_pylist()) >= {
         "insert",
         "update_preimage",
         "update_postimage",
     }
-    assert counts(told) == days_of(hours_of(totals(feed)))
+    assert counts(emitted) == days_of(hours_of(totals(feed)))
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])
@@ -180,9 +158,9 @@ def test_windows_that_depend_on_rows_over_minutes(
     window: WindowSpec, wanted: Any, emit: str
 ) -> None:
     for seed in range(2):
-        feed, minutes = drawn(seed), bottom(emit)
+        feed, minutes = random_feed(seed), bottom(emit)
         top = on_top("top", window_kernel(minutes).output, window, SUMS)
-        told = run([minutes, top], feed, [1])
-        check_ticks(told, KEY)
-        assert told.equals(run([minutes, top], feed, [7, 1, 3]))
-        assert counts(told) == wanted(totals(feed))
+        emitted = run([minutes, top], feed, [1])
+        check_ticks(emitted, KEY)
+        assert emitted.equals(run([minutes, top], feed, [7, 1, 3]))
+        assert counts(emitted) == wanted(totals(feed))

@@ -26,7 +26,7 @@ class Feed:
     """Ticks of rows (id, time), and the clock at the end of each tick."""
 
     ticks: list[list[tuple[int, int]]]
-    closed: list[int]
+    horizon: list[int]
     _numbers: list[int] = field(default_factory=list)
 
     def rows(self, first: int, last: int) -> pa.Table:
@@ -41,10 +41,10 @@ class Feed:
         return pa.table(columns)
 
     def watermarks(self, first: int, last: int) -> Watermarks:
-        closed = np.array(self.closed[first:last], np.int64)
-        before = self.closed[first - 1] if first else UNSTARTED
+        horizon = np.array(self.horizon[first:last], np.int64)
+        before = self.horizon[first - 1] if first else UNSTARTED
         numbers = np.arange(first + 1, last + 1)
-        return Watermarks(numbers, numbers * 7, closed, closed, before, before)
+        return Watermarks(numbers, numbers * 7, horizon, horizon, before, before)
 
 
 def obvious(feed: Feed) -> list[int]:
@@ -53,7 +53,7 @@ def obvious(feed: Feed) -> list[int]:
     found: list[int] = []
     number = 0
     for tick, rows in enumerate(feed.ticks):
-        before = feed.closed[tick - 1] if tick else UNSTARTED
+        before = feed.horizon[tick - 1] if tick else UNSTARTED
         for key, at in rows:
             if at >= before and not any(
                 other == key and abs(at - when) <= WITHIN for other, when in kept
@@ -73,8 +73,8 @@ def feeds(draw: st.DrawFn) -> Feed:
             max_size=6,
         )
     )
-    closed = sorted(draw(st.lists(st.integers(-5, 70), min_size=len(ticks), max_size=len(ticks))))
-    return Feed(ticks, closed)
+    horizon = sorted(draw(st.lists(st.integers(-5, 70), min_size=len(ticks), max_size=len(ticks))))
+    return Feed(ticks, horizon)
 
 
 @pytest.mark.parametrize("worth_a_round", [0.0, 0.9, 1.0])
@@ -83,7 +83,7 @@ def test_any_split_of_ticks_gives_the_obvious_rows(
     worth_a_round: float, feed: Feed, data: st.DataObject
 ) -> None:
     """Row by row from the start, in rounds and then row by row, and in rounds alone."""
-    with patch("headrace.operators.deduplication._WORTH_A_ROUND", worth_a_round):
+    with patch("headrace.operators.deduplication._MAX_ROUND_LEFTOVER", worth_a_round):
         check_split(feed, data)
 
 

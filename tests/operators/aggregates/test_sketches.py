@@ -21,8 +21,8 @@ from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.aggregates.sketches import BloomFilter
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
+from tests.operators.aggregates.values import VALUES
 from tests.operators.histories import History, cuts, run, streams, text
-from tests.operators.test_aggregate import VALUES
 
 SKETCHES = [
     agg.approx_distinct("v"),
@@ -64,9 +64,9 @@ def test_ticks_may_come_one_by_one_or_all_at_once(
         if type_name.startswith(("BIGINT", "DOUBLE", "DECIMAL"))
         else []
     )
-    told, state = run(kernel(history.schema, *SKETCHES, *numeric), history)
+    emitted, state = run(kernel(history.schema, *SKETCHES, *numeric), history)
     again, other_state = run(kernel(history.schema, *SKETCHES, *numeric), history, where)
-    assert text(told) == text(again)
+    assert text(emitted) == text(again)
     assert state.values == other_state.values
 
 
@@ -156,7 +156,7 @@ def test_damaged_and_newer_bloom_filters_are_refused() -> None:
 
 
 def test_sketches_take_no_tables() -> None:
-    with pytest.raises(BugError, match="cannot take rows back"):
+    with pytest.raises(BugError, match="cannot retract rows"):
         AggregateKernel(
             "sketched",
             pa.schema([("k", pa.int64()), ("v", pa.int64())]),
@@ -169,7 +169,8 @@ def test_sketches_take_no_tables() -> None:
 def test_another_process_makes_the_same_bytes() -> None:
     """Also when Python hashes strings otherwise."""
     script = (
-        "import json, numpy as np, pyarrow as pa\nfrom headrace.operators import agg\nfrom"
+        "import json, numpy as np, pyarrow as pa\nfrom"
+        " headrace.operators.aggregates import functions as agg\nfrom"
         " headrace.operators.aggregates.kernel import AggregateKernel\nfrom"
         " headrace.testing.kernels import MemoryState\nvalues = [f'w{n % 37}' for n in"
         " range(2000)]\nspecs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v',"

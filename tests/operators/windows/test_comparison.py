@@ -73,7 +73,7 @@ def histories(draw: st.DrawFn) -> Ticks:
 def obvious(ticks: Ticks) -> list[Row]:
     table: dict[tuple[Any, int], Row] = {}
     shown: dict[tuple[Any, int], Row] = {}
-    told: list[Row] = []
+    emitted: list[Row] = []
     for number, rows in enumerate(ticks):
         for row in rows:
             key = (row["k"], us(row["window_start"]))
@@ -92,11 +92,11 @@ def obvious(ticks: Ticks) -> list[Row]:
             {*shown, *now}, key=lambda each: (each[0] is not None, each[0] or 0, each[1])
         ):
             if repr(shown.get(key)) != repr(now.get(key)):
-                told += [
+                emitted += [
                     {**change, "_tick": number} for change in changed(shown.get(key), now.get(key))
                 ]
         shown = now
-    return told
+    return emitted
 
 
 def table_of(ticks: Ticks, first: int, stop: int) -> pa.Table:
@@ -106,23 +106,23 @@ def table_of(ticks: Ticks, first: int, stop: int) -> pa.Table:
     )
 
 
-def watermarks(first: int, stop: int, closed: list[int] | None = None) -> Watermarks:
+def watermarks(first: int, stop: int, horizon: list[int] | None = None) -> Watermarks:
     times = np.arange(first, stop)
-    at_end = np.full(stop - first, UNSTARTED) if closed is None else np.array(closed[first:stop])
-    start = UNSTARTED if closed is None or not first else closed[first - 1]
+    at_end = np.full(stop - first, UNSTARTED) if horizon is None else np.array(horizon[first:stop])
+    start = UNSTARTED if horizon is None or not first else horizon[first - 1]
     return Watermarks(times, times, at_end, at_end, start, start)
 
 
 @given(ticks=histories(), where=cuts(), by=st.just(("k",)))
 @settings(max_examples=60)
 def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
-    kernel, state, told = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
+    kernel, state, emitted = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
     bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]
     for first, stop in pairwise(bounds):
         table = kernel.step_timed(state, [table_of(ticks, first, stop)], [watermarks(first, stop)])
         check_ticks(table, ("k", "window_start"))
-        told += table.to_pylist()
-    assert text(told) == text(obvious(ticks))
+        emitted += table.to_pylist()
+    assert text(emitted) == text(obvious(ticks))
 
 
 def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
@@ -132,13 +132,13 @@ def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
         [],
         [{**window(0, 20, 6), "_change_type": "insert"}],
     ]
-    for closed, previous in ([0, 10, 29, 29], 5), ([0, 10, 30, 30], None):
-        kernel, state, told = CompareKernel("c", SCHEMA, ["k"], PERIOD), MemoryState(), []
+    for horizon, previous in ([0, 10, 29, 29], 5), ([0, 10, 30, 30], None):
+        kernel, state, emitted = CompareKernel("c", SCHEMA, ["k"], PERIOD), MemoryState(), []
         for tick in range(4):
-            told += kernel.step_timed(
-                state, [table_of(ticks, tick, tick + 1)], [watermarks(tick, tick + 1, closed)]
+            emitted += kernel.step_timed(
+                state, [table_of(ticks, tick, tick + 1)], [watermarks(tick, tick + 1, horizon)]
             ).to_pylist()
-        assert [(each["n"], each["previous_n"]) for each in told] == [(5, None), (6, previous)]
+        assert [(each["n"], each["previous_n"]) for each in emitted] == [(5, None), (6, previous)]
         assert len(state.values) == (1 if previous is None else 2)
 
 
@@ -154,12 +154,12 @@ def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
     kernel = CompareKernel(
         "c", SCHEMA, ["k"], 7 * 24 * hour, tumbling("1 day", timezone="Europe/Berlin")
     )
-    told = kernel.step_timed(
+    emitted = kernel.step_timed(
         MemoryState(),
         [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)],
         [watermarks(0, 1)],
     ).to_pylist()
-    assert [(each["n"], each["previous_n"]) for each in told] == [(1, None), (2, 1)]
+    assert [(each["n"], each["previous_n"]) for each in emitted] == [(1, None), (2, 1)]
 
 
 def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[int, int | None]:
@@ -173,12 +173,12 @@ def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[i
         {**window(0, start, at), "window_end": moment(end), "_change_type": "insert"}
         for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
     ]
-    told = (
+    emitted = (
         CompareKernel("c", SCHEMA, ["k"], period_us, spec)
         .step_timed(MemoryState(), [table_of([rows], 0, 1)], [watermarks(0, 1)])
         .to_pylist()
     )
-    return {each["n"]: each["previous_n"] for each in told}
+    return {each["n"]: each["previous_n"] for each in emitted}
 
 
 def test_a_day_that_begins_at_one_because_midnight_is_left_out_has_a_day_a_week_earlier() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.operators.aggregates.float_sums import (
     ExactColumns,
     ExactSum,
-    distilled,
+    distil,
     exact,
     two_product,
     two_sum,
@@ -30,12 +30,12 @@ def summed(
     for first, stop in zip([0, *cuts], [*cuts, len(values)], strict=True):
         piece = columns.of_values(np.array(values[first:stop]), None)
         total = (
-            columns.add(total, columns.reduced(piece, np.zeros(stop - first, np.int64)))
+            columns.add(total, columns.reduce(piece, np.zeros(stop - first, np.int64)))
             if stop > first
             else total
         )
     value = float(columns.rounded(total)[0])
-    stored, tails = columns.closed(total)
+    stored, tails = columns.close_states(total)
     return [float(part[0]) for part in stored], tails[0] if tails else b"", value
 
 
@@ -71,12 +71,12 @@ def test_what_came_can_go() -> None:
     values = np.array(
         [1e300, 1.0, math.inf, -1e-300, math.nan, 2.0**-1074, -math.inf, 1.7e308, 1.7e308]
     )
-    coming = columns.reduced(columns.of_values(values, None), np.zeros(len(values), np.int64))
-    going = columns.reduced(
+    coming = columns.reduce(columns.of_values(values, None), np.zeros(len(values), np.int64))
+    going = columns.reduce(
         columns.of_values(np.delete(values, 1), -np.ones(len(values) - 1, np.int64)),
         np.zeros(len(values) - 1, np.int64),
     )
-    rest, tails = columns.closed(columns.add(coming, going))
+    rest, tails = columns.close_states(columns.add(coming, going))
     assert tails is None
     assert [float(part[0]) for part in rest] == [1.0, 0.0, 0.0]
 
@@ -85,8 +85,8 @@ def test_few_numbers_need_the_slow_way() -> None:
     """Amounts of money in one key, a million of them: the parts suffice."""
     amounts = np.round(np.random.default_rng(7).lognormal(4, 3, 100_000), 2)
     columns = ExactColumns(3)
-    parts, tails = columns.closed(
-        columns.reduced(columns.of_values(amounts, None), np.zeros(len(amounts), np.int64))
+    parts, tails = columns.close_states(
+        columns.reduce(columns.of_values(amounts, None), np.zeros(len(amounts), np.int64))
     )
     assert tails is None
     assert parts[0][0] == math.fsum(amounts.tolist())
@@ -102,7 +102,7 @@ def test_distilled_parts_are_canonical(terms: int) -> None:
         )
         for _ in range(terms)
     ]
-    total, failed = distilled(columns, 4)
+    total, failed = distil(columns, 4)
     assert failed.mean() < 0.2
     for at in np.flatnonzero(~failed)[:2000].tolist():
         expected = sum((exact(float(column[at])) for column in columns), ExactSum()).parts(4)
@@ -111,9 +111,7 @@ def test_distilled_parts_are_canonical(terms: int) -> None:
 
 def test_ties_are_not_left_to_chance() -> None:
     tie, below = 2.0**-53, 2.0**-120
-    total, failed = distilled(
-        [np.array([1.0, 1.0]), np.array([tie, tie]), np.array([below, 0.0])], 3
-    )
+    total, failed = distil([np.array([1.0, 1.0]), np.array([tie, tie]), np.array([below, 0.0])], 3)
     assert failed.tolist() == [True, False]
     assert [float(part[1]) for part in total] == [1.0, tie, 0.0]
     assert summed([1.0, tie, below], [])[0] == [1 + 2.0**-52, -tie, below]

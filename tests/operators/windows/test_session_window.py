@@ -15,25 +15,26 @@ from hypothesis import strategies as st
 from headrace.errors import InputError
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows import state as kept_rows
-from headrace.operators.windows.buffered_window import SessionRows
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.buffered_window import BufferedSessions
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
-from headrace.operators.windows.session_window import Sessions
+from headrace.operators.windows.session_window import SessionWindows
 from headrace.operators.windows.specs import Session
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import (
     STREAM,
     Feed,
+    ShorteningState,
     check_same,
     cuts,
     expected,
     feed_to,
+    late_by_minute,
     shard_counts,
     streams,
     tables,
 )
 from tests.operators.windows.oracle import Row, SessionOracle, moment, us
-from tests.operators.windows.test_fixed import Cutting, late_by_minute
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
 MERGEABLE = (
@@ -50,7 +51,7 @@ AGGREGATES = (
 )
 
 
-def step_of(feed: Feed, **settings: Any) -> WindowStep:
+def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     given = {
         "window": Session(8),
         "by": ("k",),
@@ -58,7 +59,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowStep:
         "producer": "device",
         **settings,
     }
-    return WindowStep(
+    return WindowSettings(
         "w",
         feed.schema,
         "t",
@@ -94,9 +95,9 @@ def test_kept_rows_give_the_obvious_rows(
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit)
     oracle = SessionOracle(step)
     wanted = expected(oracle, feed)
-    fed = feed_to(SessionRows, step, feed, where, shards)
-    check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter(
+    output = feed_to(BufferedSessions, step, feed, where, shards)
+    check_same(output.emitted, wanted, shards)
+    assert late_by_minute(output.late_counts) == Counter(
         (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
     )
 
@@ -123,9 +124,9 @@ def test_states_give_the_obvious_rows(
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit, aggregates=MERGEABLE)
     oracle = SessionOracle(step)
     wanted = expected(oracle, feed)
-    fed = feed_to(Sessions, step, feed, where, shards)
-    check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter(
+    output = feed_to(SessionWindows, step, feed, where, shards)
+    check_same(output.emitted, wanted, shards)
+    assert late_by_minute(output.late_counts) == Counter(
         (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
     )
 
@@ -151,10 +152,10 @@ def test_combined_rows_give_what_rows_give(
 ) -> None:
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit, aggregates=MERGEABLE)
     plain, combined = (
-        feed_to(Sessions, step, feed, where),
-        feed_to(Sessions, step, feed, where, combine=sizes),
+        feed_to(SessionWindows, step, feed, where),
+        feed_to(SessionWindows, step, feed, where, combine=sizes),
     )
-    check_same(combined.told, plain.told, [1])
+    check_same(combined.emitted, plain.emitted, [1])
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
 
@@ -169,21 +170,21 @@ def test_combined_rows_give_what_rows_give(
 def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
     feed: Feed, late: LatePolicy, emit: str, where: list[int]
 ) -> None:
-    for build in (SessionRows,) if feed.is_table else (SessionRows, Sessions):
+    for build in (BufferedSessions,) if feed.is_table else (BufferedSessions, SessionWindows):
         step = step_of(feed, late=late, emit=emit, aggregates=MERGEABLE)
         assert feed_to(build, step, feed, where).state == feed_to(build, step, feed).state
         ended = Feed(
-            [*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table
+            [*feed.ticks, []], [*feed.watermark, 10_000], [*feed.horizon, 10_000], feed.is_table
         )
-        fed = feed_to(build, step, ended, where)
-        assert fed.state == {}
-        assert fed.due[-1] is None
+        output = feed_to(build, step, ended, where)
+        assert output.state == {}
+        assert output.due[-1] is None
 
 
-KINDS = pytest.mark.parametrize("build", [SessionRows, Sessions])
+KINDS = pytest.mark.parametrize("build", [BufferedSessions, SessionWindows])
 
 
-def told(fed: list[Row]) -> list[tuple[Any, ...]]:
+def emitted(output: list[Row]) -> list[tuple[Any, ...]]:
     return [
         (
             each["_tick"],
@@ -192,14 +193,14 @@ def told(fed: list[Row]) -> list[tuple[Any, ...]]:
             us(each["window_end"]),
             each["n"],
         )
-        for each in fed
+        for each in output
     ]
 
 
 @KINDS
 def test_rows_a_gap_apart_are_in_two_sessions_and_rows_less_apart_in_one(build: Any) -> None:
     feed = Feed([[row(0), row(8), row(15)]], [100], [100])
-    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).told) == [
+    assert emitted(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).emitted) == [
         (0, "insert", 0, 8, 1),
         (0, "insert", 8, 23, 2),
     ]
@@ -208,17 +209,17 @@ def test_rows_a_gap_apart_are_in_two_sessions_and_rows_less_apart_in_one(build: 
 @KINDS
 def test_a_session_that_ends_exactly_at_the_clock_is_told(build: Any) -> None:
     feed = Feed([[row(2)], [], []], [0, 9, 10], [0, 9, 10])
-    fed = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
-    assert told(fed.told) == [(2, "insert", 2, 10, 1)]
-    assert fed.due == [10, 10, None]
-    assert fed.state == {}
+    output = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
+    assert emitted(output.emitted) == [(2, "insert", 2, 10, 1)]
+    assert output.due == [10, 10, None]
+    assert output.state == {}
 
 
 @KINDS
 def test_a_late_row_that_bridges_two_sessions_retracts_both(build: Any) -> None:
     feed = Feed([[row(0)], [row(13)], [], [row(7)]], [0, 8, 21, 21], [0, 8, 21, 21])
-    fed = feed_to(build, step_of(feed, late=Correct(20), aggregates=MERGEABLE), feed, [1, 2, 3])
-    assert told(fed.told) == [
+    output = feed_to(build, step_of(feed, late=Correct(20), aggregates=MERGEABLE), feed, [1, 2, 3])
+    assert emitted(output.emitted) == [
         (1, "insert", 0, 8, 1),
         (2, "insert", 13, 21, 1),
         (3, "delete", 0, 8, 1),
@@ -232,7 +233,7 @@ def test_a_session_that_grows_past_the_clock_is_retracted_until_it_is_complete_a
     build: Any,
 ) -> None:
     feed = Feed([[row(0)], [row(5)], []], [8, 8, 13], [0, 0, 0])
-    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).told) == [
+    assert emitted(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).emitted) == [
         (0, "insert", 0, 8, 1),
         (1, "delete", 0, 8, 1),
         (2, "insert", 0, 13, 2),
@@ -245,27 +246,29 @@ def test_a_row_whose_session_ends_exactly_at_the_lateness_bound_is_too_late(
     build: Any, lateness: int, late: int
 ) -> None:
     feed = Feed([[row(50)], [row(2)]], [15, 15], [15, 15])
-    fed = feed_to(build, step_of(feed, late=Correct(lateness), aggregates=MERGEABLE), feed)
-    assert sum(each["rows"] for each in fed.late_counts) == late
-    assert len(fed.told) == 1 - late
+    output = feed_to(build, step_of(feed, late=Correct(lateness), aggregates=MERGEABLE), feed)
+    assert sum(each["rows"] for each in output.late_counts) == late
+    assert len(output.emitted) == 1 - late
 
 
 @KINDS
 def test_rows_of_a_tick_that_follow_each_other_are_late_together_or_not_at_all(build: Any) -> None:
     feed = Feed([[row(50)], [row(0), row(7), row(-9)]], [14, 14], [14, 14])
-    fed = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed)
-    assert told(fed.told) == []
-    assert [each["rows"] for each in fed.late_counts] == [1]
-    assert fed.due == [15]
+    output = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed)
+    assert emitted(output.emitted) == []
+    assert [each["rows"] for each in output.late_counts] == [1]
+    assert output.due == [15]
 
 
 @KINDS
 def test_long_keys_are_found_again(build: Any) -> None:
     schema = STREAM.set(0, pa.field("k", pa.string()))
-    step = WindowStep("w", schema, "t", Session(8), ("k",), (("n", agg.count()),), late=Correct(50))
+    step = WindowSettings(
+        "w", schema, "t", Session(8), ("k",), (("n", agg.count()),), late=Correct(50)
+    )
     keys = ["ä" * 300, "b" * 382, "c" * 2000, "d"]
     feed = Feed([[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]], [0, 9, 9], [0, 9, 9])  # type: ignore[arg-type]
-    kernel, state, found = build(step), Cutting(), []
+    kernel, state, found = build(step), ShorteningState(), []
     for tick in range(3):
         rows = pa.Table.from_pylist(
             [{**each, "_tick": tick} for each in feed.ticks[tick]],
@@ -296,7 +299,7 @@ def test_a_row_that_goes_cuts_its_session_in_two() -> None:
         [0, 0],
         is_table=True,
     )
-    assert told(feed_to(SessionRows, step_of(feed), feed, [1]).told) == [
+    assert emitted(feed_to(BufferedSessions, step_of(feed), feed, [1]).emitted) == [
         (0, "insert", 0, 22, 3),
         (1, "insert", 0, 8, 1),
         (1, "delete", 0, 22, 3),
@@ -307,10 +310,10 @@ def test_a_row_that_goes_cuts_its_session_in_two() -> None:
 def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> None:
     feed = Feed([[row(0, 1.0)], [row(1, 2.0)], [row(2, 3.0)]], [0, 0, 0], [0, 0, 0])
     step = step_of(feed, aggregates=(("some", agg.collect("v", most=1)),))
-    kernel, state, found = SessionRows(step), MemoryState(), []
+    kernel, state, found = BufferedSessions(step), MemoryState(), []
     for tick in range(3):
         kernel.step_timed(state, [feed.table(tick, tick + 1)], [feed.watermarks(tick, tick + 1)])
-        found += kernel.diverted.take().to_pylist()
+        found += kernel.dead_letters.take().to_pylist()
     assert [(each["v"], each["device"], each["_tick"]) for each in found] == [
         (2.0, "a", 1),
         (3.0, "a", 2),
@@ -321,4 +324,4 @@ def test_more_rows_than_can_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kept_rows, "MAX_ROWS", 2)
     feed = Feed([[row(0), row(1), row(2)]], [0], [0])
     with pytest.raises(InputError, match="keeps up to 2 rows a group"):
-        feed_to(SessionRows, step_of(feed), feed)
+        feed_to(BufferedSessions, step_of(feed), feed)

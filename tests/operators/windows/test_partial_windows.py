@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows.fixed_window import FixedWindows
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Tumbling
 from headrace.testing.kernels import MemoryState
@@ -25,10 +25,10 @@ from tests.operators.windows.feeding import (
     check_same,
     cuts,
     feed_to,
+    late_by_minute,
     streams,
     tables,
 )
-from tests.operators.windows.test_fixed import late_by_minute
 
 AGGREGATES = (
     ("n", agg.count()),
@@ -38,7 +38,7 @@ AGGREGATES = (
 )
 
 
-def step_of(feed: Feed, **settings: Any) -> WindowStep:
+def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     given = {
         "window": Tumbling(10),
         "by": ("k",),
@@ -46,7 +46,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowStep:
         "producer": "device",
         **settings,
     }
-    return WindowStep(
+    return WindowSettings(
         "w",
         feed.schema,
         "t",
@@ -82,7 +82,7 @@ def test_combined_rows_give_what_rows_give(
         feed_to(FixedWindows, step, feed, where),
         feed_to(FixedWindows, step, feed, where, combine=sizes),
     )
-    check_same(combined.told, plain.told)
+    check_same(combined.emitted, plain.emitted)
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
     assert combined.corrected == plain.corrected
@@ -114,12 +114,12 @@ def test_a_row_for_each_group_pane_and_tick() -> None:
 
 def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
     kernel = FixedWindows(step_of(Feed([], [], [])))
-    assert kernel.worth_combining(many(20_000, 10))
-    assert not kernel.worth_combining(many(20_000, 1_000_000))
-    assert not FixedWindows(step_of(Feed([], [], []), window=Tumbling(1))).worth_combining(
+    assert kernel.is_worth_combining(many(20_000, 10))
+    assert not kernel.is_worth_combining(many(20_000, 1_000_000))
+    assert not FixedWindows(step_of(Feed([], [], []), window=Tumbling(1))).is_worth_combining(
         many(20, 20)
     )
-    assert not kernel.worth_combining(many(0, 10))
+    assert not kernel.is_worth_combining(many(0, 10))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,12 @@ def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
 )
 def test_what_needs_whole_rows_is_not_combined(settings: dict[str, Any]) -> None:
     kernel = FixedWindows(
-        WindowStep("w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings})
+        WindowSettings(
+            "w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings}
+        )
     )
     assert not kernel.combinable
-    assert not kernel.worth_combining(many(20_000, 1))
+    assert not kernel.is_worth_combining(many(20_000, 1))
 
 
 def test_rows_in_many_windows_are_combined_on_their_way() -> None:
@@ -140,13 +142,13 @@ def test_rows_in_many_windows_are_combined_on_their_way() -> None:
         [{**row, "_tick": 0} for row in rows * 3], pa.schema([*STREAM, ("_tick", pa.int64())])
     )
     feed = Feed([[]], [30], [30])
-    told = []
+    emitted = []
     for spec in (AGGREGATES, (*AGGREGATES, ("all", agg.collect("v")))):
         kernel = FixedWindows(step_of(feed, window=Hopping(12, 2), aggregates=spec))
-        told.append(
+        emitted.append(
             kernel.step_timed(MemoryState(), [table], [feed.watermarks(0, 1)]).select(
                 ["window_start", "n", "total", "mean", "spread"]
             )
         )
-    assert told[0] == told[1]
-    assert told[0].num_rows > 10
+    assert emitted[0] == emitted[1]
+    assert emitted[0].num_rows > 10

@@ -5,7 +5,6 @@ and what happens at their edges.
 from __future__ import annotations
 
 from collections import Counter
-from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
@@ -19,17 +18,18 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import UNSTARTED, TimedKernel
 from headrace.operators.windows.fixed_window import FixedWindows
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Tumbling, tumbling
-from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import (
     STREAM,
     Feed,
+    ShorteningState,
     check_same,
     cuts,
     expected,
     feed_to,
+    late_by_minute,
     shard_counts,
     streams,
     tables,
@@ -47,7 +47,7 @@ AGGREGATES = (
 )
 
 
-def step_of(feed: Feed, **settings: Any) -> WindowStep:
+def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     given = {
         "window": Tumbling(10),
         "by": ("k",),
@@ -55,7 +55,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowStep:
         "producer": "device",
         **settings,
     }
-    return WindowStep(
+    return WindowSettings(
         "w",
         feed.schema,
         "t",
@@ -91,25 +91,18 @@ def test_it_gives_the_obvious_rows(
     step = step_of(feed, window=window, late=late, by=by, emit=emit)
     oracle = FixedOracle(step)
     wanted = expected(oracle, feed)
-    fed = feed_to(FixedWindows, step, feed, where, shards)
-    check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter(
+    output = feed_to(FixedWindows, step, feed, where, shards)
+    check_same(output.emitted, wanted, shards)
+    assert late_by_minute(output.late_counts) == Counter(
         (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
     )
-    assert fed.corrected == oracle.corrected
-    assert fed.late == [] or isinstance(late, Divert)
+    assert output.corrected == oracle.corrected
+    assert output.late == [] or isinstance(late, Divert)
     if isinstance(late, Divert):
-        assert reasons(fed.late) == sorted(
+        assert reasons(output.late) == sorted(
             f"{each['_tick']} {each['t']} too late by {format_us(each['behind_us'])}"
             for each in oracle.late
         )
-
-
-def late_by_minute(counts: list[Row]) -> Counter[tuple[int, str | None]]:
-    found: Counter[tuple[int, str | None]] = Counter()
-    for each in counts:
-        found[us(each["minute"]) // 60_000_000, each["producer"]] += each["rows"]
-    return found
 
 
 def reasons(late: list[Row]) -> list[str]:
@@ -129,10 +122,12 @@ def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
 ) -> None:
     step = step_of(feed, window=window, late=late, emit=emit)
     assert feed_to(FixedWindows, step, feed, where).state == feed_to(FixedWindows, step, feed).state
-    ended = Feed([*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table)
-    fed = feed_to(FixedWindows, step, ended, where)
-    assert fed.state == {}
-    assert fed.due[-1] is None
+    ended = Feed(
+        [*feed.ticks, []], [*feed.watermark, 10_000], [*feed.horizon, 10_000], feed.is_table
+    )
+    output = feed_to(FixedWindows, step, ended, where)
+    assert output.state == {}
+    assert output.due[-1] is None
 
 
 # Sketches and users' own aggregates are in windows that no row comes to any more, too
@@ -172,9 +167,9 @@ class Longest(agg.CustomAggregate):
 def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, result: Any) -> None:
     mine = [row(1, 3.0), row(2, 1.0, device="b"), row(3, 3.0)]
     feed = Feed([mine, [row(1, 9.0, k=1)], [row(15, 5.0, k=2)]], [0, 0, 12], [0, 0, 12])
-    fed = feed_to(FixedWindows, step_of(feed, aggregates=(("a", spec),)), feed, [1, 2])
-    assert [each["a"] for each in fed.told if each["k"] == 0] == [result]
-    assert [each["k"] for each in fed.told] == [0, 1]
+    output = feed_to(FixedWindows, step_of(feed, aggregates=(("a", spec),)), feed, [1, 2])
+    assert [each["a"] for each in output.emitted if each["k"] == 0] == [result]
+    assert [each["k"] for each in output.emitted] == [0, 1]
 
 
 # Edges
@@ -182,54 +177,56 @@ def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, re
 
 def test_a_window_that_ends_exactly_at_the_clock_is_told() -> None:
     feed = Feed([[row(9)], [], [], []], [0, 9, 10, 11], [0, 9, 10, 11])
-    fed = feed_to(FixedWindows, step_of(feed), feed)
+    output = feed_to(FixedWindows, step_of(feed), feed)
     assert [
-        (each["_tick"], each["n"], each["window_start"], each["window_end"]) for each in fed.told
+        (each["_tick"], each["n"], each["window_start"], each["window_end"])
+        for each in output.emitted
     ] == [(2, 1, moment(0), moment(10))]
     assert feed_to(FixedWindows, step_of(feed), Feed(feed.ticks[:2], [0, 9], [0, 9])).due == [10]
 
 
 def test_a_row_completes_its_own_window_in_its_own_tick() -> None:
     feed = Feed([[row(3)], [row(4), row(12)]], [2, 10], [2, 10])
-    told = feed_to(FixedWindows, step_of(feed), feed).told
-    assert [(each["_tick"], each["n"]) for each in told] == [(1, 2)]
+    emitted = feed_to(FixedWindows, step_of(feed), feed).emitted
+    assert [(each["_tick"], each["n"]) for each in emitted] == [(1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("lateness", "told"), [(5, ["insert", "update_preimage", "update_postimage"]), (4, ["insert"])]
+    ("lateness", "emitted"),
+    [(5, ["insert", "update_preimage", "update_postimage"]), (4, ["insert"])],
 )
-def test_a_row_exactly_at_the_lateness_bound_is_too_late(lateness: int, told: list[str]) -> None:
+def test_a_row_exactly_at_the_lateness_bound_is_too_late(lateness: int, emitted: list[str]) -> None:
     feed = Feed([[row(1)], [], [row(2)]], [0, 14, 14], [0, 14, 14])
-    fed = feed_to(FixedWindows, step_of(feed, late=Correct(lateness)), feed)
-    assert [each["_change_type"] for each in fed.told] == told
-    assert [each["rows"] for each in fed.late_counts] == ([] if len(told) == 3 else [1])
-    assert [each["n"] for each in fed.told] == [1, 1, 2][: len(told)]
+    output = feed_to(FixedWindows, step_of(feed, late=Correct(lateness)), feed)
+    assert [each["_change_type"] for each in output.emitted] == emitted
+    assert [each["rows"] for each in output.late_counts] == ([] if len(emitted) == 3 else [1])
+    assert [each["n"] for each in output.emitted] == [1, 1, 2][: len(emitted)]
 
 
 def test_a_row_that_comes_with_the_clock_that_closes_its_window_is_not_late() -> None:
     feed = Feed([[row(1)], [row(2)], [row(3)]], [0, 10, 10], [0, 10, 10])
-    fed = feed_to(FixedWindows, step_of(feed), feed)
-    assert [(each["_tick"], each["n"]) for each in fed.told] == [(1, 2)]
-    assert [(each["producer"], each["rows"]) for each in fed.late_counts] == [("a", 1)]
+    output = feed_to(FixedWindows, step_of(feed), feed)
+    assert [(each["_tick"], each["n"]) for each in output.emitted] == [(1, 2)]
+    assert [(each["producer"], each["rows"]) for each in output.late_counts] == [("a", 1)]
 
 
 def test_a_hopping_row_is_in_the_windows_that_are_still_open() -> None:
     feed = Feed([[row(20)], [row(8)]], [12, 30], [12, 30])
-    told = feed_to(FixedWindows, step_of(feed, window=Hopping(10, 5)), feed).told
-    assert [(us(each["window_start"]), each["n"]) for each in told] == [(5, 1), (15, 1), (20, 1)]
+    emitted = feed_to(FixedWindows, step_of(feed, window=Hopping(10, 5)), feed).emitted
+    assert [(us(each["window_start"]), each["n"]) for each in emitted] == [(5, 1), (15, 1), (20, 1)]
 
 
 def test_nothing_is_told_and_nothing_is_late_before_the_clock_begins() -> None:
     feed = Feed([[row(1)], [row(-(10**15))]], [UNSTARTED] * 2, [UNSTARTED] * 2)
-    fed = feed_to(FixedWindows, step_of(feed, late=Correct(100)), feed)
-    assert (fed.told, fed.late_counts) == ([], [])
-    assert fed.due == [us(moment(10 - 10**15))]
+    output = feed_to(FixedWindows, step_of(feed, late=Correct(100)), feed)
+    assert (output.emitted, output.late_counts) == ([], [])
+    assert output.due == [us(moment(10 - 10**15))]
 
 
 def test_lateness_is_counted_from_the_closed_clock_and_results_go_by_the_complete_clock() -> None:
     feed = Feed([[row(1)], [], [row(2)]], [0, 20, 20], [0, 9, 9])
-    told = feed_to(FixedWindows, step_of(feed), feed).told
-    assert [(each["_tick"], each["_change_type"], each["n"]) for each in told] == [
+    emitted = feed_to(FixedWindows, step_of(feed), feed).emitted
+    assert [(each["_tick"], each["_change_type"], each["n"]) for each in emitted] == [
         (1, "insert", 1),
         (2, "update_preimage", 1),
         (2, "update_postimage", 2),
@@ -244,14 +241,14 @@ def test_a_row_of_a_table_that_goes_takes_its_window_with_it() -> None:
         [0, 0, 0],
         is_table=True,
     )
-    fed = feed_to(FixedWindows, step_of(feed), feed, [1, 2])
-    assert [each["_change_type"] for each in fed.told] == ["insert", "delete"]
-    assert fed.state == {}
+    output = feed_to(FixedWindows, step_of(feed), feed, [1, 2])
+    assert [each["_change_type"] for each in output.emitted] == ["insert", "delete"]
+    assert output.state == {}
 
 
 def test_long_keys_are_found_again() -> None:
     schema = STREAM.set(0, pa.field("k", pa.string()))
-    step = WindowStep(
+    step = WindowSettings(
         "w", schema, "t", Tumbling(10), ("k",), (("n", agg.count()),), late=Correct(50)
     )
     keys = ["ä" * 300, "b" * 382, "b" * 383, "c" * 2000, "d"]
@@ -260,34 +257,20 @@ def test_long_keys_are_found_again() -> None:
         [0, 10, 10],
         [0, 10, 10],
     )
-    kernel, state, told = FixedWindows(step), Cutting(), []
+    kernel, state, emitted = FixedWindows(step), ShorteningState(), []
     for tick in range(3):
         rows = pa.Table.from_pylist(
             [{**each, "_tick": tick} for each in feed.ticks[tick]],
             pa.schema([*schema, ("_tick", pa.int64())]),
         )
-        told += kernel.step_timed(state, [rows], [feed.watermarks(tick, tick + 1)]).to_pylist()
-    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 1] == [
+        emitted += kernel.step_timed(state, [rows], [feed.watermarks(tick, tick + 1)]).to_pylist()
+    assert [(each["k"], each["n"]) for each in emitted if each["_tick"] == 1] == [
         (key, 1) for key in sorted(keys, key=str.encode)
     ]
-    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 2] == [
+    assert [(each["k"], each["n"]) for each in emitted if each["_tick"] == 2] == [
         (keys[0], 1),
         (keys[0], 2),
     ]
-
-
-class Cutting(MemoryState):
-    """Cuts long names as a store does."""
-
-    def get(self, keys: Any, groups: Any = None) -> Any:
-        return super().get(list(map(self.cut, keys)), groups)
-
-    def put(self, keys: Any, values: Any, groups: Any = None) -> None:
-        super().put(list(map(self.cut, keys)), values, groups)
-
-    @staticmethod
-    def cut(key: bytes) -> bytes:
-        return key if len(key) <= 400 else key[:368] + blake2b(key, digest_size=32).digest()
 
 
 def test_a_day_of_25_hours() -> None:
@@ -295,10 +278,10 @@ def test_a_day_of_25_hours() -> None:
     begin = us(moment(1_792_879_200_000_000))  # 2026-10-24 22:00 UTC, midnight in Berlin
     rows = [row(begin + at * hour + offset) for at, offset in [(0, 0), (24, 0), (25, -1), (25, 0)]]
     feed = Feed([rows, []], [begin, begin + 25 * hour], [begin, begin])
-    told = feed_to(
+    emitted = feed_to(
         FixedWindows, step_of(feed, window=tumbling("1 day", timezone="Europe/Berlin")), feed
-    ).told
-    assert [(each["n"], us(each["window_start"]), us(each["window_end"])) for each in told] == [
+    ).emitted
+    assert [(each["n"], us(each["window_start"]), us(each["window_end"])) for each in emitted] == [
         (3, begin, begin + 25 * hour)
     ]
 
@@ -331,4 +314,4 @@ def test_what_cannot_be_is_refused(settings: Row, error: type[Exception], words:
         **settings,
     }
     with pytest.raises(error, match=words):
-        FixedWindows(WindowStep(**given))
+        FixedWindows(WindowSettings(**given))

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.operators.aggregates import functions as agg
-from headrace.operators.windows.buffered_window import SessionRows, SlidingRows
+from headrace.operators.windows.buffered_window import BufferedSessions, BufferedSlidingWindows
 from headrace.operators.windows.factory import keeps_rows, window_kernel
 from headrace.operators.windows.fixed_window import FixedWindows
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
-from headrace.operators.windows.session_window import Sessions
-from headrace.operators.windows.sliding_window import SlidingStates
+from headrace.operators.windows.session_window import SessionWindows
+from headrace.operators.windows.sliding_window import SlidingWindows
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling
 from tests.operators.windows.feeding import (
     Feed,
@@ -26,12 +26,12 @@ from tests.operators.windows.feeding import (
     cuts,
     expected,
     feed_to,
+    late_by_minute,
     shard_counts,
     streams,
     tables,
 )
 from tests.operators.windows.oracle import Row, SlidingOracle, moment, us
-from tests.operators.windows.test_fixed import late_by_minute
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
 MERGEABLE = (
@@ -54,7 +54,7 @@ AGGREGATES = (
 )
 
 
-def step_of(feed: Feed, **settings: Any) -> WindowStep:
+def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     given = {
         "window": Sliding(8),
         "by": ("k",),
@@ -62,7 +62,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowStep:
         "producer": "device",
         **settings,
     }
-    return WindowStep(
+    return WindowSettings(
         "w",
         feed.schema,
         "t",
@@ -98,9 +98,9 @@ def test_kept_rows_give_the_obvious_rows(
     step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit)
     oracle = SlidingOracle(step)
     wanted = expected(oracle, feed)
-    fed = feed_to(SlidingRows, step, feed, where, shards)
-    check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter(
+    output = feed_to(BufferedSlidingWindows, step, feed, where, shards)
+    check_same(output.emitted, wanted, shards)
+    assert late_by_minute(output.late_counts) == Counter(
         (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
     )
 
@@ -132,9 +132,9 @@ def test_states_give_the_obvious_rows(
     step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit, aggregates=aggregates)
     oracle = SlidingOracle(step)
     wanted = expected(oracle, feed)
-    fed = feed_to(SlidingStates, step, feed, where, shards)
-    check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter(
+    output = feed_to(SlidingWindows, step, feed, where, shards)
+    check_same(output.emitted, wanted, shards)
+    assert late_by_minute(output.late_counts) == Counter(
         (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
     )
 
@@ -142,7 +142,7 @@ def test_states_give_the_obvious_rows(
 def in_order_of_time(feed: Feed) -> Feed:
     """The same rows in as many ticks, but the earlier ones earlier."""
     rows = iter(sorted((row for tick in feed.ticks for row in tick), key=lambda row: row["t"]))
-    return Feed([[next(rows) for _ in tick] for tick in feed.ticks], feed.complete, feed.closed)
+    return Feed([[next(rows) for _ in tick] for tick in feed.ticks], feed.watermark, feed.horizon)
 
 
 @given(
@@ -156,22 +156,26 @@ def in_order_of_time(feed: Feed) -> Feed:
 def test_clocks_that_pass_everything_leave_no_state(
     feed: Feed, late: LatePolicy, emit: str, where: list[int], size: int
 ) -> None:
-    ended = Feed([*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table)
-    for build in (SlidingRows,) if feed.is_table else (SlidingRows, SlidingStates):
-        fed = feed_to(
+    ended = Feed(
+        [*feed.ticks, []], [*feed.watermark, 10_000], [*feed.horizon, 10_000], feed.is_table
+    )
+    for build in (
+        (BufferedSlidingWindows,) if feed.is_table else (BufferedSlidingWindows, SlidingWindows)
+    ):
+        output = feed_to(
             build,
             step_of(feed, window=Sliding(size), late=late, emit=emit, aggregates=MERGEABLE),
             ended,
             where,
         )
-        assert fed.state == {}
-        assert fed.due[-1] is None
+        assert output.state == {}
+        assert output.due[-1] is None
 
 
-KINDS = pytest.mark.parametrize("build", [SlidingRows, SlidingStates])
+KINDS = pytest.mark.parametrize("build", [BufferedSlidingWindows, SlidingWindows])
 
 
-def told(fed: list[Row]) -> list[tuple[Any, ...]]:
+def emitted(output: list[Row]) -> list[tuple[Any, ...]]:
     return [
         (
             each["_tick"],
@@ -180,14 +184,14 @@ def told(fed: list[Row]) -> list[tuple[Any, ...]]:
             us(each["window_end"]),
             each["n"],
         )
-        for each in fed
+        for each in output
     ]
 
 
 @KINDS
 def test_a_window_has_its_end_and_not_its_start(build: Any) -> None:
     feed = Feed([[row(0), row(8), row(15), row(15)]], [16], [0])
-    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).told) == [
+    assert emitted(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).emitted) == [
         (0, "insert", -8, 0, 1),
         (0, "insert", 0, 8, 1),
         (0, "insert", 7, 15, 3),
@@ -197,15 +201,15 @@ def test_a_window_has_its_end_and_not_its_start(build: Any) -> None:
 @KINDS
 def test_a_window_is_told_when_no_row_at_its_end_is_expected_any_more(build: Any) -> None:
     feed = Feed([[row(5)], [], []], [4, 5, 6], [0, 0, 0])
-    fed = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
-    assert told(fed.told) == [(2, "insert", -3, 5, 1)]
-    assert fed.due == [6, 6, None]
+    output = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
+    assert emitted(output.emitted) == [(2, "insert", -3, 5, 1)]
+    assert output.due == [6, 6, None]
 
 
 @KINDS
 def test_a_late_row_corrects_the_windows_behind_it(build: Any) -> None:
     feed = Feed([[row(2), row(9), row(11)], [row(3)]], [20, 20], [0, 0])
-    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1]).told) == [
+    assert emitted(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1]).emitted) == [
         (0, "insert", -6, 2, 1),
         (0, "insert", 1, 9, 2),
         (0, "insert", 3, 11, 2),
@@ -219,16 +223,17 @@ def test_a_late_row_corrects_the_windows_behind_it(build: Any) -> None:
 @pytest.mark.parametrize(("lateness", "late"), [(5, 0), (4, 1)])
 def test_a_row_exactly_at_the_lateness_bound_is_taken(build: Any, lateness: int, late: int) -> None:
     feed = Feed([[row(50)], [row(10)]], [15, 15], [15, 15])
-    fed = feed_to(build, step_of(feed, late=Correct(lateness), aggregates=MERGEABLE), feed)
-    assert sum(each["rows"] for each in fed.late_counts) == late
-    assert len(fed.told) == 1 - late
+    output = feed_to(build, step_of(feed, late=Correct(lateness), aggregates=MERGEABLE), feed)
+    assert sum(each["rows"] for each in output.late_counts) == late
+    assert len(output.emitted) == 1 - late
 
 
 @KINDS
 def test_rows_before_the_lateness_bound_still_count_in_windows_behind_it(build: Any) -> None:
     feed = Feed([[row(10)], [], [row(16)]], [0, 15, 20], [0, 15, 20])
     assert [
-        each["n"] for each in feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).told
+        each["n"]
+        for each in feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).emitted
     ] == [1, 2]
 
 
@@ -237,16 +242,16 @@ def test_rows_before_the_lateness_bound_still_count_in_windows_behind_it(build: 
     [
         (Tumbling(10), AGGREGATES, True, FixedWindows),
         (Hopping(10, 5), AGGREGATES, False, FixedWindows),
-        (Session(10), MERGEABLE, False, Sessions),
-        (Session(10), MERGEABLE, True, SessionRows),
-        (Session(10), AGGREGATES, False, SessionRows),
-        (Sliding(10), MERGEABLE, False, SlidingStates),
-        (Sliding(10), MERGEABLE, True, SlidingRows),
+        (Session(10), MERGEABLE, False, SessionWindows),
+        (Session(10), MERGEABLE, True, BufferedSessions),
+        (Session(10), AGGREGATES, False, BufferedSessions),
+        (Sliding(10), MERGEABLE, False, SlidingWindows),
+        (Sliding(10), MERGEABLE, True, BufferedSlidingWindows),
         (
             Sliding(10),
             (("n", agg.count()), ("about", agg.approx_distinct("v"))),
             False,
-            SlidingRows,
+            BufferedSlidingWindows,
         ),
     ],
 )
@@ -255,4 +260,4 @@ def test_rows_are_kept_only_where_they_must_be(
 ) -> None:
     step = step_of(Feed([], [], [], is_table), window=window, aggregates=aggregates)
     assert type(window_kernel(step)) is kind
-    assert keeps_rows(step) == (kind in {SessionRows, SlidingRows})
+    assert keeps_rows(step) == (kind in {BufferedSessions, BufferedSlidingWindows})

@@ -12,7 +12,7 @@ import pytest
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.joins.latest import LatestKernel
-from headrace.operators.kernel import Describing
+from headrace.operators.kernel import InspectableKernel
 from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema(
@@ -69,13 +69,13 @@ def test_an_aggregates_state_is_told_as_its_result(over_table: bool, by: tuple[s
         over_table=over_table,
         row_key=("v",) if over_table else (),
     )
-    assert isinstance(kernel, Describing)
+    assert isinstance(kernel, InspectableKernel)
     assert [field.name for field in kernel.key_fields] == list(by)
     state = MemoryState()
-    told = kernel.step(state, rows(over_table=over_table)).to_pylist()
+    emitted = kernel.step(state, rows(over_table=over_table)).to_pylist()
     newest = {
         tuple(row[name] for name in by): row
-        for row in told
+        for row in emitted
         if row["_change_type"] in {"insert", "update_postimage"}
     }
     keys = sorted(state.values)
@@ -91,7 +91,7 @@ def test_an_aggregates_state_is_told_as_its_result(over_table: bool, by: tuple[s
 
 def test_the_newest_rows_are_told_as_they_are() -> None:
     kernel = LatestKernel("step", SCHEMA, ("k",))
-    assert isinstance(kernel, Describing)
+    assert isinstance(kernel, InspectableKernel)
     state = MemoryState()
     kernel.step(state, rows(over_table=False))
     keys = sorted(state.values)

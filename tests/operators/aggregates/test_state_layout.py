@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.operators.aggregates import functions as agg
-from headrace.operators.aggregates.aggregation import Aggregation, Layout, kept, kept_array
+from headrace.operators.aggregates.aggregation import (
+    Aggregation,
+    StateLayout,
+    delete_empty,
+    delete_empty_array,
+)
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.testing.kernels import MemoryState
-from tests.operators.test_kernel import SCHEMA, rows
+from tests.operators.aggregates.values import SCHEMA, rows
 
 KINDS = {
     "fixed": [("s", agg.sum("v"))],
@@ -23,7 +28,7 @@ KINDS = {
 }
 
 
-def layout(kind: str) -> Layout:
+def layout(kind: str) -> StateLayout:
     return Aggregation("step", SCHEMA, ["k"], KINDS[kind]).layout
 
 
@@ -35,8 +40,8 @@ def states(kind: str, count: int) -> list[bytes]:
     return list(state.values.values())
 
 
-def plain(unpacked: Any) -> Any:
-    counts, parts = unpacked
+def plain(unpack: Any) -> Any:
+    counts, parts = unpack
     return counts.tolist(), [
         ([column.tolist() for column in columns], None if tails is None else list(tails))
         for columns, tails in parts
@@ -48,25 +53,23 @@ def plain(unpacked: Any) -> Any:
 def test_a_list_and_a_column_are_read_alike(kind: str, there: list[bool]) -> None:
     known = states(kind, 12)[: len(there)]
     values = [value if known_one else None for value, known_one in zip(known, there, strict=True)]
-    read = plain(layout(kind).unpacked(values))
-    assert read == plain(
-        layout(kind).unpacked_array(pa.array([b"x", *values], pa.binary()).slice(1))
-    )
+    read = plain(layout(kind).unpack(values))
+    assert read == plain(layout(kind).unpack_array(pa.array([b"x", *values], pa.binary()).slice(1)))
     assert [count > 0 for count in read[0]] == there
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_written_again_as_it_was(kind: str) -> None:
     known = states(kind, 12)
-    counts, parts = layout(kind).unpacked(known)
+    counts, parts = layout(kind).unpack(known)
     assert (
-        layout(kind).packed(counts, parts)
-        == layout(kind).packed_array(counts, parts).to_pylist()
+        layout(kind).pack(counts, parts)
+        == layout(kind).pack_array(counts, parts).to_pylist()
         == known
     )
     gone = np.where(np.arange(12) % 2, counts, 0)
     assert (
-        kept(known, gone)
-        == kept_array(pa.array(known, pa.binary()), gone).to_pylist()
+        delete_empty(known, gone)
+        == delete_empty_array(pa.array(known, pa.binary()), gone).to_pylist()
         == [value if at % 2 else None for at, value in enumerate(known)]
     )

@@ -14,8 +14,8 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
+from tests.operators.aggregates.values import NUMBERS, VALUES
 from tests.operators.histories import History, streams, tables, text
-from tests.operators.test_aggregate import NUMBERS, VALUES
 
 
 def kernel(history: History, type_name: str) -> AggregateKernel:
@@ -69,10 +69,10 @@ def test_combined_or_not(
         rows = history.table(first, stop)
         expected = of.step(plain, rows)
         partials = [of.combine(piece) for piece in in_pieces(rows, piece_of)]
-        told = (
+        emitted = (
             of.step(combined, pa.concat_tables(partials).sort_by("_tick")) if partials else expected
         )
-        assert text(told.to_pylist()) == text(expected.to_pylist())
+        assert text(emitted.to_pylist()) == text(expected.to_pylist())
         assert combined.values == plain.values
 
 
@@ -90,12 +90,12 @@ def test_some_combined_and_some_not(
     pieces = in_pieces(rows, piece_of)
     some = [of.combine(piece) if at % 2 else piece for at, piece in enumerate(pieces)]
     expected = of.step(plain, rows)
-    told = (
+    emitted = (
         of.step(mixed, pa.concat_tables(some, promote_options="default").sort_by("_tick"))
         if some
         else expected
     )
-    assert text(told.to_pylist()) == text(expected.to_pylist())
+    assert text(emitted.to_pylist()) == text(expected.to_pylist())
     assert mixed.values == plain.values
 
 
@@ -125,11 +125,11 @@ def test_combining_where_it_pays(keys: int, rows: int, ticks: int, worth: bool) 
         ["k"],
         [("total", agg.sum("v"))],
     )
-    assert of.worth_combining(table) is worth
+    assert of.is_worth_combining(table) is worth
     assert (of.combine(table).num_rows <= rows / 2) is worth
     assert not AggregateKernel(
         "kept", of.schema, ["k"], [("all", agg.collect("v"))]
-    ).worth_combining(table)
+    ).is_worth_combining(table)
 
 
 def test_combining_makes_fewer_rows_and_keeps_the_order_columns() -> None:

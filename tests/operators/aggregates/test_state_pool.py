@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.aggregation import Aggregation
-from headrace.operators.aggregates.state_pool import Merging, Pool, States
+from headrace.operators.aggregates.state_pool import StateMerger, StatePool, States
 
 SCHEMA = pa.schema([("v", pa.float64())])
 SPECS = (("n", agg.count()), ("total", agg.sum("v")), ("most", agg.max("v")))
@@ -25,17 +25,17 @@ VALUES = (
 )
 
 
-def lifted(merging: Merging, values: list[float | None]) -> States:
+def lifted(merging: StateMerger, values: list[float | None]) -> States:
     rows = pa.table(
         {"v": pa.array(values, pa.float64()), "_tick": pa.array([0] * len(values), pa.int64())}
     )
     each = np.arange(len(values))
-    return merging.lifted(
+    return merging.lift(
         Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary()))
     )
 
 
-def shown(merging: Merging, states: States) -> list[str]:
+def shown(merging: StateMerger, states: States) -> list[str]:
     return [
         repr(row)
         for row in zip(
@@ -46,21 +46,21 @@ def shown(merging: Merging, states: States) -> list[str]:
 
 @given(st.lists(st.lists(VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
 def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
-    merging = Merging(Aggregation("s", SCHEMA, (), SPECS))
+    merging = StateMerger(Aggregation("s", SCHEMA, (), SPECS))
     values = [value for each in sets for value in each]
     numbers = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
     states = lifted(merging, values)
     before = shown(merging, merging.prefixes(states, numbers))
     behind = shown(merging, merging.suffixes(states, numbers))
-    pool = Pool(states)
+    pool = StatePool(states)
     starts = np.cumsum([0, *(len(each) for each in sets)])
     for at, of in enumerate(numbers.tolist()):
         for found, (first, stop) in (
             (before, (starts[of], at + 1)),
             (behind, (at, starts[of + 1])),
         ):
-            alone = merging.reduced(
-                pool.pick(np.arange(first, stop)), np.zeros(stop - first, np.int64)
+            alone = merging.reduce(
+                pool.take(np.arange(first, stop)), np.zeros(stop - first, np.int64)
             )
             assert found[at] == shown(merging, alone)[0]
 
@@ -69,8 +69,8 @@ def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
 def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(
     pieces: list[list[float | None]],
 ) -> None:
-    merging = Merging(Aggregation("s", SCHEMA, (), SPECS))
-    pool = Pool(lifted(merging, pieces[0]))
+    merging = StateMerger(Aggregation("s", SCHEMA, (), SPECS))
+    pool = StatePool(lifted(merging, pieces[0]))
     numbers = [
         np.arange(len(pieces[0])),
         *(pool.add(lifted(merging, piece)) for piece in pieces[1:]),
@@ -78,9 +78,9 @@ def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(
     everything = np.concatenate(numbers)
     assert everything.tolist() == list(range(len(pool)))
     wanted = shown(merging, lifted(merging, [value for piece in pieces for value in piece]))
-    assert shown(merging, pool.pick(everything)) == wanted
-    stored = merging.stored(pool.pick(everything[::-1]))
-    assert shown(merging, merging.opened(stored)) == wanted[::-1]
+    assert shown(merging, pool.take(everything)) == wanted
+    stored = merging.close_states(pool.take(everything[::-1]))
+    assert shown(merging, merging.open_states(stored)) == wanted[::-1]
 
 
 WHOLE = pa.schema([("v", pa.int64())])
@@ -96,7 +96,7 @@ LARGE = 2**62
 def test_ranges_by_taking_away_are_what_merging_gives(
     values: list[int | None], data: st.DataObject
 ) -> None:
-    merging = Merging(
+    merging = StateMerger(
         Aggregation(
             "s",
             WHOLE,
@@ -113,7 +113,7 @@ def test_ranges_by_taking_away_are_what_merging_gives(
         {"v": pa.array(values, pa.int64()), "_tick": pa.array([0] * len(values), pa.int64())}
     )
     each = np.arange(len(values))
-    states = merging.lifted(
+    states = merging.lift(
         Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary()))
     )
     first = data.draw(st.integers(0, len(values) - 1))
@@ -125,8 +125,8 @@ def test_ranges_by_taking_away_are_what_merging_gives(
         )
     else:
         prefixes = merging.prefixes(
-            Pool(states).pick(each[first:stop]), np.zeros(stop - first, np.int64)
+            StatePool(states).take(each[first:stop]), np.zeros(stop - first, np.int64)
         )
         assert shown(merging, found) == shown(
-            merging, Pool(prefixes).pick(np.array([stop - first - 1]))
+            merging, StatePool(prefixes).take(np.array([stop - first - 1]))
         )

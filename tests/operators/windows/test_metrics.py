@@ -16,7 +16,7 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.windows.factory import window_kernel
-from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling, tumbling
 from headrace.testing.kernels import MemoryState
@@ -37,16 +37,16 @@ def results(
     spec: AggregateSpec,
     times: list[int],
     values: list[float | None],
-    complete: int = 10**16,
+    watermark: int = 10**16,
 ) -> list[Any]:
     feed = Feed(
-        [[row(time, value) for time, value in zip(times, values, strict=True)]], [complete], [0]
+        [[row(time, value) for time, value in zip(times, values, strict=True)]], [watermark], [0]
     )
     return [
         each["a"]
         for each in feed_to(
-            window_kernel, WindowStep("w", STREAM, "t", window, ("k",), (("a", spec),)), feed
-        ).told
+            window_kernel, WindowSettings("w", STREAM, "t", window, ("k",), (("a", spec),)), feed
+        ).emitted
     ]
 
 
@@ -78,7 +78,7 @@ def test_a_rate_in_a_day_of_25_hours() -> None:
 
 def test_a_rate_of_nothing_is_null_and_without_a_window_there_is_none() -> None:
     assert results(Tumbling(SECOND), agg.rate("v"), [0], [None]) == [None]
-    with pytest.raises(PlanError, match="there is none"):
+    with pytest.raises(PlanError, match="the step has none"):
         AggregateKernel("s", STREAM, ["k"], [("r", agg.rate("v"))])
 
 
@@ -123,7 +123,7 @@ def test_a_value_counts_half_for_every_half_life() -> None:
 def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
     feed: Feed, window: Any, where: list[int]
 ) -> None:
-    step = WindowStep(
+    step = WindowSettings(
         "w",
         feed.schema,
         "t",
@@ -133,10 +133,10 @@ def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
         Correct(1000),
         "changes",
     )
-    fed = feed_to(window_kernel, step, feed, where)
-    assert text(fed.told) == text(feed_to(window_kernel, step, feed).told)
+    output = feed_to(window_kernel, step, feed, where)
+    assert text(output.emitted) == text(feed_to(window_kernel, step, feed).emitted)
     rows = [(each["k"], us(each["t"]), each["v"]) for tick in feed.ticks for each in tick]
-    for each in fed.told:
+    for each in output.emitted:
         low, high = us(each["window_start"]), us(each["window_end"])
         shift = 1 if isinstance(window, Sliding) else 0
         mine = [
@@ -170,14 +170,14 @@ def test_decay_of_a_running_group_goes_by_a_column() -> None:
     table = Feed(
         [[row(0, 8.0), row(1, 1.0, k=1)], [row(20, 1.0)], [row(10, 4.0)]], [0] * 3, [0] * 3
     )
-    told = [
+    emitted = [
         each
         for tick in range(3)
         for each in kernel.step(state, table.table(tick, tick + 1)).to_pylist()
     ]
     assert [
         (each["_tick"], each["a"])
-        for each in told
+        for each in emitted
         if each["k"] == 0 and each["_change_type"] != "update_preimage"
     ] == [
         (0, 8.0),
@@ -203,7 +203,7 @@ def test_decay_over_years_is_not_lost() -> None:
     assert results(tumbling("3650 days"), spec, [0, 9 * year], [1e300, 1.0]) == [1.0]
     assert np.isfinite(results(tumbling("3650 days"), spec, [9 * year, 0], [1.0, 1e300])[0])
     assert pa.types.is_float64(
-        window_kernel(WindowStep("w", STREAM, "t", Tumbling(1), (), (("a", spec),)))
+        window_kernel(WindowSettings("w", STREAM, "t", Tumbling(1), (), (("a", spec),)))
         .output.field("a")
         .type
     )

@@ -20,27 +20,14 @@ from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import check_ticks, fold
 from headrace.testing.kernels import MemoryState
+from tests.operators.aggregates.values import SCHEMA, rows
 from tests.operators.histories import History, cuts, doubles, run, streams, tables, text
 from tests.operators.oracle import Oracle
-
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 
 def sums(**more: AggregateSpec) -> AggregateKernel:
     return AggregateKernel(
         "totals", SCHEMA, ["k"], [("n", agg.count()), ("total", agg.sum("v")), *more.items()]
-    )
-
-
-def rows(*values: tuple[Any, Any, int], **columns: Any) -> pa.Table:
-    k, v, tick = zip(*values, strict=True)
-    return pa.table(
-        {
-            "k": pa.array(k, pa.int64()),
-            "v": pa.array(v, pa.int64()),
-            "_tick": pa.array(tick, pa.int64()),
-            **columns,
-        }
     )
 
 
@@ -60,8 +47,8 @@ def test_what_it_gives() -> None:
 
 def test_a_tick_that_changes_nothing_tells_nothing() -> None:
     kernel = AggregateKernel("highest", SCHEMA, ["k"], [("top", agg.max("v"))])
-    told = kernel.step(MemoryState(), rows((1, 9, 1), (1, 3, 2), (1, 9, 3), (1, 10, 4)))
-    assert told["_tick"].to_pylist() == [1, 4, 4]
+    emitted = kernel.step(MemoryState(), rows((1, 9, 1), (1, 3, 2), (1, 9, 3), (1, 10, 4)))
+    assert emitted["_tick"].to_pylist() == [1, 4, 4]
 
 
 def test_no_rows_no_changes() -> None:
@@ -97,9 +84,9 @@ def test_a_sum_that_does_not_fit_is_null_and_counted_until_it_fits() -> None:
         (1, big, 1), (1, 1, 2), (1, 1, 3), _change_type=pa.array(["insert", "insert", "delete"])
     )
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("total", agg.sum("v"))], over_table=True)
-    told = kernel.step(MemoryState(), changes)
-    assert [row["total"] for row in told.to_pylist()] == [big, big, None, None, big]
-    assert kernel.lost == {"total": 1}
+    emitted = kernel.step(MemoryState(), changes)
+    assert [row["total"] for row in emitted.to_pylist()] == [big, big, None, None, big]
+    assert kernel.unknown_results == {"total": 1}
 
 
 @given(
@@ -120,16 +107,16 @@ def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
         over_table=history.is_table,
         row_key=["id"] if history.is_table else [],
     )
-    told, state = run(kernel, history)
+    emitted, state = run(kernel, history)
     again, other_state = run(kernel, history, where)
-    assert text(told) == text(again)
+    assert text(emitted) == text(again)
     assert state.values == other_state.values
     oracle = Oracle(history.schema, ["k"], [("a", spec)])
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, tick in enumerate(history.ticks):
         oracle.tick(number, tick)
         of_tick = pa.Table.from_pylist(
-            [row for row in told if row["_tick"] == number],
+            [row for row in emitted if row["_tick"] == number],
             kernel.output.append(pa.field("_tick", pa.int64())),
         )
         check_ticks(of_tick, ["k"])
@@ -169,8 +156,8 @@ def test_keys_of_other_types_and_several_columns(
     expected = [
         change for number, tick in enumerate(history.ticks) for change in oracle.tick(number, tick)
     ]
-    told, _ = run(AggregateKernel("totals", schema, key, aggregates), history, where)
-    assert text(told) == text(expected)
+    emitted, _ = run(AggregateKernel("totals", schema, key, aggregates), history, where)
+    assert text(emitted) == text(expected)
 
 
 def test_many_rows_of_many_keys() -> None:
@@ -182,14 +169,14 @@ def test_many_rows_of_many_keys() -> None:
         chance.integers(-(1 << 62), 1 << 62, count),
         np.sort(chance.integers(0, 40, count)),
     )
-    told = pa.concat_tables(
+    emitted = pa.concat_tables(
         [
             kernel.step(state, rows_of(key, value, tick, part))
             for part in (tick < 10, tick == 10, tick > 10)
         ]
     )
-    check_ticks(told, ["k"])
-    table = fold(told, ["k"])
+    check_ticks(emitted, ["k"])
+    table = fold(emitted, ["k"])
     order = np.lexsort((np.arange(count), key))
     keys, starts, sizes = np.unique(key[order], return_index=True, return_counts=True)
     assert {group: (row["n"], row["top"]) for (group,), row in table.items()} == dict(
@@ -203,12 +190,12 @@ def test_many_rows_of_many_keys() -> None:
     assert [table[group,]["total"] for group in keys.tolist()] == [
         total if -(1 << 63) <= total < 1 << 63 else None for total in exact
     ]
-    lost = sum(
+    unknown = sum(
         row["total"] is None
-        for row in told.to_pylist()
+        for row in emitted.to_pylist()
         if row["_change_type"] in {"insert", "update_postimage"}
     )
-    assert kernel.lost.get("total", 0) == lost
+    assert kernel.unknown_results.get("total", 0) == unknown
 
 
 def rows_of(key: Any, value: Any, tick: Any, part: Any) -> pa.Table:
@@ -219,12 +206,12 @@ def test_wide_keys_are_sorted_too() -> None:
     """Keys too far apart to be sorted together with their positions."""
     chance = np.random.default_rng(13)
     key = np.repeat(chance.integers(-(1 << 63), (1 << 63) - 1, 3000), 3)
-    told = sums().step(
+    emitted = sums().step(
         MemoryState(),
         pa.table({"k": key, "v": np.arange(len(key)), "_tick": np.zeros(len(key), np.int64)}),
     )
-    assert told["k"].to_pylist() == sorted(set(key.tolist()))
-    assert set(told["n"].to_pylist()) == {3}
+    assert emitted["k"].to_pylist() == sorted(set(key.tolist()))
+    assert set(emitted["n"].to_pylist()) == {3}
 
 
 def test_it_travels_to_another_process() -> None:
@@ -258,12 +245,13 @@ def test_what_cannot_be_is_refused_before_a_row_comes(
 def test_broken_promises_of_the_input_are_found() -> None:
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.count())], over_table=True)
     with pytest.raises(
-        BugError, match=r"'totals' was told that rows go which never came, in the group \{'k': 7\}"
+        BugError,
+        match=r"'totals' received retractions of rows that it never received, in the group \{'k': 7\}",
     ):
         kernel.step(
             MemoryState(), rows((1, 1, 1), (7, 1, 1), _change_type=pa.array(["insert", "delete"]))
         )
-    with pytest.raises(BugError, match="out of the order of their ticks"):
+    with pytest.raises(BugError, match="not in the order of their ticks"):
         kernel.step(
             MemoryState(), rows((1, 1, 2), (1, 1, 1), _change_type=pa.array(["insert", "insert"]))
         )
@@ -278,7 +266,7 @@ def test_broken_promises_of_the_input_are_found() -> None:
             over_table=True,
             row_key=["v"],
         )
-        with pytest.raises(BugError, match="went that never came"):
+        with pytest.raises(BugError, match="is retracted that was never added"):
             kernel.step(
                 MemoryState(),
                 rows(

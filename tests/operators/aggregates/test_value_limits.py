@@ -48,11 +48,11 @@ def table_of(*changes: tuple[int, str | None]) -> History:
 
 def answers(of: AggregateKernel, history: History) -> list[Any]:
     """The group's result after each tick; a tick without a change repeats the last."""
-    told, _ = run(of, history)
+    emitted, _ = run(of, history)
     current: Any = "no group"
     result = []
     for number in range(len(history.ticks)):
-        for row in told:
+        for row in emitted:
             if row["_tick"] == number and row["_change_type"] in {
                 "insert",
                 "update_postimage",
@@ -67,9 +67,9 @@ def answers(of: AggregateKernel, history: History) -> list[Any]:
 @given(history=tables(st.text("abcdefg", min_size=1, max_size=1), pa.string()), where=cuts())
 @settings(max_examples=60, deadline=None)
 def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[int]) -> None:
-    told, state = run(kernel(history, kind), history)
+    emitted, state = run(kernel(history, kind), history)
     again, other_state = run(kernel(history, kind), history, where)
-    assert text(told) == text(again)
+    assert text(emitted) == text(again)
     assert state.values == other_state.values
     oracle = Oracle(history.schema, ["k"], [("a", AggregateSpec(kind, "v"))], ["id"])
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -77,7 +77,7 @@ def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[
         oracle.tick(number, rows)
         table = fold(
             pa.Table.from_pylist(
-                [row for row in told if row["_tick"] == number],
+                [row for row in emitted if row["_tick"] == number],
                 kernel(history, kind).output.append(pa.field("_tick", pa.int64())),
             ),
             ["k"],
@@ -112,8 +112,8 @@ def test_the_farthest_are_forgotten_and_only_counted(kind: str, expected: list[A
     )
     of = kernel(history, kind)
     assert answers(of, history) == expected
-    assert of.lost == ({"a": 2} if kind == "min" else {}), (
-        "null is told once, until it can be told again"
+    assert of.unknown_results == ({"a": 2} if kind == "min" else {}), (
+        "null is emitted once, until the result is known again"
     )
 
 
@@ -124,7 +124,7 @@ def test_first_and_last_keep_those_nearest_to_the_answer() -> None:
     first, last = kernel(history, "first"), kernel(history, "last")
     assert answers(first, history) == ["a", "a", "a", "a", "b", None, None, "no group"]
     assert answers(last, history) == ["a", "b", "c", "d", "d", "d", "d", "no group"]
-    assert first.lost == {"a": 1}
+    assert first.unknown_results == {"a": 1}
     assert answers(
         kernel(history, "last"),
         table_of((1, "a"), (2, "b"), (3, "c"), (3, None), (2, None), (1, None)),
@@ -141,14 +141,14 @@ def test_an_update_keeps_its_place_and_a_forgotten_row_stays_forgotten() -> None
 @settings(max_examples=60, deadline=None)
 def test_a_full_list_leaves_later_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "collect")
-    told, state = run(of, history, where)
+    emitted, state = run(of, history, where)
     assert state.values == run(kernel(history, "collect"), history)[1].values
     values: dict[Any, list[int]] = {}
     for row in (row for tick in history.ticks for row in tick if row["v"] is not None):
         values.setdefault(row["k"], []).append(row["v"])
-    newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
+    newest = {row["k"]: row["a"] for row in emitted if row["_change_type"] != "update_preimage"}
     assert all(newest[key] == of_key[:MOST] for key, of_key in values.items())
-    left_out = of.diverted.take().to_pylist()
+    left_out = of.dead_letters.take().to_pylist()
     assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted(
         (str(key), value) for key, of_key in values.items() for value in of_key[MOST:]
     )
@@ -162,7 +162,7 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
 @settings(max_examples=60, deadline=None)
 def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "count_distinct")
-    told, state = run(of, history, where)
+    emitted, state = run(of, history, where)
     assert state.values == run(kernel(history, "count_distinct"), history)[1].values
     distinct: dict[Any, list[int]] = {}
     left_out = []
@@ -172,12 +172,12 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
             left_out.append((str(row["k"]), row["v"]))
         elif row["v"] not in known:
             known.append(row["v"])
-    newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
+    newest = {row["k"]: row["a"] for row in emitted if row["_change_type"] != "update_preimage"}
     assert all(newest[key] == len(known) for key, known in distinct.items())
-    assert sorted((str(row["k"]), row["v"]) for row in of.diverted.take().to_pylist()) == sorted(
-        left_out
-    )
-    assert of.diverted.take().num_rows == 0
+    assert sorted(
+        (str(row["k"]), row["v"]) for row in of.dead_letters.take().to_pylist()
+    ) == sorted(left_out)
+    assert of.dead_letters.take().num_rows == 0
 
 
 @pytest.mark.parametrize("kind", ["collect", "count_distinct"])
@@ -192,7 +192,7 @@ def test_what_was_left_out_of_a_table_can_go_again(kind: str) -> None:
         each if each == "no group" else list(each) if kind == "collect" else len(each)
         for each in expected
     ]
-    assert [(row["id"], row["v"], row["_tick"]) for row in of.diverted.take().to_pylist()] == [
+    assert [(row["id"], row["v"], row["_tick"]) for row in of.dead_letters.take().to_pylist()] == [
         (3, "c", 2)
     ]
 
