@@ -13,7 +13,7 @@ import pytest
 from shop_demo.showing import shop_file
 from shop_demo.world import DATABASE, Sent, World, clock_us, make_database
 
-from headrace.alerts.decision import Deciding
+from headrace.alerts.decision import AlertDecider
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.loader import run_file
@@ -64,7 +64,7 @@ def _live(test: PipelineTest, shop: ModuleType, home: Path) -> Sent:
         test.pass_time("1 second")
         test.cut(forced=True)
     test.settle()
-    deciding = Deciding(test.log, "shop", shop.shop.alerts["fraud"], None)
+    deciding = AlertDecider(test.log, "shop", shop.shop.alerts["fraud"], None)
     while deciding.step(_now_us(test), at_once=True):
         continue
     return world.sent

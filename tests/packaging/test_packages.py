@@ -59,13 +59,19 @@ def wheel_in(directory: Path) -> Path:
 
 def test_the_wheel_has_the_whole_package_and_nothing_else(built: Path) -> None:
     tracked = subprocess.run(
-        ["git", "ls-files", "src/headrace"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "src", "examples/shop.py", "examples/shop_demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     with ZipFile(wheel_in(built)) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert {name.removeprefix("src/") for name in tracked} | {"headrace/demo/shop.py"} == packed, (
-        "and the example that the demo runs"
-    )
+    expected = {
+        name.removeprefix("src/") if name.startswith("src/") else f"headrace/{name}"
+        for name in tracked
+    }
+    assert packed == expected, "the package, and the example that the demo runs"
     assert {
         "headrace/py.typed",
         "headrace/serve/page/index.html",
