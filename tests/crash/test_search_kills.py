@@ -54,6 +54,7 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -
         assert outcome(root, ticks) == calm
 
 
+@pytest.mark.slow
 def test_search_with_a_worker_and_the_driver_killed(tmp_path: Path) -> None:
     check_killed(
         tmp_path,
