@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.dead_letters import letters
+from headrace.log.dead_letters import read_dead_letters
 from tests.contract.base import ContractBase, MakeName, append, event
 
 PATIENCE_SECONDS = 30.0
@@ -115,7 +115,7 @@ class QueuesContract(ContractBase):
             assert queue.delivery_limit == 2
             deadline = time.monotonic() + PATIENCE_SECONDS
             seen: list[tuple[int, int]] = []
-            while f"{events}.dead" not in log.topics() or not letters(log, events):
+            while f"{events}.dead" not in log.topics() or not read_dead_letters(log, events):
                 assert time.monotonic() < deadline, seen
                 for message in queue.receive(1, wait="500 milliseconds"):
                     seen.append((message.row["n"], message.deliveries))
@@ -124,7 +124,7 @@ class QueuesContract(ContractBase):
                     else:
                         message.ack()
             assert sorted(seen) == [(7, 1), (7, 2), (8, 1)]
-            (letter,) = letters(log, events)
+            (letter,) = read_dead_letters(log, events)
             assert (letter["source_partition"], letter["source_offset"], letter["place"]) == (
                 0,
                 0,

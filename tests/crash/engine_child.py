@@ -88,7 +88,7 @@ def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
         "crash", master="local[2,4]", driver_memory="512m"
     )  # a task may fail three times
     with hr.open_log(log) as opened:
-        runner = Runner(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
+        runner = Runner.start(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
         while True:
             arm(plan, runner.tick + 1)
             if not runner.step(1):

@@ -97,7 +97,7 @@ class Run:
 
     def _note(self, log: FileLog) -> None:
         """What a reader can see now must be true for ever."""
-        with log.store.still_view() as state:
+        with log.store.frozen_view() as state:
             before = self.states.setdefault(state.commit, described(state))
             assert before == described(state), "one commit, two truths"
             self.disk.mark(state.commit)
@@ -105,7 +105,7 @@ class Run:
     def after_kill(self) -> None:
         """Go on as the next process on the same machine."""
         if hasattr(self, "log"):
-            self.log.housekeeper.stop()
+            self.log.maintenance_thread.stop()
         self.disk = self.disk.reopened()
         self.log = self._open()
         with self.log.store.locked() as newest:  # what the dead process wrote, but told nobody

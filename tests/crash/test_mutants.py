@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import FencedError
-from headrace.log.file import maintenance as housekeeping
-from headrace.log.file import reader, recovery
+from headrace.log.file import maintenance, reader, recovery
 from headrace.log.file.committer import Committer
 from headrace.log.file.consumer import FileConsumer
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import Housekeeper
+from headrace.log.file.maintenance import MaintenanceThread
 from headrace.log.file.producer import FileProducer
 from headrace.log.file.recovery import _Redo
 from headrace.log.file.transaction import FileTransaction
@@ -97,17 +96,17 @@ def journal_before_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def publish_before_sync(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    sync, note_commit = Committer._sync, Housekeeper.note_commit
+    sync, on_commit = Committer._sync, MaintenanceThread.on_commit
 
     def remember(self: Any, journal: DiskFile) -> None:
         self.late = journal
 
-    def sync_then_note(self: Housekeeper) -> None:
+    def sync_then_note(self: MaintenanceThread) -> None:
         sync(self.log.committer, self.log.committer.late)  # type: ignore[attr-defined]
-        note_commit(self)
+        on_commit(self)
 
     monkeypatch.setattr(Committer, "_sync", remember)
-    monkeypatch.setattr(Housekeeper, "note_commit", sync_then_note)
+    monkeypatch.setattr(MaintenanceThread, "on_commit", sync_then_note)
     return {}
 
 
@@ -126,7 +125,7 @@ def adopt_before_sync(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def checkpoint_without_sync(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(housekeeping, "_sync_segment", lambda *_: None)
+    monkeypatch.setattr(maintenance, "_sync_segment", lambda *_: None)
     return {}
 
 
@@ -244,13 +243,13 @@ def numbers(log: FileLog) -> list[int]:
 
 
 def no_producer_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    repeated = FileProducer._repeated
+    find_duplicate = FileProducer._find_duplicate
 
     def unfenced(self: FileProducer, draft: Any, sequence: int) -> Any:
         self.epoch = draft.state.producers[self._name].epoch
-        return repeated(self, draft, sequence)
+        return find_duplicate(self, draft, sequence)
 
-    monkeypatch.setattr(FileProducer, "_repeated", unfenced)
+    monkeypatch.setattr(FileProducer, "_find_duplicate", unfenced)
 
 
 def no_transaction_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

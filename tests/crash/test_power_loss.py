@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import MODES, ProcessKilled, RebootedDisk
 from tests.crash.power import Run, check_crash, crashed
 from tests.crash.workloads import (
@@ -147,7 +147,7 @@ def test_the_end_of_a_journal_file_that_a_killed_process_left_unsynced_is_not_lo
         small_appends(run)
         run.disk.kill_after = len(run.disk.trace.changes) + kill
         with pytest.raises(ProcessKilled):
-            make_checkpoint(run.log)
+            create_checkpoint(run.log)
         run.durability = "disk"
         run.after_kill()
         run.log.producer("a").append(rows(500, 2))

@@ -9,7 +9,7 @@ from threading import Barrier, Thread
 import pytest
 
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import MODES, RebootedDisk, RecordingDisk, Trace
 from tests.crash.power import assert_sound, crashed
 from tests.crash.workloads import SCHEMA, shrink
@@ -38,7 +38,7 @@ def write(log: FileLog, disk: RecordingDisk, who: int, start: Barrier) -> None:
 def keep(log: FileLog, start: Barrier) -> None:
     start.wait()
     for _ in range(4):
-        make_checkpoint(log)
+        create_checkpoint(log)
 
 
 def record(directory: Path) -> Trace:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.log.file import committer, producer, staging, transaction
-from headrace.log.file.maintenance import keep_house, make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint, run_maintenance
 from tests.crash.power import Row, Run
 
 SCHEMA = "n BIGINT, text STRING"
@@ -19,7 +19,7 @@ Workload = Callable[[Run], None]
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limits small, so that a small workload meets them."""
     monkeypatch.setattr(committer, "INLINE_BYTES", 2_000)
-    monkeypatch.setattr(producer, "MAX_BYTES_A_COMMIT", 8_000)
+    monkeypatch.setattr(producer, "MAX_COMMIT_BYTES", 8_000)
     monkeypatch.setattr(transaction, "MAX_BYTES_IN_MEMORY", 4_000)
     monkeypatch.setattr(staging, "MAX_COPIED_BYTES", 4_000)
 
@@ -104,7 +104,7 @@ def checkpoints(run: Run) -> None:
     for n in range(4):
         run.log.producer("a", id="till").append(rows(10 * n, 3))
         run.log.producer("a").append(rows(100 * n, 1, 2500))
-        make_checkpoint(run.log)
+        create_checkpoint(run.log)
         run.log.producer("a").append(rows(10 * n, 1))
     run.log.maintain()
     run.look()
@@ -133,9 +133,9 @@ def retention_between_checkpoints(run: Run) -> None:
         run.log.producer("a").append(rows(10 * n + 1, 1, 100))
         run.look()
         if n == 3:
-            make_checkpoint(run.log)
+            create_checkpoint(run.log)
         if n % 3 == 2:
-            keep_house(run.log)
+            run_maintenance(run.log)
     run.look()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, UnknownGroup
-from headrace.log.api import LagAlert, LagWatch
+from headrace.log.lag_watch import LagAlert, LagWatch
 
 
 @pytest.fixture

@@ -1,28 +1,30 @@
-"""What a log can do, whichever backend keeps it: the interface of `hr.open_log`. The values it
-speaks in are in `values`.
+"""The log's interface: what `headrace.open_log` returns, whichever backend stores the log.
 
-`file/` and `kafka/` implement it and pass one contract suite (tests/contract). Nothing here does
-any I/O.
+`Log` opens everything else: a `Producer` appends to one topic, a `Transaction` to many at once, a
+`Consumer` reads as a member of a group, a `Queue` leases single messages, and `Batches` is a lazy
+read. Nothing in this module does I/O.
+
+The two backends are `headrace.log.file` (a directory) and `headrace.log.kafka` (a cluster); both
+pass the contract suite in tests/contract. The values that go in and out (`AppendResult`,
+`Offsets`, `TopicInfo`, …) are in `headrace.log.values`. Methods whose description begins with
+"Internal:" serve the engine and the Spark connectors, not users.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from threading import Event, Thread, current_thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from headrace.durations import to_us
-from headrace.errors import InputError
+from headrace.log.lag_watch import LagAlert, LagWatch
 from headrace.log.values import (
     AppendResult,
-    Control,
+    ControlRecord,
     Duration,
     Finding,
     GroupInfo,
@@ -40,129 +42,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Watching lag: a hook that is called when a group falls too far behind, and again when it has
-# caught up. For every backend.
-
-
-logger = logging.getLogger("headrace.log")
-
-
-@dataclass(frozen=True)
-class LagAlert:
-    """A partition that passed the threshold (`firing`) or came back below it."""
-
-    firing: bool
-    lag: PartitionLag
-
-
-class LagWatch:
-    """Compares lag with a threshold at intervals, in a thread of its own. Each start and end of an
-    excess is told once.
-
-    It outlives what fails, a hook that raises or a log that does not answer: that is logged, and it
-    looks again.
-    """
-
-    def __init__(
-        self,
-        log: Log,
-        on_alert: Callable[[LagAlert], None],
-        *,
-        rows: int | None,
-        seconds: float | None,
-        group: str | None,
-        every_s: float,
-    ) -> None:
-        if rows is None and seconds is None:
-            raise InputError(
-                "A lag alert needs a threshold.", fix="pass rows=…, seconds=…, or both."
-            )
-        self._log, self._on_alert, self._rows, self._seconds, self._group = (
-            log,
-            on_alert,
-            rows,
-            seconds,
-            group,
-        )
-        self._firing: dict[tuple[str, str, int], PartitionLag] = {}
-        self._trouble = ""
-        if group is not None:
-            log.lag(group)  # an unknown group is an error here, where somebody sees it
-        self._stop = Event()
-        self._thread = Thread(target=self._run, args=(every_s,), daemon=True, name="lag watch")
-        self._thread.start()
-
-    def _run(self, every_s: float) -> None:
-        while True:
-            try:
-                self.check()
-                self._trouble = ""
-            except Exception as error:
-                self._report(error)
-            if self._stop.wait(every_s):
-                return
-
-    def check(self) -> None:
-        """Look once, now. A partition that is gone is behind no more."""
-        now = {(lag.group, lag.topic, lag.partition): lag for lag in self._log.lag(self._group)}
-        before, self._firing = (
-            self._firing,
-            {key: lag for key, lag in now.items() if self.exceeds(lag)},
-        )
-        alerts = [LagAlert(True, lag) for key, lag in self._firing.items() if key not in before]
-        alerts += [
-            LagAlert(False, now.get(key, lag))
-            for key, lag in before.items()
-            if key not in self._firing
-        ]
-        for alert in alerts:
-            try:
-                self._on_alert(alert)
-            except Exception:
-                logger.exception("The hook for lag failed on %s", alert)
-
-    def _report(self, error: Exception) -> None:
-        """Once, not at every look."""
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            logger.warning("Lag cannot be watched now: %s", error)
-
-    def exceeds(self, lag: PartitionLag) -> bool:
-        too_many = self._rows is not None and lag.rows > self._rows
-        too_old = self._seconds is not None and lag.seconds > self._seconds
-        return too_many or too_old
-
-    def stop(self) -> None:
-        self._stop.set()
-        if current_thread() is not self._thread:  # a hook may stop its watch
-            self._thread.join(timeout=5)
-
-
-class Batches(ABC, Iterable[pa.RecordBatch]):
-    """A lazy read: iterate over its Arrow batches, or take it whole with `to_table()`."""
-
-    schema: pa.Schema
+class Closeable(ABC):
+    """Something that must be closed, and that `with` closes."""
 
     @abstractmethod
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
-    def to_table(self) -> pa.Table:
-        return pa.Table.from_batches(list(self), schema=self.schema)
-
-    def to_pandas(self) -> pd.DataFrame:
-        frame: pd.DataFrame = self.to_table().to_pandas()
-        return frame
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.to_table().to_pylist()
-        return rows
-
-
-class Closing(ABC):
-    """Something to close, usable in `with`."""
-
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release everything held. Closing twice is allowed."""
 
     def __enter__(self) -> Self:
         return self
@@ -176,19 +61,113 @@ class Closing(ABC):
         self.close()
 
 
-class Producer(Closing):
-    """Appends to one topic. With an id it is idempotent: its appends are numbered, and a repeated
-    number is not stored again.
+class Batches(ABC, Iterable[pa.RecordBatch]):
+    """A lazy read of committed rows: iterate over its Arrow batches, or load it whole.
+
+    Iterating reads one batch at a time, so a topic of any size is read in bounded memory. Each
+    iteration reads the same rows again; rows appended after `Log.read` are not part of it.
+
+    Example:
+        ```python
+        for batch in log.read("orders", columns=["amount"]):
+            total += pc.sum(batch["amount"]).as_py()
+        ```
+    """
+
+    schema: pa.Schema
+    """The Arrow schema of every batch."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows from the beginning, batch by batch."""
+
+    def to_table(self) -> pa.Table:
+        """Read everything into one Arrow table.
+
+        Returns:
+            All rows of this read.
+
+        Raises:
+            CorruptBatch: Stored bytes are damaged, and the read was opened with
+                `on_corrupt="raise"`.
+
+        Example:
+            ```python
+            orders = log.read("orders").to_table()
+            ```
+        """
+        return pa.Table.from_batches(list(self), schema=self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Read everything into one pandas frame.
+
+        Returns:
+            All rows of this read.
+
+        Raises:
+            CorruptBatch: Stored bytes are damaged, and the read was opened with
+                `on_corrupt="raise"`.
+
+        Example:
+            ```python
+            log.read("orders").to_pandas().groupby("customer").amount.sum()
+            ```
+        """
+        frame: pd.DataFrame = self.to_table().to_pandas()
+        return frame
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Read everything into a list of dicts.
+
+        Returns:
+            One dict per row, in the order of the read.
+
+        Raises:
+            CorruptBatch: Stored bytes are damaged, and the read was opened with
+                `on_corrupt="raise"`.
+
+        Example:
+            ```python
+            [row["id"] for row in log.read("orders", columns=["id"]).to_pylist()]
+            ```
+        """
+        rows: list[dict[str, Any]] = self.to_table().to_pylist()
+        return rows
+
+
+class Producer(Closeable):
+    """Appends rows to one topic. Opened by `Log.producer`.
+
+    A producer with an id is idempotent: its appends are numbered, and an append whose sequence
+    number is already stored is acknowledged without being stored again. Opening an id again fences
+    the older producer of that id.
+
+    Example:
+        ```python
+        with log.producer("orders", id="shop-1") as producer:
+            producer.append({"id": 7, "amount": 9.5})
+        ```
     """
 
     topic: str
+    """The topic this producer appends to."""
     id: str | None
+    """The producer's id; None for a producer that is not idempotent."""
     epoch: int
+    """How many times the id has been opened; 0 without an id."""
 
     @property
     @abstractmethod
     def last_sequence(self) -> int:
-        """The last number stored for this id in this topic; -1 if none."""
+        """The last sequence number stored for this id in this topic; -1 if there is none.
+
+        Example:
+            ```python
+            for number, rows in enumerate(batches):
+                if number > producer.last_sequence:  # resume after a restart
+                    producer.append(rows, sequence=number)
+            ```
+        """
 
     @abstractmethod
     def append(
@@ -199,27 +178,104 @@ class Producer(Closing):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> AppendResult:
-        """Store rows, atomically over partitions. Returns when they are durable."""
+        """Append rows, atomically over partitions. Returns when they are durable.
+
+        Args:
+            rows: A dict, an iterable of dicts, a pyarrow Table or RecordBatch, or a pandas
+                DataFrame, with exactly the topic's columns. On a table's topic the column
+                `_change_type` says what kind of change each row is.
+            sequence: The number of this append, for a producer with an id. None uses
+                `last_sequence + 1`.
+            headers: One entry per row: a mapping or pairs of header name and bytes, or None.
+            partition: The partition of all rows. None chooses by the producer's partitioner, by
+                key, or round-robin if the topic has no key.
+
+        Returns:
+            The offsets the rows got. `duplicate` is true if the sequence number was stored before.
+
+        Raises:
+            BadRows: A row does not fit the topic's schema. Names the row and the column.
+            BadPartition: The topic has no such partition.
+            InputError: The producer is closed, or the sequence number is not usable.
+            ProducerFenced: The id was opened again elsewhere.
+            DiskFull: There is no room on the disk. Nothing of this append is stored.
+            RetryError: The outcome is not known, or the backend cannot be reached.
+
+        Example:
+            ```python
+            result = producer.append([{"id": 1, "amount": 5.0}, {"id": 2, "amount": 7.5}])
+            result.partitions()[0].start  # the offset of the first row in partition 0
+            ```
+        """
 
     @abstractmethod
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
     ) -> AppendResult:
-        """On a table's topic: rows that are now the newest for their keys."""
+        """Append rows to a table's topic as the newest values of their keys.
+
+        Args:
+            rows: Rows with the table's declared columns, without `_change_type`.
+            sequence: The number of this append; see `append`.
+            headers: One entry per row; see `append`.
+
+        Returns:
+            The offsets the rows got.
+
+        Raises:
+            InputError: The topic is not a table, or the producer is closed.
+            BadRows: A row does not fit the table's schema.
+            ProducerFenced: The id was opened again elsewhere.
+            DiskFull: There is no room on the disk. Nothing of this append is stored.
+            RetryError: The outcome is not known, or the backend cannot be reached.
+
+        Example:
+            ```python
+            producer.upsert({"customer": 42, "name": "Ada"})
+            ```
+        """
 
     @abstractmethod
     def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
-        """On a table's topic: tombstones. Keys are values (one key column), tuples, or rows with
-        the key's columns.
+        """Append tombstones to a table's topic: the keys have no value from now on.
+
+        Args:
+            keys: One key or many: values (for a key of one column), tuples, or rows with the key's
+                columns alone.
+            sequence: The number of this append; see `append`.
+
+        Returns:
+            The offsets the tombstones got.
+
+        Raises:
+            InputError: The topic is not a table, or the producer is closed.
+            BadRows: A key does not have the key's columns.
+            ProducerFenced: The id was opened again elsewhere.
+            DiskFull: There is no room on the disk. Nothing of this append is stored.
+            RetryError: The outcome is not known, or the backend cannot be reached.
+
+        Example:
+            ```python
+            producer.delete([42, 43])
+            ```
         """
 
 
-class Transaction(Closing):
-    """Appends to many topics, group offsets and notes, visible at once or never. Leaving `with`
-    commits; an exception aborts.
+class Transaction(Closeable):
+    """Appends to many topics, group offsets and notes that become visible at once or never.
+
+    Opened by `Log.transaction`. Leaving `with` commits; an exception aborts.
+
+    Example:
+        ```python
+        with log.transaction("billing") as tx:
+            tx.append("invoices", invoices)
+            tx.commit_offsets("billing", consumer.positions())
+        ```
     """
 
     id: str
+    """The transaction id. Its newest owner fences all older ones."""
 
     @abstractmethod
     def append(
@@ -229,46 +285,174 @@ class Transaction(Closing):
         *,
         headers: Headers | None = None,
         partition: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Add rows to the transaction. They are checked now and visible after the commit.
+
+        Args:
+            topic: The topic to append to.
+            rows: Rows with exactly the topic's columns; see `Producer.append`.
+            headers: One entry per row; see `Producer.append`.
+            partition: The partition of all rows; None chooses by key, or round-robin.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadRows: A row does not fit the topic's schema.
+            BadPartition: The topic has no such partition.
+            InputError: The transaction has ended.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+
+        Example:
+            ```python
+            tx.append("payments", {"id": 7, "amount": 9.5})
+            ```
+        """
 
     @abstractmethod
-    def upsert(self, topic: str, rows: Rows) -> None: ...
+    def upsert(self, topic: str, rows: Rows) -> None:
+        """Add rows to the transaction as the newest values of a table's keys.
+
+        Args:
+            topic: The table's topic.
+            rows: Rows with the table's declared columns, without `_change_type`.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadRows: A row does not fit the table's schema.
+            InputError: The topic is not a table, or the transaction has ended.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+
+        Example:
+            ```python
+            tx.upsert("balances", {"account": "a", "balance": 10.0})
+            ```
+        """
 
     @abstractmethod
-    def delete(self, topic: str, keys: Any) -> None: ...
+    def delete(self, topic: str, keys: Any) -> None:
+        """Add tombstones for a table's keys to the transaction.
+
+        Args:
+            topic: The table's topic.
+            keys: One key or many; see `Producer.delete`.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadRows: A key does not have the key's columns.
+            InputError: The topic is not a table, or the transaction has ended.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+
+        Example:
+            ```python
+            tx.delete("balances", "a")
+            ```
+        """
 
     @abstractmethod
-    def append_control(self, topic: str, partition: int, payload: bytes) -> None: ...
+    def append_control(self, topic: str, partition: int, payload: bytes) -> None:
+        """Internal: add a control record, which takes one offset and which `Log.read` skips."""
 
     @abstractmethod
     def adopt(self, staged: Staged) -> None:
-        """Make rows that a task staged part of this transaction."""
+        """Internal: add rows that another process staged with `Log.stage`."""
 
     @abstractmethod
-    def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None: ...
+    def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Commit a group's offsets with the transaction: rows out and progress in move together.
+
+        Args:
+            group: The consumer group.
+            positions: Topic -> partition -> next offset, usually `consumer.positions()`. Offsets
+                from a consumer are fenced: the commit fails if that member lost the partition.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            InputError: The offsets are not of this form, or the transaction has ended.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+
+        Example:
+            ```python
+            tx.commit_offsets("billing", {"orders": {0: 120, 1: 98}})
+            ```
+        """
 
     @abstractmethod
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
-        """Store a small value with the transaction. With `expect=`, the commit fails with
-        NoteConflict if it has another value by then.
+        """Store a small named value with the transaction; `Log.note` reads it back.
+
+        Args:
+            name: The note's name.
+            value: The text to store; None removes the note.
+            **expect: `expect=` the value the note must have at the commit (None: there must be no
+                such note).
+
+        Raises:
+            InputError: The value is not text, or the transaction has ended.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+
+        Example:
+            ```python
+            tx.set_note("imported.up_to", "2026-02-01", expect="2026-01-01")
+            ```
         """
 
     @abstractmethod
-    def commit(self) -> AppendResult: ...
+    def commit(self) -> AppendResult:
+        """Make everything in this transaction visible at once. Returns when it is durable.
+
+        Returns:
+            The offsets of all rows, by topic and partition.
+
+        Raises:
+            TransactionFenced: The id has a newer owner. Nothing of this transaction is stored.
+            TransactionTimedOut: The transaction was open for longer than its timeout.
+            MemberFenced: Offsets were given for a partition that the member no longer owns.
+            OffsetOutOfRange: An offset beyond a partition's end was given.
+            NoteConflict: A note does not have the expected value.
+            DiskFull: There is no room on the disk. Nothing of this transaction is stored.
+            RetryError: The outcome is not known, or the backend cannot be reached.
+
+        Example:
+            ```python
+            result = tx.commit()
+            result.partitions("invoices")
+            ```
+        """
 
     @abstractmethod
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """End the transaction and discard everything in it. Harmless after the end.
+
+        Example:
+            ```python
+            tx.abort()
+            ```
+        """
 
     @abstractmethod
     def next(self) -> Transaction:
-        """Another transaction of the same owner, when this one has ended; it is aborted if it has
-        not.
+        """Begin another transaction of the same owner; this one is aborted if it is still open.
 
-        `log.transaction(id)` takes over from whoever had the id; this takes over from nobody: an
-        owner that was replaced stays refused.
+        `Log.transaction(id)` fences the id's older owner. This method fences nobody: an owner that
+        has itself been fenced stays fenced.
+
+        Returns:
+            An open transaction with the same id and timeout.
+
+        Raises:
+            RetryError: The backend cannot be reached.
+
+        Example:
+            ```python
+            tx = log.transaction("loader")
+            for rows in batches:
+                tx.append("orders", rows)
+                tx.commit()
+                tx = tx.next()
+            ```
         """
 
     def close(self) -> None:
+        """Abort the transaction if it is still open."""
         self.abort()
 
     def __exit__(
@@ -283,69 +467,224 @@ class Transaction(Closing):
             self.abort()
 
 
-class Consumer(Closing):
-    """One member of a group. Partitions are shared out among members; what is delivered stays the
-    group's until committed.
+class Consumer(Closeable):
+    """One member of a consumer group. Opened by `Log.consumer`.
+
+    The partitions of the group's topics are shared out among its live members. Delivery is at
+    least once: after a crash, or when a partition moves to another member, rows since the last
+    commit are delivered again.
+
+    Example:
+        ```python
+        with log.consumer("orders", group="billing") as consumer:
+            while True:
+                for batch in consumer.poll():
+                    bill(batch)
+                consumer.commit()
+        ```
     """
 
     group: str
+    """The consumer group."""
     topics: tuple[str, ...]
+    """The topics this member subscribes to."""
 
     @abstractmethod
     def poll(
         self, timeout: Duration = "1 second", max_rows: int | None = None
     ) -> list[pa.RecordBatch]:
-        """The next rows of this member's partitions, one batch per topic and partition at a time;
-        empty when none came in time.
+        """Read the next rows of this member's partitions.
+
+        Polling also keeps the member in the group and takes part in rebalancing: a partition that
+        should move is given up at the next poll.
+
+        Args:
+            timeout: How long to wait for rows.
+            max_rows: The most rows to return; None uses the consumer's `max_rows`.
+
+        Returns:
+            Batches of one topic and partition each, with the columns `_partition`, `_offset` and
+            `_timestamp`; the schema's metadata names the topic. Empty if none came in time.
+
+        Raises:
+            OffsetOutOfRange: Retention removed the next row, and `on_lost` is "raise".
+            CorruptBatch: Stored bytes are damaged. Rows in front of them are delivered first.
+            InputError: The consumer is closed.
+            RetryError: The backend cannot be reached.
+
+        Example:
+            ```python
+            batches = consumer.poll(timeout="5 seconds", max_rows=10_000)
+            ```
         """
 
     @abstractmethod
     def positions(self) -> Offsets:
-        """The next offset of each partition this member owns."""
+        """The next offset of each partition this member owns.
 
-    @abstractmethod
-    def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
-        """Remember positions (of everything delivered, if none are given) for the group.
-        MemberFenced if a partition was lost.
+        Returns:
+            Topic -> partition -> offset, marked with this member, so that a commit of them in a
+            transaction is fenced.
+
+        Example:
+            ```python
+            with log.transaction("billing") as tx:
+                tx.append("invoices", invoices)
+                tx.commit_offsets("billing", consumer.positions())
+            ```
         """
 
     @abstractmethod
-    def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None: ...
+    def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        """Store offsets for the group; after a restart it resumes there.
+
+        Args:
+            positions: Topic -> partition -> next offset. None commits everything delivered.
+
+        Raises:
+            MemberFenced: A partition was reassigned to another member.
+            OffsetOutOfRange: An offset is beyond the partition's end.
+            InputError: The offsets are not of this form, or the consumer is closed.
+            RetryError: The outcome is not known, or the backend cannot be reached.
+
+        Example:
+            ```python
+            consumer.commit()
+            consumer.commit({"orders": {0: 120}})
+            ```
+        """
 
     @abstractmethod
-    def assignment(self) -> Mapping[str, tuple[int, ...]]: ...
+    def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
+        """Continue reading a partition from an offset.
+
+        Args:
+            partition: A partition that this member owns.
+            offset: The offset to read next.
+            topic: The topic; None for the first one subscribed to.
+
+        Raises:
+            BadPartition: This member does not own the partition.
+            OffsetOutOfRange: The offset is no longer, or not yet, in the partition.
+
+        Example:
+            ```python
+            consumer.seek(0, 0)  # read partition 0 again
+            ```
+        """
+
+    @abstractmethod
+    def assignment(self) -> Mapping[str, tuple[int, ...]]:
+        """The partitions this member owns.
+
+        Returns:
+            Topic -> partition numbers.
+
+        Example:
+            ```python
+            consumer.assignment()  # {"orders": (0, 2)}
+            ```
+        """
 
 
 class Message(ABC):
-    """One message from a queue, leased until its visibility runs out."""
+    """One message received from a queue, leased until its visibility ends.
 
-    topic: str
-    partition: int
-    offset: int
-    timestamp: datetime
-    deliveries: int
-    row: dict[str, Any]
-    headers: list[tuple[str, bytes | None]]
-    receipt: str
-
-    @abstractmethod
-    def ack(self) -> None: ...
-
-    @abstractmethod
-    def nack(self, delay: Duration = "0 seconds") -> None: ...
-
-    @abstractmethod
-    def renew(self, visibility: Duration = "30 seconds") -> None: ...
-
-
-class Queue(Closing):
-    """A topic used as a queue: messages are taken, acknowledged or given back one by one; order is
-    given up.
+    Example:
+        ```python
+        for message in queue.receive(10):
+            if send(message.row):
+                message.ack()
+            else:
+                message.nack(delay="1 minute")
+        ```
     """
 
     topic: str
+    """The topic the message is in."""
+    partition: int
+    """The message's partition."""
+    offset: int
+    """The message's offset in its partition."""
+    timestamp: datetime
+    """When the message was appended."""
+    deliveries: int
+    """How many times the message has been delivered, this time included."""
+    row: dict[str, Any]
+    """The message's columns."""
+    headers: list[tuple[str, bytes | None]]
+    """The message's headers."""
+    receipt: str
+    """Names this delivery, for `Queue.ack` and `Queue.nack`."""
+
+    @abstractmethod
+    def ack(self) -> None:
+        """Acknowledge the message: it is done and never delivered again.
+
+        Raises:
+            LeaseLost: The visibility ended and the message was delivered to someone else.
+
+        Example:
+            ```python
+            message.ack()
+            ```
+        """
+
+    @abstractmethod
+    def nack(self, delay: Duration = "0 seconds") -> None:
+        """Return the message to the queue, for anyone to receive again.
+
+        Args:
+            delay: How long the message stays invisible first.
+
+        Raises:
+            LeaseLost: The visibility ended and the message was delivered to someone else.
+
+        Example:
+            ```python
+            message.nack(delay="30 seconds")
+            ```
+        """
+
+    @abstractmethod
+    def renew(self, visibility: Duration = "30 seconds") -> None:
+        """Extend the lease while the message is still being processed.
+
+        Args:
+            visibility: How long, from now, nobody else receives the message.
+
+        Raises:
+            LeaseLost: The visibility ended and the message was delivered to someone else.
+            NotSupported: The log is on Kafka, whose share groups cannot extend a lease.
+
+        Example:
+            ```python
+            message.renew("5 minutes")
+            ```
+        """
+
+
+class Queue(Closeable):
+    """A topic used as a queue: messages are leased, acknowledged or returned one by one.
+
+    Opened by `Log.queue`. Order is not kept. A message that was delivered `delivery_limit` times
+    without being acknowledged becomes a dead letter in the topic `<topic>.dead`.
+
+    Example:
+        ```python
+        with log.queue("emails", group="mailers") as queue:
+            for message in queue.receive(10, wait="5 seconds"):
+                send(message.row)
+                message.ack()
+        ```
+    """
+
+    topic: str
+    """The topic whose rows are the messages."""
     group: str
+    """The group of receivers that share the messages."""
     delivery_limit: int
+    """How many times a message is delivered before it becomes a dead letter."""
 
     @abstractmethod
     def receive(
@@ -354,20 +693,85 @@ class Queue(Closing):
         *,
         visibility: Duration = "30 seconds",
         wait: Duration = "0 seconds",
-    ) -> Sequence[Message]: ...
+    ) -> Sequence[Message]:
+        """Lease messages that nobody else holds.
+
+        Args:
+            max_messages: The most messages to return.
+            visibility: How long nobody else receives them. A message that is neither acknowledged
+                nor renewed in this time is delivered again.
+            wait: How long to wait for a first message.
+
+        Returns:
+            The messages, oldest first within a partition; empty if there are none.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The Kafka brokers do not allow this visibility or delivery limit.
+            RetryError: The backend cannot be reached.
+
+        Example:
+            ```python
+            messages = queue.receive(10, visibility="5 minutes", wait="20 seconds")
+            ```
+        """
 
     @abstractmethod
     def ack(self, receipts: Iterable[str]) -> None:
-        """Acknowledge by receipt, for scripts."""
+        """Acknowledge messages by their receipts, all or none.
+
+        Args:
+            receipts: `message.receipt` of each message.
+
+        Raises:
+            LeaseLost: One of the messages is no longer leased under its receipt.
+            InputError: A text is not a receipt.
+
+        Example:
+            ```python
+            queue.ack([message.receipt for message in messages])
+            ```
+        """
 
     @abstractmethod
-    def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None: ...
+    def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None:
+        """Return messages to the queue by their receipts, all or none.
+
+        Args:
+            receipts: `message.receipt` of each message.
+            delay: How long the messages stay invisible first.
+
+        Raises:
+            LeaseLost: One of the messages is no longer leased under its receipt.
+            InputError: A text is not a receipt.
+
+        Example:
+            ```python
+            queue.nack([message.receipt], delay="1 minute")
+            ```
+        """
 
 
-class Log(Closing):
-    """A durable, partitioned log: topics, producers, transactions, groups and queues."""
+class Log(Closeable):
+    """A durable, partitioned log: topics, producers, transactions, consumer groups and queues.
+
+    Opened by `headrace.open_log`. Safe for threads; on the embedded log, several processes may
+    open one directory at once.
+
+    Example:
+        ```python
+        import headrace as hr
+
+        with hr.open_log("file:data") as log:
+            log.create_topic("orders", schema="id BIGINT, amount DOUBLE", key="id")
+            with log.producer("orders") as producer:
+                producer.append({"id": 1, "amount": 9.5})
+            print(log.read("orders").to_pandas())
+        ```
+    """
 
     address: str
+    """The address that opens this log again, from any directory and process."""
 
     # Topics
 
@@ -387,7 +791,46 @@ class Log(Closing):
         segment_age: Duration = "7 days",
         compression: str = "none",
         exist_ok: bool = False,
-    ) -> TopicInfo: ...
+    ) -> TopicInfo:
+        """Create a topic.
+
+        Args:
+            name: 1 to 200 letters, digits, dots, hyphens and underscores.
+            schema: The columns as Spark DDL, such as `"id BIGINT NOT NULL, amount DOUBLE"`.
+            key: The key's column or columns. Rows of one key are in one partition, in order.
+            partitions: The number of partitions, 1 to 10,000.
+            retention: Remove rows older than this; None keeps them for ever.
+            retention_bytes: Remove the oldest rows of a partition beyond this size; None keeps them
+                all.
+            compact: Keep only the newest row of each key. Needs a key.
+            tombstones: How long a compacted topic keeps deletions.
+            segment_bytes: Begin a new segment file when one has reached this size.
+            segment_age: Begin a new segment file when one is this old.
+            compression: "none", "lz4" or "zstd".
+            exist_ok: Accept an existing topic with the same schema and key.
+
+        Returns:
+            The topic as created, or as it exists.
+
+        Raises:
+            TopicExists: There is a topic of that name, and `exist_ok` is false or its schema or key
+                differs.
+            BadName: The name is not allowed.
+            BadSchema: The schema cannot be read or stored.
+            InputError: A setting is not allowed.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.create_topic(
+                "clicks",
+                schema="user STRING, page STRING",
+                key="user",
+                partitions=4,
+                retention="7 days",
+            )
+            ```
+        """
 
     @abstractmethod
     def create_table(
@@ -403,7 +846,40 @@ class Log(Closing):
         segment_age: Duration = "7 days",
         compression: str = "none",
         exist_ok: bool = False,
-    ) -> TopicInfo: ...
+    ) -> TopicInfo:
+        """Create a table's topic: its rows are changes, and the newest one of a key is its value.
+
+        Args:
+            name: 1 to 200 letters, digits, dots, hyphens and underscores.
+            schema: The columns as Spark DDL. The stored rows also have `_change_type`.
+            key: The primary key's column or columns.
+            history: How long superseded values stay before compaction removes them; None keeps all
+                of them.
+            partitions: The number of partitions, 1 to 10,000.
+            tombstones: How long compaction keeps deletions.
+            segment_bytes: Begin a new segment file when one has reached this size.
+            segment_age: Begin a new segment file when one is this old.
+            compression: "none", "lz4" or "zstd".
+            exist_ok: Accept an existing table with the same schema and key.
+
+        Returns:
+            The table's topic as created, or as it exists.
+
+        Raises:
+            TopicExists: There is a topic of that name, and `exist_ok` is false or its schema or key
+                differs.
+            BadName: The name is not allowed.
+            BadSchema: The schema cannot be read or stored.
+            InputError: A setting is not allowed, or the key is missing.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.create_table("customers", schema="id BIGINT, name STRING", key="id")
+            with log.producer("customers") as producer:
+                producer.upsert({"id": 1, "name": "Ada"})
+            ```
+        """
 
     @abstractmethod
     def alter_topic(
@@ -415,31 +891,138 @@ class Log(Closing):
         allow_moving_keys: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        """Add nullable columns, add partitions (a keyed topic only with allow_moving_keys=True), or
-        change retention and the like.
+        """Add columns or partitions to a topic, or change its settings.
+
+        Args:
+            name: The topic.
+            add_columns: Nullable columns to add, as DDL. They are null in rows stored before.
+            partitions: The new number of partitions, not fewer than now.
+            allow_moving_keys: Allow more partitions on a topic with a key, although most keys then
+                go to another partition.
+            **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
+                `segment_bytes`, `segment_age`, `compression`; see `create_topic`.
+
+        Returns:
+            The topic after the change.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            IncompatibleChange: Readers of what is stored would break.
+            InputError: A setting does not exist or is not allowed.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.alter_topic("orders", add_columns="coupon STRING", retention="30 days")
+            ```
         """
 
     @abstractmethod
-    def delete_topic(self, name: str) -> None: ...
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its rows and the groups' offsets in it.
+
+        Args:
+            name: The topic.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.delete_topic("clicks")
+            ```
+        """
 
     @abstractmethod
-    def topics(self) -> list[str]: ...
+    def topics(self) -> list[str]:
+        """The names of all topics.
+
+        Returns:
+            The names, sorted.
+
+        Example:
+            ```python
+            log.topics()  # ["clicks", "orders"]
+            ```
+        """
 
     @abstractmethod
-    def topic(self, name: str) -> TopicInfo: ...
+    def topic(self, name: str) -> TopicInfo:
+        """A topic's schema, key and settings.
+
+        Args:
+            name: The topic.
+
+        Returns:
+            The topic as it is declared now.
+
+        Raises:
+            UnknownTopic: There is no such topic. Names the nearest one.
+
+        Example:
+            ```python
+            log.topic("orders").partitions
+            ```
+        """
 
     # Writing
 
     @abstractmethod
     def producer(
         self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
-    ) -> Producer: ...
+    ) -> Producer:
+        """Open a producer for a topic.
+
+        Args:
+            topic: The topic to append to.
+            id: Makes the producer idempotent under this id and fences an older producer of it.
+                None opens a producer without idempotence.
+            partitioner: Chooses partitions: called with a batch and the number of partitions, it
+                returns one partition number per row. None chooses by key, or round-robin.
+
+        Returns:
+            An open producer.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadName: The id is not allowed.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            with log.producer("orders", id="shop-1") as producer:
+                producer.append({"id": 7, "amount": 9.5})
+            ```
+        """
 
     @abstractmethod
-    def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction: ...
+    def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
+        """Begin a transaction and fence older transactions of the same id.
+
+        Args:
+            id: Names the writer. There is one live owner of an id at a time: the newest.
+            timeout: How long the transaction may stay open.
+
+        Returns:
+            An open transaction.
+
+        Raises:
+            BadName: The id is not allowed.
+            ReadOnlyLog: The log cannot be written.
+            RetryError: The backend cannot be reached.
+
+        Example:
+            ```python
+            with log.transaction("billing") as tx:
+                tx.append("invoices", {"order": 7, "amount": 9.5})
+                tx.append("audit", {"text": "billed order 7"})
+            ```
+        """
 
     @abstractmethod
-    def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult: ...
+    def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
+        """Internal: append a control record, which takes one offset and which `read` skips."""
 
     @abstractmethod
     def stage(
@@ -451,22 +1034,29 @@ class Log(Closing):
         directory: str | None = None,
         group: str | None = None,
     ) -> Staged:
-        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If
-        the rows fail on the way, nothing is left.
+        """Internal: store rows durably but invisibly, for another process's transaction to adopt.
 
-        `directory` is where, if the log has no place for them itself (Kafka has none); it must be
-        seen by both processes. `group` is a name for what belongs together, such as the tasks of
-        one job: `discard_group` removes it all, also what a killed process left.
+        If the iterable of batches fails, nothing is left behind.
+
+        Args:
+            topic: The topic the rows are for.
+            batches: The rows.
+            partition: The partition of all rows; None chooses by key, or round-robin.
+            directory: Where to store them if the log has no storage of its own for them (Kafka);
+                both processes must see it. The embedded log ignores it.
+            group: A name for what belongs together, such as the tasks of one job; `discard_group`
+                removes it all, also what a killed process left.
         """
 
     @abstractmethod
     def discard_staged(self, staged: Staged) -> None:
-        """Remove rows that were put aside and that no transaction will adopt."""
+        """Internal: remove staged rows that no transaction will adopt."""
 
     @abstractmethod
     def discard_group(self, group: str, *, directory: str | None = None) -> None:
-        """Remove whatever was put aside under a group's name and not adopted. Safe also when a
-        commit failed and may yet have happened.
+        """Internal: remove all rows staged under a group's name and not adopted.
+
+        Safe even if a commit's outcome is unknown: rows whose adoption was committed stay.
         """
 
     # Reading
@@ -483,37 +1073,138 @@ class Log(Closing):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        """Committed rows: the topic's columns and `_partition`, `_offset` and `_timestamp`, or just
-        the ones named. All partitions if none is named.
+        """Read committed rows: what is in the topic now, without a group.
+
+        Args:
+            topic: The topic.
+            partition: One partition; None reads all, one after the other.
+            start: The first offset; None for the earliest.
+            stop: Read up to, not including, this offset; None for the end.
+            columns: The columns to read; None for the topic's columns and `_partition`, `_offset`
+                and `_timestamp`.
+            headers: Also offer the column `_headers`.
+            on_corrupt: "raise" stops at damaged rows; "skip" logs them and goes on.
+
+        Returns:
+            A lazy read of the rows.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadPartition: The topic has no such partition.
+            UnknownColumn: There is no such column.
+            OffsetOutOfRange: `start` is no longer, or not yet, in the partition.
+
+        Example:
+            ```python
+            log.read("orders", partition=0, start=100, columns=["id", "_offset"]).to_pylist()
+            ```
         """
 
     @abstractmethod
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
-    ) -> list[Control]: ...
+    ) -> list[ControlRecord]:
+        """Internal: the control records of a partition, from `start` up to `stop`."""
 
     @abstractmethod
-    def start_offsets(self, topic: str) -> dict[int, int]: ...
+    def start_offsets(self, topic: str) -> dict[int, int]:
+        """The earliest offset of each partition: what is before it, retention has removed.
 
-    @abstractmethod
-    def whole_from(self, topic: str) -> dict[int, int]:
-        """For each partition the offset from which on every row is still there: behind what
-        retention removed, and what compaction may have thinned out.
+        Args:
+            topic: The topic.
+
+        Returns:
+            Partition -> offset.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
+            ```python
+            log.start_offsets("orders")  # {0: 0, 1: 0}
+            ```
         """
 
     @abstractmethod
-    def end_offsets(self, topic: str) -> dict[int, int]: ...
+    def whole_from(self, topic: str) -> dict[int, int]:
+        """The offset of each partition from which on no row is missing.
+
+        Before it, retention has removed rows, or compaction may have.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            Partition -> offset.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
+            ```python
+            log.whole_from("customers")  # {0: 1200}
+            ```
+        """
+
+    @abstractmethod
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        """The offset of each partition that its next row will get.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            Partition -> offset.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
+            ```python
+            log.end_offsets("orders")  # {0: 120, 1: 98}
+            ```
+        """
 
     @abstractmethod
     def snapshot(self, topics: Iterable[str]) -> Offsets:
-        """The ends of several topics at one moment; on the embedded log it never cuts a transaction
-        in two.
+        """The end offsets of several topics at one moment.
+
+        On the embedded log the offsets never cut a transaction in two; on Kafka they may.
+
+        Args:
+            topics: The topics.
+
+        Returns:
+            Topic -> partition -> end offset.
+
+        Raises:
+            UnknownTopic: One of the topics does not exist.
+
+        Example:
+            ```python
+            ends = log.snapshot(["orders", "payments"])
+            ```
         """
 
     @abstractmethod
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
-        """For each partition the first offset appended at or after a time (the end, if there is
-        none).
+        """The first offset of each partition that was appended at or after a time.
+
+        Args:
+            topic: The topic.
+            time: A datetime, ISO 8601 text, or seconds since 1970.
+
+        Returns:
+            Partition -> offset; the end offset where nothing was appended since.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadDuration: The time cannot be read.
+
+        Example:
+            ```python
+            start = log.offsets_at("orders", "2026-02-01T00:00:00Z")
+            ```
         """
 
     # Groups, queues, notes
@@ -529,19 +1220,116 @@ class Log(Closing):
         max_rows: int = 100_000,
         on_lost: str = "raise",
         headers: bool = False,
-    ) -> Consumer: ...
+    ) -> Consumer:
+        """Join a consumer group.
+
+        Args:
+            topics: One topic or several.
+            group: The group. Its members share the partitions of their topics.
+            start: Where to begin in a partition without a committed offset: "earliest" or "latest".
+            session_timeout: After this long without a sign of life, a member's partitions go to the
+                others.
+            max_rows: The most rows that one poll returns.
+            on_lost: What to do when retention has removed the next row: "raise", or continue from
+                "earliest" or "latest".
+            headers: Also deliver the column `_headers`.
+
+        Returns:
+            A member of the group.
+
+        Raises:
+            UnknownTopic: One of the topics does not exist.
+            BadName: The group's name is not allowed.
+            InputError: An option is not allowed.
+            ReadOnlyLog: The log cannot be written, so offsets cannot be stored.
+
+        Example:
+            ```python
+            with log.consumer(["orders", "payments"], group="billing") as consumer:
+                for batch in consumer.poll():
+                    print(batch.num_rows)
+                consumer.commit()
+            ```
+        """
 
     @abstractmethod
-    def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue: ...
+    def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
+        """Open a topic as a queue, whose messages are acknowledged one by one.
+
+        Args:
+            topic: The topic whose rows are the messages.
+            group: The group of receivers that share the messages.
+            delivery_limit: After this many deliveries without an acknowledgement, a message becomes
+                a dead letter.
+
+        Returns:
+            An open queue.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadName: The group's name is not allowed.
+            InputError: `delivery_limit` is less than 1.
+            NotSupported: The Kafka cluster has no share groups.
+
+        Example:
+            ```python
+            with log.queue("emails", group="mailers", delivery_limit=3) as queue:
+                for message in queue.receive(10):
+                    message.ack()
+            ```
+        """
 
     @abstractmethod
-    def groups(self) -> list[str]: ...
+    def groups(self) -> list[str]:
+        """The names of all consumer groups and queue groups.
+
+        Returns:
+            The names, sorted.
+
+        Example:
+            ```python
+            log.groups()  # ["billing", "mailers"]
+            ```
+        """
 
     @abstractmethod
-    def group(self, name: str) -> GroupInfo: ...
+    def group(self, name: str) -> GroupInfo:
+        """A group's members, their partitions, and its committed offsets.
+
+        Args:
+            name: The group.
+
+        Returns:
+            The group as it is now.
+
+        Raises:
+            UnknownGroup: No group of that name has ever read or committed.
+
+        Example:
+            ```python
+            for member in log.group("billing").members:
+                print(member.host, member.partitions)
+            ```
+        """
 
     @abstractmethod
-    def committed(self, group: str) -> Offsets: ...
+    def committed(self, group: str) -> Offsets:
+        """A group's committed offsets.
+
+        Args:
+            group: The group.
+
+        Returns:
+            Topic -> partition -> next offset.
+
+        Raises:
+            UnknownGroup: No group of that name has ever read or committed.
+
+        Example:
+            ```python
+            log.committed("billing")  # {"orders": {0: 120, 1: 98}}
+            ```
+        """
 
     @abstractmethod
     def reset_group(
@@ -552,12 +1340,47 @@ class Log(Closing):
         *,
         partitions: Sequence[int] | None = None,
     ) -> Offsets:
-        """Move a group that nobody reads with: to "earliest", "latest", an offset, or a time.
-        Returns the new positions.
+        """Move a group's committed offsets. The group must have no live member.
+
+        Args:
+            group: The group; it need not exist yet.
+            topic: The topic.
+            to: "earliest", "latest", an offset, or a time (a datetime or ISO 8601 text).
+            partitions: The partitions to move; None for all.
+
+        Returns:
+            The group's new offsets in that topic.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadPartition: The topic has no such partition.
+            MemberFenced: A member of the group is alive.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.reset_group("billing", "orders", "2026-02-01T00:00:00Z")
+            ```
         """
 
     @abstractmethod
-    def lag(self, group: str | None = None) -> list[PartitionLag]: ...
+    def lag(self, group: str | None = None) -> list[PartitionLag]:
+        """How far groups are behind, in rows and in seconds.
+
+        Args:
+            group: One group; None for all.
+
+        Returns:
+            One entry per group, topic and partition.
+
+        Raises:
+            UnknownGroup: No group of that name has ever read or committed.
+
+        Example:
+            ```python
+            sum(lag.rows for lag in log.lag("billing"))
+            ```
+        """
 
     def watch_lag(
         self,
@@ -568,30 +1391,106 @@ class Log(Closing):
         group: str | None = None,
         every: Duration = "5 seconds",
     ) -> LagWatch:
-        """Call a function when a group falls further behind than a threshold, and again when it has
-        caught up. `stop()` ends it.
+        """Call a function when a partition's lag crosses a threshold, and when it has recovered.
+
+        Args:
+            on_alert: Called in a background thread, once per crossing.
+            rows: Threshold in rows.
+            seconds: Threshold in seconds. With both, either one fires.
+            group: The group to watch; None for all.
+            every: The interval between two checks.
+
+        Returns:
+            The running watch; its `stop()` ends it.
+
+        Raises:
+            InputError: Neither `rows` nor `seconds` is given.
+            UnknownGroup: No group of that name has ever read or committed.
+
+        Example:
+            ```python
+            watch = log.watch_lag(lambda alert: print(alert.lag), rows=10_000, group="billing")
+            ```
         """
-        return LagWatch(
-            self,
-            on_alert,
-            rows=rows,
-            seconds=seconds,
-            group=group,
-            every_s=to_us(every, what="every") / 1e6,
+        every_s = to_us(every, what="every") / 1e6
+        watch = LagWatch(
+            self.lag, on_alert, rows=rows, seconds=seconds, group=group, every_s=every_s
         )
+        return watch.start()
 
     @abstractmethod
     def note(self, name: str) -> str | None:
-        """A small value stored by a transaction's `set_note`."""
+        """Read a small named value that a transaction stored with `set_note`.
 
-    # Care
+        Args:
+            name: The note's name.
+
+        Returns:
+            The note's text; None if there is no such note.
+
+        Example:
+            ```python
+            log.note("imported.up_to")
+            ```
+        """
+
+    # Maintenance
 
     @abstractmethod
-    def verify(self, topic: str | None = None) -> list[Finding]: ...
+    def verify(self, topic: str | None = None) -> list[Finding]:
+        """Check stored bytes for damage.
+
+        Args:
+            topic: One topic; None for the whole log.
+
+        Returns:
+            All damage found; an empty list means that everything is sound.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
+            ```python
+            for finding in log.verify():
+                print(finding.file, finding.position, finding.message)
+            ```
+        """
 
     @abstractmethod
-    def stats(self, topic: str | None = None) -> list[TopicStats]: ...
+    def stats(self, topic: str | None = None) -> list[TopicStats]:
+        """The size of topics.
+
+        Args:
+            topic: One topic; None for all.
+
+        Returns:
+            One entry per topic.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
+            ```python
+            log.stats("orders")[0].bytes
+            ```
+        """
 
     @abstractmethod
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
-        """Apply retention and compaction now. Returns what was removed."""
+        """Apply retention and compaction now, rather than in the background.
+
+        Args:
+            topic: One topic; None for all.
+
+        Returns:
+            What was removed. On Kafka, a note: the brokers do this themselves.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.maintain("clicks")["segments_deleted"]
+            ```
+        """

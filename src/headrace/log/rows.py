@@ -1,9 +1,11 @@
-"""Whatever a user appends, made into one Arrow batch with exactly the topic's schema, or refused
-with the row and the column named.
+"""Rows as users append them, converted to one Arrow batch with exactly the topic's schema, or
+refused with an error that names the row and the column.
 
-Producers and transactions of both backends call `to_batch` before anything is written. The usual
-case is converted first and looked at only if that fails: one dict costs some microseconds, a batch
-that already fits next to nothing. Row numbers count from 0.
+Producers and transactions of both backends call `to_batch` before anything is written. Conversion
+is tried first and explained only if it fails, so that one dict costs a few microseconds and a batch
+that already fits costs almost nothing. Row numbers count from 0.
+
+Values of single columns are converted and checked in `headrace.types.values`.
 """
 
 from __future__ import annotations
@@ -28,57 +30,68 @@ from headrace.columnar.columns import (
 from headrace.errors import BadRows, nearest
 from headrace.log.values import Headers, Rows
 from headrace.types.schema import NOT_NULL_KEY, declared_schema
-from headrace.types.values import Column, Misfit, check, column, culprit, fit, needs_check
+from headrace.types.values import (
+    ColumnConverter,
+    Misfit,
+    check_column,
+    column_converter,
+    find_misfit,
+    fit_column,
+    needs_check,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-_PLANS_KEPT = 512
+_MAX_CACHED_PLANS = 512
 _HEADERS_FIELD = pa.field(HEADERS_COLUMN, HEADERS_TYPE)
 _ERRORS = (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What a schema asks of rows, worked out once."""
+class _SchemaPlan:
+    """A schema with everything that converting rows to it needs, computed once."""
 
     schema: pa.Schema
     names: list[str]
-    columns: list[Column]
+    columns: list[ColumnConverter]
     struct: pa.StructType
-    checked: list[int]
-    """The columns that can break the schema although their type is right."""
+    checked_columns: list[int]
+    """Indices of the columns whose values can break the schema although their type fits."""
 
 
-_plans: dict[int, _Plan] = {}
+_schema_plans: dict[int, _SchemaPlan] = {}
 
 
-def _plan(schema: pa.Schema) -> _Plan:
-    """Kept by identity: schemas are compared without their metadata, where lengths stand. A plan
-    holds its schema, so an id is not used again.
+def _schema_plan(schema: pa.Schema) -> _SchemaPlan:
+    """The plan of a schema, cached by the schema's identity.
+
+    Equality would not do: it ignores metadata, which holds the lengths of VARCHAR columns. A plan
+    holds its schema, so that no other schema gets the same id.
     """
-    plan = _plans.get(id(schema))
+    plan = _schema_plans.get(id(schema))
     if plan is None:
-        checked = [position for position, field in enumerate(schema) if needs_check(field)]
-        plan = _Plan(
-            schema,
-            schema.names,
-            [column(field) for field in schema],
-            pa.struct(list(schema)),
-            checked,
+        plan = _SchemaPlan(
+            schema=schema,
+            names=schema.names,
+            columns=[column_converter(field) for field in schema],
+            struct=pa.struct(list(schema)),
+            checked_columns=[index for index, field in enumerate(schema) if needs_check(field)],
         )
-        if len(_plans) >= _PLANS_KEPT:
-            _plans.clear()
-        _plans[id(schema)] = plan
+        if len(_schema_plans) >= _MAX_CACHED_PLANS:
+            _schema_plans.clear()
+        _schema_plans[id(schema)] = plan
     return plan
 
 
 def to_batch(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
-    """`rows` as one batch with exactly `schema`. BadRows, naming row and column, if that would lose
-    or guess anything.
+    """Rows as one batch with exactly the given schema.
+
+    Raises:
+        BadRows: A value would be lost or guessed. Names the row and the column.
     """
-    plan = _plan(schema)
+    plan = _schema_plan(schema)
     if type(rows) is dict:
         return _from_mappings([rows], plan, topic)
     if isinstance(rows, pa.RecordBatch):
@@ -99,8 +112,9 @@ _ACCEPTED = "pass a dict, a list of dicts, a pyarrow Table or RecordBatch, or a 
 
 
 def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
-    """Without importing pandas: whoever has a frame has done so. Another thread may be importing it
-    right now.
+    """Whether rows are a pandas frame, without importing pandas: whoever has a frame has done so.
+
+    Another thread may be importing pandas right now, so the attribute may be missing.
     """
     frame = getattr(sys.modules.get("pandas"), "DataFrame", None)
     return frame is not None and isinstance(rows, frame)
@@ -109,51 +123,52 @@ def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
 # Dicts
 
 
-def _from_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> pa.RecordBatch:
-    batch = _converted(rows, plan)
+def _from_mappings(rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
+    batch = _try_convert(rows, plan)
     if batch is None:
         _explain_mappings(rows, plan, topic)
     return batch
 
 
-def _converted(rows: list[Mapping[str, Any]], plan: _Plan) -> pa.RecordBatch | None:
-    """The batch, or nothing if any row does not fit; which one, and why, is a question for
-    later.
-    """
+def _try_convert(rows: list[Mapping[str, Any]], plan: _SchemaPlan) -> pa.RecordBatch | None:
+    """The batch, or None if any row does not fit; `_explain_mappings` finds out which."""
     try:
         if not {len(plan.names)}.issuperset(map(len, rows)):
             return None
-        if _are_plain(rows, plan):
+        if _have_exact_types(rows, plan):
             return pa.RecordBatch.from_struct_array(pa.array(rows, plan.struct))
-        arrays = [each.array([row[each.name] for row in rows]) for each in plan.columns]
+        arrays = [
+            converter.array([row[converter.name] for row in rows]) for converter in plan.columns
+        ]
     except (KeyError, *_ERRORS):
         return None
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
-def _are_plain(rows: list[Mapping[str, Any]], plan: _Plan) -> bool:
-    """Whether all values have types that Arrow takes as they are: then it can take all columns in
-    one go.
+def _have_exact_types(rows: list[Mapping[str, Any]], plan: _SchemaPlan) -> bool:
+    """Whether all values have types that Arrow converts as they are, so that one call converts all
+    columns.
     """
     return {dict}.issuperset(map(type, rows)) and all(
-        each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns
+        converter.exact.issuperset([type(row[converter.name]) for row in rows])
+        for converter in plan.columns
     )
 
 
-def _explain_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> NoReturn:
-    """The first thing that is wrong: the columns of any row come before the values."""
+def _explain_mappings(rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: str) -> NoReturn:
+    """Raise an error for the first thing that is wrong: wrong columns in any row, then values."""
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise BadRows(
                 f"Row {number} for {topic} is a {type(row).__name__}, not a dict.", fix=_ACCEPTED
             )
         _check_names(row, plan.names, where=f"Row {number} for {topic}")
-    for each in plan.columns:
-        values = [row[each.name] for row in rows]
+    for converter in plan.columns:
+        values = [row[converter.name] for row in rows]
         try:
-            each.array(values)
+            converter.array(values)
         except _ERRORS:
-            _refuse(topic, each.name, *each.culprit(values))
+            _raise_bad_row(topic, converter.name, *converter.find_misfit(values))
     raise BadRows(f"The rows for {topic} do not fit its schema.", fix="append fewer rows at once.")
 
 
@@ -182,7 +197,7 @@ _FIX_NAMES = (
 )
 
 
-def _refuse(topic: str, name: str, row: int, reason: str) -> NoReturn:
+def _raise_bad_row(topic: str, name: str, row: int, reason: str) -> NoReturn:
     raise BadRows(
         f"Row {row} for {topic}, column {name!r}: {reason.rstrip('.')}.",
         fix=(
@@ -195,29 +210,29 @@ def _refuse(topic: str, name: str, row: int, reason: str) -> NoReturn:
 # Arrow
 
 
-def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _Plan, topic: str) -> pa.RecordBatch:
+def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
     if isinstance(rows, pa.RecordBatch) and rows.schema.equals(plan.schema, check_metadata=True):
         _check_columns(rows, plan, topic)
         return rows
     _check_names(rows.schema.names, plan.names, where=f"Rows for {topic}")
     arrays = [
-        _fitted(_whole(rows.column(field.name), topic, field.name), field, topic)
+        _fit_column(_single_array(rows.column(field.name), topic, field.name), field, topic)
         for field in plan.schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
-def _check_columns(batch: pa.RecordBatch, plan: _Plan, topic: str) -> None:
-    for position in plan.checked:
+def _check_columns(batch: pa.RecordBatch, plan: _SchemaPlan, topic: str) -> None:
+    for position in plan.checked_columns:
         array, field = batch.column(position), plan.schema.field(position)
         try:
-            check(array, field)
+            check_column(array, field)
         except Misfit as error:
-            _refuse(topic, field.name, *culprit(array, field, error, check))
+            _raise_bad_row(topic, field.name, *find_misfit(array, field, error, check_column))
 
 
-def _whole(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Array:
-    """One array of what may be several."""
+def _single_array(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Array:
+    """A column as one array."""
     if isinstance(values, pa.Array):
         return values
     if values.num_chunks == 1:
@@ -233,51 +248,52 @@ def _whole(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Arra
     return combined
 
 
-def _fitted(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
+def _fit_column(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
     try:
-        return fit(array, field)
+        return fit_column(array, field)
     except (Misfit, pa.ArrowException) as error:
-        _refuse(topic, field.name, *culprit(array, field, error))
+        _raise_bad_row(topic, field.name, *find_misfit(array, field, error))
 
 
 # pandas
 
 
-def _from_pandas(frame: Any, plan: _Plan, topic: str) -> pa.RecordBatch:
-    """Column by column: objects value by value, everything typed through Arrow. What pandas calls
-    missing is null.
+def _from_pandas(frame: Any, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
+    """A pandas frame, column by column: objects value by value, typed columns through Arrow.
+
+    Values that pandas considers missing become null.
     """
     _check_names(frame.columns, plan.names, where=f"Rows for {topic}")
-    arrays = [_from_series(frame[each.name], each, topic) for each in plan.columns]
+    arrays = [_from_series(frame[converter.name], converter, topic) for converter in plan.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
-def _from_series(series: Any, each: Column, topic: str) -> pa.Array:
+def _from_series(series: Any, converter: ColumnConverter, topic: str) -> pa.Array:
     if series.dtype == object:
-        return _from_objects(series, each, topic)
+        return _from_objects(series, converter, topic)
     try:
-        array = _whole(pa.array(series, from_pandas=True), topic, each.name)
+        array = _single_array(pa.array(series, from_pandas=True), topic, converter.name)
     except (pa.ArrowException, TypeError):
-        _refuse(topic, each.name, 0, f"pandas' {series.dtype} has no counterpart in Arrow")
-    if pa.types.is_floating(array.type) and pa.types.is_integer(each.field.type):
-        array = _integers(array, each, topic)
-    return _fitted(array, each.field, topic)
+        _raise_bad_row(
+            topic, converter.name, 0, f"pandas' {series.dtype} has no counterpart in Arrow"
+        )
+    if pa.types.is_floating(array.type) and pa.types.is_integer(converter.field.type):
+        array = _floats_to_integers(array, converter, topic)
+    return _fit_column(array, converter.field, topic)
 
 
-def _from_objects(series: Any, each: Column, topic: str) -> pa.Array:
+def _from_objects(series: Any, converter: ColumnConverter, topic: str) -> pa.Array:
     values = [
         None if missing else value for value, missing in zip(series, series.isna(), strict=True)
     ]
     try:
-        return each.array(values)
+        return converter.array(values)
     except _ERRORS:
-        _refuse(topic, each.name, *each.culprit(values))
+        _raise_bad_row(topic, converter.name, *converter.find_misfit(values))
 
 
-def _integers(array: pa.Array, each: Column, topic: str) -> pa.Array:
-    """Floats are what pandas has for integers with gaps; whole numbers are taken back as what they
-    were.
-    """
+def _floats_to_integers(array: pa.Array, converter: ColumnConverter, topic: str) -> pa.Array:
+    """Whole floats as integers: pandas stores an integer column with missing values as floats."""
 
     def whole(part: pa.Array, field: pa.Field) -> pa.Array:
         if not pc.all(pc.equal(pc.trunc(part), part), min_count=0).as_py():
@@ -285,16 +301,16 @@ def _integers(array: pa.Array, each: Column, topic: str) -> pa.Array:
         return part.cast(field.type)
 
     try:
-        return whole(array, each.field)
+        return whole(array, converter.field)
     except (Misfit, pa.ArrowException) as error:
-        _refuse(topic, each.name, *culprit(array, each.field, error, whole))
+        _raise_bad_row(topic, converter.name, *find_misfit(array, converter.field, error, whole))
 
 
 # Headers and changes
 
 
 def with_headers(batch: pa.RecordBatch, headers: Headers | None) -> pa.RecordBatch:
-    """`batch` with a column `_headers`, if there are any: one entry per row."""
+    """A batch with a column `_headers` of one entry per row; unchanged if headers are None."""
     if headers is None:
         return batch
     if len(headers) != batch.num_rows:
@@ -325,7 +341,7 @@ def _header_pairs(entry: Any, row: int) -> list[tuple[str, bytes | None]] | None
 
 
 def with_change_type(batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
-    """`batch` with every row's `_change_type` set to `change`."""
+    """A batch with every row's `_change_type` set to the given one."""
     changes = pa.repeat(pa.scalar(change, pa.string()), batch.num_rows)
     position = batch.schema.get_field_index(CHANGE_TYPE)
     return (
@@ -336,13 +352,13 @@ def with_change_type(batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
 
 
 def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
-    """Refuse a `_change_type` that does not exist, and a null that only a tombstone may have."""
+    """Refuse an unknown `_change_type`, and a null in a NOT NULL column unless it is deleted."""
     changes = batch.column(CHANGE_TYPE)
     unknown = pc.invert(pc.is_in(changes, pa.array(CHANGE_TYPES)))
     if pc.any(unknown).as_py():
         row = pc.index(unknown, True).as_py()
         change = changes[row].as_py()
-        _refuse(
+        _raise_bad_row(
             topic,
             CHANGE_TYPE,
             row,
@@ -360,45 +376,45 @@ def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
 def _check_not_null(array: pa.Array, changes: pa.Array, name: str, topic: str) -> None:
     wrong = pc.and_(array.is_null(), pc.not_equal(changes, DELETE))
     if pc.any(wrong).as_py():
-        _refuse(
+        _raise_bad_row(
             topic, name, pc.index(wrong, True).as_py(), "it is null, but the column is NOT NULL"
         )
 
 
 def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
-    """Rows of a table as the changes that store them. `schema` is the table's stored one; the rows
-    come without `_change_type`.
+    """Rows of a table as stored changes. They come without `_change_type`; `schema` is the stored
+    schema, which has it.
     """
-    batch = to_batch(rows, _derived(schema, None), topic=topic)
+    batch = to_batch(rows, _input_schema(schema, None), topic=topic)
     return pa.RecordBatch.from_arrays(with_change_type(batch, UPDATE).columns, schema=schema)
 
 
-_derived_schemas: dict[tuple[int, tuple[str, ...] | None], tuple[pa.Schema, pa.Schema]] = {}
+_input_schemas: dict[tuple[int, tuple[str, ...] | None], tuple[pa.Schema, pa.Schema]] = {}
 
 
-def _derived(schema: pa.Schema, key: tuple[str, ...] | None) -> pa.Schema:
-    """What users give for a table stored as `schema`: its key's columns, or all declared ones. Kept
-    by identity, so that the plan is found again.
+def _input_schema(schema: pa.Schema, key: tuple[str, ...] | None) -> pa.Schema:
+    """The columns that users give for a table: its key's columns, or all declared ones for None.
+
+    Cached by the stored schema's identity, so that `_schema_plan` finds its plan again.
     """
-    kept = _derived_schemas.get((id(schema), key))
-    if kept is None:
-        if len(_derived_schemas) >= _PLANS_KEPT:
-            _derived_schemas.clear()
-        derived = (
-            declared_schema(schema)
-            if key is None
-            else pa.schema([schema.field(name) for name in key])
-        )
-        kept = _derived_schemas[id(schema), key] = (schema, derived)
-    return kept[1]
+    cached = _input_schemas.get((id(schema), key))
+    if cached is None:
+        if len(_input_schemas) >= _MAX_CACHED_PLANS:
+            _input_schemas.clear()
+        if key is None:
+            input_schema = declared_schema(schema)
+        else:
+            input_schema = pa.schema([schema.field(name) for name in key])
+        cached = _input_schemas[id(schema), key] = (schema, input_schema)
+    return cached[1]
 
 
 def tombstones(keys: Any, schema: pa.Schema, key: tuple[str, ...], *, topic: str) -> pa.RecordBatch:
-    """Changes that delete keys from a table: the key's columns, everything else null.
+    """Tombstones of a table's keys: the key's columns, and null everywhere else.
 
-    Keys are rows with the key's columns alone, or, for a key of one column, plain values.
+    Keys are rows with the key's columns alone, tuples, or, for a key of one column, plain values.
     """
-    batch = to_batch(_key_rows(keys, key), _derived(schema, key), topic=topic)
+    batch = to_batch(_key_rows(keys, key), _input_schema(schema, key), topic=topic)
     count = batch.num_rows
     arrays = [
         batch.column(field.name) if field.name in key else pa.nulls(count, field.type)
@@ -409,7 +425,7 @@ def tombstones(keys: Any, schema: pa.Schema, key: tuple[str, ...], *, topic: str
 
 
 def _key_rows(keys: Any, key: tuple[str, ...]) -> Any:
-    """Plain values as rows of the key: `delete(7)`, `delete([7, 8])`, `delete([("a", 1)])`."""
+    """Keys as rows with the key's columns: `delete(7)`, `delete([7, 8])`, `delete([("a", 1)])`."""
     if isinstance(keys, pa.Table | pa.RecordBatch | Mapping) or _is_pandas(keys):
         return keys
     if isinstance(keys, pa.Array | pa.ChunkedArray) and len(key) == 1:
@@ -420,7 +436,7 @@ def _key_rows(keys: Any, key: tuple[str, ...]) -> Any:
         or (isinstance(keys, tuple) and len(key) > 1)
     ):
         keys = [keys]
-    return [each if isinstance(each, Mapping) else _key_row(each, key) for each in keys]
+    return [row if isinstance(row, Mapping) else _key_row(row, key) for row in keys]
 
 
 def _key_row(value: Any, key: tuple[str, ...]) -> dict[str, Any]:

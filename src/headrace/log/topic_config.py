@@ -1,5 +1,8 @@
-"""A topic as a user declares it: checked, with durations in microseconds. The same on every
-backend.
+"""A topic's name, schema and settings as a user declares them: checked, with durations in
+microseconds.
+
+Both backends create and alter topics through `declared_topic` and `altered_topic`, so they accept
+and refuse the same declarations.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from headrace.errors import (
 from headrace.log.values import TopicInfo
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
 
-# Which names topics, groups, producers and transactions may have, on every backend: Kafka's rule
-# for topics. And the words for a place in one.
-
-
 T = TypeVar("T")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_PLACES = {"beginning": "earliest", "end": "latest"}
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")  # Kafka's rule for topics
+_OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
+
+
+# Names and offsets
 
 
 def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) -> str:
+    """Refuse a name that topics, groups, producers and transactions may not have; return it."""
     if not _NAME.fullmatch(name) or name in {".", ".."}:
         raise error(
             f"{name!r} cannot be a {what}.",
@@ -41,12 +44,12 @@ def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) ->
     return name
 
 
-def place_word(to: T) -> T | str:
-    """Two words for one thing: "beginning" is "earliest", "end" is "latest". Offsets and times stay
-    what they are.
-    """
-    return _PLACES.get(to, to) if isinstance(to, str) else to
+def resolve_offset_alias(to: T) -> T | str:
+    """Resolve the aliases "beginning" (earliest) and "end" (latest); the rest is unchanged."""
+    return _OFFSET_ALIASES.get(to, to) if isinstance(to, str) else to
 
+
+# Declarations
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 MAX_PARTITIONS = 10_000
@@ -60,7 +63,7 @@ _DURATIONS = {
 _PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
 
 
-def declared(
+def declared_topic(
     name: str,
     schema: str,
     key: str | Sequence[str] | None,
@@ -69,7 +72,7 @@ def declared(
     is_table: bool,
     options: Mapping[str, Any],
 ) -> TopicInfo:
-    """The topic that a user asks for."""
+    """The topic that a call of `create_topic` or `create_table` describes."""
     check_name(name, what="topic name")
     columns = parse_schema(schema)
     names = check_key(columns, key, where=f"The topic {name!r}")
@@ -96,7 +99,7 @@ def declared(
 
 
 def stored_schema(columns: pa.Schema, key: tuple[str, ...], *, is_table: bool) -> pa.Schema:
-    """The columns as they are stored: a table's rows also say what kind of change they are."""
+    """The columns as stored: a table's rows also have `_change_type`."""
     return table_schema(columns, key) if is_table else columns
 
 
@@ -109,29 +112,30 @@ def _check_compaction(info: TopicInfo) -> None:
 
 
 def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as fields of TopicInfo."""
-    known: dict[str, Any] = {}
+    """Options of `create_topic` and `alter_topic` as fields of TopicInfo."""
+    fields: dict[str, Any] = {}
     for option, value in options.items():
         if option in _DURATIONS:
-            known[_DURATIONS[option]] = None if value is None else to_us(value, what=option)
+            fields[_DURATIONS[option]] = None if value is None else to_us(value, what=option)
         elif option in _PLAIN:
-            known[option] = value
+            fields[option] = value
         else:
             raise InputError(
                 f"A topic has no setting {option!r}:"
                 f" {nearest(option, [*_DURATIONS, *_PLAIN, 'partitions', 'key', 'schema'])}"
             )
-    if known.get("compression", "none") not in COMPRESSIONS:
+    compression = fields.get("compression", "none")
+    if compression not in COMPRESSIONS:
         raise InputError(
-            f"The compression {known['compression']!r} is not known:"
-            f" {nearest(str(known['compression']), COMPRESSIONS)}"
+            f"The compression {compression!r} is not known:"
+            f" {nearest(str(compression), COMPRESSIONS)}"
         )
-    if known.get("segment_bytes", 1) < 1 or (known.get("retention_bytes") or 1) < 1:
+    if fields.get("segment_bytes", 1) < 1 or (fields.get("retention_bytes") or 1) < 1:
         raise InputError("segment_bytes and retention_bytes are 1 or more.")
-    return known
+    return fields
 
 
-def altered(
+def altered_topic(
     info: TopicInfo,
     *,
     columns: str | None,
@@ -139,7 +143,7 @@ def altered(
     allow_moving_keys: bool,
     settings: Mapping[str, Any],
 ) -> TopicInfo:
-    """A topic after a change; IncompatibleChange if readers of what is stored would break."""
+    """A topic after a change. Raises IncompatibleChange if readers of stored rows would break."""
     changed = replace(info, **setting_fields(settings))
     if columns is not None:
         schema = add_columns(parse_schema(info.schema), columns)
@@ -171,7 +175,7 @@ def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bo
         raise IncompatibleChange(
             f"More partitions for {info.name!r} would send most keys to another partition: rows of"
             " one key would no longer be in one partition, in order, and a table's older rows"
-            " would not be found beside the newer ones.",
+            " would not be found with the newer ones.",
             fix=(
                 "create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if"
                 " nobody relies on it."
@@ -179,17 +183,18 @@ def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bo
         )
 
 
-def check_same(found: TopicInfo, wanted: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-    """What to do when a topic to be created is there already."""
+def check_existing_topic(existing: TopicInfo, wanted: TopicInfo, *, exist_ok: bool) -> TopicInfo:
+    """The existing topic if it may stand in for the one to be created; TopicExists otherwise."""
     if not exist_ok:
         raise TopicExists(
             f"There is a topic {wanted.name!r} already.",
             fix="choose another name, or pass exist_ok=True.",
         )
-    if (found.schema, found.key, found.is_table) != (wanted.schema, wanted.key, wanted.is_table):
+    identity = (wanted.schema, wanted.key, wanted.is_table)
+    if (existing.schema, existing.key, existing.is_table) != identity:
         raise TopicExists(
-            f"There is a topic {wanted.name!r} already, with another schema or key: {found.schema}"
-            f" (key: {', '.join(found.key) or 'none'}).",
+            f"There is a topic {wanted.name!r} already, with another schema or key:"
+            f" {existing.schema} (key: {', '.join(existing.key) or 'none'}).",
             fix="choose another name, or declare it as it is; columns are added with alter_topic.",
         )
-    return found
+    return existing

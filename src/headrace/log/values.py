@@ -1,5 +1,8 @@
-"""The small values a log speaks in: what goes in, what comes out, and the names of the columns it
-adds. Part of `api`.
+"""The values that go into and come out of a log, on every backend: results, offsets, and what is
+known of topics, groups and damage.
+
+The interface that uses them is `headrace.log.api`. At the end: the rule for producers' sequence
+numbers, and the names of the topics behind `ask`.
 """
 
 from __future__ import annotations
@@ -20,54 +23,69 @@ if TYPE_CHECKING:
 Rows: TypeAlias = (
     "Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pd.DataFrame"
 )
-"""What can be appended: dicts, an Arrow table or batch, a pandas frame."""
+"""Rows to append: a dict, an iterable of dicts, an Arrow table or batch, or a pandas frame."""
 
 Headers = Sequence[Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None]
-"""One entry per row: that row's headers."""
+"""Headers to append: one entry per row, as pairs or a mapping of name to bytes; None for none."""
 
 Duration = str | timedelta
-"""`"30 seconds"`, or a timedelta."""
+"""A length of time: text such as `"30 seconds"`, or a timedelta."""
 
 Partitioner = Callable[[pa.RecordBatch, int], Any]
-"""A user's choice of partition: (rows, number of partitions) -> one partition number per row."""
+"""A user's partitioner: called with rows and the number of partitions, it returns one partition
+number per row.
+"""
+
 TOPIC_METADATA = b"headrace.topic"
-"""Where the schema of a consumer's batch says which topic its rows are of."""
+"""The key of the schema metadata in which a consumer's batch names its topic."""
 
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic as declared. `schema` is the DDL; `arrow_schema` has the stored columns (for a table,
-    `_change_type` too).
+    """A topic's schema, key and settings, as `Log.topic` returns them.
+
+    Example:
+        ```python
+        info = log.topic("orders")
+        info.schema  # "id BIGINT, amount DOUBLE"
+        ```
     """
 
     name: str
+    """The topic's name."""
     schema: str
+    """The declared columns as DDL."""
     arrow_schema: pa.Schema = field(compare=False)
+    """The stored columns; for a table they include `_change_type`."""
     key: tuple[str, ...] = ()
+    """The key's columns; empty without a key."""
     partitions: int = 1
+    """The number of partitions."""
     is_table: bool = False
+    """Whether the rows are changes of a table."""
     retention_us: int | None = None
+    """How long rows stay, in microseconds; None for ever."""
     retention_bytes: int | None = None
+    """How many bytes of a partition stay; None for all."""
     compact: bool = False
+    """Whether only the newest row of each key stays."""
     history_us: int | None = None
+    """How long superseded values of a table stay, in microseconds; None for ever."""
     tombstone_us: int = 24 * 3600 * 1_000_000
+    """How long compaction keeps deletions, in microseconds."""
     segment_bytes: int = 64 << 20
+    """The size at which a new segment file begins."""
     segment_us: int = 7 * 24 * 3600 * 1_000_000
+    """The age at which a new segment file begins, in microseconds."""
     compression: str = "none"
+    """One of "none", "lz4" and "zstd"."""
     id: str = field(default="", compare=False)
-    """Tells it from an earlier topic of the same name, which was deleted."""
+    """Distinguishes the topic from an earlier, deleted one of the same name."""
 
     @property
     def columns(self) -> list[str]:
+        """The names of the stored columns."""
         return list(self.arrow_schema.names)
-
-
-def readable_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
-    """The columns a reader can ask for."""
-    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
-    if headers:
-        fields.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
-    return pa.schema(fields)
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,9 @@ class OffsetRange:
     """Offsets from `start` up to, not including, `stop`."""
 
     start: int
+    """The first offset."""
     stop: int
+    """The offset behind the last one."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -83,33 +103,69 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class AppendResult:
-    """Where an append went: for each topic and partition the offsets it got. `commit` is its number
-    in the log's global order.
+    """The offsets that an append or a transaction got.
+
+    `str(result)` is a compact form such as `orders:0:18,orders:1:20` (topic, partition, end). A
+    view server that is given it waits until its view contains the append.
+
+    Example:
+        ```python
+        result = producer.append(rows)
+        result.partitions()[0]  # OffsetRange(start=0, stop=18)
+        ```
     """
 
     offsets: Mapping[str, Mapping[int, OffsetRange]]
+    """Topic -> partition -> the offsets of the rows."""
     commit: int | None = None
+    """The commit's number in the log's global order; None on Kafka."""
     duplicate: bool = False
+    """Whether the sequence number was stored before; the offsets are those of the first time."""
 
     def partitions(self, topic: str | None = None) -> Mapping[int, OffsetRange]:
+        """The offsets in one topic.
+
+        Args:
+            topic: The topic; None if there is only one.
+
+        Returns:
+            Partition -> the offsets of the rows.
+
+        Raises:
+            ValueError: The result has several topics, and none is named.
+
+        Example:
+            ```python
+            tx.commit().partitions("invoices")
+            ```
+        """
         if topic is None:
             (topic,) = self.offsets or ("",)
         return self.offsets.get(topic, {})
 
     def __str__(self) -> str:
-        """`orders:0:18,orders:1:20`: where each partition ends behind it. A server that is given it
-        waits until a view contains it.
-        """
         return ",".join(
-            f"{topic}:{partition}:{span.stop}"
-            for topic, parts in self.offsets.items()
-            for partition, span in parts.items()
+            f"{topic}:{partition}:{offsets.stop}"
+            for topic, partitions in self.offsets.items()
+            for partition, offsets in partitions.items()
         )
 
 
 class Offsets(dict[str, dict[int, int]]):
-    """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that
-    a commit can be fenced.
+    """Topic -> partition -> next offset.
+
+    Offsets taken from a consumer also carry the member they came from, so that committing them is
+    refused once the member has lost the partition.
+
+    Args:
+        offsets: Topic -> partition -> next offset.
+        member: The group member the offsets come from; None for offsets computed elsewhere.
+        handle: The backend's handle of that member, if it needs one (Kafka).
+
+    Example:
+        ```python
+        consumer.commit(Offsets({"orders": {0: 120}}))
+        ```
     """
 
     def __init__(
@@ -119,101 +175,147 @@ class Offsets(dict[str, dict[int, int]]):
         member: str | None = None,
         handle: Any = None,
     ) -> None:
-        super().__init__({topic: dict(parts) for topic, parts in offsets.items()})
+        super().__init__({topic: dict(partitions) for topic, partitions in offsets.items()})
         self.member = member
         self.handle = handle
 
 
 @dataclass(frozen=True)
-class Control:
-    """A control batch: it takes one offset, and `read` skips it."""
+class ControlRecord:
+    """A control record: it takes one offset, and `Log.read` skips it."""
 
     partition: int
+    """The record's partition."""
     offset: int
+    """The record's offset."""
     timestamp: datetime
+    """When the record was appended."""
     payload: bytes
+    """The record's content."""
 
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """How far a group is behind in one partition: in rows, and in seconds since its next row was
-    appended.
-    """
+    """How far a group is behind in one partition."""
 
     group: str
+    """The group."""
     topic: str
+    """The topic."""
     partition: int
+    """The partition."""
     committed: int | None
+    """The group's committed offset; None if it has committed none."""
     end: int
+    """The partition's end offset."""
     rows: int
+    """The number of rows not yet read."""
     seconds: float
+    """The age of the next row to read; 0 if there is none."""
 
 
 @dataclass(frozen=True)
 class MemberInfo:
+    """A live member of a consumer group."""
+
     member: str
+    """The member's id."""
     partitions: tuple[tuple[str, int], ...]
+    """The (topic, partition) pairs that the member owns."""
     host: str = ""
+    """The host the member runs on."""
     seconds_since_heartbeat: float = 0.0
+    """Seconds since the member's last sign of life."""
 
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """A consumer group: who reads what (`kind` "group"), or a queue's group (`kind` "queue")."""
+    """A consumer group or a queue's group, as `Log.group` returns it."""
 
     name: str
+    """The group's name."""
     kind: str
+    """Either "group" (a consumer group) or "queue" (a queue's group)."""
     generation: int
+    """Increases with every rebalance; 0 for a queue."""
     members: tuple[MemberInfo, ...]
+    """The members; empty for a queue."""
     committed: Mapping[str, Mapping[int, int]]
+    """Topic -> partition -> next offset. For a queue: the oldest message that is not done."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something `verify` found: `kind` is "corrupt", "missing", or "stale" (a cache that will be
-    built again).
-    """
+    """One piece of damage that `Log.verify` found."""
 
     kind: str
+    """One of "corrupt", "missing" and "stale" (a cache that will be built again)."""
     file: str
+    """The damaged file."""
     position: int
+    """The byte in the file."""
     message: str
+    """What is wrong."""
     topic: str = ""
+    """The topic, if it is known."""
     partition: int = -1
+    """The partition, if it is known."""
     offset: int = -1
+    """The first damaged offset, if it is known."""
 
 
 @dataclass(frozen=True)
 class TopicStats:
+    """The size of a topic, as `Log.stats` returns it."""
+
     name: str
+    """The topic's name."""
     partitions: int
+    """The number of partitions."""
     rows: int
+    """The number of offsets between start and end, over all partitions."""
     bytes: int
+    """The size of the stored segments."""
     segments: int
+    """The number of segment files."""
     earliest: Mapping[int, int]
+    """Partition -> earliest offset."""
     end: Mapping[int, int]
+    """Partition -> end offset."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows put aside by a task (of Spark, say), to be made part of a transaction by its driver.
-    Small, picklable.
+    """Internal: rows that a task (of Spark, say) has staged for a transaction of its driver to
+    adopt. Small and picklable.
     """
 
     topic: str
-    partitions: Mapping[int, tuple[str, int]]  # partition -> (file, rows)
+    """The topic the rows are for."""
+    partitions: Mapping[int, tuple[str, int]]
+    """Partition -> (file, rows)."""
     rows: int
+    """The number of rows."""
 
 
-# The numbers that a producer with an id gives its appends, so that a repeat is known. The same rule
-# on every backend.
+def readable_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
+    """Internal: all columns that a reader of a topic can select."""
+    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
+    if headers:
+        fields.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
+    return pa.schema(fields)
 
 
-LARGEST = 1 << 62  # stored in 64 bits, with a sign; a producer must be able to count on from here
+# Sequence numbers of idempotent producers
+
+MAX_SEQUENCE = 1 << 62
+"""Internal: the largest sequence number. It is stored in 64 bits with a sign, and a producer must
+be able to count on from it.
+"""
 
 
 def check_sequence(sequence: Any, *, topic: str, id: str | None) -> None:
-    """Refuse what cannot be the number of an append; None leaves the choice to the producer."""
+    """Internal: refuse what cannot be a sequence number. None leaves the choice to the producer."""
     if sequence is None:
         return
     if id is None:
@@ -221,34 +323,43 @@ def check_sequence(sequence: Any, *, topic: str, id: str | None) -> None:
             "A sequence number needs a producer with an id.",
             fix=f"open it with log.producer({topic!r}, id='...').",
         )
-    if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence <= LARGEST:
+    is_int = isinstance(sequence, int) and not isinstance(sequence, bool)
+    if not is_int or not 0 <= sequence <= MAX_SEQUENCE:
         raise InputError(
-            f"A sequence number is an int from 0 to {LARGEST}, not {sequence!r}.",
+            f"A sequence number is an int from 0 to {MAX_SEQUENCE}, not {sequence!r}.",
             fix="use producer.last_sequence + 1.",
         )
 
 
-# What questions and answers are called in the log: the plan makes these topics, the server appends
-# to one and follows the other.
+# Topics behind `ask`: the plan creates them, the server appends questions and follows answers
 
-
-ASK_ID, FOUND = "ask_id", "found"
-_PREFIX, _ANSWERS = "ask.", ".answers"
+ASK_ID = "ask_id"
+"""Internal: the column with a question's id."""
+FOUND = "found"
+"""Internal: the column that says whether a question's row exists."""
+_QUESTIONS_PREFIX = "ask."
+_ANSWERS_SUFFIX = ".answers"
 
 
 def questions_topic(name: str) -> str:
-    return f"{_PREFIX}{name}"
+    """Internal: the topic of a named question's requests."""
+    return f"{_QUESTIONS_PREFIX}{name}"
 
 
 def answers_topic(name: str) -> str:
-    return f"{_PREFIX}{name}{_ANSWERS}"
+    """Internal: the topic of a named question's responses."""
+    return f"{_QUESTIONS_PREFIX}{name}{_ANSWERS_SUFFIX}"
 
 
-def names(topics: list[str]) -> list[str]:
-    """The questions that can be asked, among all topics."""
-    answers = {topic for topic in topics if topic.startswith(_PREFIX) and topic.endswith(_ANSWERS)}
+def question_names(topics: list[str]) -> list[str]:
+    """Internal: the questions that can be asked, among all topics of a log."""
+    answers = {
+        topic
+        for topic in topics
+        if topic.startswith(_QUESTIONS_PREFIX) and topic.endswith(_ANSWERS_SUFFIX)
+    }
     return sorted(
-        topic[len(_PREFIX) : -len(_ANSWERS)]
+        topic[len(_QUESTIONS_PREFIX) : -len(_ANSWERS_SUFFIX)]
         for topic in answers
-        if topic[: -len(_ANSWERS)] in topics
+        if topic[: -len(_ANSWERS_SUFFIX)] in topics
     )

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import keep_house, make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint, run_maintenance
 from headrace.log.file.store import now_us
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -217,10 +217,12 @@ def test_the_background_compacts_what_has_grown_and_a_command_everything(log: Fi
         with log.producer("t") as producer:
             for number in range(count):
                 producer.upsert([{"k": number % 3, "v": "x" * 1000}])
-        make_checkpoint(log)
+        create_checkpoint(log)
 
     def in_background() -> int:
-        return keep_house(log, due=log.housekeeper._compaction_due)["rows_removed"]
+        return run_maintenance(log, is_due=log.maintenance_thread._is_compaction_due)[
+            "rows_removed"
+        ]
 
     table(log, history="0 seconds")
     grow(30)
@@ -243,7 +245,7 @@ def test_a_command_waits_for_the_one_who_keeps_house(log: FileLog) -> None:
     lock = Disk().open(log.store.root / "journal" / "housekeeping", create=True)
     with ThreadPoolExecutor(1) as pool:
         with lock.locked():
-            assert keep_house(log, due=lambda _topic, _number: True)["rows_removed"] == 0
+            assert run_maintenance(log, is_due=lambda _topic, _number: True)["rows_removed"] == 0
             asked = pool.submit(log.maintain, "t")
             time.sleep(0.1)
             assert not asked.done()

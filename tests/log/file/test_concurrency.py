@@ -22,7 +22,7 @@ from headrace.errors import ConfigurationError, OffsetOutOfRange
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import SlowDisk
 from tests.log.file.other_processes import (
     SCHEMA,
@@ -208,7 +208,7 @@ def test_nothing_is_seen_before_it_is_durable(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 1_000)
-    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 10_000)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 10_000)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 1_000)
     disk = HeldDisk()
     with FileLog(tmp_path / "log", disk=disk) as writer, FileLog(tmp_path / "log") as reader:
@@ -284,7 +284,7 @@ def test_opening_a_log_whose_checkpoints_come_and_go(log: FileLog, tmp_path: Pat
     def hurry(_: int) -> None:
         for n in range(60):
             append_in_turn(log, n, 1)
-            make_checkpoint(log)
+            create_checkpoint(log)
         stop.set()
 
     def open_again(_: int) -> None:

@@ -91,7 +91,7 @@ def test_sound_rows_before_damaged_ones_are_delivered_and_the_error_says_where_t
 def test_a_poll_takes_no_more_than_it_has_memory_for(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "_MAX_BYTES_A_POLL", 4 << 20)
+    monkeypatch.setattr(consumer_module, "_MAX_POLL_BYTES", 4 << 20)
     log.create_topic("texts", schema="text STRING")
     with log.producer("texts") as producer:
         for _ in range(6):

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import ConfigurationError, CorruptBatch
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.log.file.segment import read_frames, read_segment_header
 from headrace.log.values import Finding
 from headrace.testing.power_loss import RebootedDisk
@@ -35,7 +35,7 @@ def make_original(root: Path) -> Path:
             log.producer("a", id="till").append(
                 [{"n": 10 * n + i, "text": f"{n}" * 9} for i in range(2)]
             )
-            make_checkpoint(log)
+            create_checkpoint(log)
         log.create_topic("b", SCHEMA, key="n", partitions=2)
         for n in range(3, 6):
             log.producer("a").append([{"n": 10 * n + i, "text": f"{n}" * 9} for i in range(2)])
@@ -53,8 +53,8 @@ def settle(original: Path, root: Path) -> Path:
     """The same log, with nothing to recover."""
     shutil.copytree(original, root)
     with FileLog(root, disk=RebootedDisk()) as log:
-        make_checkpoint(log)
-        make_checkpoint(log)
+        create_checkpoint(log)
+        create_checkpoint(log)
     return root
 
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import HeadraceError, RetryError
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 
 
 class _OnceFailing(DiskFile):
@@ -47,10 +47,10 @@ def test_nothing_is_written_after_a_sync_that_failed(tmp_path: Path, by: str, na
             (
                 log.producer("a").append({"n": 2} if name == ".journal" else [{"n": 2}] * 200_000)
                 if by == "append"
-                else make_checkpoint(log)
+                else create_checkpoint(log)
             )
         assert not disk.fails, "the sync was tried"
-        for again in (lambda: log.producer("a").append({"n": 3}), lambda: make_checkpoint(log)):
+        for again in (lambda: log.producer("a").append({"n": 3}), lambda: create_checkpoint(log)):
             with pytest.raises(RetryError, match="cannot be written any more by this process"):
                 again()
     with FileLog(tmp_path / "log") as log:

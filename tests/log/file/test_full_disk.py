@@ -22,7 +22,7 @@ Step = Callable[[FileLog], list[int]]
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 2_000)
-    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 8_000)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 8_000)
     monkeypatch.setattr("headrace.log.file.transaction.MAX_BYTES_IN_MEMORY", 4_000)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 4_000)
 

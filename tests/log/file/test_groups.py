@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import MemberFenced
-from headrace.log.file.commit_draft import Draft
-from headrace.log.file.consumer import check_owner, coordinate, leave, share_out
+from headrace.log.file.commit_draft import CommitDraft
+from headrace.log.file.consumer import assign_partitions, check_owner, coordinate, leave_group
 from headrace.log.file.state import State
 
 TOPIC = {
@@ -38,7 +38,7 @@ def state() -> State:
 
 
 def step(state: State, member: str | None, dead: tuple[str, ...] = ()) -> set[str]:
-    return coordinate(Draft(state, 0), "g", member, ABOUT, dead)[1]
+    return coordinate(CommitDraft(state, 0), "g", member, ABOUT, dead)[1]
 
 
 members = st.sets(st.sampled_from("abcdefg"), min_size=1, max_size=5)
@@ -50,8 +50,8 @@ def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(
 ) -> None:
     counts = {"t": partitions, "u": others}
     about = {"topics": ["t", "u"]}
-    before = share_out(dict.fromkeys(first, about), counts, {})
-    after = share_out(dict.fromkeys(second, about), counts, before)
+    before = assign_partitions(dict.fromkeys(first, about), counts, {})
+    after = assign_partitions(dict.fromkeys(second, about), counts, before)
     for topic, count in counts.items():
         keys = [key for key in after if key.startswith(f"{topic}/")]
         assert len(keys) == count
@@ -67,7 +67,9 @@ def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(
 
 
 def test_a_topic_goes_only_to_members_who_want_it() -> None:
-    shared = share_out({"a": {"topics": ["t"]}, "b": {"topics": ["u"]}}, {"t": 3, "u": 2}, {})
+    shared = assign_partitions(
+        {"a": {"topics": ["t"]}, "b": {"topics": ["u"]}}, {"t": 3, "u": 2}, {}
+    )
     assert {key.split("/")[0]: name for key, name in shared.items()} == {"t": "a", "u": "b"}
 
 
@@ -88,7 +90,7 @@ def test_the_dead_are_replaced_at_once(state: State) -> None:
 
 def test_who_leaves_frees_its_partitions(state: State) -> None:
     step(state, "a")
-    leave(Draft(state, 0), "g", "a")
+    leave_group(CommitDraft(state, 0), "g", "a")
     assert state.groups["g"].owners == {}
     assert len(step(state, "b")) == 4
 
@@ -105,7 +107,7 @@ def test_only_the_owner_commits(state: State) -> None:
 def test_an_outsider_may_commit_when_nobody_reads(state: State) -> None:
     check_owner(state, "g", {"t": {0: 5}}, None)
     step(state, "a")
-    leave(Draft(state, 0), "g", "a")
+    leave_group(CommitDraft(state, 0), "g", "a")
     check_owner(state, "g", {"t": {0: 5}}, None)
     with pytest.raises(MemberFenced):
         check_owner(state, "g", {"t": {0: 5}}, "a")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.file import state as leases
-from headrace.log.file.state import PartitionQueue, QueueState
+from headrace.log.file.state import MAX_AHEAD, MAX_LEASED, PartitionQueue, QueueState
 
 
 def test_messages_are_given_out_once_until_their_visibility_runs_out() -> None:
@@ -16,7 +15,7 @@ def test_messages_are_given_out_once_until_their_visibility_runs_out() -> None:
     assert queue.available(4, 50, 10) == [2, 3]
     assert queue.available(4, 100, 10) == [0, 1, 2, 3]
     state.apply("take", 0, [0], 200, "s")
-    assert (queue.given[0].deliveries, queue.given[0].receiver) == (2, "s")
+    assert (queue.leases[0].deliveries, queue.leases[0].receiver) == (2, "s")
 
 
 def test_the_floor_rises_over_what_is_done_out_of_order() -> None:
@@ -41,8 +40,8 @@ def test_what_was_given_back_comes_again_after_its_delay() -> None:
 
 def test_what_is_handed_out_is_bounded(monkeypatch: object) -> None:
     queue = PartitionQueue()
-    assert len(queue.available(10**9, 0, 10**9)) == leases.MAX_GIVEN
-    queue.next = leases.MAX_AHEAD - 5
+    assert len(queue.available(10**9, 0, 10**9)) == MAX_LEASED
+    queue.next = MAX_AHEAD - 5
     assert len(queue.available(10**9, 0, 100)) == 5
 
 
@@ -75,6 +74,6 @@ def test_any_history_agrees_with_a_plain_model_and_survives_a_checkpoint(
         state = QueueState.load(state.dump())
     queue = state.partition(0)
     assert queue.waiting(10) == 10 - len(done)
-    assert {o: (g.deliveries, g.visible_us) for o, g in queue.given.items()} == leased
+    assert {o: (g.deliveries, g.visible_us) for o, g in queue.leases.items()} == leased
     again = sorted(o for o, (_, visible) in leased.items() if visible <= 25)
     assert queue.available(queue.next, 25, 100) == again

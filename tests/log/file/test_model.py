@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.log.file.consumer import FileConsumer
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "k INT, n BIGINT, text STRING"
@@ -27,7 +27,7 @@ HANDLES = st.integers(0, 1)
 NAMES = st.sampled_from(TOPICS)
 LIMITS = {  # so small that a few rows are inlined, synced on their own, spilled, copied or moved
     "committer.INLINE_BYTES": 1_000,
-    "producer.MAX_BYTES_A_COMMIT": 2_000,
+    "producer.MAX_COMMIT_BYTES": 2_000,
     "transaction.MAX_BYTES_IN_MEMORY": 1_500,
     "staging.MAX_COPIED_BYTES": 2_500,
 }
@@ -287,7 +287,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(handle=HANDLES)
     def checkpoint(self, handle: int) -> None:
-        make_checkpoint(self.logs[handle])
+        create_checkpoint(self.logs[handle])
 
     @rule(handle=HANDLES, name=NAMES, kept_bytes=st.sampled_from([None, 3000, 6000]))
     def clean(self, handle: int, name: str, kept_bytes: int | None) -> None:

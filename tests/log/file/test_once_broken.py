@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import CorruptBatch, DiskFull
-from headrace.log.file import maintenance as housekeeping
+from headrace.log.file import maintenance
 from headrace.log.file.journal import COMMIT, ROLL, decode_record, encode_record
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import keep_house, make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint, run_maintenance
 from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "n BIGINT, text STRING"
@@ -56,7 +56,7 @@ def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(
 ) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
-        make_checkpoint(log)
+        create_checkpoint(log)
     _, new = journals(tmp_path / "log")
     for checkpoint in (tmp_path / "log" / "journal").glob("*.checkpoint"):
         checkpoint.unlink()
@@ -73,7 +73,7 @@ def test_rows_were_ignored_when_the_journal_file_before_theirs_had_lost_its_end(
 ) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
-        make_checkpoint(log)
+        create_checkpoint(log)
         log.producer("a").append({"n": 1, "text": "x"})
     old, _ = journals(tmp_path / "log")
     for lost in [
@@ -172,8 +172,8 @@ def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(
     with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
         first.create_topic("a", SCHEMA)
         fill(first, "a", 0, 1)
-        monkeypatch.setattr(housekeeping, "_sync_segment", slow_sync)
-        threads = [Thread(target=make_checkpoint, args=(log,)) for log in (first, second)]
+        monkeypatch.setattr(maintenance, "_sync_segment", slow_sync)
+        threads = [Thread(target=create_checkpoint, args=(log,)) for log in (first, second)]
         threads[0].start()
         assert syncing.wait(20)
         threads[1].start()
@@ -197,10 +197,10 @@ def test_a_topics_rows_were_removed_before_its_deletion_was_durable(
             patch.setattr(first.committer, "_sync", lambda _: None)
             patch.setattr(first.store.marker, "publish", lambda *_, **__: None)
             first.delete_topic("a")
-            housekeeping._remove_deleted_topics(second)
+            maintenance._remove_deleted_topics(second)
         assert list((tmp_path / "log" / "topics").rglob("*.segment"))
         second.create_topic("b", SCHEMA)  # makes the deletion durable
-        housekeeping._remove_deleted_topics(second)
+        maintenance._remove_deleted_topics(second)
         assert not list((tmp_path / "log" / "topics").rglob("*.segment"))
 
 
@@ -208,13 +208,13 @@ def test_segments_that_retention_had_removed_came_back_broken_after_a_crash(tmp_
     log = FileLog(tmp_path / "log")
     log.create_topic("a", SCHEMA, segment_bytes=2500, retention="1 hour", retention_bytes=3000)
     fill(log, "a", 0, 1)
-    make_checkpoint(log)
+    create_checkpoint(log)
     for n in range(1, 12):
         fill(log, "a", n, 1, 300)
-    keep_house(log)
+    run_maintenance(log)
     left = numbers(log, "a")
     assert left[0] > 1
-    log.housekeeper.stop()
+    log.maintenance_thread.stop()
     with reopened(tmp_path / "log") as log:
         assert numbers(log, "a") == left
         assert log.offsets_at("a", "2000-01-01 00:00:00") == {0: left[0]}

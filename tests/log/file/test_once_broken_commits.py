@@ -45,7 +45,7 @@ def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(
         fail_next_commit(log, monkeypatch)
         with pytest.raises(DiskFull):
             fill(log, "a", 66, 3)
-        monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+        monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
         monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
         fill(log, "a", 0, 3)
         assert numbers(log, "a") == [0, 1, 2]
@@ -90,7 +90,7 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(
 def test_a_repeat_of_a_staged_append_could_not_be_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         till = log.producer("a", id="till")
@@ -103,7 +103,7 @@ def test_a_repeat_of_a_staged_append_could_not_be_found_again(
 def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
     log = FileLog(tmp_path / "log")
     log.create_topic("a", SCHEMA)
@@ -129,7 +129,7 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
 def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
@@ -213,7 +213,7 @@ def test_ctrl_c_left_the_lead_to_nobody(tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(log.committer, "_await_companions", interrupted)
+        monkeypatch.setattr(log.committer, "_await_group", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fill(log, "a", 66, 1)
         thread = Thread(target=fill, args=(log, "a", 0, 1), daemon=True)

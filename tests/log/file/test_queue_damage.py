@@ -24,7 +24,7 @@ def test_a_damaged_message_becomes_a_dead_letter_that_says_where_it_was(tmp_path
             queue.ack([message.receipt for message in messages])
             assert queue.receive(10) == []
 
-        (letter,) = dead.letters(log, "mails")
+        (letter,) = dead.read_dead_letters(log, "mails")
         assert (
             letter["place"],
             letter["source_partition"],
@@ -40,11 +40,11 @@ def test_more_letters_than_one_answer_holds_can_be_replayed(tmp_path: Path) -> N
         log.create_topic("mails", schema="text STRING")
         letters = [
             dead.DeadLetter(place="test", reason="", row=f'{{"text": "{number}"}}')
-            for number in range(dead._MAX_ROWS_A_READ + 1)
+            for number in range(dead._MAX_ROWS_PER_READ + 1)
         ]
         dead.divert(log, "mails", letters)
-        assert dead.replay(log, "mails", offsets=[0, dead._MAX_ROWS_A_READ]).replayed == 2
+        assert dead.replay(log, "mails", offsets=[0, dead._MAX_ROWS_PER_READ]).replayed == 2
         assert sorted(row["text"] for row in log.read("mails").to_pylist()) == [
             "0",
-            str(dead._MAX_ROWS_A_READ),
+            str(dead._MAX_ROWS_PER_READ),
         ]

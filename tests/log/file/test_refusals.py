@@ -19,7 +19,7 @@ import pytest
 
 from headrace.errors import LogUnavailable, NewerFormat
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "n BIGINT, text STRING"
@@ -38,8 +38,8 @@ def root(place: Path) -> Path:
     with FileLog(place / "log") as log:
         log.create_topic("a", SCHEMA)
         log.producer("a").append([{"n": n, "text": "x"} for n in range(3)])
-        make_checkpoint(log)
-        make_checkpoint(log)
+        create_checkpoint(log)
+        create_checkpoint(log)
     return place / "log"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import OffsetOutOfRange
-from headrace.log.file import maintenance as housekeeping
+from headrace.log.file import maintenance
 from headrace.log.file.log import FileLog
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (
         "committer",
-        "housekeeping",
+        "maintenance",
         "compaction",
         "transaction",
         "log",
@@ -140,7 +140,7 @@ def test_old_checkpoints_and_journals_go(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
     for turn in range(5):
         fill(log, turn, 1)
-        housekeeping.make_checkpoint(log)
+        maintenance.create_checkpoint(log)
     directory = log.store.journal_directory
     assert len(list(directory.glob("*.checkpoint"))) == 2
     assert len(list(directory.glob("*.journal"))) <= 3
@@ -155,7 +155,7 @@ def test_another_handle_that_slept_through_checkpoints_wakes_up_right(log: FileL
         fill(sleeper, 0, 1)
         for turn in range(1, 5):
             fill(log, turn, 1)
-            housekeeping.make_checkpoint(log)
+            maintenance.create_checkpoint(log)
         assert rows(sleeper) == list(range(5))
         fill(sleeper, 5, 1)
     assert rows(log) == list(range(6))

@@ -1,8 +1,12 @@
-"""Checkpoints: the state as of a position of the journal, so that opening a log does not read its
-whole past.
+"""Checkpoints and replicas: the state on disk, and a process's copy of it in memory.
 
-The two newest are kept, with the journal since the older one: a damaged checkpoint costs time, not
-data.
+A checkpoint is the state as of a position of the journal, so that opening a log does not read its
+whole past. The two newest are retained, with the journal since the older one: a damaged checkpoint
+costs time, not data.
+
+A `Replica` starts from a checkpoint and applies the journal's records. When records are corrupt, it
+restores what it can from segment headers, which have their topic's settings; the rows of lost
+commits are found by `recovery.reconcile`. Checkpoints are made by `maintenance`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptionError, CorruptJournal, NewerFormat
 from headrace.log.file.disk import Disk
-from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, Record
+from headrace.log.file.journal import (
+    FILE_HEADER_BYTES,
+    ROLL,
+    Journal,
+    JournalDamage,
+    JournalRecord,
+    journal_name,
+)
 from headrace.log.file.segment import SEGMENT_SUFFIX, read_segment_header
 from headrace.log.file.state import State
 
@@ -24,77 +35,77 @@ if TYPE_CHECKING:
     from headrace.log.file.state import Operation
 
 
+logger = logging.getLogger("headrace.log")
+
+# Checkpoints
+
 CHECKPOINT_SUFFIX = ".checkpoint"
-KEPT = 2
-VERSION = 1
+CHECKPOINT_VERSION = 1
+MAX_CHECKPOINTS = 2
 
 
-def save(disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]) -> None:
+def checkpoint_name(lsn: int) -> str:
+    """The file name of the checkpoint as of a position of the journal."""
+    return f"{lsn:020d}{CHECKPOINT_SUFFIX}"
+
+
+def save_checkpoint(
+    disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]
+) -> None:
     """Store a state as of `lsn`, a position in the journal file that starts at `base`."""
-    text = json.dumps(
-        {"version": VERSION, "lsn": lsn, "base": base, "state": state}, separators=(",", ":")
-    ).encode()
-    disk.replace_file(
-        directory / f"{lsn:020d}{CHECKPOINT_SUFFIX}", [b"%08x\n" % zlib.crc32(text), text]
+    content = {"version": CHECKPOINT_VERSION, "lsn": lsn, "base": base, "state": state}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    disk.replace_file(directory / checkpoint_name(lsn), [b"%08x\n" % zlib.crc32(text), text])
+
+
+def checkpoint_lsns(directory: Path) -> list[int]:
+    """The positions of the journal as of which there are checkpoints, newest first."""
+    lsns = (
+        int(path.name[: -len(CHECKPOINT_SUFFIX)])
+        for path in directory.glob(f"*{CHECKPOINT_SUFFIX}")
+        if path.name[0] != "."
     )
+    return sorted(lsns, reverse=True)
 
 
-def positions(directory: Path) -> list[int]:
-    """Where there are checkpoints, newest first."""
-    return sorted(
-        (
-            int(path.name[: -len(CHECKPOINT_SUFFIX)])
-            for path in directory.glob(f"*{CHECKPOINT_SUFFIX}")
-            if path.name[0] != "."
-        ),
-        reverse=True,
-    )
-
-
-def load(directory: Path, lsn: int) -> dict[str, Any] | None:
-    """A checkpoint, or None if it is damaged."""
+def load_checkpoint(directory: Path, lsn: int) -> dict[str, Any] | None:
+    """The content of a checkpoint, or None if it is damaged or gone."""
     try:
-        crc, text = (directory / f"{lsn:020d}{CHECKPOINT_SUFFIX}").read_bytes().split(b"\n", 1)
+        crc, text = (directory / checkpoint_name(lsn)).read_bytes().split(b"\n", 1)
         if int(crc, 16) != zlib.crc32(text):
             return None
     except (OSError, ValueError):
         return None
     content: dict[str, Any] = json.loads(text)
-    if content["version"] > VERSION:
+    if content["version"] > CHECKPOINT_VERSION:
         raise NewerFormat(
             f"The checkpoint at {lsn} has format {content['version']}; this Headrace knows"
-            f" {VERSION}.",
+            f" {CHECKPOINT_VERSION}.",
             fix="upgrade Headrace.",
         )
     return content
 
 
-def forget_old(disk: Disk, directory: Path, journal_bases: list[int]) -> None:
-    """Remove checkpoints behind the newest two, and journal files that only they needed."""
-    kept = positions(directory)[:KEPT]
-    for lsn in positions(directory)[KEPT:]:
-        disk.unlink(directory / f"{lsn:020d}{CHECKPOINT_SUFFIX}")
-    if len(kept) < KEPT:
+def delete_old_checkpoints(disk: Disk, directory: Path, journal_bases: list[int]) -> None:
+    """Delete all but the newest two checkpoints, and journal files that only the others need."""
+    lsns = checkpoint_lsns(directory)
+    retained = lsns[:MAX_CHECKPOINTS]
+    for lsn in lsns[MAX_CHECKPOINTS:]:
+        disk.unlink(directory / checkpoint_name(lsn))
+    if len(retained) < MAX_CHECKPOINTS:
         return
-    needed = max((base for base in journal_bases if base <= kept[-1]), default=0)
+    first_needed = max((base for base in journal_bases if base <= retained[-1]), default=0)
     for base in journal_bases:
-        if base < needed:
-            disk.unlink(directory / f"{base:020d}.journal")
+        if base < first_needed:
+            disk.unlink(directory / journal_name(base))
 
 
-# Salvage: when records of the journal rotted, the segments still know some of what they said.
-#
-# A segment's header has its topic's settings, and each frame the commit that wrote it. So a topic
-# whose definition was lost is found again, and so are rows that no record speaks of any more. Used
-# by replicas when they step over damage, and by writers before they append behind it.
-
-
-logger = logging.getLogger("headrace.log")
+# Restoring topics whose definition the journal has lost
 
 
 class LostCommits:
-    """The numbers of commits whose records are gone: in the gaps that damage left, and behind the
-    last record if that was damaged.
+    """The numbers of commits whose journal records are corrupt: in the gaps that damage left, and
+    from some number on if the damage is at the journal's end.
     """
 
     def __init__(self) -> None:
@@ -105,7 +116,7 @@ class LostCommits:
         self._gaps.append(range(first, stop))
         self._from = None
 
-    def add_rest(self, first: int) -> None:
+    def add_from(self, first: int) -> None:
         self._from = first
 
     def __contains__(self, commit: int) -> bool:
@@ -114,48 +125,8 @@ class LostCommits:
         )
 
 
-def restoring(
-    disk: Disk, root: Path, state: State, name: str, number: int, commit: int
-) -> Operation | None:
-    """The operation that defines a topic again which a record of some commit speaks of; None if
-    nothing is left of it.
-    """
-    known = state.topics.get(name)
-    directories = [root / "topics" / known.directory] if known else _candidates(root, name, commit)
-    for directory in directories:
-        settings = known.settings if known else topic_settings(disk, directory)
-        if settings is not None:
-            return restoring_operation(name, settings, directory, number)
-    return None
-
-
-def restoring_operation(
-    name: str, settings: dict[str, Any], directory: Path, number: int = 0
-) -> Operation:
-    logger.error(
-        "The definition of the topic %r was lost; it is taken from its segments. Check its"
-        " settings.",
-        name,
-    )
-    settings = settings | {"partitions": max(settings["partitions"], number + 1)}
-    return [
-        "restore",
-        name,
-        settings,
-        directory.name,
-        [first_base(directory / str(n)) for n in range(settings["partitions"])],
-    ]
-
-
-def _candidates(root: Path, name: str, commit: int) -> list[Path]:
-    """Directories of topics of that name that were there at a commit, newest first."""
-    found = {
-        int(path.name.rpartition("~")[2]): path for path in (root / "topics").glob(f"{name}~*")
-    }
-    return [found[created] for created in sorted(found, reverse=True) if created < commit]
-
-
 def topic_settings(disk: Disk, directory: Path) -> dict[str, Any] | None:
+    """A topic's settings from the header of its newest sound segment; None if there is none."""
     for path in sorted(directory.glob(f"*/*{SEGMENT_SUFFIX}"), reverse=True):
         file = disk.open(path, write=False)
         try:
@@ -167,40 +138,65 @@ def topic_settings(disk: Disk, directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def first_base(directory: Path) -> int:
-    return min((int(path.name[:20]) for path in directory.glob(f"*{SEGMENT_SUFFIX}")), default=0)
+def restore_operation(
+    name: str, settings: dict[str, Any], directory: Path, number: int = 0
+) -> Operation:
+    """The operation that defines a topic, with at least `number + 1` partitions, from settings that
+    were found in its segments.
+    """
+    logger.error(
+        "The definition of the topic %r was lost; it is taken from its segments. Check its"
+        " settings.",
+        name,
+    )
+    settings = settings | {"partitions": max(settings["partitions"], number + 1)}
+    starts = []
+    for partition in range(settings["partitions"]):
+        paths = (directory / str(partition)).glob(f"*{SEGMENT_SUFFIX}")
+        starts.append(min((int(path.name[:20]) for path in paths), default=0))
+    return ["restore", name, settings, directory.name, starts]
 
 
-# A replica: one process's copy of the state, kept up by reading the journal from a checkpoint on.
+# Replicas
 
-_MAX_ATTEMPTS = 20
+_MAX_LOAD_ATTEMPTS = 20
 
 
 class Replica:
-    """`state` as of position `lsn` of the journal, in the file that starts at `base`."""
+    """A process's copy of the state.
+
+    Attributes:
+        state: The state as of position `lsn` of the journal, in the file that starts at `base`.
+        damage: Corrupt parts of the journal that were skipped and not yet reconciled.
+        lost_commits: The commits whose records were in the damage.
+        bad_padding: (file's base, position, bytes) of padding behind records that is not zeros.
+    """
 
     def __init__(self, journal: Journal, directory: Path) -> None:
-        self.journal, self.directory = journal, directory
-        self.damage: list[Damage] = []
-        self.lost = LostCommits()
-        self.unclean: list[
-            tuple[int, int, int]
-        ] = []  # (file's base, position, bytes) of filling that is not empty
-        self.state, self.lsn, self.base = State(), 0, 0
+        self.journal = journal
+        self.directory = directory
+        self.damage: list[JournalDamage] = []
+        self.lost_commits = LostCommits()
+        self.bad_padding: list[tuple[int, int, int]] = []
+        self.state = State()
+        self.lsn = 0
+        self.base = 0
         self.records_since_checkpoint = 0
         self.load()
 
     def load(self) -> None:
-        """Start from the newest checkpoint that is sound and that the journal goes on from."""
-        for _ in range(_MAX_ATTEMPTS):
+        """Start from the newest sound checkpoint whose journal file exists."""
+        for _ in range(_MAX_LOAD_ATTEMPTS):
             if self._load_checkpoint():
                 return
             bases = self.journal.bases()
             if not bases or bases[0] == 0:
-                self.state, self.lsn, self.base = State(), FILE_HEADER_BYTES, 0
+                self.state = State()
+                self.lsn = FILE_HEADER_BYTES
+                self.base = 0
                 self.records_since_checkpoint = 0
                 return
-            # otherwise, those we saw may have been forgotten, and others made, while we looked
+            # Otherwise checkpoints were deleted and others made while we looked: look again.
         raise CorruptJournal(
             f"No checkpoint in {self.directory} is sound, and the journal does not reach back to"
             " the beginning.",
@@ -208,8 +204,8 @@ class Replica:
         )
 
     def _load_checkpoint(self) -> bool:
-        for lsn in positions(self.directory):
-            content = load(self.directory, lsn)
+        for lsn in checkpoint_lsns(self.directory):
+            content = load_checkpoint(self.directory, lsn)
             if content is None:
                 logger.warning(
                     "The checkpoint at %d in %s is damaged or gone; going back to the one before.",
@@ -217,7 +213,9 @@ class Replica:
                     self.directory,
                 )
             elif content["base"] in self.journal.bases():
-                self.state, self.lsn, self.base = State.load(content["state"]), lsn, content["base"]
+                self.state = State.load(content["state"])
+                self.lsn = lsn
+                self.base = content["base"]
                 return True
         return False
 
@@ -225,107 +223,119 @@ class Replica:
         self,
         limit: int | None = None,
         *,
-        proven: int = 0,
-        each: Callable[[Record], None] | None = None,
+        durable_lsn: int = 0,
+        on_record: Callable[[JournalRecord], None] | None = None,
     ) -> int | None:
-        """Apply records up to `limit` (all there are, if None). Returns where a torn tail begins,
-        or None if there is none.
+        """Apply the journal's records.
 
-        `proven` is how far the journal is known to have been durable: damage before it is rot,
-        which is reported and stepped over.
+        Args:
+            limit: The position up to which to apply them; None for all.
+            durable_lsn: How far the journal is known to have been durable. Damage before it is
+                corruption, which is reported and skipped; damage behind it is a torn tail.
+            on_record: Called with each record before it is applied.
+
+        Returns:
+            The position of a torn tail; None if there is none.
         """
         while True:
             end = self.journal.end_of(self.base)
             stop = end if limit is None else min(end, limit)
-            rolled = False
+            has_rolled = False
             for item in self.journal.records(self.base, self.lsn, stop):
-                if isinstance(item, Damage):
-                    if item.lsn >= max(proven, item.proven) and self._next_base() is None:
+                if isinstance(item, JournalDamage):
+                    is_behind_durable = item.lsn >= max(durable_lsn, item.durable_lsn)
+                    if is_behind_durable and self._next_base() is None:
                         return item.lsn
-                    self._step_over(item, stop)
+                    self._skip_damage(item, stop)
                     continue
-                proven = max(proven, item.durable)
-                if any(item.filling) or item.end > end:
-                    filling = min(item.end, end) - len(item.filling)
-                    self.unclean.append((self.base, filling, item.end - filling))
-                rolled = self._apply(item, each)
-            if not rolled and self._is_cut_off(limit, proven):
-                if (
-                    self.journal.end_of(self.base) > end
-                ):  # somebody is writing it, and we hold no lock
+                durable_lsn = max(durable_lsn, item.durable_lsn)
+                if any(item.padding) or item.end > end:
+                    start = min(item.end, end) - len(item.padding)
+                    self.bad_padding.append((self.base, start, item.end - start))
+                has_rolled = self._apply(item, on_record)
+            if not has_rolled and self._ends_too_early(limit, durable_lsn):
+                if self.journal.end_of(self.base) > end:  # it is being written; we hold no lock
                     continue
-                rolled = self._step_over_end(proven if limit is None else limit)
-            if not rolled or (limit is not None and self.lsn >= limit):
+                has_rolled = self._skip_end(durable_lsn if limit is None else limit)
+            if not has_rolled or (limit is not None and self.lsn >= limit):
                 return None
 
-    def _apply(self, record: Record, each: Callable[[Record], None] | None) -> bool:
-        """Returns whether the journal goes on in another file."""
+    def _apply(
+        self, record: JournalRecord, on_record: Callable[[JournalRecord], None] | None
+    ) -> bool:
+        """Apply one record. Returns whether the journal continues in another file."""
         if record.kind == ROLL:
-            self._go_to(record.end)
+            self._continue_in(record.end)
             return True
         if self.damage:
-            self._make_up_for_loss(record)
-        if each is not None:
-            each(record)
+            self._restore_topics(record)
+        if on_record is not None:
+            on_record(record)
         self.state.apply(record.commit, record.meta["t"], record.meta["ops"])
         self.lsn = record.end
         self.records_since_checkpoint += 1
         return False
 
-    def _go_to(self, base: int) -> None:
-        """The journal goes on in the file that starts at a position."""
-        self.state.rolled()
+    def _continue_in(self, base: int) -> None:
+        """Continue in the journal file that starts at a position."""
+        self.state.on_journal_roll()
         self.records_since_checkpoint = 0
-        self.base, self.lsn = base, base + FILE_HEADER_BYTES
+        self.base = base
+        self.lsn = base + FILE_HEADER_BYTES
+
+    def _next_base(self) -> int | None:
+        return min((base for base in self.journal.bases() if base > self.base), default=None)
 
     # Damage
 
-    def _step_over(self, damage: Damage, stop: int) -> None:
-        """Remember the damage: a writer must look for the rows that the lost record spoke of before
-        it appends (`salvage.reconcile`).
+    def _skip_damage(self, damage: JournalDamage, stop: int) -> None:
+        """Continue behind damage and remember it: before a writer appends, it must look for the
+        rows that the lost records described (`recovery.reconcile`).
         """
-        if all(known.lsn != damage.lsn for known in self.damage):
+        if all(earlier.lsn != damage.lsn for earlier in self.damage):
             self.damage.append(damage)
             logger.error(
                 "The journal is corrupt at byte %d of %s; going on behind it.",
                 damage.position,
                 damage.file,
             )
-        self.lost.add_rest(self.state.commit + 1)
+        self.lost_commits.add_from(self.state.commit + 1)
         self.lsn = damage.after if damage.after is not None else -(-stop // 8) * 8
 
-    def _is_cut_off(self, limit: int | None, proven: int) -> bool:
-        """Whether this file ends before it should: it was known to reach further, or its last
-        record, which names the next file, is gone.
+    def _ends_too_early(self, limit: int | None, durable_lsn: int) -> bool:
+        """Whether the file was known to reach further, or its ROLL record, which names the next
+        file, is gone.
         """
-        return self.lsn < (proven if limit is None else limit) or (
+        return self.lsn < (durable_lsn if limit is None else limit) or (
             limit is None and self._next_base() is not None
         )
 
-    def _step_over_end(self, goal: int) -> bool:
-        """Go on in the next file, if there is one (then True); else nothing may be written where
-        something was durable.
+    def _skip_end(self, goal: int) -> bool:
+        """Continue in the next file, if there is one; otherwise at `goal`, so that nothing is
+        written where something was durable. Returns whether there is a next file.
         """
         file = self.journal.file_at(self.base)
-        following = self._next_base()
-        self._step_over(
-            Damage(self.lsn, None, goal, str(file.path), self.lsn - self.base),
-            goal if following is None else self.lsn,
+        next_base = self._next_base()
+        damage = JournalDamage(
+            lsn=self.lsn,
+            after=None,
+            durable_lsn=goal,
+            file=str(file.path),
+            position=self.lsn - self.base,
         )
-        if following is not None:
-            self._go_to(following)
-        return following is not None
+        self._skip_damage(damage, goal if next_base is None else self.lsn)
+        if next_base is not None:
+            self._continue_in(next_base)
+        return next_base is not None
 
-    def _next_base(self) -> int | None:
-        return min((base for base in self.journal.bases() if base > self.base), default=None)
-
-    def _make_up_for_loss(self, record: Record) -> None:
-        """A record may speak of what a lost one defined. What cannot be found again is left out,
-        and said.
+    def _restore_topics(self, record: JournalRecord) -> None:
+        """Define the topics that a record refers to and whose definition was in lost records.
+        Operations on topics that cannot be restored are removed from the record and logged.
         """
         if record.commit > self.state.commit + 1:
-            self.lost.add(self.state.commit + 1, record.commit)
-        possible, defined = [], set()
+            self.lost_commits.add(self.state.commit + 1, record.commit)
+        possible = []
+        defined: set[str] = set()
         for operation in record.meta["ops"]:
             kind, *arguments = operation
             if kind in {"topic", "restore"}:
@@ -335,21 +345,30 @@ class Replica:
                 and arguments[0] not in defined
                 and not self.state.has_partition(*arguments[:2])
             ):
-                found = restoring(
-                    self.journal.disk,
-                    self.directory.parent,
-                    self.state,
-                    arguments[0],
-                    arguments[1],
-                    record.commit,
-                )
-                if found is None:
+                restore = self._find_topic(arguments[0], arguments[1], record.commit)
+                if restore is None:
                     logger.error(
                         "What commit %d did to the topic %r is lost: its definition is.",
                         record.commit,
                         arguments[0],
                     )
                     continue
-                self.state.apply(self.state.commit, self.state.time_us, [found])
+                self.state.apply(self.state.commit, self.state.time_us, [restore])
             possible.append(operation)
         record.meta["ops"] = possible
+
+    def _find_topic(self, name: str, number: int, commit: int) -> Operation | None:
+        """The operation that restores a topic, with partition `number`, as a commit knew it; None
+        if nothing is left of it.
+        """
+        topics = self.directory.parent / "topics"
+        known = self.state.topics.get(name)
+        if known is not None:
+            return restore_operation(name, known.settings, topics / known.directory, number)
+        created = {int(path.name.rpartition("~")[2]): path for path in topics.glob(f"{name}~*")}
+        for created_in in sorted(created, reverse=True):
+            if created_in < commit:
+                settings = topic_settings(self.journal.disk, created[created_in])
+                if settings is not None:
+                    return restore_operation(name, settings, created[created_in], number)
+        return None

@@ -1,9 +1,9 @@
-"""The committer: how something becomes true. Many threads hand in requests; one of them leads and
-commits them all with one sync.
+"""The committer: group commit. Many threads submit requests; one of them leads and commits all that
+are queued with one sync of the journal.
 
-A request decides under the log's lock what to do, so it always sees the newest state. The order on
-disk is what makes it safe: rows, then the journal's record, then its sync, then the marker that
-lets readers see it.
+A request decides what to do under the log's lock, so it always sees the newest state. The order of
+writes makes a commit atomic: rows into segments, a record into the journal, a sync of the journal
+(the commit point), and then the durable marker, up to which readers read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headrace.errors import BugError, HeadraceError, RetryError
-from headrace.log.file.commit_draft import Draft
+from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.journal import COMMIT, encode_record
 from headrace.log.file.store import Store, now_us
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 20
-"""Up to this many bytes a commit's rows also go into the journal, and need no sync of their own."""
-MAX_REQUESTS_A_GROUP = 1024
-_LONGEST_WAIT_S = 0.005
+"""Up to this size a commit's rows also go into the journal, so that their segments need no sync."""
+MAX_GROUP_REQUESTS = 1024
+_MAX_GROUP_WAIT_S = 0.005
 
 
-class Request(Generic[T]):
-    """One thread's wish: `decide` fills a draft and returns the answer."""
+class CommitRequest(Generic[T]):
+    """One thread's request: `decide` fills a draft and returns the answer."""
 
-    def __init__(self, decide: Callable[[Draft], T], size: int) -> None:
-        self.decide, self.size = decide, size
+    def __init__(self, decide: Callable[[CommitDraft], T], size: int) -> None:
+        self.decide = decide
+        self.size = size
         self.answer: T | None = None
         self.error: BaseException | None = None
-        self.finished = False
+        self.is_finished = False
         self._woken = threading.Lock()
         self._woken.acquire()
 
@@ -56,38 +57,53 @@ class Request(Generic[T]):
 
 
 class Committer:
-    def __init__(self, store: Store, after: Callable[[], None]) -> None:
-        self.store, self._after = store, after
-        self.records_since_checkpoint = self.bytes_since_checkpoint = 0
-        self._guard = threading.Lock()
-        self._queue: deque[Request[object]] = deque()
-        self._leading = False
-        self._successor: Request[object] | None = None
-        self._expected = 1  # requests that usually come together
-        self._sync_s = 0.0
-        self._arrived = threading.Semaphore(0)
-        self._broken: BaseException | None = None
+    """Commits the requests of all threads of this process, in groups.
 
-    def submit(self, decide: Callable[[Draft], T], *, size: int = 0) -> T:
-        """Commit what `decide` drafts (about `size` bytes of rows); returns its answer when that is
-        durable.
+    The first thread to submit leads: it waits briefly for others, commits the queued requests, and
+    then wakes the first of those that came meanwhile, which leads next.
+    """
+
+    def __init__(self, store: Store, after_commit: Callable[[], None]) -> None:
+        self.store = store
+        self.records_since_checkpoint = 0
+        self.bytes_since_checkpoint = 0
+        self._after_commit = after_commit
+        self._guard = threading.Lock()
+        self._queue: deque[CommitRequest[object]] = deque()
+        self._has_leader = False
+        self._successor: CommitRequest[object] | None = None
+        self._expected_requests = 1  # how many usually come at the same time
+        self._sync_s = 0.0  # moving average
+        self._arrived = threading.Semaphore(0)
+        self._sync_error: BaseException | None = None
+
+    def submit(self, decide: Callable[[CommitDraft], T], *, size: int = 0) -> T:
+        """Commit what `decide` drafts.
+
+        Args:
+            decide: Called once, under the log's lock, with a draft of the newest state. It must
+                refuse (raise) before its first operation or not at all.
+            size: About how many bytes of rows it appends.
+
+        Returns:
+            What `decide` returned, once the commit is durable.
         """
-        request: Request[T] = Request(decide, size)
+        request: CommitRequest[T] = CommitRequest(decide, size)
         with self._guard:
             self._queue.append(request)  # type: ignore[arg-type]
-            leads = not self._leading
-            self._leading = True
-        if not leads:
+            is_leader = not self._has_leader
+            self._has_leader = True
+        if not is_leader:
             self._arrived.release()
             self._wait(request)
-        if not request.finished:
+        if not request.is_finished:
             self._lead()
         return request.result()
 
-    def _wait(self, request: Request[T]) -> None:
+    def _wait(self, request: CommitRequest[T]) -> None:
         try:
             request.wait()
-        except BaseException:  # Ctrl-C: leave the queue, and do not take the lead along
+        except BaseException:  # Ctrl-C: leave the queue, and pass on the lead if it was ours
             with self._guard:
                 if request in self._queue:
                     self._queue.remove(request)  # type: ignore[arg-type]
@@ -96,68 +112,73 @@ class Committer:
             raise
 
     def _promote(self) -> None:
-        """Let the first in the queue lead; nobody, if it is empty. Holds the guard."""
+        """Make the first request in the queue the leader. Requires the guard."""
         self._successor = self._queue[0] if self._queue else None
-        self._leading = self._successor is not None
+        self._has_leader = self._successor is not None
         if self._successor is not None:
             self._successor.wake()
 
     def _lead(self) -> None:
         """Commit everything that is queued, then pass the lead on, whatever happens."""
-        group: list[Request[object]] = []
+        group: list[CommitRequest[object]] = []
         try:
-            self._await_companions()
-            self._take(group, MAX_REQUESTS_A_GROUP)
+            self._await_group()
+            self._dequeue(group, MAX_GROUP_REQUESTS)
             self._commit(group)
-        except BaseException as error:  # every waiting thread must hear of it
-            self._take(group, 1 - len(group))  # ours, if Ctrl-C came while we waited
+        except BaseException as error:  # every waiting thread must get it
+            self._dequeue(group, 1 - len(group))  # our own request, if Ctrl-C came before it
             group[0].error = group[0].error or error
             for request in group[1:]:
                 request.error = request.error or (
                     error if isinstance(error, Exception) else _outcome_unknown(self.store, error)
                 )
         finally:
-            self._pass_on(group)
+            with self._guard:
+                self._expected_requests = max(
+                    1,
+                    len(group) + len(self._queue),
+                    self._expected_requests - 1 if len(group) < self._expected_requests else 0,
+                )
+                self._arrived = threading.Semaphore(0)
+                for request in group:
+                    request.is_finished = True
+                self._promote()
+            for request in group[1:]:  # the first one is our own
+                request.wake()
 
-    def _take(self, group: list[Request[object]], most: int) -> None:
+    def _dequeue(self, group: list[CommitRequest[object]], limit: int) -> None:
         with self._guard:
-            group += [self._queue.popleft() for _ in range(min(len(self._queue), most))]
+            group += [self._queue.popleft() for _ in range(min(len(self._queue), limit))]
 
-    def _await_companions(self) -> None:
-        """If others usually come at the same time, waiting a little for them is cheaper than a
-        second sync.
-        """
-        deadline = time.perf_counter() + min(self._sync_s / 2, _LONGEST_WAIT_S)
-        while len(self._queue) < self._expected:
-            rest = deadline - time.perf_counter()
-            if rest <= 0 or not self._arrived.acquire(timeout=rest):
+    def _await_group(self) -> None:
+        """Wait briefly for the requests that usually come together: cheaper than a second sync."""
+        deadline = time.perf_counter() + min(self._sync_s / 2, _MAX_GROUP_WAIT_S)
+        while len(self._queue) < self._expected_requests:
+            timeout_s = deadline - time.perf_counter()
+            if timeout_s <= 0 or not self._arrived.acquire(timeout=timeout_s):
                 return
 
-    def _pass_on(self, group: list[Request[object]]) -> None:
-        with self._guard:
-            self._expected = max(
-                1,
-                len(group) + len(self._queue),
-                self._expected - 1 if len(group) < self._expected else 0,
-            )
-            self._arrived = threading.Semaphore(0)
-            for request in group:
-                request.finished = True
-            self._promote()
-        for request in group[1:]:  # the first one is ours
-            request.wake()
+    # The commit
 
-    def _commit(self, group: list[Request[object]]) -> None:
-        """The commit, step by step:
+    def _commit(self, group: list[CommitRequest[object]]) -> None:
+        """Commit a group of requests:
 
         1. under the log's lock: decide what each request does
-        2. write rows into segments; sync those that the journal will not carry
+        2. write rows into segments; sync those whose rows are not in the journal too
         3. write the journal's records, all at once; give the lock back
-        4. sync the journal: this is the commit (before the lock is given back, if staged files must
-           then be moved to their places)
-        5. publish how far it is durable
+        4. sync the journal: this is the commit point (before the lock is given back, if staged
+           files must then be moved)
+        5. publish how far the journal is durable
         """
-        self._check_usable()
+        if self._sync_error is not None:
+            raise RetryError(
+                f"The log in {self.store.root} cannot be written any more by this process: a sync"
+                f" failed ({self._sync_error}).",
+                fix=(
+                    "check the disk, then open the log again; whether the last appends are stored"
+                    " will be seen then."
+                ),
+            ) from self._sync_error
         with self.store.locked() as newest:
             before = newest.lsn
             try:
@@ -172,51 +193,25 @@ class Committer:
             if adoptions:
                 self._sync(journal)  # 4
                 self._adopt(adoptions)
-            self.records_since_checkpoint, self.bytes_since_checkpoint = (
-                newest.records_since_checkpoint,
-                newest.lsn - newest.base,
-            )
-        if end > before or not self._is_published(
-            end
-        ):  # also if it only rests on what another process is about to make durable
+            self.records_since_checkpoint = newest.records_since_checkpoint
+            self.bytes_since_checkpoint = newest.lsn - newest.base
+        # A group without records may still rest on what another process has not synced yet.
+        if end > before or not self._is_published(end):
             if not adoptions:
                 self._sync(journal)  # 4
             self.store.marker.publish(end, synced=self.store.durable)  # 5
-            self._after()
+            self._after_commit()
 
-    def _is_published(self, end: int) -> bool:
+    def _is_published(self, lsn: int) -> bool:
         mark = self.store.marker.read()
-        return mark is not None and mark.lsn >= end
+        return mark is not None and mark.lsn >= lsn
 
-    def _adopt(self, adoptions: list[Adoption]) -> None:
-        """Behind the commit point: what cannot be done now is done by the next one who reads the
-        journal.
-        """
-        try:
-            for adoption in adoptions:
-                self.store.adopt(adoption)
-        except BaseException as error:
-            self.store.forget_newest()
-            if isinstance(error, Exception):
-                raise _outcome_unknown(self.store, error) from error
-            raise
-
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise RetryError(
-                f"The log in {self.store.root} cannot be written any more by this process: a sync"
-                f" failed ({self._broken}).",
-                fix=(
-                    "check the disk, then open the log again; whether the last appends are stored"
-                    " will be seen then."
-                ),
-            ) from self._broken
-
-    def _decide(self, group: list[Request[object]], newest: Replica) -> list[Draft]:
+    def _decide(self, group: list[CommitRequest[object]], newest: Replica) -> list[CommitDraft]:
+        """The drafts of all requests that change something."""
         drafts = []
         time_us = max(now_us(), newest.state.time_us)
         for request in group:
-            draft = Draft(newest.state, time_us, inline=request.size <= INLINE_BYTES)
+            draft = CommitDraft(newest.state, time_us, inline=request.size <= INLINE_BYTES)
             try:
                 request.answer = request.decide(draft)
             except HeadraceError as error:
@@ -229,7 +224,7 @@ class Committer:
                 drafts.append(draft)
         return drafts
 
-    def _write_rows(self, drafts: list[Draft]) -> None:
+    def _write_rows(self, drafts: list[CommitDraft]) -> None:
         to_sync: dict[int, DiskFile] = {}
         for draft in drafts:
             for seal in draft.seals:
@@ -246,25 +241,23 @@ class Committer:
             for file in to_sync.values():
                 self.sync(file)
 
-    def _write_journal(self, drafts: list[Draft], newest: Replica) -> int:
-        """Returns the journal's new end."""
+    def _write_journal(self, drafts: list[CommitDraft], newest: Replica) -> int:
+        """Write one record per draft. Returns the journal's new end."""
         if not drafts:
             return newest.lsn
         mark = self.store.marker.read()
-        durable = mark.lsn if mark and self.store.durable else 0
+        durable_lsn = mark.lsn if mark and self.store.durable else 0
         buffers: list[Buffer] = []
         lsn = newest.lsn
         for draft in drafts:
-            blob = (
-                [buffer for write in draft.writes for buffer in write.buffers]
-                if draft.inline
-                else []
-            )
+            blob: list[Buffer] = []
+            if draft.inline:
+                blob = [buffer for write in draft.writes for buffer in write.buffers]
             record = encode_record(
                 lsn,
                 COMMIT,
                 draft.commit,
-                durable,
+                durable_lsn,
                 {"t": draft.time_us, "ops": draft.operations},
                 blob,
             )
@@ -275,13 +268,26 @@ class Committer:
         newest.records_since_checkpoint += len(drafts)
         return newest.lsn
 
+    def _adopt(self, adoptions: list[Adoption]) -> None:
+        """Move staged files to their partitions, after the commit point: a move that fails here is
+        repeated by the next process that reads the journal.
+        """
+        try:
+            for adoption in adoptions:
+                self.store.adopt(adoption)
+        except BaseException as error:
+            self.store.forget_newest()
+            if isinstance(error, Exception):
+                raise _outcome_unknown(self.store, error) from error
+            raise
+
     def _undo(self, newest: Replica, before: int) -> None:
-        """Nothing of a failed group may stay: neither in the journal nor in this process's mind."""
+        """Remove a failed group from the journal and from this process's newest state."""
         try:
             journal = newest.journal.file_at(newest.base)
             if journal.size() > before - newest.base:
                 journal.truncate(before - newest.base)
-                journal.sync()  # or it could come back when power is lost
+                journal.sync()  # or it could come back after power loss
         finally:
             self.store.forget_newest()
 
@@ -293,13 +299,15 @@ class Committer:
         self._sync_s = 0.8 * self._sync_s + 0.2 * (time.perf_counter() - started)
 
     def sync(self, file: DiskFile) -> None:
-        """The system says once that a sync failed, and then takes the pages for written: whoever
-        tried again would be told a lie. So this is the end of writing.
+        """Sync a file. After a failed sync this process writes no more.
+
+        The operating system reports a failed sync once and then considers the pages written: a
+        second sync would succeed although the bytes are not on disk.
         """
         try:
             file.sync()
         except (OSError, HeadraceError) as error:
-            self._broken = error
+            self._sync_error = error
             raise _outcome_unknown(self.store, error) from error
 
 

@@ -1,4 +1,12 @@
-"""The embedded log's consumer: a member of a group that reads its partitions in turn."""
+"""The embedded log's consumer groups: who owns which partition, and the members that read.
+
+Membership is decided under the log's lock, as pure functions over the group's state (`coordinate`).
+A partition has an owner and a target. It moves between two live members in two steps: the owner
+gives it up at its next poll, when what it delivered has been committed, and the target takes it
+once it is free. A member shows that it is alive by touching its heartbeat file.
+
+Messages with leases, instead of partitions with owners, are in `queue`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +32,7 @@ from headrace.errors import (
     OffsetOutOfRange,
 )
 from headrace.log.api import Consumer
-from headrace.log.file.commit_draft import Draft
+from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import GroupState, State
 from headrace.log.topic_config import check_name
@@ -35,79 +43,102 @@ if TYPE_CHECKING:
     from headrace.log.file.state import TopicState
 
 
-# Who reads what in a consumer group: pure decisions over the group's state, made under the log's
-# lock.
-#
-# A partition has an owner and a target. It moves from one live member to another in two steps: the
-# owner lets go of it when it next polls (so what it delivered has been committed by then), and the
-# target takes it when it is free.
+_MIN_SLEEP_S = 0.001
+_MAX_SLEEP_S = 0.01
+_MAX_POLL_INTERVAL_S = 300.0
+_MAX_POLL_BYTES = 64 << 20  # per partition; the last batch may go beyond it
+
+
+# Assignment
 
 
 def partition_key(topic: str, partition: int) -> str:
+    """The name of a partition in a group's state: "topic/partition"."""
     return f"{topic}/{partition}"
 
 
 def parse_partition_key(key: str) -> tuple[str, int]:
+    """(topic, partition) of a partition's name in a group's state."""
     topic, partition = key.rsplit("/", 1)
     return topic, int(partition)
 
 
-def share_out(
+def assign_partitions(
     members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int], before: Mapping[str, str]
 ) -> dict[str, str]:
-    """Partition -> member: each topic's partitions evenly among those who want it, moving as few as
-    possible.
+    """The target owner of each partition: each topic's partitions are shared evenly among the
+    members that subscribe to it, and as few as possible move.
+
+    Args:
+        members: Member -> its entry, with the `topics` it subscribes to.
+        counts: Topic -> number of partitions.
+        before: Partition's key -> its target owner so far.
     """
     target: dict[str, str] = {}
     for index, (topic, count) in enumerate(sorted(counts.items())):
-        wanting = sorted(name for name, about in members.items() if topic in about["topics"])
-        if wanting:
-            target |= _share_topic(topic, count, wanting, before, turn=index)
+        subscribers = sorted(name for name, entry in members.items() if topic in entry["topics"])
+        if subscribers:
+            target |= _assign_topic(topic, count, subscribers, before, rotation=index)
     return target
 
 
-def _share_topic(
-    topic: str, count: int, wanting: list[str], before: Mapping[str, str], *, turn: int
+def _assign_topic(
+    topic: str, count: int, subscribers: list[str], before: Mapping[str, str], *, rotation: int
 ) -> dict[str, str]:
     keys = [partition_key(topic, number) for number in range(count)]
-    held = {name: [key for key in keys if before.get(key) == name] for name in wanting}
-    least, extra = divmod(count, len(wanting))
-    # Who holds most already keeps one more; ties go round from topic to topic.
+    owned = {name: [key for key in keys if before.get(key) == name] for name in subscribers}
+    share, remainder = divmod(count, len(subscribers))
+    # The members with most partitions get one of the remainder; ties rotate from topic to topic.
     order = sorted(
-        wanting, key=lambda name: (-len(held[name]), (wanting.index(name) + turn) % len(wanting))
+        subscribers,
+        key=lambda name: (
+            -len(owned[name]),
+            (subscribers.index(name) + rotation) % len(subscribers),
+        ),
     )
-    quota = {name: least + (position < extra) for position, name in enumerate(order)}
-    target = {key: name for name in wanting for key in held[name][: quota[name]]}
+    quota = {name: share + (index < remainder) for index, name in enumerate(order)}
+    target = {key: name for name in subscribers for key in owned[name][: quota[name]]}
     free = [key for key in keys if key not in target]
     for name in order:
-        room = quota[name] - min(len(held[name]), quota[name])
-        for key in free[:room]:
+        missing = quota[name] - min(len(owned[name]), quota[name])
+        for key in free[:missing]:
             target[key] = name
-        free = free[room:]
+        free = free[missing:]
     return target
 
 
 def coordinate(
-    draft: Draft, group: str, member: str | None, about: Mapping[str, Any], dead: Iterable[str]
+    draft: CommitDraft,
+    group: str,
+    member: str | None,
+    about: Mapping[str, Any],
+    dead: Iterable[str],
 ) -> tuple[int, set[str]]:
-    """One step of a member: be in the group, leave out the dead, let go of what is another's, take
-    what is free.
+    """One step of a member: join the group, remove dead members, give up partitions that are
+    another member's by now, and take those that are free.
 
-    Returns the generation and what the member owns now. With `member` None only the dead are
-    removed.
+    Args:
+        draft: The commit's draft.
+        group: The group.
+        member: The member that takes the step; None only removes dead members.
+        about: The member's entry: its topics, session timeout and host.
+        dead: The members to remove.
+
+    Returns:
+        The group's generation, and the keys of the partitions that the member owns now.
     """
     known = draft.state.groups.get(group) or GroupState()
-    gone = set(dead)
-    members = {name: entry for name, entry in known.members.items() if name not in gone}
+    removed = set(dead)
+    members = {name: entry for name, entry in known.members.items() if name not in removed}
     if member is not None:
         members[member] = dict(about)
-    wanted = {topic for entry in members.values() for topic in entry["topics"]}
+    subscribed = {topic for entry in members.values() for topic in entry["topics"]}
     counts = {
         topic: len(draft.state.topics[topic].partitions)
-        for topic in wanted
+        for topic in subscribed
         if topic in draft.state.topics
     }
-    target = share_out(members, counts, known.target)
+    target = assign_partitions(members, counts, known.target)
     owners = {
         key: name
         for key, name in known.owners.items()
@@ -121,15 +152,18 @@ def coordinate(
     return generation, {key for key, name in owners.items() if name == member}
 
 
-def leave(draft: Draft, group: str, member: str) -> None:
-    """Go in good order: what was owned is free at once."""
+def leave_group(draft: CommitDraft, group: str, member: str) -> None:
+    """Remove a member that closes; its partitions are free at once."""
     known = draft.state.groups.get(group)
     if known is not None and member in known.members:
         coordinate(draft, group, None, {}, [member])
 
 
-def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Offsets:
-    """As the journal can store them: what a user computed may be numpy's numbers."""
+# Offsets
+
+
+def plain_offsets(positions: Mapping[str, Mapping[int, int]]) -> Offsets:
+    """Offsets that the journal can store: users may compute them with numpy's integers."""
     try:
         plain = {
             topic: {
@@ -146,9 +180,9 @@ def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Offsets:
     return Offsets(plain, member=positions.member if isinstance(positions, Offsets) else None)
 
 
-def check_places(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
-    """A group can have read what there is, and no more. What retention removed since it may have
-    read, too.
+def check_offsets(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
+    """Refuse to commit offsets of partitions that do not exist or beyond their end. An offset that
+    retention has removed since is allowed.
     """
     for topic, offsets in positions.items():
         partitions = state.topic(topic).partitions
@@ -172,17 +206,15 @@ def check_places(state: State, positions: Mapping[str, Mapping[int, int]]) -> No
 def check_owner(
     state: State, group: str, positions: Mapping[str, Mapping[int, int]], member: str | None
 ) -> None:
-    """Only its owner may commit for a partition; positions without a member are an outsider's, who
-    is trusted when nobody reads.
+    """Refuse to commit offsets of partitions that the member does not own. Without a member, only
+    partitions that nobody owns can be committed.
     """
     for topic, offsets in positions.items():
         state.topic(topic)
         for partition in offsets:
-            owner = (
-                state.groups[group].owners.get(partition_key(topic, partition))
-                if group in state.groups
-                else None
-            )
+            owner = None
+            if group in state.groups:
+                owner = state.groups[group].owners.get(partition_key(topic, partition))
             if owner != member and (member is not None or owner is not None):
                 raise MemberFenced(
                     f"This member no longer owns {topic}[{partition}] in group {group!r}"
@@ -193,17 +225,24 @@ def check_owner(
                 )
 
 
-_SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
-_LONGEST_WITHOUT_POLL_S = 300.0
-_MAX_BYTES_A_POLL = 64 << 20  # of a partition; one batch may go beyond it
+def store_offsets(
+    draft: CommitDraft, group: str, positions: Mapping[str, Mapping[int, int]]
+) -> None:
+    """Add the operations that store a group's committed offsets to a draft."""
+    for topic, offsets in positions.items():
+        stored = {str(partition): offset for partition, offset in offsets.items()}
+        draft.do("offsets", group, topic, stored)
+
+
+# Heartbeats
 
 
 class Heartbeat:
-    """Says that a member is alive, by touching a file; for as long as its owner polls at all."""
+    """Shows that a member is alive by touching a file, as long as the member polls at all."""
 
     def __init__(self, path: Path, timeout_us: int) -> None:
         self.path = path
-        self.polled = time.monotonic()
+        self.last_poll_s = time.monotonic()
         self._stop = Event()
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -215,9 +254,9 @@ class Heartbeat:
         )
         self._thread.start()
 
-    def _beat(self, every_s: float) -> None:
-        while not self._stop.wait(every_s):
-            if time.monotonic() - self.polled < _LONGEST_WITHOUT_POLL_S:
+    def _beat(self, interval_s: float) -> None:
+        while not self._stop.wait(interval_s):
+            if time.monotonic() - self.last_poll_s < _MAX_POLL_INTERVAL_S:
                 try:
                     os.utime(self.path)
                 except FileNotFoundError:
@@ -234,6 +273,7 @@ def heartbeat_path(root: Path, group: str, member: str) -> Path:
 
 
 def heartbeat_age_s(root: Path, group: str, member: str) -> float:
+    """Seconds since a member's last heartbeat; infinite if there is none."""
     try:
         return max(0.0, time.time() - heartbeat_path(root, group, member).stat().st_mtime)
     except FileNotFoundError:
@@ -241,7 +281,7 @@ def heartbeat_age_s(root: Path, group: str, member: str) -> float:
 
 
 def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
-    """Members that have not been heard of for longer than they promised."""
+    """The members whose last heartbeat is older than their session timeout."""
     return [
         member
         for member, about in group.members.items()
@@ -249,11 +289,12 @@ def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
     ]
 
 
-def _topic_of(key: str) -> str:
-    return parse_partition_key(key)[0]
+# The consumer
 
 
 class FileConsumer(Consumer):
+    """A member of a group on the embedded log. It reads its partitions in turn."""
+
     def __init__(
         self,
         log: LogHandle,
@@ -271,13 +312,13 @@ class FileConsumer(Consumer):
                 f"start={start!r}, on_lost={on_lost!r}.",
                 fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.",
             )
-        self.log, self.topics, self.group = log, topics, check_name(group, what="group")
-        self._start, self._max_rows, self._on_lost, self._headers = (
-            start,
-            max_rows,
-            on_lost,
-            headers,
-        )
+        self.log = log
+        self.topics = topics
+        self.group = check_name(group, what="group")
+        self._start = start
+        self._max_rows = max_rows
+        self._on_lost = on_lost
+        self._headers = headers
         for topic in topics:
             log.topic_state(topic)
         timeout_us = to_us(session_timeout, what="session_timeout")
@@ -287,61 +328,65 @@ class FileConsumer(Consumer):
             "timeout_us": timeout_us,
             "host": socket.gethostname(),
         }
-        self._check_every_s = timeout_us / 3e6
+        self._check_interval_s = timeout_us / 3e6
         self._heartbeat = Heartbeat(heartbeat_path(log.store.root, group, self.member), timeout_us)
         self._generation = -1
-        self._shapes: dict[str, tuple[str, int]] = {}
-        self._checked = 0.0
+        self._topic_versions: dict[str, tuple[str, int]] = {}
+        self._last_check_s = 0.0
         self._positions: dict[str, int] = {}  # partition's key -> next offset
-        self._turn = 0
+        self._rotation = 0
         self._closed = False
         self._coordinate()
 
     # Membership
 
     def _coordinate(self) -> None:
+        """Take a step in the group, and set the positions of partitions that are new to us."""
         state = self.log.store.view()
-        known = state.groups.get(self.group)
-        dead = (
-            [
-                member
-                for member in dead_members(self.log.store.root, self.group, known)
-                if member != self.member
-            ]
-            if known
-            else []
-        )
-        self._generation, owned, held = self.log.committer.submit(
-            lambda draft: self._step(draft, dead)
-        )
-        self._checked = time.monotonic()
-        shapes, before = self._topic_shapes(state), self._shapes
-        self._shapes = shapes
-        kept = {
-            key
-            for key in owned & held
-            if shapes.get(_topic_of(key), ("", 0))[0] == before.get(_topic_of(key), ("", 0))[0]
+        dead = self._other_dead_members(state)
+
+        def decide(draft: CommitDraft) -> tuple[int, set[str], set[str]]:
+            group = draft.state.groups.get(self.group)
+            owners = group.owners if group else {}
+            owned_before = {key for key, name in owners.items() if name == self.member}
+            generation, owned = coordinate(draft, self.group, self.member, self._about, dead)
+            return generation, owned, owned_before
+
+        self._generation, owned, owned_before = self.log.committer.submit(decide)
+        self._last_check_s = time.monotonic()
+        versions, versions_before = self._read_topic_versions(state), self._topic_versions
+        self._topic_versions = versions
+
+        def is_same_topic(key: str) -> bool:
+            topic, _ = parse_partition_key(key)
+            return versions.get(topic, ("", 0))[0] == versions_before.get(topic, ("", 0))[0]
+
+        # A position stays valid only if we owned the partition throughout: otherwise another member
+        # may have gone on with its rows.
+        self._positions = {
+            key: offset
+            for key, offset in self._positions.items()
+            if key in owned and key in owned_before and is_same_topic(key)
         }
-        self._positions = {key: offset for key, offset in self._positions.items() if key in kept}
         for key in owned - set(self._positions):
             self._positions[key] = self._first_position(key)
 
-    def _step(self, draft: Draft, dead: list[str]) -> tuple[int, set[str], set[str]]:
-        """The generation, what this member owns now, and what it owned all the while: of what it
-        lost, others may have gone on with the rows.
-        """
-        known = draft.state.groups.get(self.group)
-        held = (
-            {key for key, name in known.owners.items() if name == self.member} if known else set()
-        )
-        return *coordinate(draft, self.group, self.member, self._about, dead), held
+    def _other_dead_members(self, state: State) -> list[str]:
+        group = state.groups.get(self.group)
+        if group is None:
+            return []
+        dead = dead_members(self.log.store.root, self.group, group)
+        return [member for member in dead if member != self.member]
 
-    def _topic_shapes(self, state: State) -> dict[str, tuple[str, int]]:
-        """A topic that was deleted and created again has another directory."""
-        found = {topic: state.topics[topic] for topic in self.topics if topic in state.topics}
-        return {name: (topic.directory, len(topic.partitions)) for name, topic in found.items()}
+    def _read_topic_versions(self, state: State) -> dict[str, tuple[str, int]]:
+        """The directory and the number of partitions of each subscribed topic. A topic that was
+        deleted and created again has another directory.
+        """
+        topics = [state.topics[name] for name in self.topics if name in state.topics]
+        return {topic.name: (topic.directory, len(topic.partitions)) for topic in topics}
 
     def _first_position(self, key: str) -> int:
+        """Where to begin in a partition: at the group's committed offset, or as `start` says."""
         topic, number = parse_partition_key(key)
         state = self.log.store.view()
         group = state.groups.get(self.group)
@@ -351,26 +396,21 @@ class FileConsumer(Consumer):
         partition = state.topic(topic).partitions[number]
         return partition.start if self._start == "earliest" else partition.end
 
-    def _keep_up(self) -> State:
-        """Notice that the group or its topics changed, or that a member died."""
+    def _refresh(self) -> State:
+        """Take a step in the group if it or its topics changed, or if a member died. Returns the
+        state to read from.
+        """
         state = self.log.store.view()
         group = state.groups.get(self.group)
-        changed = (
+        has_changed = (
             group is None
             or group.generation != self._generation
-            or self._topic_shapes(state) != self._shapes
+            or self._read_topic_versions(state) != self._topic_versions
         )
-        if (
-            not changed
-            and group is not None
-            and time.monotonic() - self._checked > self._check_every_s
-        ):
-            self._checked = time.monotonic()
-            changed = any(
-                member != self.member
-                for member in dead_members(self.log.store.root, self.group, group)
-            )
-        if changed:
+        if not has_changed and time.monotonic() - self._last_check_s > self._check_interval_s:
+            self._last_check_s = time.monotonic()
+            has_changed = bool(self._other_dead_members(state))
+        if has_changed:
             self._coordinate()
             state = self.log.store.view()
         return state
@@ -381,61 +421,62 @@ class FileConsumer(Consumer):
         self, timeout: Duration = "1 second", max_rows: int | None = None
     ) -> list[pa.RecordBatch]:
         self._check_open()
-        deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
-        nap = _SHORTEST_NAP_S
+        deadline_s = time.monotonic() + to_us(timeout, what="timeout") / 1e6
+        sleep_s = _MIN_SLEEP_S
         while True:
-            self._heartbeat.polled = time.monotonic()
-            batches = self._read(self._keep_up(), max_rows or self._max_rows)
-            if batches or time.monotonic() >= deadline:
+            self._heartbeat.last_poll_s = time.monotonic()
+            batches = self._read(self._refresh(), max_rows or self._max_rows)
+            if batches or time.monotonic() >= deadline_s:
                 return batches
-            time.sleep(min(nap, max(0.0, deadline - time.monotonic())))
-            nap = min(2 * nap, _LONGEST_NAP_S)
+            time.sleep(min(sleep_s, max(0.0, deadline_s - time.monotonic())))
+            sleep_s = min(2 * sleep_s, _MAX_SLEEP_S)
 
-    def _read(self, state: State, room: int) -> list[pa.RecordBatch]:
-        """What is there, a partition at a time, each in its turn first."""
+    def _read(self, state: State, max_rows: int) -> list[pa.RecordBatch]:
+        """The next rows of all partitions. Another partition comes first each time."""
         keys = sorted(self._positions)
-        self._turn += 1
+        self._rotation += 1
         batches: list[pa.RecordBatch] = []
         reached: dict[str, int] = {}
         for index in range(len(keys)):
-            if room <= 0:
+            if max_rows <= 0:
                 break
-            key = keys[(index + self._turn) % len(keys)]
+            key = keys[(index + self._rotation) % len(keys)]
             try:
-                taken, reached[key] = self._read_partition(state, key, room)
+                new_batches, reached[key] = self._read_partition(state, key, max_rows)
             except HeadraceError:
-                # they are delivered; the error comes again when it is this partition's turn to be
-                # first
+                # Deliver what was read; the error comes again when this partition is first.
                 if batches:
                     break
                 raise
-            room -= sum(batch.num_rows for batch in taken)
-            batches += taken
-        self._positions |= reached  # last: what is not returned has not been delivered
+            max_rows -= sum(batch.num_rows for batch in new_batches)
+            batches += new_batches
+        self._positions |= reached  # last: what is not returned was not delivered
         return batches
 
     def _read_partition(
-        self, state: State, key: str, room: int
+        self, state: State, key: str, max_rows: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Rows, and the offset behind them. Before damaged rows it stops, so that the sound ones in
-        front of them are delivered.
+        """A partition's next rows, and the offset behind them. Sound rows in front of damaged ones
+        are delivered first.
         """
-        topic, number = parse_partition_key(key)
-        known = state.topics.get(topic)
-        if known is None:
-            return [], self._positions[key]
-        start, end = (
-            self._found(key, known.partitions[number].start, known.partitions[number].end),
-            known.partitions[number].end,
-        )
-        if start >= end:
-            return [], start
+        topic_name, number = parse_partition_key(key)
+        topic = state.topics.get(topic_name)
+        position = self._positions[key]
+        if topic is None:
+            return [], position
+        start, end = topic.partitions[number].start, topic.partitions[number].end
+        if position < start:  # retention has overtaken this member
+            if self._on_lost == "raise":
+                raise OffsetOutOfRange(topic_name, number, position, start, end)
+            position = self._positions[key] = start if self._on_lost == "earliest" else end
+        if position >= end:
+            return [], position
         try:
-            return self._read_range(known, number, start, min(end, start + room))
+            return self._read_range(topic, number, position, min(end, position + max_rows))
         except CorruptBatch as damage:
-            if damage.first <= start:
+            if damage.first <= position:
                 raise
-            return self._read_range(known, number, start, damage.first)
+            return self._read_range(topic, number, position, damage.first)
 
     def _read_range(
         self, topic: TopicState, number: int, start: int, stop: int
@@ -450,20 +491,9 @@ class FileConsumer(Consumer):
         for batch in rows:
             batches.append(batch.replace_schema_metadata({TOPIC_METADATA: topic.name.encode()}))
             size += batch.nbytes
-            if size >= _MAX_BYTES_A_POLL:
+            if size >= _MAX_POLL_BYTES:
                 return batches, batch[OFFSET_COLUMN][-1].as_py() + 1
         return batches, stop
-
-    def _found(self, key: str, start: int, end: int) -> int:
-        """The position to go on from, when retention may have overtaken it."""
-        position = self._positions[key]
-        if start <= position:
-            return position
-        topic, number = parse_partition_key(key)
-        if self._on_lost == "raise":
-            raise OffsetOutOfRange(topic, number, position, start, end)
-        self._positions[key] = start if self._on_lost == "earliest" else end
-        return self._positions[key]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -482,20 +512,14 @@ class FileConsumer(Consumer):
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
-        wanted = self.positions() if positions is None else plain_positions(positions)
+        offsets = self.positions() if positions is None else plain_offsets(positions)
 
-        def decide(draft: Draft) -> None:
-            check_places(draft.state, wanted)
-            check_owner(draft.state, self.group, wanted, self.member)
-            for topic, offsets in wanted.items():
-                draft.do(
-                    "offsets",
-                    self.group,
-                    topic,
-                    {str(partition): offset for partition, offset in offsets.items()},
-                )
+        def decide(draft: CommitDraft) -> None:
+            check_offsets(draft.state, offsets)
+            check_owner(draft.state, self.group, offsets, self.member)
+            store_offsets(draft, self.group, offsets)
 
-        if any(wanted.values()):
+        if any(offsets.values()):
             self.log.committer.submit(decide)
 
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
@@ -516,4 +540,4 @@ class FileConsumer(Consumer):
         if not self._closed:
             self._closed = True
             self._heartbeat.stop()
-            self.log.committer.submit(lambda draft: leave(draft, self.group, self.member))
+            self.log.committer.submit(lambda draft: leave_group(draft, self.group, self.member))

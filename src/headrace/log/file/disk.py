@@ -1,7 +1,7 @@
-"""The file layer: every change the embedded log makes to a disk goes through here.
+"""The file layer: every change that the embedded log makes to a disk goes through this module.
 
-One place, so that a test can record each write, sync and rename and replay any crash between them
-(headrace.testing.power_loss), and a benchmark can pretend that the disk is slow.
+Tests replace `Disk` to record each write, sync and rename and to replay a crash between any two of
+them (`headrace.testing.power_loss`); benchmarks replace it to simulate a slow disk.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from pathlib import Path
 from headrace.errors import DiskFull
 
 Buffer = bytes | bytearray | memoryview
-_MAX_BUFFERS_A_WRITE = 512  # below every system's IOV_MAX
+_MAX_BUFFERS_PER_WRITE = 512  # below every system's IOV_MAX
 
 
 class DiskFile:
-    """An open file that is written at given positions only."""
+    """An open file, read and written at explicit positions."""
 
     def __init__(self, disk: Disk, path: Path, descriptor: int) -> None:
-        self.disk, self.path, self.descriptor = disk, path, descriptor
+        self.disk = disk
+        self.path = path
+        self.descriptor = descriptor
 
     def read(self, length: int, position: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Read `length` bytes; fewer only at the end of the file."""
         data = os.pread(self.descriptor, length, position)
         while len(data) < length:
             more = os.pread(self.descriptor, length - len(data), position + len(data))
@@ -36,9 +38,9 @@ class DiskFile:
         return data
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write all buffers one behind the other; returns the position behind them."""
-        for first in range(0, len(buffers), _MAX_BUFFERS_A_WRITE):
-            position = self._write_some(buffers[first : first + _MAX_BUFFERS_A_WRITE], position)
+        """Write all buffers, one behind the other. Returns the position behind them."""
+        for first in range(0, len(buffers), _MAX_BUFFERS_PER_WRITE):
+            position = self._write_some(buffers[first : first + _MAX_BUFFERS_PER_WRITE], position)
         return position
 
     def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
@@ -49,14 +51,14 @@ class DiskFile:
                 rest = b"".join(buffers)[written:]
                 written += os.pwrite(self.descriptor, rest, position + written)
         except OSError as error:
-            raise explained(error, self.path) from error
+            raise to_disk_error(error, self.path) from error
         return position + total
 
     def sync(self) -> None:
         try:
             os.fsync(self.descriptor)
         except OSError as error:
-            raise explained(error, self.path) from error
+            raise to_disk_error(error, self.path) from error
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self.descriptor, size)
@@ -74,8 +76,8 @@ class DiskFile:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold this file's lock against other processes and other handles; yields False if it is
-        taken and `wait` is false.
+        """Hold this file's lock against other processes and other open handles. Yields False if
+        the lock is taken and `wait` is false.
         """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +91,7 @@ class DiskFile:
 
 
 class Disk:
-    """The real disk. Subclasses record, slow down or break what it does."""
+    """The real disk. Tests and benchmarks subclass it to record, slow down or break it."""
 
     file_type = DiskFile
 
@@ -98,10 +100,10 @@ class Disk:
         try:
             return self.file_type(self, path, os.open(path, flags, 0o644))
         except OSError as error:
-            raise explained(error, path) from error
+            raise to_disk_error(error, path) from error
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory and the ones above it that are missing, each durable in its parent."""
+        """Create a directory and its missing parents; sync each in its parent."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
@@ -110,7 +112,7 @@ class Disk:
         except FileExistsError:
             return
         except OSError as error:
-            raise explained(error, path) from error
+            raise to_disk_error(error, path) from error
         self.sync_directory(path.parent)
 
     def make_one_directory(self, path: Path) -> None:
@@ -133,9 +135,7 @@ class Disk:
         os.rmdir(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with everything in it; what another process removes meanwhile is as
-        good as removed.
-        """
+        """Remove a directory with everything in it. Another process may be removing it too."""
         for directory, names, files in os.walk(path, topdown=False):
             for name in files:
                 self.unlink(Path(directory) / name)
@@ -146,42 +146,41 @@ class Disk:
             self.remove_directory(path)
 
     def replace_file(self, path: Path, content: Sequence[Buffer], *, durable: bool = True) -> None:
-        """Give a file new content, whole or not at all; nothing is left behind if there is no room
-        for it.
+        """Replace a file's content atomically: write a temporary file, then rename it. If the disk
+        is full, nothing is left behind.
         """
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            self._write_file(fresh, content, durable=durable)
-            self.rename(fresh, path)
+            file = self.open(temporary, create=True)
+            try:
+                file.write(content, 0)
+                if durable:
+                    file.sync()
+            finally:
+                file.close()
+            self.rename(temporary, path)
         except (OSError, DiskFull):
-            self.unlink(fresh)
+            self.unlink(temporary)
             raise
         if durable:
             self.sync_directory(path.parent)
 
-    def _write_file(self, path: Path, content: Sequence[Buffer], *, durable: bool) -> None:
-        file = self.open(path, create=True)
-        try:
-            file.write(content, 0)
-            if durable:
-                file.sync()
-        finally:
-            file.close()
-
-    def boot(self) -> bytes:
-        """16 bytes that change when the machine was restarted: what was written but not synced may
-        be gone then.
+    def boot_id(self) -> bytes:
+        """16 bytes that change when the machine restarts, after which bytes that were written but
+        not synced may be gone.
         """
         try:
             return bytes.fromhex(
                 Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
             )
-        except OSError:  # not Linux: assume the worst at each start of a process
+        except OSError:  # not Linux: assume a restart at each start of a process
             return os.getpid().to_bytes(16, "little")
 
 
-def explained(error: OSError, path: Path) -> OSError | DiskFull:
-    """A full disk is an error of its own: the caller may make room and go on."""
+def to_disk_error(error: OSError, path: Path) -> OSError | DiskFull:
+    """DiskFull for a full disk, so that the caller can make room and go on; any other error as it
+    is.
+    """
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"There is no room left on the disk for {path}; what was stored earlier is intact.",

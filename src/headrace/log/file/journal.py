@@ -1,10 +1,18 @@
-"""The commit journal: the one place where something becomes true, and the order in which it did.
+"""The commit journal: a log's single source of truth, and the order of its commits.
 
-A journal is a stream of records in files named by the position (LSN) at which they start. A record
-has a small JSON part (the operations that `state` applies) and a blob (the frames of small appends,
-so that one sync makes them durable wherever they belong). Each record says how far the journal was
-known to be durable when it was written: what is broken behind that point is a torn tail, before it
-is rot.
+The journal is a stream of records in files that are named by the position (LSN) at which they
+start:
+
+    00000000000000000000.journal   header, COMMIT, COMMIT, …, ROLL
+    00000000000000409600.journal   header, COMMIT, …
+
+A record has a small JSON part, the operations that `state` applies, and a blob: the frames of small
+appends, so that one sync of the journal makes them durable whichever segments they belong to. Each
+record also says how far the journal was known to be durable when it was written. Damage behind that
+position is a torn tail, which is cut; damage before it is corruption, which is reported.
+
+The durable marker, at the end of this module, is the file that says how far readers may read. The
+records are applied by `checkpoint.Replica` and written by `committer.Committer`.
 """
 
 from __future__ import annotations
@@ -24,43 +32,53 @@ from headrace.errors import CorruptJournal, NewerFormat
 from headrace.log.file.disk import Buffer, Disk, DiskFile
 
 logger = logging.getLogger("headrace.log")
-FILE_MAGIC, RECORD_MAGIC = b"HRJL", b"HRR\xf3"
-VERSION = 1
-COMMIT, ROLL = 0, 1
-_FILE = struct.Struct("<4sHHQI")
-FILE_HEADER_BYTES = 64
-_RECORD = struct.Struct("<4sHHIIIIQQ")
-_CHUNK = 1 << 20
+
+JOURNAL_VERSION = 1
 JOURNAL_SUFFIX = ".journal"
+FILE_MAGIC = b"HRJL"
+FILE_HEADER_BYTES = 64
+_FILE_HEADER = struct.Struct("<4sHHQI")  # magic, version, flags, LSN, CRC
+RECORD_MAGIC = b"HRR\xf3"
+COMMIT, ROLL = 0, 1
+# magic, version, kind, text bytes, blob bytes, CRC, low half of the LSN, durable LSN, commit
+_RECORD_HEADER = struct.Struct("<4sHHIIIIQQ")
+_READ_BYTES = 1 << 20
+
+
+# Records
 
 
 @dataclass(slots=True)
-class Record:
+class JournalRecord:
+    """A sound record. `durable_lsn` is how far the journal was known to be durable when the record
+    was written; `padding` is not covered by the checksum and should be zeros.
+    """
+
     lsn: int
     end: int
     kind: int
-    durable: int
+    durable_lsn: int
     commit: int
     meta: dict[str, Any]
     blob: memoryview
-    filling: memoryview  # up to the next multiple of 8; empty bytes, and not checked
+    padding: memoryview
 
 
 @dataclass(slots=True)
-class Damage:
-    """Bytes that are no record. `after` is where the next sound one starts, or None; `proven` what
-    later records say was durable.
+class JournalDamage:
+    """Bytes that are not a record. `after` is where the next sound record starts, None if there is
+    none; `durable_lsn` is how far later records prove the journal to have been durable.
     """
 
     lsn: int
     after: int | None
-    proven: int
+    durable_lsn: int
     file: str
     position: int
 
 
 class MissingJournal(Exception):
-    """There is no file that starts at `base`: it was not made yet, or is not needed any more."""
+    """There is no journal file that starts at `base`: not created yet, or already deleted."""
 
     def __init__(self, base: int) -> None:
         super().__init__(base)
@@ -71,96 +89,113 @@ def encode_record(
     lsn: int,
     kind: int,
     commit: int,
-    durable: int,
+    durable_lsn: int,
     meta: dict[str, Any],
     blob: Sequence[Buffer] = (),
 ) -> list[Buffer]:
-    """A record's buffers, padded to a multiple of 8. It says where it belongs: a copy of it
-    elsewhere, in some row perhaps, is no record.
+    """A record's buffers, padded to a multiple of 8.
+
+    The record contains its own LSN, so that a copy of its bytes elsewhere, in a row for example, is
+    not taken for a record.
     """
     text = json.dumps(meta, separators=(",", ":")).encode()
-    blob_bytes, place = sum(map(len, blob)), lsn & 0xFFFFFFFF
-    crc = zlib.crc32(
-        text,
-        zlib.crc32(
-            _RECORD.pack(
-                RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, place, durable, commit
-            )
-        ),
-    )
+    blob_bytes = sum(map(len, blob))
+
+    def header(crc: int) -> bytes:
+        return _RECORD_HEADER.pack(
+            RECORD_MAGIC,
+            JOURNAL_VERSION,
+            kind,
+            len(text),
+            blob_bytes,
+            crc,
+            lsn & 0xFFFFFFFF,
+            durable_lsn,
+            commit,
+        )
+
+    crc = zlib.crc32(text, zlib.crc32(header(0)))
     for buffer in blob:
         crc = zlib.crc32(buffer, crc)
-    header = _RECORD.pack(
-        RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, place, durable, commit
-    )
-    return [header, text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
+    return [header(crc), text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
 
 
-def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
-    """The record at a place in `data`, or None if it is not whole and sound there."""
-    if len(data) - at < _RECORD.size:
+def decode_record(data: memoryview, at: int, lsn: int) -> JournalRecord | None:
+    """The record at index `at` of `data`, which is at `lsn` in the journal; None if there is no
+    complete and sound one.
+    """
+    if len(data) - at < _RECORD_HEADER.size:
         return None
-    magic, version, kind, text_bytes, blob_bytes, crc, place, durable, commit = _RECORD.unpack_from(
-        data, at
+    magic, version, kind, text_bytes, blob_bytes, crc, low_lsn, durable_lsn, commit = (
+        _RECORD_HEADER.unpack_from(data, at)
     )
-    if magic != RECORD_MAGIC or place != lsn & 0xFFFFFFFF:
+    if magic != RECORD_MAGIC or low_lsn != lsn & 0xFFFFFFFF:
         return None
-    text_at = at + _RECORD.size
-    stop = text_at + text_bytes + blob_bytes
+    text_start = at + _RECORD_HEADER.size
+    blob_start = text_start + text_bytes
+    stop = blob_start + blob_bytes
     if stop > len(data):
         return None
-    blank = _RECORD.pack(magic, version, kind, text_bytes, blob_bytes, 0, place, durable, commit)
-    if zlib.crc32(data[text_at:stop], zlib.crc32(blank)) != crc:
+    blank = _RECORD_HEADER.pack(
+        magic, version, kind, text_bytes, blob_bytes, 0, low_lsn, durable_lsn, commit
+    )
+    if zlib.crc32(data[text_start:stop], zlib.crc32(blank)) != crc:
         return None
-    if version > VERSION:
+    if version > JOURNAL_VERSION:
         raise NewerFormat(
-            f"The journal was written in format {version}; this Headrace knows {VERSION}.",
+            f"The journal was written in format {version}; this Headrace knows {JOURNAL_VERSION}.",
             fix="upgrade Headrace.",
         )
-    meta = json.loads(bytes(data[text_at : text_at + text_bytes]))
-    end = lsn + (stop - at) + (-(stop - at - _RECORD.size) % 8)
-    return Record(
-        lsn,
-        end,
-        kind,
-        durable,
-        commit,
-        meta,
-        data[text_at + text_bytes : stop],
-        data[stop : end - lsn + at],
+    end = lsn + (stop - at) + (-(stop - text_start) % 8)
+    return JournalRecord(
+        lsn=lsn,
+        end=end,
+        kind=kind,
+        durable_lsn=durable_lsn,
+        commit=commit,
+        meta=json.loads(bytes(data[text_start:blob_start])),
+        blob=data[blob_start:stop],
+        padding=data[stop : end - lsn + at],
     )
 
 
-def _file_header(lsn: int) -> bytes:
-    fields = FILE_MAGIC, VERSION, 0, lsn
-    return _FILE.pack(*fields, zlib.crc32(_FILE.pack(*fields, 0))).ljust(FILE_HEADER_BYTES, b"\0")
-
-
-def record_length(data: memoryview, at: int) -> int | None:
-    """How long the record at a place claims to be, padding included; None if its header is not
-    there.
+def record_length(data: memoryview) -> int | None:
+    """The length that the record at the start of `data` claims, padding included; None if there is
+    no record header.
     """
-    if len(data) - at < _RECORD.size or bytes(data[at : at + 4]) != RECORD_MAGIC:
+    if len(data) < _RECORD_HEADER.size or bytes(data[:4]) != RECORD_MAGIC:
         return None
-    _, _, _, text_bytes, blob_bytes, *_ = _RECORD.unpack_from(data, at)
-    length: int = _RECORD.size + text_bytes + blob_bytes
-    return length + (-(length - _RECORD.size) % 8)
+    _, _, _, text_bytes, blob_bytes, *_ = _RECORD_HEADER.unpack_from(data)
+    content_bytes: int = text_bytes + blob_bytes
+    return _RECORD_HEADER.size + content_bytes + -content_bytes % 8
+
+
+# Files
 
 
 def journal_name(lsn: int) -> str:
+    """The name of the journal file that starts at a position."""
     return f"{lsn:020d}{JOURNAL_SUFFIX}"
 
 
+def _file_header(lsn: int) -> bytes:
+    fields = FILE_MAGIC, JOURNAL_VERSION, 0, lsn
+    crc = zlib.crc32(_FILE_HEADER.pack(*fields, 0))
+    return _FILE_HEADER.pack(*fields, crc).ljust(FILE_HEADER_BYTES, b"\0")
+
+
 class Journal:
-    """The files of a journal. Knows nothing of what records mean."""
+    """The files of a journal and their records. What records mean is defined by `State`."""
 
     def __init__(self, disk: Disk, directory: Path, *, write: bool) -> None:
-        self.disk, self.directory, self.writable = disk, directory, write
+        self.disk = disk
+        self.directory = directory
+        self.writable = write
         self._file: DiskFile | None = None
         self._base = -1
 
     def bases(self) -> list[int]:
-        """Where the files start, oldest first."""
+        """The positions at which the journal's files start, in order."""
         return sorted(
             int(path.name[: -len(JOURNAL_SUFFIX)])
             for path in self.directory.glob(f"*{JOURNAL_SUFFIX}")
@@ -168,8 +203,8 @@ class Journal:
         )
 
     def create_file(self, lsn: int) -> None:
-        """Begin a file at a position; harmless if it is there. One that has no records may have
-        been left unfinished.
+        """Create the file that starts at a position; harmless if it exists. A file without records
+        is written again, since its creator may have been killed.
         """
         path = self.directory / journal_name(lsn)
         if not path.exists() or path.stat().st_size <= FILE_HEADER_BYTES:
@@ -180,11 +215,11 @@ class Journal:
             self.disk.sync_directory(self.directory)
 
     def create_next(self, base: int) -> None:
-        """Begin the file that the last record of the one before asks for.
+        """Create the file that the ROLL record of the file before names.
 
-        Who wrote that record may have been killed before it was synced, with commits before it;
-        nobody will sync that file any more, and without it, nothing in the new one could be reached
-        after power was lost.
+        The file before is synced first: the writer of its last records may have been killed before
+        it synced them, nobody else will sync that file any more, and after power loss nothing in
+        the new file could be reached without them.
         """
         bases = self.bases()
         if max(bases, default=-1) > base:
@@ -193,14 +228,15 @@ class Journal:
                 " later ones are there.",
                 fix="restore it from a backup.",
             )
-        for before in [earlier for earlier in bases if earlier < base][-1:]:
-            file = self.disk.open(self.directory / journal_name(before))
+        earlier = [candidate for candidate in bases if candidate < base]
+        if earlier:
+            file = self.disk.open(self.directory / journal_name(earlier[-1]))
             file.sync()
             file.close()
         self.create_file(base)
 
     def file_at(self, base: int) -> DiskFile:
-        """The open file that starts at a position."""
+        """The open file that starts at a position. Raises MissingJournal."""
         if self._base == base and self._file is not None:
             return self._file
         try:
@@ -212,25 +248,28 @@ class Journal:
         except BaseException:
             file.close()
             raise
-        if self.writable:  # who made it may have been killed before its name was durable
+        if self.writable:  # its creator may have been killed before the name was durable
             self.disk.sync_directory(self.directory)
-        self._file, self._base = file, base  # the old one is closed when nobody syncs it any more
+        # The file before is not closed here: another thread may be syncing it.
+        self._file, self._base = file, base
         return file
 
     @staticmethod
     def _check_file_header(file: DiskFile, base: int) -> None:
-        """A damaged header is reported and does no harm, since every record knows its place;
-        without records, the file was left unfinished.
+        """Report a damaged header and go on, since every record knows its position. A file without
+        records and without a sound header was never finished: MissingJournal.
         """
         data = file.read(FILE_HEADER_BYTES, 0)
-        magic, version, flags, lsn, crc = _FILE.unpack(data[: _FILE.size].ljust(_FILE.size, b"\0"))
+        magic, version, flags, lsn, crc = _FILE_HEADER.unpack(
+            data[: _FILE_HEADER.size].ljust(_FILE_HEADER.size, b"\0")
+        )
         if (
             magic == FILE_MAGIC
-            and version > VERSION
-            and crc == zlib.crc32(_FILE.pack(magic, version, flags, lsn, 0))
+            and version > JOURNAL_VERSION
+            and crc == zlib.crc32(_FILE_HEADER.pack(magic, version, flags, lsn, 0))
         ):
             raise NewerFormat(
-                f"{file.path} has format {version}; this Headrace knows {VERSION}.",
+                f"{file.path} has format {version}; this Headrace knows {JOURNAL_VERSION}.",
                 fix="upgrade Headrace.",
             )
         if data != _file_header(base):
@@ -246,14 +285,14 @@ class Journal:
         return self.file_at(base).read(FILE_HEADER_BYTES, 0) == _file_header(base)
 
     def end_of(self, base: int) -> int:
-        """The position behind the last byte of a file."""
+        """The position behind the last byte of the file that starts at `base`."""
         return base + self.file_at(base).size()
 
-    def records(self, base: int, lsn: int, limit: int) -> Iterator[Record | Damage]:
-        """What one file holds from `lsn` up to `limit`. Stops behind the file's last byte."""
+    def records(self, base: int, lsn: int, limit: int) -> Iterator[JournalRecord | JournalDamage]:
+        """The records, and the damage, of one file from `lsn` up to `limit` or the file's end."""
         file = self.file_at(base)
         while lsn < limit:
-            chunk = memoryview(file.read(min(_CHUNK, limit - lsn), lsn - base))
+            chunk = memoryview(file.read(min(_READ_BYTES, limit - lsn), lsn - base))
             used = 0
             while (record := decode_record(chunk, used, lsn + used)) is not None:
                 yield record
@@ -261,15 +300,13 @@ class Journal:
             if used:
                 lsn += used
                 continue
-            length = record_length(chunk, 0) or 0
-            whole = (
-                memoryview(file.read(length, lsn - base))
-                if len(chunk) < length <= limit - lsn
-                else chunk
-            )
-            record = decode_record(whole, 0, lsn)
+            # The record at `lsn` is larger than a chunk, or damaged.
+            length = record_length(chunk) or 0
+            if len(chunk) < length <= limit - lsn:
+                chunk = memoryview(file.read(length, lsn - base))
+            record = decode_record(chunk, 0, lsn)
             if record is None:
-                damage = self._damage(file, base, lsn, limit)
+                damage = self._scan_damage(file, base, lsn, limit)
                 yield damage
                 if damage.after is None:
                     return
@@ -279,18 +316,26 @@ class Journal:
                 lsn = record.end
 
     @staticmethod
-    def _damage(file: DiskFile, base: int, lsn: int, limit: int) -> Damage:
-        """Look for the next sound record, and for what the later ones prove."""
+    def _scan_damage(file: DiskFile, base: int, lsn: int, limit: int) -> JournalDamage:
+        """Find the next sound record behind damage, and what the later ones prove durable."""
         rest = memoryview(file.read(limit - lsn, lsn - base))
-        haystack, after, proven = bytes(rest), None, 0
+        haystack = bytes(rest)
+        after = None
+        durable_lsn = 0
         at = haystack.find(RECORD_MAGIC, 8)
         while at >= 0:
             record = decode_record(rest, at, lsn + at) if at % 8 == 0 else None
             if record is not None:
                 after = lsn + at if after is None else after
-                proven = max(proven, record.durable)
+                durable_lsn = max(durable_lsn, record.durable_lsn)
             at = haystack.find(RECORD_MAGIC, at + 8 if record is None else record.end - lsn)
-        return Damage(lsn, after, proven, str(file.path), lsn - base)
+        return JournalDamage(
+            lsn=lsn,
+            after=after,
+            durable_lsn=durable_lsn,
+            file=str(file.path),
+            position=lsn - base,
+        )
 
     def close(self) -> None:
         if self._file is not None:
@@ -298,83 +343,77 @@ class Journal:
             self._file = None
 
 
-# The durable marker: how far the journal is known to be on disk. Readers go up to it and no
-# further.
-#
-# It is written behind each sync of the journal and never synced itself: an old value is only
-# modest, never wrong. It also says in which life of the machine it was written; in another one,
-# what was not synced may be gone, and the log must be recovered before use.
+# The durable marker
 
-
-_MARK = struct.Struct("<4sHHIQ16sQ")
-_MAGIC, _VERSION = b"HRDM", 1
+_MARK = struct.Struct("<4sHHIQ16sQ")  # magic, version, synced, CRC, LSN, boot id, inode
+_MARK_MAGIC = b"HRDM"
+_MARK_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Mark:
+class DurableMark:
+    """How far the journal is durable. `boot_id` and `inode` say in which run of the machine and to
+    which file it was written; `synced` whether the journal was synced before, without which the
+    mark proves nothing after power loss.
+    """
+
     lsn: int
-    boot: bytes
-    inode: int  # a copied directory is a new life too
-    # whether it was written behind a sync; otherwise it proves nothing after power was lost
+    boot_id: bytes
+    inode: int
     synced: bool
 
 
 class DurableMarker:
+    """The file with the durable mark, up to which readers read the journal.
+
+    The mark is written after each sync of the journal and is not synced itself: an old mark is too
+    low, never wrong. A mark of another boot of the machine, or in a copied directory, is not
+    current: bytes that were not synced may be gone, so the log must be recovered before use.
+    """
+
     def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
-        if not write and not path.exists():  # nothing is marked, and nobody here can do it
+        if not write and not path.exists():  # there is no mark, and we may not write one
             path = Path(os.devnull)
         self._file: DiskFile = disk.open(path, create=write, write=write)
-        self.path, self._inode, self._boot = path, path.stat().st_ino, disk.boot()
-        self._guard = Lock()  # a file's lock does not keep threads apart
+        self.path = path
+        self._inode = path.stat().st_ino
+        self._boot_id = disk.boot_id()
+        self._guard = Lock()  # a file lock does not exclude threads of one process
 
-    def read(self) -> Mark | None:
-        """The mark, or None if there is none that is whole."""
-        for _ in range(20):  # a reader may catch a writer in the middle
+    def read(self) -> DurableMark | None:
+        """The mark, or None if there is no sound one."""
+        for _ in range(20):  # a reader may see a write halfway
             data = self._file.read(_MARK.size, 0)
             if len(data) < _MARK.size:
                 return None
-            magic, version, synced, crc, lsn, boot, inode = _MARK.unpack(data)
-            if (
-                magic == _MAGIC
-                and zlib.crc32(_MARK.pack(magic, version, synced, 0, lsn, boot, inode)) == crc
-            ):
-                if version > _VERSION:
+            magic, version, synced, crc, lsn, boot_id, inode = _MARK.unpack(data)
+            blank = _MARK.pack(magic, version, synced, 0, lsn, boot_id, inode)
+            if magic == _MARK_MAGIC and zlib.crc32(blank) == crc:
+                if version > _MARK_VERSION:
                     raise NewerFormat(
-                        f"{self.path} has format {version}; this Headrace knows {_VERSION}.",
+                        f"{self.path} has format {version}; this Headrace knows {_MARK_VERSION}.",
                         fix="upgrade Headrace.",
                     )
-                return Mark(lsn, boot, inode, bool(synced))
+                return DurableMark(lsn=lsn, boot_id=boot_id, inode=inode, synced=bool(synced))
         return None
 
-    def is_current(self, mark: Mark | None) -> bool:
-        """Whether a mark was written in this life of the machine, to this very file."""
-        return mark is not None and mark.boot == self._boot and mark.inode == self._inode
+    def is_current(self, mark: DurableMark | None) -> bool:
+        """Whether a mark was written since the machine started, to this very file."""
+        return mark is not None and mark.boot_id == self._boot_id and mark.inode == self._inode
 
-    def proven(self) -> int:
-        """Up to where the journal was certainly on disk, in whatever life that was."""
+    def durable_lsn(self) -> int:
+        """How far the journal is certainly on disk, even after power loss."""
         mark = self.read()
         return mark.lsn if mark is not None and (mark.synced or self.is_current(mark)) else 0
 
-    def publish(self, lsn: int, *, synced: bool = True, anew: bool = False) -> None:
-        """Move the mark forward; never back, unless a recovery sets it anew."""
+    def publish(self, lsn: int, *, synced: bool = True, replace: bool = False) -> None:
+        """Move the mark forward. With `replace`, for recovery, also back."""
         with self._guard, self._file.locked():
             mark = self.read()
-            if anew or mark is None or mark.lsn < lsn:
-                blank = _MARK.pack(_MAGIC, _VERSION, synced, 0, lsn, self._boot, self._inode)
-                self._file.write(
-                    [
-                        _MARK.pack(
-                            _MAGIC,
-                            _VERSION,
-                            synced,
-                            zlib.crc32(blank),
-                            lsn,
-                            self._boot,
-                            self._inode,
-                        )
-                    ],
-                    0,
-                )
+            if replace or mark is None or mark.lsn < lsn:
+                fields = (lsn, self._boot_id, self._inode)
+                crc = zlib.crc32(_MARK.pack(_MARK_MAGIC, _MARK_VERSION, synced, 0, *fields))
+                self._file.write([_MARK.pack(_MARK_MAGIC, _MARK_VERSION, synced, crc, *fields)], 0)
 
     def sync(self) -> None:
         self._file.sync()

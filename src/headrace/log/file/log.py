@@ -1,9 +1,14 @@
-"""The embedded log: the API of `headrace.log.api` over a directory."""
+"""The embedded log: `headrace.log.api.Log` over a directory.
+
+`FileLog` is a `LogHandle` with the public interface on top. Producers, transactions, consumers and
+queues are in modules of their own; topics, reads, groups and lag are here. Everything that changes
+the log is a request to the `Committer`, decided against the newest state under the log's lock.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,9 +19,9 @@ import pyarrow as pa
 from headrace.durations import to_time_us
 from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
-from headrace.log.dead_letters import ensure_topic
+from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
-from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
+from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import (
     FileConsumer,
@@ -26,20 +31,31 @@ from headrace.log.file.consumer import (
     parse_partition_key,
 )
 from headrace.log.file.disk import Disk
-from headrace.log.file.handle import LogHandle
-from headrace.log.file.maintenance import Housekeeper, keep_house, make_checkpoint, verify_log
+from headrace.log.file.handle import STAGING_LIFETIME_US, LogHandle
+from headrace.log.file.maintenance import (
+    MaintenanceThread,
+    create_checkpoint,
+    run_maintenance,
+    verify_log,
+)
 from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
 from headrace.log.file.queue import FileQueue
 from headrace.log.file.reader import FileBatches
-from headrace.log.file.segment import control_frame, segments_in
+from headrace.log.file.segment import control_frame, list_segments
 from headrace.log.file.state import State, TopicState
 from headrace.log.file.store import Store, now_us
 from headrace.log.file.transaction import FileTransaction
-from headrace.log.partitioning import Chooser, check_partition
-from headrace.log.topic_config import altered, check_name, check_same, declared, place_word
+from headrace.log.partitioning import PartitionAssigner, check_partition
+from headrace.log.topic_config import (
+    altered_topic,
+    check_existing_topic,
+    check_name,
+    declared_topic,
+    resolve_offset_alias,
+)
 from headrace.log.values import (
     AppendResult,
-    Control,
+    ControlRecord,
     Duration,
     Finding,
     GroupInfo,
@@ -52,13 +68,20 @@ from headrace.log.values import (
     TopicStats,
 )
 
-_STAGED_FOR_US = 24 * 3600 * 1_000_000
-_CHECKPOINT_AT_CLOSE_RECORDS, _CHECKPOINT_AT_CLOSE_BYTES = 200, 4 << 20
+# A checkpoint is made at close if the next one to open the log would read more journal than this.
+_CHECKPOINT_AT_CLOSE_RECORDS = 200
+_CHECKPOINT_AT_CLOSE_BYTES = 4 << 20
 
 
 class FileLog(LogHandle, Log):
-    """`durability` is "disk" (an acknowledged append survives power loss) or "os" (it survives the
-    process, not the machine).
+    """The embedded log in a directory.
+
+    Args:
+        path: The directory.
+        create: Create a new log if there is none.
+        durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
+            process, not the machine).
+        disk: The file layer; tests inject faults with it.
     """
 
     def __init__(
@@ -74,16 +97,16 @@ class FileLog(LogHandle, Log):
                 f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'."
             )
         root = Path(path).expanduser().absolute()
-        self.address = f"file:{root}"  # good in other processes too, wherever they are
+        self.address = f"file:{root}"  # absolute, so that other processes can use it
         super().__init__(
             Store(root, recovery, disk=disk or Disk(), create=create, durability=durability),
             after_commit=self._after_commit,
         )
-        self.housekeeper = Housekeeper(self)
+        self.maintenance_thread = MaintenanceThread(self)
         self._closed = False
 
     def _after_commit(self) -> None:
-        self.housekeeper.note_commit()
+        self.maintenance_thread.on_commit()
 
     # Topics
 
@@ -98,7 +121,9 @@ class FileLog(LogHandle, Log):
         **options: Any,
     ) -> TopicInfo:
         return self._create(
-            declared(name, schema, key, partitions=partitions, is_table=False, options=options),
+            declared_topic(
+                name, schema, key, partitions=partitions, is_table=False, options=options
+            ),
             exist_ok=exist_ok,
         )
 
@@ -113,15 +138,17 @@ class FileLog(LogHandle, Log):
         **options: Any,
     ) -> TopicInfo:
         return self._create(
-            declared(name, schema, key, partitions=partitions, is_table=True, options=options),
+            declared_topic(
+                name, schema, key, partitions=partitions, is_table=True, options=options
+            ),
             exist_ok=exist_ok,
         )
 
     def _create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-        def decide(draft: Draft) -> TopicInfo:
-            known = draft.state.topics.get(info.name)
-            if known is not None:
-                return check_same(known.info, info, exist_ok=exist_ok)
+        def decide(draft: CommitDraft) -> TopicInfo:
+            existing = draft.state.topics.get(info.name)
+            if existing is not None:
+                return check_existing_topic(existing.info, info, exist_ok=exist_ok)
             draft.do("topic", info.name, _settings(info))
             return draft.state.topics[info.name].info
 
@@ -136,25 +163,25 @@ class FileLog(LogHandle, Log):
         allow_moving_keys: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        def decide(draft: Draft) -> TopicInfo:
+        def decide(draft: CommitDraft) -> TopicInfo:
             topic = draft.state.topic(name)
-            changed = altered(
+            altered = altered_topic(
                 topic.info,
                 columns=add_columns,
                 partitions=partitions,
                 allow_moving_keys=allow_moving_keys,
                 settings=settings,
             )
-            if changed.schema != topic.info.schema:  # a segment has one schema
+            if altered.schema != topic.info.schema:  # a segment has one schema
                 for number in range(len(topic.partitions)):
                     draft.roll(topic, number)
-            draft.do("topic", name, _settings(changed))
+            draft.do("topic", name, _settings(altered))
             return draft.state.topics[name].info
 
         return self.committer.submit(decide)
 
     def delete_topic(self, name: str) -> None:
-        def decide(draft: Draft) -> None:
+        def decide(draft: CommitDraft) -> None:
             draft.state.topic(name)
             draft.do("drop", name)
 
@@ -178,9 +205,9 @@ class FileLog(LogHandle, Log):
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         while True:
-            known = self.topic_state(topic)
-            check_partition(known.info, partition)
-            rows = prepare_control(known, partition, control_frame(payload))
+            state = self.topic_state(topic)
+            check_partition(state.info, partition)
+            rows = prepare_control(state, partition, control_frame(payload))
             try:
                 return self.committer.submit(partial(_append, rows=rows), size=rows.size)
             except StaleTopic:
@@ -192,32 +219,29 @@ class FileLog(LogHandle, Log):
         batches: Iterable[pa.RecordBatch],
         *,
         partition: int | None = None,
-        directory: str | None = None,  # noqa: ARG002
+        directory: str | None = None,  # noqa: ARG002 - staged rows are in the log's own directory
         group: str | None = None,
     ) -> Staged:
-        """The rows are put aside in the log's own directory, from which they can be moved to their
-        places.
-        """
-        known = self.topic_state(topic)
-        writer = staging.StagingWriter(
-            self.store, known, staging.staging_name(now_us() + _STAGED_FOR_US, group)
-        )
-        chooser = Chooser()
+        state = self.topic_state(topic)
+        deadline_us = now_us() + STAGING_LIFETIME_US
+        writer = staging.StagingWriter(self.store, state, staging.staging_name(deadline_us, group))
+        assigner = PartitionAssigner()
         try:
             for rows in batches:
-                batch = rows_to_batch(rows, known, None)
-                writer.write(
-                    prepare(known, batch, chooser.partitions(known.info, batch, partition))
-                )
+                batch = rows_to_batch(rows, state, None)
+                writer.write(prepare(state, batch, assigner.assign(state.info, batch, partition)))
             return writer.finish()
         except BaseException:
             writer.abandon()
             raise
 
-    def discard_group(self, group: str, *, directory: str | None = None) -> None:  # noqa: ARG002 - staged rows are in the log's own directory
-        with (
-            self.store.locked()
-        ):  # whoever takes the lock first completes adoptions that were committed
+    def discard_group(
+        self,
+        group: str,
+        *,
+        directory: str | None = None,  # noqa: ARG002 - staged rows are in the log's own directory
+    ) -> None:
+        with self.store.locked():  # taking the lock completes adoptions that were committed
             staging.discard_group(self.store, group)
 
     # Reading
@@ -233,65 +257,54 @@ class FileLog(LogHandle, Log):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        with self.store.still_view() as state:  # all partitions as of one commit
-            known = state.topic(topic)
-            readers = [
-                self.partition_reader(known, number)
-                for number in (range(len(known.partitions)) if partition is None else [partition])
-            ]
+        with self.store.frozen_view() as state:  # all partitions as of one commit
+            topic_state = state.topic(topic)
+            numbers = range(len(topic_state.partitions)) if partition is None else [partition]
+            readers = [self.partition_reader(topic_state, number) for number in numbers]
         ranges = []
         for reader in readers:
             first = reader.state.start if start is None else start
             if partition is not None or start is not None:
                 reader.check_start(first)
-            ranges.append(
-                (reader, first, reader.state.end if stop is None else min(stop, reader.state.end))
-            )
+            end = reader.state.end if stop is None else min(stop, reader.state.end)
+            ranges.append((reader, first, end))
         return FileBatches(
-            known.info, ranges, columns=columns, headers=headers, on_corrupt=on_corrupt
+            topic_state.info, ranges, columns=columns, headers=headers, on_corrupt=on_corrupt
         )
 
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
-    ) -> list[Control]:
+    ) -> list[ControlRecord]:
         reader = self.partition_reader(self.topic_state(topic), partition)
         first = reader.state.start if start is None else start
-        return list(
-            reader.controls(
-                first, reader.state.end if stop is None else min(stop, reader.state.end)
-            )
-        )
+        end = reader.state.end if stop is None else min(stop, reader.state.end)
+        return list(reader.controls(first, end))
 
     def start_offsets(self, topic: str) -> dict[int, int]:
-        return {
-            number: partition.start
-            for number, partition in enumerate(self.topic_state(topic).partitions)
-        }
+        partitions = self.topic_state(topic).partitions
+        return {number: partition.start for number, partition in enumerate(partitions)}
 
     def whole_from(self, topic: str) -> dict[int, int]:
-        known = self.topic_state(topic)
-        return {number: whole_from(self, known, number) for number in range(len(known.partitions))}
+        state = self.topic_state(topic)
+        return {number: whole_from(self, state, number) for number in range(len(state.partitions))}
 
     def end_offsets(self, topic: str) -> dict[int, int]:
-        return {
-            number: partition.end
-            for number, partition in enumerate(self.topic_state(topic).partitions)
-        }
+        partitions = self.topic_state(topic).partitions
+        return {number: partition.end for number, partition in enumerate(partitions)}
 
     def snapshot(self, topics: Iterable[str]) -> Offsets:
-        with self.store.still_view() as state:
-            return Offsets(
-                {
-                    name: {n: p.end for n, p in enumerate(state.topic(name).partitions)}
-                    for name in topics
-                }
-            )
+        with self.store.frozen_view() as state:
+            ends = {
+                name: {number: part.end for number, part in enumerate(state.topic(name).partitions)}
+                for name in topics
+            }
+        return Offsets(ends)
 
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
-        known, time_us = self.topic_state(topic), to_time_us(time)
+        state, time_us = self.topic_state(topic), to_time_us(time)
         return {
-            number: self.partition_reader(known, number).first_since(time_us)
-            for number in range(len(known.partitions))
+            number: self.partition_reader(state, number).first_since(time_us)
+            for number in range(len(state.partitions))
         }
 
     # Groups, queues, notes
@@ -307,11 +320,10 @@ class FileLog(LogHandle, Log):
         on_lost: str = "raise",
         headers: bool = False,
     ) -> Consumer:
-        self.store.lock_file()  # a log that cannot be written cannot keep offsets
-        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        self.store.lock_file()  # refuses a read-only log: it cannot store offsets
         return FileConsumer(
             self,
-            names,
+            (topics,) if isinstance(topics, str) else tuple(topics),
             group,
             start=start,
             session_timeout=session_timeout,
@@ -322,59 +334,45 @@ class FileLog(LogHandle, Log):
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
         return FileQueue(
-            self, topic, group, delivery_limit, dead_topic=partial(ensure_topic, self, topic)
+            self, topic, group, delivery_limit, dead_topic=partial(ensure_dead_topic, self, topic)
         )
 
     def groups(self) -> list[str]:
-        with self.store.still_view() as state:
+        with self.store.frozen_view() as state:
             return _group_names(state)
 
     def group(self, name: str) -> GroupInfo:
-        with self.store.still_view() as state:
-            return self._group_info(state, name)
-
-    def _group_info(self, state: State, name: str) -> GroupInfo:
-        if name not in _group_names(state):
-            raise UnknownGroup(name, _group_names(state))
-        group = state.groups.get(name)
-        if group is None:
+        with self.store.frozen_view() as state:
+            if name not in _group_names(state):
+                raise UnknownGroup(name, _group_names(state))
+            group = state.groups.get(name)
+            if group is None:
+                return GroupInfo(
+                    name=name,
+                    kind="queue",
+                    generation=0,
+                    members=(),
+                    committed=_queue_floors(state, name),
+                )
+            owned: dict[str, list[tuple[str, int]]] = {member: [] for member in group.members}
+            for key, member in sorted(group.owners.items()):
+                owned[member].append(parse_partition_key(key))
+            members = tuple(
+                MemberInfo(
+                    member=member,
+                    partitions=tuple(owned[member]),
+                    host=about["host"],
+                    seconds_since_heartbeat=heartbeat_age_s(self.store.root, name, member),
+                )
+                for member, about in group.members.items()
+            )
             return GroupInfo(
-                name,
-                "queue",
-                0,
-                (),
-                {topic: dict(floors) for topic, floors in self._queue_floors(state, name).items()},
+                name=name,
+                kind="group",
+                generation=group.generation,
+                members=members,
+                committed={topic: dict(offsets) for topic, offsets in group.committed.items()},
             )
-        owned: dict[str, list[tuple[str, int]]] = {member: [] for member in group.members}
-        for key, member in sorted(group.owners.items()):
-            owned[member].append(parse_partition_key(key))
-        members = tuple(
-            MemberInfo(
-                member,
-                tuple(owned[member]),
-                about["host"],
-                heartbeat_age_s(self.store.root, name, member),
-            )
-            for member, about in group.members.items()
-        )
-        return GroupInfo(
-            name,
-            "group",
-            group.generation,
-            members,
-            {topic: dict(offsets) for topic, offsets in group.committed.items()},
-        )
-
-    @staticmethod
-    def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
-        floors: dict[str, dict[int, int]] = {}
-        for key, queue in state.queues.items():
-            owner, topic = key.split("\0")
-            if owner == group:
-                floors[topic] = {
-                    number: partition.floor for number, partition in queue.partitions.items()
-                }
-        return floors
 
     def committed(self, group: str) -> Offsets:
         return Offsets(self.group(group).committed)
@@ -388,38 +386,37 @@ class FileLog(LogHandle, Log):
         partitions: Sequence[int] | None = None,
     ) -> Offsets:
         check_name(group, what="group")
-        known = self.topic_state(topic)
-        targets = self._targets(known, place_word(to))
-        numbers = range(len(known.partitions)) if partitions is None else partitions
+        topic_state = self.topic_state(topic)
+        targets = self._reset_targets(topic_state, resolve_offset_alias(to))
+        numbers = range(len(topic_state.partitions)) if partitions is None else partitions
         for number in numbers:
-            self.partition_reader(known, number)  # checks the number
+            self.partition_reader(topic_state, number)  # checks the number
         wanted = {number: targets[number] for number in numbers}
 
-        def decide(draft: Draft) -> None:
-            self._check_nobody_reads(draft.state, group)
-            coordinate(
-                draft,
-                group,
-                None,
-                {},
-                draft.state.groups[group].members if group in draft.state.groups else (),
-            )  # the dead may not commit again
+        def decide(draft: CommitDraft) -> None:
+            known_group = draft.state.groups.get(group)
+            members = () if known_group is None else tuple(known_group.members)
+            if known_group is not None:
+                alive = set(members) - set(dead_members(self.store.root, group, known_group))
+                if alive:
+                    raise MemberFenced(
+                        f"The group {group!r} is being read by {len(alive)} member(s):"
+                        f" {', '.join(sorted(alive))}.",
+                        fix="stop them, then reset it.",
+                    )
+            coordinate(draft, group, None, {}, members)  # so that dead members cannot commit later
             if f"{group}\0{topic}" in draft.state.queues:
                 for number, offset in wanted.items():
                     draft.do("queue", group, topic, "reset", number, offset)
             else:
-                draft.do(
-                    "offsets",
-                    group,
-                    topic,
-                    {str(number): offset for number, offset in wanted.items()},
-                )
+                offsets = {str(number): offset for number, offset in wanted.items()}
+                draft.do("offsets", group, topic, offsets)
 
         self.committer.submit(decide)
         return Offsets({topic: wanted})
 
-    def _targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
-        """Where a reset leads, partition by partition; never outside of what there is."""
+    def _reset_targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
+        """The offset that a reset leads to in each partition, within what the partition has."""
         if to == "earliest":
             return {number: partition.start for number, partition in enumerate(topic.partitions)}
         if to == "latest":
@@ -431,75 +428,41 @@ class FileLog(LogHandle, Log):
             }
         return self.offsets_at(topic.name, to)
 
-    def _check_nobody_reads(self, state: State, name: str) -> None:
-        group = state.groups.get(name)
-        if group is None:
-            return
-        alive = set(group.members) - set(dead_members(self.store.root, name, group))
-        if alive:
-            raise MemberFenced(
-                f"The group {name!r} is being read by {len(alive)} member(s):"
-                f" {', '.join(sorted(alive))}.",
-                fix="stop them, then reset it.",
-            )
-
     def lag(self, group: str | None = None) -> list[PartitionLag]:
-        with self.store.still_view() as state:
+        with self.store.frozen_view() as state:
             if group is not None and group not in _group_names(state):
                 raise UnknownGroup(group, _group_names(state))
-            behind = list(self._behind(state, group))
+            progress = list(_group_progress(state, group))
         now = time.time()
-        times: dict[tuple[str, int, int], float] = {}
-        found = []
-        for name, topic, number, committed, rows in behind:
+        append_times: dict[tuple[str, int, int], float] = {}  # shared by groups at one offset
+        lags = []
+        for name, topic, number, committed, rows in progress:
             partition = topic.partitions[number]
-            place = max(partition.start if committed is None else committed, partition.start)
-            if rows and (topic.name, number, place) not in times:
-                time_us = self.partition_reader(topic, number).time_of(place)
-                times[topic.name, number, place] = now if time_us is None else time_us / 1e6
-            seconds = max(0.0, now - times[topic.name, number, place]) if rows else 0.0
-            found.append(
-                PartitionLag(name, topic.name, number, committed, partition.end, rows, seconds)
+            seconds = 0.0
+            if rows:
+                offset = partition.start if committed is None else max(committed, partition.start)
+                location = (topic.name, number, offset)
+                if location not in append_times:
+                    time_us = self.partition_reader(topic, number).time_of(offset)
+                    append_times[location] = now if time_us is None else time_us / 1e6
+                seconds = max(0.0, now - append_times[location])
+            lags.append(
+                PartitionLag(
+                    group=name,
+                    topic=topic.name,
+                    partition=number,
+                    committed=committed,
+                    end=partition.end,
+                    rows=rows,
+                    seconds=seconds,
+                )
             )
-        return found
-
-    @staticmethod
-    def _behind(
-        state: State, only: str | None
-    ) -> Iterable[tuple[str, TopicState, int, int | None, int]]:
-        """(group, topic, partition, committed, rows behind) of every group, also where it has not
-        committed yet.
-        """
-        for name, group in sorted(state.groups.items()):
-            wanted = {
-                *group.committed,
-                *(topic for about in group.members.values() for topic in about["topics"]),
-            }
-            for topic in sorted(wanted & set(state.topics)) if only in {None, name} else ():
-                committed = group.committed.get(topic, {})
-                for number, partition in enumerate(state.topics[topic].partitions):
-                    offset = committed.get(number)
-                    yield (
-                        name,
-                        state.topics[topic],
-                        number,
-                        offset,
-                        partition.end
-                        - max(partition.start if offset is None else offset, partition.start),
-                    )
-        for key, queue in sorted(state.queues.items()):
-            name, topic = key.split("\0")
-            for number, partition in (
-                enumerate(state.topics[topic].partitions) if only in {None, name} else ()
-            ):
-                known = queue.partitions.get(number)
-                waiting = known.waiting(partition.end) if known else partition.end - partition.start
-                yield name, state.topics[topic], number, known.floor if known else None, waiting
+        return lags
 
     def note(self, name: str) -> str | None:
         return self.store.view().notes.get(name)
 
-    # Care
+    # Maintenance
 
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify_log(self, topic)
@@ -511,61 +474,94 @@ class FileLog(LogHandle, Log):
 
     def _topic_stats(self, topic: TopicState) -> TopicStats:
         size = segments = 0
-        for number in range(len(topic.partitions)):
+        for number, partition in enumerate(topic.partitions):
             directory = self.store.partition_directory(topic.directory, number)
-            for place in segments_in(
-                directory,
-                topic.partitions[number].segment,
-                begun=topic.partitions[number].position > 0,
+            for segment in list_segments(
+                directory, partition.segment, begun=partition.position > 0
             ):
                 segments += 1
-                size += (directory / place.name).stat().st_size
+                size += (directory / segment.name).stat().st_size
         starts = {number: partition.start for number, partition in enumerate(topic.partitions)}
         ends = {number: partition.end for number, partition in enumerate(topic.partitions)}
         return TopicStats(
-            topic.name,
-            len(topic.partitions),
-            sum(ends.values()) - sum(starts.values()),
-            size,
-            segments,
-            starts,
-            ends,
+            name=topic.name,
+            partitions=len(topic.partitions),
+            rows=sum(ends.values()) - sum(starts.values()),
+            bytes=size,
+            segments=segments,
+            earliest=starts,
+            end=ends,
         )
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():
             raise UnknownTopic(topic, self.topics())
-        return dict(
-            keep_house(self, topic, with_checkpoint=True)
-        )  # so that every sealed segment may be compacted
+        # The checkpoint comes first, so that every sealed segment may be compacted.
+        return dict(run_maintenance(self, topic, with_checkpoint=True))
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self.housekeeper.stop()
-        if self._much_to_read_again():
-            make_checkpoint(self, wait=False)
+        self.maintenance_thread.stop()
+        if (
+            self.committer.records_since_checkpoint > _CHECKPOINT_AT_CLOSE_RECORDS
+            or self.committer.bytes_since_checkpoint > _CHECKPOINT_AT_CLOSE_BYTES
+        ):
+            create_checkpoint(self, wait=False)
         self.cache.close()
         self.store.close()
-
-    def _much_to_read_again(self) -> bool:
-        """Whether the next one to open this log would have to read much of the journal."""
-        records, size = (
-            self.committer.records_since_checkpoint,
-            self.committer.bytes_since_checkpoint,
-        )
-        return records > _CHECKPOINT_AT_CLOSE_RECORDS or size > _CHECKPOINT_AT_CLOSE_BYTES
 
 
 def _group_names(state: State) -> list[str]:
     return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
 
 
-def _append(draft: Draft, rows: PreparedRows) -> AppendResult:
+def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
+    """Topic -> partition -> the oldest message that is not done, of a queue's group."""
+    floors: dict[str, dict[int, int]] = {}
+    for key, queue in state.queues.items():
+        owner, topic = key.split("\0")
+        if owner == group:
+            floors[topic] = {number: part.floor for number, part in queue.partitions.items()}
+    return floors
+
+
+def _group_progress(
+    state: State, only: str | None
+) -> Iterator[tuple[str, TopicState, int, int | None, int]]:
+    """(group, topic, partition, committed offset, rows behind) of one group or, for None, of all.
+
+    Includes partitions of subscribed topics in which a group has not committed yet.
+    """
+    for name, group in sorted(state.groups.items()):
+        if only not in {None, name}:
+            continue
+        subscribed = {topic for about in group.members.values() for topic in about["topics"]}
+        for topic_name in sorted((subscribed | set(group.committed)) & set(state.topics)):
+            topic = state.topics[topic_name]
+            committed = group.committed.get(topic_name, {})
+            for number, partition in enumerate(topic.partitions):
+                offset = committed.get(number)
+                position = partition.start if offset is None else max(offset, partition.start)
+                yield name, topic, number, offset, partition.end - position
+    for key, queue in sorted(state.queues.items()):
+        name, topic_name = key.split("\0")
+        if only not in {None, name}:
+            continue
+        topic = state.topics[topic_name]
+        for number, partition in enumerate(topic.partitions):
+            part = queue.partitions.get(number)
+            if part is None:
+                yield name, topic, number, None, partition.end - partition.start
+            else:
+                yield name, topic, number, part.floor, part.waiting(partition.end)
+
+
+def _append(draft: CommitDraft, rows: PreparedRows) -> AppendResult:
     draft.check_fresh(rows)
     draft.append(rows)
-    return draft.position()
+    return draft.result()
 
 
 def _settings(info: TopicInfo) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Keeping house: checkpoints, retention, and sweeping what nobody needs. In the background of any
-writer, and by command.
+"""Maintenance: checkpoints, retention, compaction, cleaning up, and verification of a log.
 
-One process at a time does it. It takes the log's lock for moments only; files go after the journal
-has said that they may.
+`MaintenanceThread` runs it in the background of every process that writes; `run_maintenance` is one
+run, also on request (`Log.maintain`). One process at a time does it. The log's lock is held for
+moments only, and files are removed after the journal says that they may be. `verify_log` checks
+every stored byte.
 """
 
 from __future__ import annotations
@@ -13,34 +14,41 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError, HeadraceError
-from headrace.log.file import checkpoint, staging
-from headrace.log.file.commit_draft import Draft
-from headrace.log.file.compaction import compact_partition, compactable, is_compacted
+from headrace.log.file import staging
+from headrace.log.file.checkpoint import (
+    checkpoint_lsns,
+    checkpoint_name,
+    delete_old_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from headrace.log.file.commit_draft import CommitDraft
+from headrace.log.file.compaction import compact_partition, compactable_segments, is_compacted
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     ROLL,
-    Damage,
     Journal,
-    Mark,
+    JournalDamage,
     MissingJournal,
     encode_record,
     journal_name,
 )
 from headrace.log.file.segment import (
-    HEADER_BYTES,
+    FRAME_HEADER_BYTES,
     INDEX_SUFFIX,
     FrameIndex,
     Segment,
-    SegmentPlace,
+    SegmentInfo,
     body_is_sound,
-    damaged_copy,
+    find_damaged_header,
+    list_segments,
     read_frames,
-    segments_in,
 )
 from headrace.log.file.store import now_us
 from headrace.log.values import Finding
@@ -53,58 +61,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.log")
 CHECKPOINT_RECORDS = 5_000
 CHECKPOINT_BYTES = 64 << 20
-_EVERY_S = 30.0
-_COMPACT_AGAIN_S = 6 * 3600.0
-_UNFINISHED_FOR_S = 3600.0
+_INTERVAL_S = 30.0
+_MAX_COMPACTION_INTERVAL_S = 6 * 3600.0
+_UNFINISHED_LIFETIME_S = 3600.0
 
 
-class Housekeeper:
-    """Runs in a thread of a process that writes."""
+class MaintenanceThread:
+    """Runs maintenance in the background of a process that writes, from its first commit on."""
 
     def __init__(self, log: LogHandle) -> None:
         self.log = log
-        self._wake, self._stopped = Event(), Event()
+        self._wake = Event()
+        self._stopped = Event()
         self._thread: Thread | None = None
-        self._compacted: dict[
-            tuple[str, int], tuple[int, float]
-        ] = {}  # partition -> (the last segment compacted, when)
-        self._every_s = _EVERY_S * (0.8 + os.getpid() % 100 / 250)  # not all processes at once
+        # (topic's directory, partition) -> (base of the last segment compacted, when)
+        self._compacted: dict[tuple[str, int], tuple[int, float]] = {}
+        # Processes that start together should not all run at once.
+        self._interval_s = _INTERVAL_S * (0.8 + os.getpid() % 100 / 250)
 
-    def note_commit(self) -> None:
-        """Called behind each commit: begin to run, and hurry if a checkpoint is due."""
+    def on_commit(self) -> None:
+        """Called after each commit: start the thread, and wake it if a checkpoint is due."""
         if self._thread is None:
-            self._thread = Thread(target=self._run, daemon=True, name="headrace housekeeping")
+            self._thread = Thread(target=self._run, daemon=True, name="headrace maintenance")
             self._thread.start()
-        if checkpoint_due(self.log):
+        if is_checkpoint_due(self.log):
             self._wake.set()
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._every_s)
+            self._wake.wait(self._interval_s)
             self._wake.clear()
             if self._stopped.is_set():
                 return
             try:
-                keep_house(self.log, due=self._compaction_due)
-            except (
-                HeadraceError,
-                OSError,
-            ) as error:  # the next turn, or the next writer, will do it
-                logger.warning("Housekeeping in %s failed: %s", self.log.store.root, error)
+                run_maintenance(self.log, is_due=self._is_compaction_due)
+            except (HeadraceError, OSError) as error:  # the next run, or the next writer, does it
+                logger.warning("Maintenance of %s failed: %s", self.log.store.root, error)
 
-    def _compaction_due(self, topic: TopicState, number: int) -> bool:
-        """Compaction reads all of a partition, so it waits until a third of it is new; but not for
-        ever, as tombstones grow old.
+    def _is_compaction_due(self, topic: TopicState, number: int) -> bool:
+        """Whether a third of a partition is new since its last compaction, which reads all of it.
+        After some hours it is due anyway, since tombstones expire.
         """
         sizes = {
-            place.base: _size(self.log, topic, number, place)
-            for place in compactable(self.log, topic, number)
+            info.base: _segment_size(self.log, topic, number, info)
+            for info in compactable_segments(self.log, topic, number)
         }
         covered, when = self._compacted.get((topic.directory, number), (-1, -math.inf))
-        new = sum(size for base, size in sizes.items() if base > covered)
-        if not sizes or (
-            3 * new < sum(sizes.values()) and time.monotonic() - when < _COMPACT_AGAIN_S
-        ):
+        new_bytes = sum(size for base, size in sizes.items() if base > covered)
+        is_recent = time.monotonic() - when < _MAX_COMPACTION_INTERVAL_S
+        if not sizes or (3 * new_bytes < sum(sizes.values()) and is_recent):
             return False
         self._compacted[topic.directory, number] = (max(sizes), time.monotonic())
         return True
@@ -116,90 +121,146 @@ class Housekeeper:
             self._thread.join(timeout=30)
 
 
-def checkpoint_due(log: LogHandle) -> bool:
+@contextmanager
+def maintenance_lock(log: LogHandle, *, wait: bool) -> Iterator[bool]:
+    """Exclude maintenance in all other processes. Yields False if another process is at it and
+    `wait` is false.
+    """
+    log.store.lock_file()  # refuses a read-only log
+    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
+    try:
+        with lock.locked(wait=wait) as is_ours:
+            yield is_ours
+    finally:
+        lock.close()
+
+
+def run_maintenance(
+    log: LogHandle,
+    topic: str | None = None,
+    *,
+    is_due: Callable[[TopicState, int], bool] | None = None,
+    with_checkpoint: bool = False,
+) -> dict[str, int]:
+    """Do everything that is due, for one topic or for all.
+
+    Args:
+        log: The log.
+        topic: One topic; None for all.
+        is_due: Whether a partition is worth compacting, for background runs, which give way to
+            another process that is at it. None compacts every partition and waits for the other
+            process.
+        with_checkpoint: Make a checkpoint even if none is due.
+
+    Returns:
+        How much was removed.
+    """
+    done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
+    with maintenance_lock(log, wait=is_due is None) as is_ours:
+        if not is_ours:
+            return done
+        if with_checkpoint or is_checkpoint_due(log):
+            _create_checkpoint(log)
+        for name in [topic] if topic is not None else list(log.store.view().topics):
+            state = log.store.view().topics.get(name)
+            if state is not None:
+                _maintain_topic(log, state, done, is_due)
+        with log.store.locked():
+            done["staging_swept"] = staging.remove_expired(log.store, now_us())
+        _remove_unfinished_files(log, log.store.journal_directory)
+        _remove_deleted_topics(log)
+    return done
+
+
+def _maintain_topic(
+    log: LogHandle,
+    topic: TopicState,
+    done: dict[str, int],
+    is_due: Callable[[TopicState, int], bool] | None,
+) -> None:
+    for number in range(len(topic.partitions)):
+        _remove_unfinished_files(log, log.store.partition_directory(topic.directory, number))
+        done["segments_deleted"] += apply_retention(log, topic, number)
+        if is_compacted(topic) and (is_due is None or is_due(topic, number)):
+            segments, rows = compact_partition(log, topic, number)
+            done["segments_compacted"] += segments
+            done["rows_removed"] += rows
+
+
+def _remove_unfinished_files(log: LogHandle, directory: Path) -> None:
+    """Remove files that a killed process was about to rename over others."""
+    limit_s = time.time() - _UNFINISHED_LIFETIME_S
+    for path in directory.glob(".*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < limit_s:
+                log.store.disk.unlink(path)
+
+
+def _remove_deleted_topics(log: LogHandle) -> None:
+    """Remove the directories of topics whose deletion is durable. They are listed under the lock,
+    so that no topic is being created.
+    """
+    with log.store.locked() as newest:
+        topics = [*newest.state.topics.values(), *log.store.view().topics.values()]
+        in_use = {topic.directory for topic in topics}
+        paths = (log.store.root / "topics").glob("*~*")
+        deleted = [path for path in paths if path.name not in in_use]
+    for path in deleted:
+        log.store.disk.remove_tree(path)
+
+
+# Checkpoints
+
+
+def is_checkpoint_due(log: LogHandle) -> bool:
     return (
         log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS
         or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
     )
 
 
-@contextmanager
-def alone(log: LogHandle, *, wait: bool) -> Iterator[bool]:
-    """One housekeeper at a time, in all processes; yields False if there is another one and `wait`
-    is false.
+def create_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
+    """Make a checkpoint, after the process that does maintenance now; without `wait`, leave it to
+    that process.
     """
-    log.store.lock_file()  # refuses a log that cannot be written
-    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
-    try:
-        with lock.locked(wait=wait) as mine:
-            yield mine
-    finally:
-        lock.close()
+    with maintenance_lock(log, wait=wait) as is_ours:
+        if is_ours:
+            _create_checkpoint(log)
 
 
-def keep_house(
-    log: LogHandle,
-    topic: str | None = None,
-    *,
-    due: Callable[[TopicState, int], bool] | None = None,
-    with_checkpoint: bool = False,
-) -> dict[str, int]:
-    """Do what there is to do, for one topic or all. Returns what was removed.
+def _create_checkpoint(log: LogHandle) -> None:
+    """Make a checkpoint, under the maintenance lock:
 
-    In the background, `due` says which partitions are worth compacting, and another process that is
-    at it already is enough. By command all are compacted, after that other process if need be.
-    """
-    done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
-    with alone(log, wait=due is None) as mine:
-        if mine:
-            if with_checkpoint or checkpoint_due(log):
-                _make_checkpoint(log)
-            for name in [topic] if topic is not None else list(log.store.view().topics):
-                _keep_topic(log, name, done, due or (lambda _topic, _number: True))
-            with log.store.locked():
-                done["staging_swept"] = staging.sweep(log.store, now_us())
-            _sweep_unfinished(log, log.store.journal_directory)
-            _remove_deleted_topics(log)
-    return done
-
-
-def make_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
-    """Make one, after whoever is keeping house now; without `wait`, leave it to them."""
-    with alone(log, wait=wait) as mine:
-        if mine:
-            _make_checkpoint(log)
-
-
-def _make_checkpoint(log: LogHandle) -> None:
-    """The steps, with nobody else making one: step 4 says of all files changed before step 1 that
-    they are synced.
-
-    1. under the lock: end the journal's file, begin the next one, and take the state as of there
+    1. under the log's lock: end the journal's file, begin the next one, and copy the state
     2. sync every segment that was written since the last checkpoint
     3. store the checkpoint, whole or not at all
-    4. say in the journal that this is done
-    5. forget older checkpoints, and journal files that only they needed
+    4. record in the journal that all files written before step 1 are synced
+    5. delete older checkpoints, and journal files that only they needed
+
+    The maintenance lock keeps a second checkpoint from running step 4 for files of step 1 that
+    this one has not synced yet.
     """
     store = log.store
     with store.locked() as newest:  # 1
         file = newest.journal.file_at(newest.base)
-        file.write(
-            encode_record(newest.lsn, ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base
-        )
+        roll = encode_record(newest.lsn, ROLL, 0, store.marker.durable_lsn(), {})
+        file.write(roll, newest.lsn - newest.base)
         log.committer.sync(file)
         newest.base += file.size()
         newest.lsn = newest.base + FILE_HEADER_BYTES
         newest.journal.create_file(newest.base)
         store.marker.publish(newest.lsn)
-        newest.state.rolled()
+        newest.state.on_journal_roll()
         newest.records_since_checkpoint = 0
-        lsn, base, state = newest.lsn, newest.base, newest.state.dump()
-        touched = set(newest.state.dirty_before)
-    for directory, partition, name in touched:  # 2
+        lsn = newest.lsn
+        base = newest.base
+        state = newest.state.dump()
+        written = set(newest.state.dirty_before)
+    for directory, partition, name in written:  # 2
         _sync_segment(log, directory, partition, name)
-    checkpoint.save(store.disk, store.journal_directory, lsn, base, state)  # 3
+    save_checkpoint(store.disk, store.journal_directory, lsn, base, state)  # 3
     log.committer.submit(lambda draft: draft.do("checkpointed"))  # 4
-    checkpoint.forget_old(store.disk, store.journal_directory, newest.journal.bases())  # 5
+    delete_old_checkpoints(store.disk, store.journal_directory, newest.journal.bases())  # 5
 
 
 def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> None:
@@ -215,67 +276,48 @@ def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> 
     log.store.disk.sync_directory(path.parent)
 
 
-def _keep_topic(
-    log: LogHandle, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]
-) -> None:
-    topic = log.store.view().topics.get(name)
-    if topic is None:
-        return
-    for number in range(len(topic.partitions)):
-        _sweep_unfinished(log, log.store.partition_directory(topic.directory, number))
-        done["segments_deleted"] += retain(log, topic, number)
-        if is_compacted(topic) and due(topic, number):
-            compacted, rows = compact_partition(log, topic, number)
-            done["segments_compacted"] += compacted
-            done["rows_removed"] += rows
+# Retention
 
 
-def _sweep_unfinished(log: LogHandle, directory: Path) -> None:
-    """Files that a process was about to put in another one's place when it was killed."""
-    limit = time.time() - _UNFINISHED_FOR_S
-    for path in directory.glob(".*"):
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < limit:
-                log.store.disk.unlink(path)
+def apply_retention(log: LogHandle, topic: TopicState, number: int) -> int:
+    """Remove segments of a partition that are too old or exceed its size. Returns how many.
 
-
-def retain(log: LogHandle, topic: TopicState, number: int) -> int:
-    """Remove segments that are too old or too many. The journal says so first; a crash in between
-    leaves files for the next sweep.
+    The journal moves the partition's start first; after a crash in between, the next run removes
+    the files.
     """
-    _end_old_segment(log, topic, number)
+    _roll_old_segment(log, topic, number)
     partition = topic.partitions[number]
-    places = segments_in(
+    segments = list_segments(
         log.store.partition_directory(topic.directory, number),
         partition.segment,
         begun=partition.position > 0,
     )
-    start = _new_start(log, topic, number, places)
+    start = _retained_start(log, topic, number, segments)
 
-    def decide(draft: Draft) -> int:
+    def decide(draft: CommitDraft) -> int:
         current = draft.state.topic(topic.name)
         if start > current.partitions[number].start:
             draft.do("start", topic.name, number, start)
         return current.partitions[number].start
 
-    true_start = (
-        log.committer.submit(decide)
-        if start > topic.partitions[number].start
-        else topic.partitions[number].start
-    )
-    return _remove_before(log, topic, number, places, true_start)
+    committed_start = topic.partitions[number].start
+    if start > committed_start:
+        committed_start = log.committer.submit(decide)
+    return _remove_segments_before(log, topic, number, segments, committed_start)
 
 
-def _end_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
-    """A segment that nobody writes any more must still grow too old some day."""
+def _roll_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
+    """Seal an open segment that is too old, so that retention also reaches the rows of a topic that
+    nobody writes any more.
+    """
     info, partition = topic.info, topic.partitions[number]
     age_us = now_us() - partition.opened_us
-    lifetime_us = min(
-        info.segment_us, info.retention_us if info.retention_us is not None else info.segment_us
-    )
+    lifetime_us = info.segment_us
+    if info.retention_us is not None:
+        lifetime_us = min(lifetime_us, info.retention_us)
     if partition.position and partition.end > partition.segment and age_us > lifetime_us:
 
-        def decide(draft: Draft) -> None:
+        def decide(draft: CommitDraft) -> None:
             current = draft.state.topic(topic.name)
             if current.partitions[number].segment == partition.segment:
                 draft.roll(current, number)
@@ -283,55 +325,52 @@ def _end_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
         log.committer.submit(decide)
 
 
-def _new_start(log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace]) -> int:
-    """The first offset to be kept, by age and by size. The segment being written always stays."""
-    info = topic.info
-    partition = log.store.view().topic(topic.name).partitions[number]
-    sealed = [place for place in places if place.base < partition.segment]
-    bases = [place.base for place in places if place.base <= partition.segment] + [
-        partition.segment
+def _retained_start(
+    log: LogHandle, topic: TopicState, number: int, segments: list[SegmentInfo]
+) -> int:
+    """The first offset that retention by age and by size leaves. The open segment always stays."""
+    current = log.store.view().topic(topic.name)
+    partition = current.partitions[number]
+    bases = [info.base for info in segments if info.base <= partition.segment]
+    # Each sealed segment with the offset at which the next one begins.
+    sealed = [
+        (info, stop)
+        for info, stop in zip(segments, [*bases[1:], partition.segment], strict=False)
+        if info.base < partition.segment
     ]
     start = partition.start
-    if info.retention_us is not None:
-        limit = log.partition_reader(log.store.view().topic(topic.name), number).first_since(
-            now_us() - info.retention_us
-        )
-        start = max(
-            [
-                start,
-                *(after for place, after in zip(sealed, bases[1:], strict=False) if after <= limit),
-            ]
-        )
-    if info.retention_bytes is not None:
-        sizes = [_size(log, topic, number, place) for place in places]
-        total = sum(sizes)
-        for place, after, size in zip(sealed, bases[1:], sizes, strict=False):
-            if total <= info.retention_bytes:
+    if topic.info.retention_us is not None:
+        oldest_us = now_us() - topic.info.retention_us
+        first_young = log.partition_reader(current, number).first_since(oldest_us)
+        start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
+    if topic.info.retention_bytes is not None:
+        total = sum(_segment_size(log, topic, number, info) for info in segments)
+        for info, stop in sealed:
+            if total <= topic.info.retention_bytes:
                 break
-            total -= size
-            start = max(start, after) if place.base >= 0 else start
+            total -= _segment_size(log, topic, number, info)
+            start = max(start, stop)
     return start
 
 
-def _size(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace) -> int:
+def _segment_size(log: LogHandle, topic: TopicState, number: int, info: SegmentInfo) -> int:
+    directory = log.store.partition_directory(topic.directory, number)
     try:
-        return (log.store.partition_directory(topic.directory, number) / place.name).stat().st_size
+        return (directory / info.name).stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def _remove_before(
-    log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace], start: int
+def _remove_segments_before(
+    log: LogHandle, topic: TopicState, number: int, segments: list[SegmentInfo], start: int
 ) -> int:
-    """Unlink segments all of whose offsets are below the start."""
+    """Unlink the segments all of whose offsets are below `start`. Returns how many."""
     directory = log.store.partition_directory(topic.directory, number)
+    stops = [*(info.base for info in segments[1:]), topic.partitions[number].segment]
     removed = 0
-    for index, place in enumerate(places):
-        after = (
-            places[index + 1].base if index + 1 < len(places) else topic.partitions[number].segment
-        )
-        if after <= start and place.base < after:
-            path = directory / place.name
+    for info, stop in zip(segments, stops, strict=False):
+        if info.base < stop <= start:
+            path = directory / info.name
             log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
             log.store.disk.unlink(path)
             removed += 1
@@ -340,211 +379,216 @@ def _remove_before(
     return removed
 
 
-def _remove_deleted_topics(log: LogHandle) -> None:
-    """Directories of topics that were deleted, durably. Under the lock, so that none is being
-    made.
-    """
-    with log.store.locked() as newest:
-        topics = [*newest.state.topics.values(), *log.store.view().topics.values()]
-        known = {topic.directory for topic in topics}
-        found = [path for path in (log.store.root / "topics").glob("*~*") if path.name not in known]
-    for path in found:
-        log.store.disk.remove_tree(path)
-
-
-# Checking everything a log has stored, byte by byte: the journal, its checkpoints, every segment
-# and index.
+# Verification
 
 
 def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
-    """Every damage there is; an empty list is a sound log."""
+    """All damage in a log, or in one topic; an empty list if everything is sound."""
     log.store.check_open()
-    mark = log.store.marker.read()
-    state = log.store.view()  # sets a damaged mark right
+    mark = log.store.marker.read()  # before `view` replaces a damaged one
+    state = log.store.view()
+    findings: list[Finding] = []
+    if topic is None:
+        if mark is None:
+            findings.append(
+                Finding(
+                    kind="corrupt",
+                    file=str(log.store.marker.path),
+                    position=0,
+                    message="how far the journal is durable cannot be read",
+                )
+            )
+        findings += _verify_journal(log)
+        findings += _verify_checkpoints(log)
     topics = [state.topic(topic)] if topic is not None else list(state.topics.values())
-    findings = (
-        [] if topic is not None else [*_marker(log, mark), *_journal(log), *_checkpoints(log)]
-    )
-    for each in topics:
-        for number in range(len(each.partitions)):
-            findings += _partition(log, each, number)
+    for topic_state in topics:
+        for number in range(len(topic_state.partitions)):
+            findings += _verify_partition(log, topic_state, number)
     return findings
 
 
-def _marker(log: LogHandle, mark: Mark | None) -> Iterator[Finding]:
-    if mark is None:
-        yield Finding(
-            "corrupt",
-            str(log.store.marker.path),
-            0,
-            "how far the journal is durable cannot be read",
-        )
-
-
-def _journal(log: LogHandle) -> Iterator[Finding]:
+def _verify_journal(log: LogHandle) -> Iterator[Finding]:
     journal = Journal(log.store.disk, log.store.journal_directory, write=False)
     mark = log.store.marker.read()
+    durable_lsn = mark.lsn if mark else 0
     bases = journal.bases()
-    for base, following in zip(bases, [*bases[1:], None], strict=False):
+    for base in bases:
+        is_last = base == bases[-1]
         try:
-            yield from _journal_file(
-                journal, base, mark.lsn if mark else 0, is_last=following is None
-            )
+            yield from _verify_journal_file(journal, base, durable_lsn, is_last=is_last)
         except MissingJournal:
             path = log.store.journal_directory / journal_name(base)
-            if (
-                following is not None and path.exists()
-            ):  # otherwise it was forgotten just now, or its maker was stopped before it was used
-                yield Finding("missing", str(path), 0, "this part of the commit journal is gone")
+            # Unless it was deleted just now, or its creator was stopped before it was used.
+            if not is_last and path.exists():
+                yield Finding(
+                    kind="missing",
+                    file=str(path),
+                    position=0,
+                    message="this part of the commit journal is gone",
+                )
     journal.close()
 
 
-def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -> Iterator[Finding]:
-    """One file of the journal: up to what is known to be durable, if it is the last one; otherwise
-    it must end in the record that names the next.
+def _verify_journal_file(
+    journal: Journal, base: int, durable_lsn: int, *, is_last: bool
+) -> Iterator[Finding]:
+    """Verify one file of the journal: the last one as far as it is known to be durable, an earlier
+    one up to the ROLL record that names the next.
     """
-    file, first = journal.file_at(base), base + FILE_HEADER_BYTES
+    file = journal.file_at(base)
+    first = base + FILE_HEADER_BYTES
     if not journal.header_is_sound(base):
         yield Finding(
-            "corrupt", str(file.path), 0, "the header of this part of the commit journal is damaged"
+            kind="corrupt",
+            file=str(file.path),
+            position=0,
+            message="the header of this part of the commit journal is damaged",
         )
-    end, limit = first, journal.end_of(base)
-    for item in journal.records(base, first, min(limit, max(durable, first)) if is_last else limit):
-        if isinstance(item, Damage):
-            yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
-            end = item.after or limit
-            continue
-        if any(item.filling) or item.end > limit:
+    end, file_end = first, journal.end_of(base)
+    limit = min(file_end, max(durable_lsn, first)) if is_last else file_end
+    for item in journal.records(base, first, limit):
+        if isinstance(item, JournalDamage):
             yield Finding(
-                "corrupt",
-                str(file.path),
-                item.end - base - len(item.filling),
-                "the filling behind a record is not empty; the record is sound",
+                kind="corrupt",
+                file=item.file,
+                position=item.position,
+                message="the commit journal is damaged here",
+            )
+            end = item.after or file_end
+            continue
+        if any(item.padding) or item.end > file_end:
+            yield Finding(
+                kind="corrupt",
+                file=str(file.path),
+                position=item.end - base - len(item.padding),
+                message="the padding behind a record is not empty; the record is sound",
             )
         end = item.end
         if item.kind == ROLL:
             return
-    if not is_last or end < durable:
-        yield Finding("missing", str(file.path), end - base, "the commit journal ends too early")
+    if not is_last or end < durable_lsn:
+        yield Finding(
+            kind="missing",
+            file=str(file.path),
+            position=end - base,
+            message="the commit journal ends too early",
+        )
 
 
-def _checkpoints(log: LogHandle) -> Iterator[Finding]:
+def _verify_checkpoints(log: LogHandle) -> Iterator[Finding]:
     directory = log.store.journal_directory
-    for lsn in checkpoint.positions(directory):
-        if checkpoint.load(directory, lsn) is None:
-            path = directory / f"{lsn:020d}{checkpoint.CHECKPOINT_SUFFIX}"
-            if path.exists():  # not just forgotten
-                yield Finding(
-                    "corrupt",
-                    str(path),
-                    0,
-                    "this checkpoint is damaged; the one before it will be used",
-                )
+    for lsn in checkpoint_lsns(directory):
+        path = directory / checkpoint_name(lsn)
+        if load_checkpoint(directory, lsn) is None and path.exists():  # not deleted just now
+            yield Finding(
+                kind="corrupt",
+                file=str(path),
+                position=0,
+                message="this checkpoint is damaged; the one before it will be used",
+            )
 
 
-def _partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Finding]:
+def _verify_partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Finding]:
     partition = topic.partitions[number]
     directory = log.store.partition_directory(topic.directory, number)
-    places = segments_in(directory, partition.segment, begun=partition.position > 0)
-    first = places[0].base if places else partition.end
+    segments = list_segments(directory, partition.segment, begun=partition.position > 0)
+    first = segments[0].base if segments else partition.end
     if partition.start < first:
-        message = f"offsets {partition.start} to {first - 1} are in no segment"
-        yield Finding("missing", str(directory), 0, message, topic.name, number, partition.start)
-    for place, after in zip(places, [*places[1:], None], strict=False):
-        stop = after.base if after else partition.end
-        if stop > partition.start:
-            yield from _segment(log, topic, number, place, stop)
+        yield Finding(
+            kind="missing",
+            file=str(directory),
+            position=0,
+            message=f"offsets {partition.start} to {first - 1} are in no segment",
+            topic=topic.name,
+            partition=number,
+            offset=partition.start,
+        )
+    for info, following in pairwise([*segments, None]):
+        stop = following.base if following else partition.end
+        if info is not None and stop > partition.start:
+            yield from _verify_segment(log, topic, number, info, stop)
 
 
-def _segment(
-    log: LogHandle, topic: TopicState, number: int, place: SegmentPlace, stop: int
+def _verify_segment(
+    log: LogHandle, topic: TopicState, number: int, info: SegmentInfo, stop: int
 ) -> Iterator[Finding]:
+    """Verify a segment that should have offsets up to `stop`, and its index."""
     partition = topic.partitions[number]
-    path = log.store.partition_directory(topic.directory, number) / place.name
-    is_active = place.base == partition.segment and not place.commit
+    path = log.store.partition_directory(topic.directory, number) / info.name
+    is_open = info.base == partition.segment and not info.commit
+
+    def finding(kind: str, position: int, message: str, offset: int) -> Finding:
+        return Finding(
+            kind=kind,
+            file=str(path),
+            position=position,
+            message=message,
+            topic=topic.name,
+            partition=number,
+            offset=offset,
+        )
+
     try:
         segment = Segment(log.store.disk, path)
     except CorruptionError as error:
-        yield Finding("corrupt", str(path), 0, error.message, topic.name, number, place.base)
+        yield finding("corrupt", 0, error.message, info.base)
         return
-    except (
-        FileNotFoundError
-    ):  # retention was here first, or it will be missed as offsets that are in no segment
+    except FileNotFoundError:
+        # Retention was here first; otherwise the offsets are reported as being in no segment.
         return
     try:
-        end = partition.position if is_active else segment.file.size()
-        for kind, position, message, offset in _frames(segment, end, stop):
-            yield Finding(kind, str(path), position, message, topic.name, number, offset)
-        if not is_active:
-            yield from _index(segment, topic.name, number)
+        end = partition.position if is_open else segment.file.size()
+        for kind, position, message, offset in _verify_frames(segment, end, stop):
+            yield finding(kind, position, message, offset)
+        if not is_open and not _index_fits(segment):
+            yield Finding(
+                kind="stale",
+                file=str(path.with_suffix(INDEX_SUFFIX)),
+                position=0,
+                message="this index does not fit its segment; it will be built again",
+                topic=topic.name,
+                partition=number,
+                offset=info.base,
+            )
     finally:
         segment.close()
 
 
-def _frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, str, int]]:
+def _index_fits(segment: Segment) -> bool:
+    """Whether a sealed segment's stored index, if there is one, fits it."""
+    try:
+        data = segment.path.with_suffix(INDEX_SUFFIX).read_bytes()
+    except FileNotFoundError:
+        return True
+    return FrameIndex.from_bytes(data, segment.header.id, segment.file.size()) is not None
+
+
+def _verify_frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, str, int]]:
     """(kind, position, message, offset) of each damage in a segment that should have offsets up to
     `stop`.
     """
-    expected = segment.place.base
-    damaged = damaged_copy(segment.file)
-    if damaged is not None:
-        yield (
-            "corrupt",
-            damaged,
-            "one of the two copies of the segment's header is damaged",
-            expected,
-        )
+    expected = segment.info.base
+    damaged_header = find_damaged_header(segment.file)
+    if damaged_header is not None:
+        message = "one of the two copies of the segment's header is damaged"
+        yield "corrupt", damaged_header, message, expected
     for position, frame, body in read_frames(segment.file, segment.header.size, end):
         if expected >= stop:
             return
         if frame is None:
             yield "corrupt", position, "there is no batch where one should be", expected
             continue
-        first = segment.place.base + frame.relative
+        first = segment.info.base + frame.relative
         if not body_is_sound(frame, body):
-            yield (
-                "corrupt",
-                position,
-                f"the checksum of offsets {first} to {first + frame.span - 1} does not fit",
-                first,
-            )
-        if any(
-            segment.file.read(
-                frame.frame_bytes - HEADER_BYTES - frame.body_bytes,
-                position + HEADER_BYTES + frame.body_bytes,
-            )
-        ):
-            yield (
-                "corrupt",
-                position + HEADER_BYTES + frame.body_bytes,
-                "the filling behind a batch is not empty; the batch is sound",
-                first,
-            )
+            message = f"the checksum of offsets {first} to {first + frame.span - 1} does not fit"
+            yield "corrupt", position, message, first
+        padding_at = position + FRAME_HEADER_BYTES + frame.body_bytes
+        if any(segment.file.read(position + frame.frame_bytes - padding_at, padding_at)):
+            message = "the padding behind a batch is not empty; the batch is sound"
+            yield "corrupt", padding_at, message, first
         if first < expected or (first > expected and not segment.may_have_gaps):
             yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
         expected = first + frame.span
-    if (expected < stop and not segment.may_have_gaps) or segment.is_cut:
-        yield (
-            "missing",
-            min(end, segment.file.size()),
-            f"the file ends before offset {stop}",
-            expected,
-        )
-
-
-def _index(segment: Segment, topic: str, number: int) -> Iterator[Finding]:
-    path = segment.path.with_suffix(INDEX_SUFFIX)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    if FrameIndex.from_bytes(data, segment.header.id, segment.file.size()) is None:
-        yield Finding(
-            "stale",
-            str(path),
-            0,
-            "this index does not fit its segment; it will be built again",
-            topic,
-            number,
-            segment.place.base,
-        )
+    if (expected < stop and not segment.may_have_gaps) or segment.is_truncated:
+        position = min(end, segment.file.size())
+        yield "missing", position, f"the file ends before offset {stop}", expected

@@ -1,8 +1,14 @@
-"""The embedded log's producer."""
+"""The embedded log's producer, and how rows are prepared for a commit.
+
+Rows are checked, partitioned and encoded into frames outside any lock (`rows_to_batch`, `prepare`).
+Under the lock only offsets are given out. If the topic has changed in between, `refit` prepares the
+rows again. Transactions, queues and staging use the same functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -13,17 +19,10 @@ import pyarrow as pa
 from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError, ProducerFenced
 from headrace.log.api import Producer
-from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
-from headrace.log.file.segment import (
-    CONTROL,
-    Frame,
-    FrameHeader,
-    decode_batch,
-    encode_rows,
-    producer_hash,
-)
+from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
+from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows, producer_hash
 from headrace.log.file.state import ProducerState, TopicState
-from headrace.log.partitioning import Chooser, Numbers
+from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
 from headrace.log.values import (
@@ -32,7 +31,6 @@ from headrace.log.values import (
     OffsetRange,
     Partitioner,
     Rows,
-    Staged,
     check_sequence,
 )
 
@@ -40,153 +38,125 @@ if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
 
 
-# Rows made ready for a commit, outside any lock: which partition each goes to, and the frames they
-# are stored as.
+# Preparing rows
 
 
 def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.RecordBatch:
-    """Check rows against a topic; on a table's topic each says what kind of change it is."""
+    """Rows as a batch of a topic's schema, with `_headers` if there are any. Raises BadRows."""
     batch = to_batch(rows, topic.info.arrow_schema, topic=topic.name)
     if topic.info.is_table:
         check_changes(batch, topic=topic.name)
     return with_headers(batch, headers)
 
 
-def prepare(topic: TopicState, batch: pa.RecordBatch, partitions: Numbers) -> PreparedRows:
-    """Frames by partition; the order of a partition's rows is the batch's."""
-    compression = topic.info.compression
+def prepare(topic: TopicState, batch: pa.RecordBatch, partitions: PartitionNumbers) -> PreparedRows:
+    """Encode a batch into frames by partition. Rows of a partition stay in the batch's order."""
     frames = {
-        number: list(encode_rows(part, compression=compression))
+        number: list(encode_rows(part, compression=topic.info.compression))
         for number, part in split(batch, partitions)
     }
-    return PreparedRows(
-        topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), frames
-    )
+    return PreparedRows.of(topic, frames)
 
 
 def prepare_control(topic: TopicState, partition: int, frame: Frame) -> PreparedRows:
-    return PreparedRows(
-        topic.name,
-        topic.directory,
-        topic.settings["ddl"],
-        len(topic.partitions),
-        {partition: [frame]},
-    )
+    """A control record's frame, prepared for a commit."""
+    return PreparedRows.of(topic, {partition: [frame]})
 
 
-def split(batch: pa.RecordBatch, partitions: Numbers) -> Sequence[tuple[int, pa.RecordBatch]]:
+def split(
+    batch: pa.RecordBatch, partitions: PartitionNumbers
+) -> Sequence[tuple[int, pa.RecordBatch]]:
+    """(partition, rows) for each partition that a batch has rows for."""
     if not batch.num_rows:
         return []
     if batch.num_rows == 1 or (partitions == partitions[0]).all():
         return [(int(partitions[0]), batch)]
     order = np.argsort(partitions, kind="stable")
-    in_order = partitions[order]
-    numbers, firsts = np.unique(in_order, return_index=True)
-    taken = batch.take(pa.array(order))
-    stops = [*firsts[1:], len(order)]
+    numbers, starts = np.unique(partitions[order], return_index=True)
+    stops = [*starts[1:], len(order)]
+    by_partition = batch.take(pa.array(order))
     return [
-        (int(number), taken.slice(int(a), int(b) - int(a)))
-        for number, a, b in zip(numbers, firsts, stops, strict=True)
+        (int(number), by_partition.slice(int(start), int(stop) - int(start)))
+        for number, start, stop in zip(numbers, starts, stops, strict=True)
     ]
 
 
-def label(rows: PreparedRows, *, producer: int, epoch: int, sequence: int) -> None:
-    """Write into each frame who sent it, so that a repeat can be found again."""
-    for frames in rows.frames.values():
-        for frame in frames:
-            frame.producer, frame.epoch, frame.sequence = producer, epoch, sequence
-
-
-def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Chooser) -> PreparedRows:
-    """Prepare rows again for a topic that got columns or partitions after they were first
-    prepared.
-    """
+def refit(
+    rows: PreparedRows, old: pa.Schema, topic: TopicState, assigner: PartitionAssigner
+) -> PreparedRows:
+    """Prepare rows again for a topic that got columns or partitions after they were prepared."""
     if topic.name != rows.topic or len(topic.partitions) < rows.partition_count:
         raise InputError(
             f"The topic {rows.topic!r} was deleted while rows for it were on their way.",
             fix="append them again, if they belong to the new topic.",
         )
-    fresh = PreparedRows(
-        topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {}
-    )
+    has_more_partitions = len(topic.partitions) > rows.partition_count
+    frames_by_partition: dict[int, list[Frame]] = {}
     for number, frames in rows.frames.items():
         for frame in frames:
             if frame.kind == CONTROL:
-                fresh.frames.setdefault(number, []).append(frame)
+                frames_by_partition.setdefault(number, []).append(frame)
                 continue
-            batch = widened(_decoded(frame, old), topic.info.arrow_schema)
-            moved = chooser.partitions(
-                topic.info,
-                batch,
-                None if topic.info.key and topic.partitions[rows.partition_count :] else number,
-            )
-            for target, part in split(batch, moved):
-                again = [
+            batch = _with_new_columns(decode_frame(frame, old), topic.info.arrow_schema)
+            partition = None if topic.info.key and has_more_partitions else number
+            numbers = assigner.assign(topic.info, batch, partition)
+            for target, part in split(batch, numbers):
+                frames_by_partition.setdefault(target, []).extend(
                     replace(
-                        new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence
+                        encoded,
+                        producer=frame.producer,
+                        epoch=frame.epoch,
+                        sequence=frame.sequence,
                     )
-                    for new in encode_rows(part, compression=topic.info.compression)
-                ]
-                fresh.frames.setdefault(target, []).extend(again)
-    return fresh
+                    for encoded in encode_rows(part, compression=topic.info.compression)
+                )
+    return PreparedRows.of(topic, frames_by_partition)
 
 
-def _decoded(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
-    header = FrameHeader(
-        frame.kind,
-        frame.flags,
-        frame.body_crc,
-        len(frame.body),
-        frame.count,
-        frame.count,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
-    return decode_batch(header, memoryview(frame.body), schema)
-
-
-def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with a topic's newer columns added as nulls; `_headers` stay last."""
-    wanted = list(schema) + (
-        [batch.schema.field(HEADERS_COLUMN)] if HEADERS_COLUMN in batch.schema.names else []
-    )
+def _with_new_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch with a topic's newer columns added as nulls; `_headers` stays last."""
+    fields = list(schema)
+    if HEADERS_COLUMN in batch.schema.names:
+        fields.append(batch.schema.field(HEADERS_COLUMN))
     arrays = [
-        batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
-        for f in wanted
+        batch.column(column.name)
+        if column.name in batch.schema.names
+        else pa.nulls(batch.num_rows, column.type)
+        for column in fields
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(wanted))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-MAX_BYTES_A_COMMIT = 8 << 20
+# The producer
+
+MAX_COMMIT_BYTES = 8 << 20
 """A larger append is staged first, so that it does not hold the log's lock while it is written."""
 
 
 class FileProducer(Producer):
+    """Appends to one topic of the embedded log."""
+
     def __init__(
         self, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None
     ) -> None:
-        self.log, self.topic, self.id = log, topic, id
-        self._chooser = Chooser(partitioner)
-        self._topic: TopicState = log.topic_state(topic)
-        self._last = -1
-        self._turn = (
-            Lock()
-        )  # two threads must not use one number: the later one would be taken for a repeat
+        self.log = log
+        self.topic = topic
+        self.id = id
         self.epoch = 0
+        self._assigner = PartitionAssigner(partitioner)
+        self._topic: TopicState = log.topic_state(topic)
+        self._last_sequence = -1
+        # Two threads must not use one sequence number: the later would count as a duplicate.
+        self._sequence_guard = Lock() if id is not None else nullcontext()
         if id is not None:
             check_name(id, what="producer id", error=BadName)
             self._name = f"{topic}\0{id}"
             self._hash = producer_hash(topic, id)
-            self.epoch, self._last = log.committer.submit(self._register)
+            self.epoch, self._last_sequence = log.committer.submit(self._register)
         self._closed = False
 
-    def _register(self, draft: Draft) -> tuple[int, int]:
-        """Take the id over: an older producer with it is refused from now on."""
+    def _register(self, draft: CommitDraft) -> tuple[int, int]:
+        """Fence an older producer of the id. Returns the new epoch and the last sequence number."""
         draft.state.topic(self.topic)
         known = draft.state.producers.get(self._name) or ProducerState()
         epoch = known.epoch + 1
@@ -195,7 +165,7 @@ class FileProducer(Producer):
 
     @property
     def last_sequence(self) -> int:
-        return self._last
+        return self._last_sequence
 
     def append(
         self,
@@ -205,19 +175,14 @@ class FileProducer(Producer):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> AppendResult:
-        return self._store(self._checked(rows, headers), sequence, partition)
-
-    def _checked(self, rows: Rows, headers: Headers | None) -> pa.RecordBatch:
-        """Rows are checked against the topic as we know it; before they are refused, as it is
-        now.
-        """
-        if isinstance(rows, Iterator):  # it can be gone through only once
+        if isinstance(rows, Iterator):  # it may have to be converted twice
             rows = list(rows)
         try:
-            return rows_to_batch(rows, self._topic, headers)
-        except BadRows:
+            batch = rows_to_batch(rows, self._topic, headers)
+        except BadRows:  # they may fit the topic as it is by now
             self._topic = self.log.topic_state(self.topic)
-            return rows_to_batch(rows, self._topic, headers)
+            batch = rows_to_batch(rows, self._topic, headers)
+        return self._store(batch, sequence, partition)
 
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
@@ -230,9 +195,8 @@ class FileProducer(Producer):
     def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
         self._check_table("delete")
         info = self._topic.info
-        return self._store(
-            tombstones(keys, info.arrow_schema, info.key, topic=self.topic), sequence, None
-        )
+        batch = tombstones(keys, info.arrow_schema, info.key, topic=self.topic)
+        return self._store(batch, sequence, None)
 
     def _check_table(self, what: str) -> None:
         if not self._topic.info.is_table:
@@ -244,81 +208,71 @@ class FileProducer(Producer):
     def _store(
         self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
     ) -> AppendResult:
-        if self.id is None:
-            return self._store_next(batch, sequence, partition)
-        with self._turn:
-            return self._store_next(batch, sequence, partition)
-
-    def _store_next(
-        self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
-    ) -> AppendResult:
-        self._check_usable(sequence)
-        prepared = prepare(
-            self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition)
-        )
-        if self.id is not None:
-            sequence = self._last + 1 if sequence is None else sequence
-            label(prepared, producer=self._hash, epoch=self.epoch, sequence=sequence)
-        while True:
-            try:
-                position = self._commit(prepared, sequence)
-                break
-            except StaleTopic:
-                old, self._topic = self._topic, self.log.topic_state(self.topic)
-                prepared = refit(prepared, old.info.arrow_schema, self._topic, self._chooser)
-        if sequence is not None:
-            self._last = max(self._last, sequence)
-        return position
-
-    def _check_usable(self, sequence: int | None) -> None:
-        if self._closed:
-            raise InputError(
-                f"This producer of {self.topic!r} was closed.",
-                fix="open another one with log.producer(...).",
-            )
-        check_sequence(sequence, topic=self.topic, id=self.id)
+        with self._sequence_guard:
+            if self._closed:
+                raise InputError(
+                    f"This producer of {self.topic!r} was closed.",
+                    fix="open another one with log.producer(...).",
+                )
+            check_sequence(sequence, topic=self.topic, id=self.id)
+            numbers = self._assigner.assign(self._topic.info, batch, partition)
+            prepared = prepare(self._topic, batch, numbers)
+            if self.id is not None:
+                sequence = self._last_sequence + 1 if sequence is None else sequence
+                for frames in prepared.frames.values():
+                    for frame in frames:
+                        frame.producer, frame.epoch = self._hash, self.epoch
+                        frame.sequence = sequence
+            while True:
+                try:
+                    result = self._commit(prepared, sequence)
+                    break
+                except StaleTopic:
+                    old, self._topic = self._topic, self.log.topic_state(self.topic)
+                    prepared = refit(prepared, old.info.arrow_schema, self._topic, self._assigner)
+            if sequence is not None:
+                self._last_sequence = max(self._last_sequence, sequence)
+            return result
 
     def _commit(self, rows: PreparedRows, sequence: int | None) -> AppendResult:
-        staged = self.log.stage_prepared(rows) if rows.size > MAX_BYTES_A_COMMIT else None
+        staged = self.log.stage_prepared(rows) if rows.size > MAX_COMMIT_BYTES else None
 
-        def decide(draft: Draft) -> AppendResult:
+        def decide(draft: CommitDraft) -> AppendResult:
             draft.check_fresh(rows)
             if sequence is not None:
-                repeated = self._repeated(draft, sequence)
-                if repeated is not None:
-                    return repeated
+                duplicate = self._find_duplicate(draft, sequence)
+                if duplicate is not None:
+                    return duplicate
             if staged is None:
                 draft.append(rows)
             else:
                 self.log.adopt_into(draft, staged)
             if sequence is not None and draft.operations:
-                places = {
-                    str(p): [r.start, r.stop] for p, r in draft.offsets.get(self.topic, {}).items()
-                }
-                draft.do("sequence", self._name, sequence, places)
-            return draft.position()
+                offsets = draft.offsets.get(self.topic, {})
+                ranges = {str(number): [span.start, span.stop] for number, span in offsets.items()}
+                draft.do("sequence", self._name, sequence, ranges)
+            return draft.result()
 
         try:
-            position = self.log.committer.submit(decide, size=rows.size)
-        except (
-            InputError,
-            FencedError,
-            StaleTopic,
-            DiskFull,
-        ):  # refused; otherwise the staged rows may yet be needed
-            self._discard(staged)
+            result = self.log.committer.submit(decide, size=rows.size)
+        except (InputError, FencedError, StaleTopic, DiskFull):
+            # The commit was refused. After any other error it may have happened, and the staged
+            # rows may still be needed.
+            if staged is not None:
+                self.log.discard_staged(staged)
             raise
-        self._discard(staged)
-        if position.duplicate and not position.offsets:
-            return self.log.find_repeated(self.topic, self._hash, sequence or 0)
-        return position
-
-    def _discard(self, staged: Staged | None) -> None:
         if staged is not None:
             self.log.discard_staged(staged)
+        if result.duplicate and not result.offsets:
+            return self.log.find_duplicate(self.topic, self._hash, sequence or 0)
+        return result
 
-    def _repeated(self, draft: Draft, sequence: int) -> AppendResult | None:
-        """Whether a number was stored already. Refuses an older producer of the same id."""
+    def _find_duplicate(self, draft: CommitDraft, sequence: int) -> AppendResult | None:
+        """The result of an append whose sequence number is already stored; None for a new one.
+
+        Its offsets are empty if they are not among the producer's recent ones. Raises
+        ProducerFenced if the id was opened again elsewhere.
+        """
         known = draft.state.producers.get(self._name) or ProducerState()
         if known.epoch != self.epoch:
             raise ProducerFenced(
@@ -328,11 +282,11 @@ class FileProducer(Producer):
             )
         if sequence > known.last:
             return None
-        for number, commit, places in known.recent:
+        for number, commit, ranges in known.recent:
             if number == sequence:
-                offsets = {int(p): OffsetRange(*place) for p, place in places.items()}
+                offsets = {int(partition): OffsetRange(*span) for partition, span in ranges.items()}
                 return AppendResult({self.topic: offsets}, commit, duplicate=True)
-        return AppendResult({}, None, duplicate=True)
+        return AppendResult({}, commit=None, duplicate=True)
 
     def close(self) -> None:
         self._closed = True

@@ -1,5 +1,9 @@
-"""The embedded log's queues: per-message leases over a topic, kept in the journal like everything
-else.
+"""The embedded log's queues: leases on single messages of a topic, stored in the journal.
+
+`receive` leases messages in a commit and then reads their rows. Offsets without a row (control
+records, rows that compaction removed) are marked as done. A message that was delivered too often,
+or whose bytes are damaged, becomes a dead letter in the same commit that marks it as done, so that
+it is neither lost nor doubled. The leases themselves are `state.QueueState`.
 """
 
 from __future__ import annotations
@@ -7,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,13 +25,13 @@ from headrace.columnar.columns import (
 from headrace.durations import to_us
 from headrace.errors import CorruptBatch, InputError, LeaseLost
 from headrace.log.api import Message, Queue
-from headrace.log.dead_letters import DeadLetter, letters_to_rows, row_to_text
-from headrace.log.file.commit_draft import Draft
+from headrace.log.dead_letters import DeadLetter, dead_letters_to_rows, rows_to_json
+from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.producer import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import PartitionQueue, QueueState
 from headrace.log.file.store import now_us
-from headrace.log.partitioning import Chooser
+from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import to_batch
 from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
@@ -36,12 +40,15 @@ if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
 
 
-_NAP_S = 0.01
-Taken = dict[int, list[tuple[int, int]]]  # partition -> (offset, deliveries)
+_SLEEP_S = 0.01
+_Leased = dict[int, list[tuple[int, int]]]
+"""Partition -> (offset, deliveries) of the messages that a receive has leased."""
 
 
 @dataclass
 class FileMessage(Message):
+    """A message leased from a queue of the embedded log."""
+
     queue: FileQueue = field(repr=False)
     topic: str
     partition: int
@@ -63,6 +70,10 @@ class FileMessage(Message):
 
 
 class FileQueue(Queue):
+    """A topic of the embedded log as a queue. `dead_topic` creates the topic of dead letters, if it
+    is missing, and returns its name.
+    """
+
     def __init__(
         self,
         log: LogHandle,
@@ -73,16 +84,16 @@ class FileQueue(Queue):
     ) -> None:
         if delivery_limit < 1:
             raise InputError(f"delivery_limit is {delivery_limit}.", fix="use 1 or more.")
+        self.log = log
+        self.topic = topic
+        self.group = check_name(group, what="group")
+        self.delivery_limit = delivery_limit
         self._dead_topic = dead_topic
-        self.log, self.topic, self.group, self.delivery_limit = (
-            log,
-            topic,
-            check_name(group, what="group"),
-            delivery_limit,
-        )
         log.topic_state(topic)
         self._receiver = os.urandom(6).hex()
-        self._turn = 0
+        self._rotation = 0
+
+    # Receiving
 
     def receive(
         self,
@@ -92,49 +103,47 @@ class FileQueue(Queue):
         wait: Duration = "0 seconds",
     ) -> Sequence[FileMessage]:
         visibility_us = to_us(visibility, what="visibility")
-        deadline = time.monotonic() + to_us(wait, what="wait") / 1e6
+        deadline_s = time.monotonic() + to_us(wait, what="wait") / 1e6
         while True:
-            if self._may_have_some():
-                taken = self.log.committer.submit(
-                    lambda draft: self._take(draft, max_messages, visibility_us)
+            if self._has_available():
+                leased = self.log.committer.submit(
+                    lambda draft: self._lease(draft, max_messages, visibility_us)
                 )
-                messages = self._messages(taken)
+                messages = self._read_messages(leased)
                 if messages:
                     return messages
-                if taken:
-                    continue  # only poison or gaps: look again
-            if time.monotonic() >= deadline:
+                if leased:
+                    continue  # only dead letters or offsets without a row: look again
+            if time.monotonic() >= deadline_s:
                 return []
-            time.sleep(min(_NAP_S, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_SLEEP_S, max(0.0, deadline_s - time.monotonic())))
 
-    def _may_have_some(self) -> bool:
-        """A look without the lock."""
+    def _has_available(self) -> bool:
+        """Whether there seem to be messages to lease, found out without the lock."""
         state = self.log.store.view()
         queue = state.queues.get(f"{self.group}\0{self.topic}")
         now = now_us()
         for number, partition in enumerate(state.topic(self.topic).partitions):
             known = queue.partitions.get(number) if queue else None
-            if (known or PartitionQueue(partition.start, partition.start)).available(
-                partition.end, now, 1
-            ):
+            partition_queue = known or PartitionQueue(floor=partition.start, next=partition.start)
+            if partition_queue.available(partition.end, now, 1):
                 return True
         return False
 
-    def _take(self, draft: Draft, most: int, visibility_us: int) -> Taken:
-        """Lease what can be had, partitions in turn."""
+    def _lease(self, draft: CommitDraft, limit: int, visibility_us: int) -> _Leased:
+        """Lease available messages. Another partition comes first each time."""
         topic = draft.state.topic(self.topic)
-        self._turn += 1
-        taken: Taken = {}
+        self._rotation += 1
+        leased: _Leased = {}
         for index in range(len(topic.partitions)):
-            number = (index + self._turn) % len(topic.partitions)
+            number = (index + self._rotation) % len(topic.partitions)
             partition = topic.partitions[number]
             queue = self._partition_queue(draft, number)
-            if queue.floor < partition.start:
+            if queue.floor < partition.start:  # retention has removed what is below
                 draft.do("queue", self.group, self.topic, "begin", number, partition.start)
                 queue = self._partition_queue(draft, number)
-            offsets = queue.available(
-                partition.end, draft.time_us, most - sum(map(len, taken.values()))
-            )
+            room = limit - sum(map(len, leased.values()))
+            offsets = queue.available(partition.end, draft.time_us, room)
             if offsets:
                 draft.do(
                     "queue",
@@ -147,118 +156,124 @@ class FileQueue(Queue):
                     self._receiver,
                 )
                 queue = self._partition_queue(draft, number)
-                taken[number] = [(offset, queue.given[offset].deliveries) for offset in offsets]
-        return taken
+                leased[number] = [(offset, queue.leases[offset].deliveries) for offset in offsets]
+        return leased
 
-    def _partition_queue(self, draft: Draft, number: int) -> PartitionQueue:
-        known = draft.state.queues.get(f"{self.group}\0{self.topic}") or QueueState()
-        return known.partitions.get(number) or PartitionQueue()
+    def _partition_queue(self, draft: CommitDraft, number: int) -> PartitionQueue:
+        queue = draft.state.queues.get(f"{self.group}\0{self.topic}") or QueueState()
+        return queue.partitions.get(number) or PartitionQueue()
 
-    def _messages(self, taken: Taken) -> list[FileMessage]:
-        """Rows for what was leased. Offsets without a row are done; what was delivered too often,
-        or is damaged, goes to the dead letters.
+    def _read_messages(self, leased: _Leased) -> list[FileMessage]:
+        """The messages of leased offsets. Offsets without a row are settled, and messages that were
+        delivered too often become dead letters.
         """
         messages: list[FileMessage] = []
         poison: list[FileMessage] = []
-        for number, leases in taken.items():
-            rows = self._rows(number, [offset for offset, _ in leases])
-            empty = [offset for offset, _ in leases if offset not in rows]
-            if empty:
-                self._clear_away(number, sorted(empty))
+        for number, leases in leased.items():
+            rows = self._read_rows(number, sorted(offset for offset, _ in leases))
+            missing = sorted(offset for offset, _ in leases if offset not in rows)
+            if missing:
+                self._settle_missing(number, missing)
             for offset, deliveries in leases:
                 if offset in rows:
                     message = self._message(number, rows[offset], deliveries)
                     (poison if deliveries > self.delivery_limit else messages).append(message)
         if poison:
-            self._bury(self._letters(poison))
+            self._divert_poison(poison)
         return messages
 
-    def _rows(self, number: int, offsets: list[int]) -> dict[int, dict[str, Any]]:
+    def _read_rows(self, number: int, offsets: list[int]) -> dict[int, dict[str, Any]]:
         topic = self.log.topic_state(self.topic)
         reader = self.log.partition_reader(topic, number)
-        wanted = sorted(offsets)
-        found: dict[int, dict[str, Any]] = {}
-        for start, stop in _runs(wanted):
+        rows: dict[int, dict[str, Any]] = {}
+        for start, stop in _ranges(offsets):
             for batch in FileBatches(
                 topic.info, [(reader, start, stop)], headers=True, on_corrupt="skip"
             ):
-                found |= {row[OFFSET_COLUMN]: row for row in batch.to_pylist()}
-        return found
+                rows |= {row[OFFSET_COLUMN]: row for row in batch.to_pylist()}
+        return rows
 
     def _message(self, number: int, row: dict[str, Any], deliveries: int) -> FileMessage:
         offset, timestamp = row.pop(OFFSET_COLUMN), row.pop(TIMESTAMP_COLUMN)
         row.pop(PARTITION_COLUMN)
         headers = [(entry["key"], entry["value"]) for entry in row.pop(HEADERS_COLUMN) or []]
-        receipt = f"{number}:{offset}:{deliveries}:{self._receiver}"
         return FileMessage(
-            self, self.topic, number, offset, timestamp, deliveries, row, headers, receipt
+            queue=self,
+            topic=self.topic,
+            partition=number,
+            offset=offset,
+            timestamp=timestamp,
+            deliveries=deliveries,
+            row=row,
+            headers=headers,
+            receipt=f"{number}:{offset}:{deliveries}:{self._receiver}",
         )
 
-    def _clear_away(self, number: int, offsets: list[int]) -> None:
-        """Offsets without a row: control batches and what compaction removed are done, damaged rows
-        become letters that say where they were.
+    # Dead letters
+
+    def _settle_missing(self, number: int, offsets: list[int]) -> None:
+        """Settle offsets without a row: damaged rows become dead letters; control records and rows
+        that compaction removed are done.
         """
-        damage = self._damage(number, offsets)
+        damage = self._find_damage(number, offsets)
         if damage:
-            place = f"queue {self.group}"
-            self._bury(
+            self._divert(
                 [
-                    DeadLetter(place=place, reason=reason, partition=number, offset=offset)
+                    DeadLetter(
+                        place=f"queue {self.group}",
+                        reason=reason,
+                        partition=number,
+                        offset=offset,
+                    )
                     for offset, reason in damage.items()
                 ]
             )
-        rest = [offset for offset in offsets if offset not in damage]
-        if rest:
+        done = [offset for offset in offsets if offset not in damage]
+        if done:
             self.log.committer.submit(
-                lambda draft: draft.do("queue", self.group, self.topic, "done", number, rest)
+                lambda draft: draft.do("queue", self.group, self.topic, "done", number, done)
             )
 
-    def _damage(self, number: int, offsets: list[int]) -> dict[int, str]:
-        """Which offsets are missing because their batch is damaged, and how."""
+    def _find_damage(self, number: int, offsets: list[int]) -> dict[int, str]:
+        """The offsets whose batch is damaged, and how."""
         topic = self.log.topic_state(self.topic)
         reader = self.log.partition_reader(topic, number)
         damage: dict[int, str] = {}
-        for first, stop in _runs(offsets):
+        for first, stop in _ranges(offsets):
             start = first
             while start < stop:
                 try:
                     deque(FileBatches(topic.info, [(reader, start, stop)]), maxlen=0)
                     break
                 except CorruptBatch as error:
-                    damage |= dict.fromkeys(
-                        range(max(start, error.first), min(stop, error.stop)), error.message
-                    )
+                    damaged = range(max(start, error.first), min(stop, error.stop))
+                    damage |= dict.fromkeys(damaged, error.message)
                     start = max(start + 1, error.stop)
         return damage
 
-    def _letters(self, poison: list[FileMessage]) -> list[DeadLetter]:
-        reason = f"delivered {self.delivery_limit} times without being acknowledged"
-        texts = row_to_text(
-            to_batch(
-                [message.row for message in poison],
-                self.log.topic_state(self.topic).info.arrow_schema,
-                topic=self.topic,
-            )
+    def _divert_poison(self, poison: list[FileMessage]) -> None:
+        schema = self.log.topic_state(self.topic).info.arrow_schema
+        batch = to_batch([message.row for message in poison], schema, topic=self.topic)
+        self._divert(
+            [
+                DeadLetter(
+                    place=f"queue {self.group}",
+                    reason=f"delivered {self.delivery_limit} times without being acknowledged",
+                    partition=message.partition,
+                    offset=message.offset,
+                    row=text,
+                )
+                for message, text in zip(poison, rows_to_json(batch), strict=True)
+            ]
         )
-        return [
-            DeadLetter(
-                place=f"queue {self.group}",
-                reason=reason,
-                partition=message.partition,
-                offset=message.offset,
-                row=text,
-            )
-            for message, text in zip(poison, texts, strict=True)
-        ]
 
-    def _bury(self, letters: list[DeadLetter]) -> None:
-        """Dead letters and their acknowledgement in one commit: neither lost nor doubled."""
-        dead = self._dead_topic()
-        topic = self.log.topic_state(dead)
-        batch = rows_to_batch(letters_to_rows(letters), topic, None)
-        rows = prepare(topic, batch, Chooser().partitions(topic.info, batch, None))
+    def _divert(self, letters: list[DeadLetter]) -> None:
+        """Append dead letters and mark their messages as done, in one commit."""
+        topic = self.log.topic_state(self._dead_topic())
+        batch = rows_to_batch(dead_letters_to_rows(letters), topic, None)
+        rows = prepare(topic, batch, PartitionAssigner().assign(topic.info, batch, None))
 
-        def decide(draft: Draft) -> None:
+        def decide(draft: CommitDraft) -> None:
             draft.check_fresh(rows)
             draft.append(rows)
             for letter in letters:
@@ -266,52 +281,29 @@ class FileQueue(Queue):
 
         self.log.committer.submit(decide, size=rows.size)
 
-    # By receipt
+    # Settling
 
     def ack(self, receipts: Iterable[str]) -> None:
-        self._settle(
-            receipts,
-            lambda draft, number, offset: draft.do(
-                "queue", self.group, self.topic, "done", number, [offset]
-            ),
-        )
+        self._settle(receipts, "done")
 
     def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None:
-        delay_us = to_us(delay, what="delay")
-        self._settle(
-            receipts,
-            lambda draft, number, offset: draft.do(
-                "queue",
-                self.group,
-                self.topic,
-                "return",
-                number,
-                [offset],
-                draft.time_us + delay_us,
-            ),
-        )
+        self._settle(receipts, "return", after_us=to_us(delay, what="delay"))
 
     def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
-        visibility_us = to_us(visibility, what="visibility")
-        self._settle(
-            receipts,
-            lambda draft, number, offset: draft.do(
-                "queue",
-                self.group,
-                self.topic,
-                "renew",
-                number,
-                [offset],
-                draft.time_us + visibility_us,
-            ),
-        )
+        """Extend the leases of messages by their receipts, all or none."""
+        self._settle(receipts, "renew", after_us=to_us(visibility, what="visibility"))
 
-    def _settle(self, receipts: Iterable[str], settle: Callable[[Draft, int, int], None]) -> None:
+    def _settle(
+        self, receipts: Iterable[str], operation: str, *, after_us: int | None = None
+    ) -> None:
+        """Apply a queue operation to all messages, or to none if a lease was lost. `after_us` is
+        when the messages become visible, counted from the commit.
+        """
         parsed = [_parse_receipt(receipt) for receipt in receipts]
 
-        def decide(draft: Draft) -> None:
+        def decide(draft: CommitDraft) -> None:
             for number, offset, deliveries, receiver in parsed:
-                lease = self._partition_queue(draft, number).given.get(offset)
+                lease = self._partition_queue(draft, number).leases.get(offset)
                 if lease is None or (lease.deliveries, lease.receiver) != (deliveries, receiver):
                     raise LeaseLost(
                         f"The message at {self.topic}[{number}] offset {offset} is no longer leased"
@@ -321,17 +313,19 @@ class FileQueue(Queue):
                             " someone else; ask for more visibility, or renew in time."
                         ),
                     )
+            times = [] if after_us is None else [draft.time_us + after_us]
             for number, offset, _, _ in parsed:
-                settle(draft, number, offset)
+                draft.do("queue", self.group, self.topic, operation, number, [offset], *times)
 
         if parsed:
             self.log.committer.submit(decide)
 
     def close(self) -> None:
-        """Leases run out by themselves."""
+        """Nothing to do: leases end by themselves."""
 
 
 def _parse_receipt(receipt: str) -> tuple[int, int, int, str]:
+    """(partition, offset, deliveries, receiver) of a receipt."""
     try:
         number, offset, deliveries, receiver = receipt.split(":")
         return int(number), int(offset), int(deliveries), receiver
@@ -342,14 +336,15 @@ def _parse_receipt(receipt: str) -> tuple[int, int, int, str]:
         ) from None
 
 
-def _runs(offsets: list[int]) -> Iterable[tuple[int, int]]:
-    """Sorted offsets as ranges."""
-    start = previous = None
+def _ranges(offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Sorted offsets as (start, stop) ranges."""
+    start = stop = None
     for offset in offsets:
-        if previous is None or offset != previous + 1:
-            if start is not None and previous is not None:
-                yield start, previous + 1
+        if start is None or stop is None:
             start = offset
-        previous = offset
-    if start is not None and previous is not None:
-        yield start, previous + 1
+        elif offset != stop:
+            yield start, stop
+            start = offset
+        stop = offset + 1
+    if start is not None and stop is not None:
+        yield start, stop

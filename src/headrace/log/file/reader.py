@@ -1,5 +1,9 @@
-"""Reading rows: from offsets to segments to frames to Arrow batches. Bounded memory, whatever a
+"""Reading rows: from offsets to segments to frames to Arrow batches, in bounded memory whatever a
 topic's size.
+
+`PartitionReader` yields the frames of one partition as of a state; `FileBatches` turns the frames
+of one or more partitions into batches. Both are used by `FileLog.read`, consumers and queues.
+Damaged bytes are copied into quarantine, then raised as CorruptBatch or skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +19,12 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.columns import OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+from headrace.columnar.columns import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE,
+)
 from headrace.durations import from_us
 from headrace.errors import (
     BadPartition,
@@ -30,26 +39,28 @@ from headrace.log.file.segment import (
     CONTROL,
     SPARSE,
     FrameHeader,
+    FrameIndex,
     Segment,
-    SegmentPlace,
+    SegmentInfo,
     body_is_sound,
     decode_batch,
+    list_segment_names,
     segment_name,
-    segment_names,
 )
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
-from headrace.log.values import Control, TopicInfo, readable_schema
+from headrace.log.values import ControlRecord, TopicInfo, readable_schema
 
 logger = logging.getLogger("headrace.log")
 _MAX_OPEN_SEGMENTS = 64
 _COALESCED_BYTES = 1 << 20
-"""Small frames are joined into batches of about this size."""
+"""Small frames are concatenated into batches of about this size."""
+_MAX_QUARANTINED_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Piece:
-    """A sound frame with its place in the partition."""
+class StoredFrame:
+    """A sound frame, with the offset of its first row."""
 
     segment: Segment
     header: FrameHeader
@@ -62,59 +73,60 @@ class Piece:
 
     @property
     def time_us(self) -> int:
-        return self.header.first_us or self.segment.place.time_us
+        return self.header.first_us or self.segment.info.time_us
 
 
 class SegmentCache:
-    """Open segments, a bounded number of them. A file that was removed stays readable for whoever
-    has it open; one that was replaced, until it is asked for again.
+    """Open segments, a bounded number of them, and lists of the segments of partitions.
+
+    A file that was removed stays readable for whoever has it open. A file that was replaced is
+    opened again when it is next requested.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._guard = Lock()
         self._open: OrderedDict[tuple[str, int, str], Segment] = OrderedDict()
-        self._listed: dict[tuple[str, int], tuple[tuple[int, bool], list[str]]] = {}
+        self._names: dict[tuple[str, int], tuple[tuple[int, bool], list[str]]] = {}
 
     def names(self, directory: str, partition: int, state: PartitionState) -> list[str]:
-        """A partition's segments in order. Looked up again when the one being written is another,
-        for only then can there be new ones.
+        """The file names of a partition's segments, in order of their offsets.
+
+        They are listed again only when the open segment is another one: only then can there be new
+        ones.
         """
-        tag = (state.segment, state.position > 0)
-        known = self._listed.get((directory, partition))
-        if known is None or known[0] != tag:
-            known = self._listed[directory, partition] = (
-                tag,
-                segment_names(
-                    self.store.partition_directory(directory, partition), tag[0], begun=tag[1]
-                ),
-            )
-        return known[1]
+        open_segment = (state.segment, state.position > 0)
+        cached = self._names.get((directory, partition))
+        if cached is None or cached[0] != open_segment:
+            path = self.store.partition_directory(directory, partition)
+            names = list_segment_names(path, state.segment, begun=state.position > 0)
+            cached = self._names[directory, partition] = (open_segment, names)
+        return cached[1]
 
     def segment(self, directory: str, partition: int, name: str) -> Segment:
+        """An open segment. Raises FileNotFoundError and CorruptionError."""
         key = (directory, partition, name)
         with self._guard:
-            known = self._open.get(key)
-            if known is None or known.is_replaced:
-                known = self._open[key] = Segment(
-                    self.store.disk, self.store.partition_directory(directory, partition) / name
-                )
+            segment = self._open.get(key)
+            if segment is None or segment.is_replaced:
+                path = self.store.partition_directory(directory, partition) / name
+                segment = self._open[key] = Segment(self.store.disk, path)
             self._open.move_to_end(key)
             if len(self._open) > _MAX_OPEN_SEGMENTS:
                 self._open.popitem(last=False)
-        return known
+        return segment
+
+    def forget(self, directory: str, partition: int) -> None:
+        """Drop everything about a partition: its segments were replaced or removed."""
+        with self._guard:
+            self._names.pop((directory, partition), None)
+            for key in [key for key in self._open if key[:2] == (directory, partition)]:
+                del self._open[key]
 
     def close(self) -> None:
         with self._guard:
             self._open.clear()
-            self._listed.clear()
-
-    def forget(self, directory: str, partition: int) -> None:
-        """Segments were replaced or removed."""
-        with self._guard:
-            self._listed.pop((directory, partition), None)
-            for key in [key for key in self._open if key[:2] == (directory, partition)]:
-                del self._open[key]
+            self._names.clear()
 
 
 class PartitionReader:
@@ -128,110 +140,72 @@ class PartitionReader:
                 f"The topic {topic.name!r} has no partition {number}.",
                 fix=f"name one from 0 to {len(topic.partitions) - 1}.",
             )
-        self.cache, self.topic, self.number = cache, topic, number
+        self.cache = cache
+        self.topic = topic
+        self.number = number
         self.state = topic.partitions[number]
 
     def check_start(self, offset: int) -> None:
+        """Raise OffsetOutOfRange for an offset from which this partition cannot be read."""
         if not self.state.start <= offset <= self.state.end:
             raise OffsetOutOfRange(
                 self.topic.name, self.number, offset, self.state.start, self.state.end
             )
 
-    def pieces(self, start: int, stop: int, *, on_corrupt: str) -> Iterator[Piece]:
-        """Frames that have offsets from `start` to `stop`. Damage is put into quarantine, then
-        raised or stepped over.
+    # Frames
+
+    def frames(self, start: int, stop: int, *, on_corrupt: str) -> Iterator[StoredFrame]:
+        """The frames that have offsets from `start` to `stop`. Damage goes to quarantine and is
+        then raised or, with `on_corrupt="skip"`, logged.
         """
         offset = start
         while offset < stop:
-            place, segment_stop = self._place_of(offset)
-            if place is None:
-                self._check_not_retired(offset)
-                self._damaged(offset, segment_stop, "", 0, "its segment is missing", on_corrupt)
+            info, segment_stop = self._find_segment(offset)
+            if info is None:
+                self._check_retained(offset)
+                self._report_damage(
+                    offset, segment_stop, "", 0, "its segment is missing", on_corrupt
+                )
             else:
-                yield from self._pieces_of(place, offset, min(stop, segment_stop), on_corrupt)
+                yield from self._segment_frames(info, offset, min(stop, segment_stop), on_corrupt)
             offset = max(segment_stop, offset + 1)
 
-    def _names(self) -> list[str]:
-        return self.cache.names(self.topic.directory, self.number, self.state)
-
-    def _place_of(self, offset: int) -> tuple[SegmentPlace | None, int]:
-        """The segment that has an offset, and the offset at which the next one begins."""
-        if (
-            self.state.position and offset >= self.state.segment
-        ):  # the newest rows: no need to list the others
-            return (
-                SegmentPlace(segment_name(self.state.segment), self.state.segment),
-                self.state.end,
-            )
-        names = self._names()
-        at = (
-            bisect_right(names, f"{offset:020d}/") - 1
-        )  # a slash sorts behind the dot that follows the base
-        following = (
-            SegmentPlace.parse(names[at + 1]).base if at + 1 < len(names) else self.state.end
-        )
-        return SegmentPlace.parse(names[at]) if at >= 0 else None, min(following, self.state.end)
-
-    def _check_not_retired(self, offset: int) -> None:
-        """Whether retention has overtaken this reader since it began."""
-        start = self.cache.store.view().topic(self.topic.name).partitions[self.number].start
-        if start > offset:
-            raise OffsetOutOfRange(
-                self.topic.name, self.number, offset, start, self.state.end
-            ) from None
-
-    def _segment(self, place: SegmentPlace) -> Segment:
-        """Open a segment. If retention removed it under our eyes, say so."""
+    def _segment_frames(
+        self, info: SegmentInfo, start: int, stop: int, on_corrupt: str
+    ) -> Iterator[StoredFrame]:
+        path = self.cache.store.partition_directory(self.topic.directory, self.number) / info.name
         try:
-            return self.cache.segment(self.topic.directory, self.number, place.name)
-        except FileNotFoundError:
-            self.cache.forget(self.topic.directory, self.number)
-            self._check_not_retired(place.base)
-            raise CorruptionError(
-                f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.",
-                fix="restore it from a backup.",
-            ) from None
-
-    def _limit(self, segment: Segment) -> tuple[int, bool]:
-        """Up to which byte a segment may be read, and whether it is sealed."""
-        if segment.place.base == self.state.segment and not segment.place.commit:
-            return self.state.position, False
-        return segment.file.size(), True
-
-    def _pieces_of(
-        self, place: SegmentPlace, start: int, stop: int, on_corrupt: str
-    ) -> Iterator[Piece]:
-        path = self.cache.store.partition_directory(self.topic.directory, self.number) / place.name
-        try:
-            segment = self._segment(place)
+            segment = self._open_segment(info)
         except CorruptionError as error:
-            self._damaged(start, stop, str(path), 0, error.message, on_corrupt)
+            self._report_damage(start, stop, str(path), 0, error.message, on_corrupt)
             return
-        limit, sealed = self._limit(segment)
-        expected, broken_at, why = start, -1, ""
-        for position, header, body in segment.frames(start - place.base, limit, sealed=sealed):
+        limit, sealed = self._readable_bytes(segment)
+        expected = start
+        broken_at = -1
+        reason = ""
+        for position, header, body in segment.frames(start - info.base, limit, sealed=sealed):
             if header is None:
-                broken_at, why = position, "there is no batch where one should be"
+                broken_at, reason = position, "there is no batch where one should be"
                 continue
-            first = place.base + header.relative
+            first = info.base + header.relative
             if first + header.span <= start:
                 continue
             if first >= stop:
                 break
             if first > expected and (broken_at >= 0 or not segment.may_have_gaps):
-                self._damaged(
+                self._report_damage(
                     expected,
                     first,
                     str(path),
                     max(broken_at, 0),
-                    why or "it is not there",
+                    reason or "it is not there",
                     on_corrupt,
                 )
             broken_at = -1
             if body_is_sound(header, body):
-                yield Piece(segment, header, body, first)
+                yield StoredFrame(segment=segment, header=header, body=body, first=first)
             else:
-                self._damaged(
+                self._report_damage(
                     first,
                     first + header.span,
                     str(path),
@@ -240,20 +214,20 @@ class PartitionReader:
                     on_corrupt,
                 )
             expected = first + header.span
-        if expected < stop and (broken_at >= 0 or not segment.may_have_gaps or segment.is_cut):
-            self._damaged(
+        may_end_early = segment.may_have_gaps and not segment.is_truncated
+        if expected < stop and (broken_at >= 0 or not may_end_early):
+            self._report_damage(
                 expected,
                 stop,
                 str(path),
                 max(broken_at, 0),
-                why or "the file is too short",
+                reason or "the file is too short",
                 on_corrupt,
             )
 
-    def _damaged(
-        self, first: int, stop: int, file: str, position: int, why: str, on_corrupt: str
+    def _report_damage(
+        self, first: int, stop: int, file: str, position: int, reason: str, on_corrupt: str
     ) -> None:
-        quarantine(self.cache.store, self.topic.name, self.number, first, stop, file, position, why)
         error = CorruptBatch(
             topic=self.topic.name,
             partition=self.number,
@@ -261,94 +235,138 @@ class PartitionReader:
             stop=stop,
             file=file,
             position=position,
-            why=why,
+            why=reason,
         )
+        quarantine(self.cache.store, error, reason)
         if on_corrupt == "raise":
             raise error
         logger.error("Skipped: %s", error.message)
 
-    def controls(self, start: int, stop: int) -> Iterator[Control]:
-        for piece in self.pieces(start, stop, on_corrupt="raise"):
-            if piece.header.kind == CONTROL and start <= piece.first < stop:
-                yield Control(self.number, piece.first, from_us(piece.time_us), bytes(piece.body))
+    def controls(self, start: int, stop: int) -> Iterator[ControlRecord]:
+        """The control records with offsets from `start` to `stop`."""
+        for frame in self.frames(start, stop, on_corrupt="raise"):
+            if frame.header.kind == CONTROL and start <= frame.first < stop:
+                yield ControlRecord(
+                    partition=self.number,
+                    offset=frame.first,
+                    timestamp=from_us(frame.time_us),
+                    payload=bytes(frame.body),
+                )
+
+    # Times
 
     def first_since(self, time_us: int) -> int:
         """The first offset appended at or after a time; the end, if there is none."""
-        names = self._names()
-        first_kept = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
-        low, high = first_kept, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
-        while low < high:  # the last segment that begins before the time
+        names = self._segment_names()
+        first_retained = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
+        low, high = first_retained, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
+        while low < high:  # find the first segment that begins at or after the time
             middle = (low + high) // 2
-            first = self._time_at_start(SegmentPlace.parse(names[middle]))
-            low, high = (
-                (middle + 1, high) if first is not None and first < time_us else (low, middle)
-            )
-        for name in names[max(first_kept, low - 1) :]:
-            place = SegmentPlace.parse(name)
-            segment = self._segment(place)
-            limit, sealed = self._limit(segment)
-            relative = segment.index(limit, sealed=sealed).first_since(time_us)
+            begin_us = self._begin_us(SegmentInfo.parse(names[middle]))
+            if begin_us is not None and begin_us < time_us:
+                low = middle + 1
+            else:
+                high = middle
+        for name in names[max(first_retained, low - 1) :]:
+            info = SegmentInfo.parse(name)
+            relative = self._index(info).first_since(time_us)
             if relative is not None:
-                return max(self.state.start, place.base + relative)
+                return max(self.state.start, info.base + relative)
         return self.state.end
 
-    def _time_at_start(self, place: SegmentPlace) -> int | None:
-        if place.time_us:
-            return place.time_us
-        segment = self._segment(place)
-        limit, sealed = self._limit(segment)
-        return segment.index(limit, sealed=sealed).time_of(0)
+    def _begin_us(self, info: SegmentInfo) -> int | None:
+        """When the first row of a segment was appended."""
+        return info.time_us or self._index(info).time_of(0)
 
     def time_of(self, offset: int) -> int | None:
-        """When the row at an offset was appended."""
-        place, _ = self._place_of(offset)
-        if place is None or offset >= self.state.end:
+        """When the row at an offset was appended; None if there is none."""
+        info, _ = self._find_segment(offset)
+        if info is None or offset >= self.state.end:
             return None
-        segment = self._segment(place)
-        limit, sealed = self._limit(segment)
-        return segment.index(limit, sealed=sealed).time_of(offset - place.base)
+        return self._index(info).time_of(offset - info.base)
+
+    # Segments
+
+    def _segment_names(self) -> list[str]:
+        return self.cache.names(self.topic.directory, self.number, self.state)
+
+    def _find_segment(self, offset: int) -> tuple[SegmentInfo | None, int]:
+        """The segment that has an offset, and the offset at which the next one begins."""
+        if self.state.position and offset >= self.state.segment:  # the open segment: no listing
+            name = segment_name(self.state.segment)
+            return SegmentInfo(name, self.state.segment), self.state.end
+        names = self._segment_names()
+        # A slash sorts behind the dot that follows the base in a file name.
+        index = bisect_right(names, f"{offset:020d}/") - 1
+        stop = self.state.end
+        if index + 1 < len(names):
+            stop = min(stop, SegmentInfo.parse(names[index + 1]).base)
+        return SegmentInfo.parse(names[index]) if index >= 0 else None, stop
+
+    def _open_segment(self, info: SegmentInfo) -> Segment:
+        """Open a segment. Raises OffsetOutOfRange if retention has removed it meanwhile, and
+        CorruptionError if it is missing.
+        """
+        try:
+            return self.cache.segment(self.topic.directory, self.number, info.name)
+        except FileNotFoundError:
+            self.cache.forget(self.topic.directory, self.number)
+            self._check_retained(info.base)
+            raise CorruptionError(
+                f"The segment {info.name} of {self.topic.name}[{self.number}] is missing.",
+                fix="restore it from a backup.",
+            ) from None
+
+    def _check_retained(self, offset: int) -> None:
+        """Raise OffsetOutOfRange if retention has removed an offset since this reader began."""
+        start = self.cache.store.view().topic(self.topic.name).partitions[self.number].start
+        if start > offset:
+            raise OffsetOutOfRange(
+                self.topic.name, self.number, offset, start, self.state.end
+            ) from None
+
+    def _readable_bytes(self, segment: Segment) -> tuple[int, bool]:
+        """The position up to which a segment may be read, and whether it is sealed."""
+        if segment.info.base == self.state.segment and not segment.info.commit:
+            return self.state.position, False
+        return segment.file.size(), True
+
+    def _index(self, info: SegmentInfo) -> FrameIndex:
+        segment = self._open_segment(info)
+        limit, sealed = self._readable_bytes(segment)
+        return segment.index(limit, sealed=sealed)
 
 
-def quarantine(
-    store: Store,
-    topic: str,
-    partition: int,
-    first: int,
-    stop: int,
-    file: str,
-    position: int,
-    why: str,
-) -> None:
-    """Leave a note about damaged bytes, and a copy of them, for a person to look at. Best effort:
-    the disk may be read-only.
+def quarantine(store: Store, damage: CorruptBatch, reason: str) -> None:
+    """Store a description and a copy of damaged bytes, for a person to look at. Best effort: the
+    disk may be read-only.
     """
     directory = store.root / "quarantine"
-    name = f"{topic}-{partition}-{first}"
+    name = f"{damage.topic}-{damage.partition}-{damage.first}"
+    note = {
+        "topic": damage.topic,
+        "partition": damage.partition,
+        "first": damage.first,
+        "stop": damage.stop,
+        "file": damage.file,
+        "position": damage.position,
+        "why": reason,
+    }
     try:
         store.disk.make_directory(directory)
-        note = {
-            "topic": topic,
-            "partition": partition,
-            "first": first,
-            "stop": stop,
-            "file": file,
-            "position": position,
-            "why": why,
-        }
         if not (directory / f"{name}.json").exists():
-            if file:
-                with open(file, "rb") as source:
-                    source.seek(position)
-                    (directory / f"{name}.bytes").write_bytes(source.read(64 << 20))
+            if damage.file:
+                with open(damage.file, "rb") as source:
+                    source.seek(damage.position)
+                    content = source.read(_MAX_QUARANTINED_BYTES)
+                (directory / f"{name}.bytes").write_bytes(content)
             (directory / f"{name}.json").write_text(json.dumps(note) + "\n")
     except OSError as error:
         logger.warning("Could not put %s into quarantine: %s", name, error)
 
 
 class FileBatches(Batches):
-    """Rows of one or more partitions, as Arrow batches with the system's columns behind the
-    topic's.
-    """
+    """Rows of one or more partitions as Arrow batches: the topic's columns, then the system's."""
 
     def __init__(
         self,
@@ -361,69 +379,64 @@ class FileBatches(Batches):
     ) -> None:
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
-        self.ranges, self.on_corrupt = ranges, on_corrupt
-        self._full = readable_schema(info, headers=headers)
-        self._names = list(columns) if columns is not None else list(self._full.names)
-        for name in self._names:
-            if name not in self._full.names:
-                raise UnknownColumn(name, self._full.names, where=f"The topic {info.name!r}")
-        self.schema = pa.schema([self._full.field(name) for name in self._names])
+        self.ranges = ranges
+        self.on_corrupt = on_corrupt
+        readable = readable_schema(info, headers=headers)
+        names = list(columns) if columns is not None else list(readable.names)
+        for name in names:
+            if name not in readable.names:
+                raise UnknownColumn(name, readable.names, where=f"The topic {info.name!r}")
+        self.schema = pa.schema([readable.field(name) for name in names])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for reader, start, stop in self.ranges:
-            waiting: list[pa.RecordBatch] = []
-            waiting_bytes = 0
-            for piece in reader.pieces(start, stop, on_corrupt=self.on_corrupt):
-                if piece.header.kind == CONTROL:
+            small: list[pa.RecordBatch] = []  # batches to be concatenated
+            small_bytes = 0
+            for frame in reader.frames(start, stop, on_corrupt=self.on_corrupt):
+                if frame.header.kind == CONTROL:
                     continue
-                batch = self._rows(piece, reader.number, start, stop)
+                batch = self._decode(frame, reader.number, start, stop)
                 if batch.num_rows:
-                    waiting.append(batch)
-                    waiting_bytes += piece.header.body_bytes
-                if waiting_bytes >= _COALESCED_BYTES:
-                    yield _joined(waiting)
-                    waiting, waiting_bytes = [], 0
-            if waiting:
-                yield _joined(waiting)
+                    small.append(batch)
+                    small_bytes += frame.header.body_bytes
+                if small_bytes >= _COALESCED_BYTES:
+                    yield _concat(small)
+                    small, small_bytes = [], 0
+            if small:
+                yield _concat(small)
 
-    def _rows(self, piece: Piece, partition: int, start: int, stop: int) -> pa.RecordBatch:
-        stored = decode_batch(piece.header, piece.body, piece.segment.header.schema)
+    def _decode(self, frame: StoredFrame, partition: int, start: int, stop: int) -> pa.RecordBatch:
+        """A frame's rows with offsets from `start` to `stop`, with the selected columns. A column
+        that was added to the topic later is null.
+        """
+        stored = decode_batch(frame.header, frame.body, frame.segment.header.schema)
         count = stored.num_rows
-        system = _system_columns(stored, piece, partition)
-        arrays = [_column(stored, system, self._full.field(name), count) for name in self._names]
+        if frame.header.flags & SPARSE:
+            offsets = stored.column(OFFSET_COLUMN)
+            timestamps = stored.column(TIMESTAMP_COLUMN)
+        else:
+            offsets = pa.array(np.arange(frame.first, frame.first + count, dtype=np.int64))
+            timestamps = pa.array(np.full(count, frame.time_us, np.int64)).cast(TIMESTAMP_TYPE)
+        system = {
+            PARTITION_COLUMN: pa.array(np.full(count, partition, np.int32)),
+            OFFSET_COLUMN: offsets,
+            TIMESTAMP_COLUMN: timestamps,
+        }
+        arrays = []
+        for field in self.schema:
+            index = stored.schema.get_field_index(field.name)
+            if field.name in system:
+                arrays.append(system[field.name])
+            elif index >= 0:
+                arrays.append(stored.column(index))
+            else:
+                arrays.append(pa.nulls(count, field.type))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        if piece.first >= start and piece.stop <= stop:
+        if frame.first >= start and frame.stop <= stop:
             return batch
-        offsets = system[OFFSET_COLUMN].to_numpy(zero_copy_only=False)
-        low, high = np.searchsorted(offsets, [start, stop])
+        low, high = np.searchsorted(offsets.to_numpy(zero_copy_only=False), [start, stop])
         return batch.slice(int(low), int(high - low))
 
 
-def _system_columns(stored: pa.RecordBatch, piece: Piece, partition: int) -> dict[str, pa.Array]:
-    count = stored.num_rows
-    columns = {SYSTEM_FIELDS[0].name: pa.array(np.full(count, partition, np.int32))}
-    if piece.header.flags & SPARSE:
-        columns[OFFSET_COLUMN] = stored.column(OFFSET_COLUMN)
-        columns[TIMESTAMP_COLUMN] = stored.column(TIMESTAMP_COLUMN)
-    else:
-        columns[OFFSET_COLUMN] = pa.array(
-            np.arange(piece.first, piece.first + count, dtype=np.int64)
-        )
-        columns[TIMESTAMP_COLUMN] = pa.array(np.full(count, piece.time_us, np.int64)).cast(
-            TIMESTAMP_TYPE
-        )
-    return columns
-
-
-def _column(
-    stored: pa.RecordBatch, system: dict[str, pa.Array], field: pa.Field, count: int
-) -> pa.Array:
-    """A column as stored; null where it was added to the topic later."""
-    if field.name in system:
-        return system[field.name]
-    at = stored.schema.get_field_index(field.name)
-    return stored.column(at) if at >= 0 else pa.nulls(count, field.type)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,8 +1,17 @@
-"""A segment: a file of frames of one partition, with a header that says whose it is and what its
-columns are.
+"""Frames and segments: how rows are stored on disk.
 
-Its index (where each frame starts, and when it was appended) is a cache: built by whoever needs it
-first, kept beside a sealed segment, thrown away and built again whenever it does not fit.
+A frame is one Arrow record batch with a header. A segment is a file of frames of one partition; its
+own header names the topic and the columns. A partition is a sequence of segments, each named by the
+offset of its first row; the last one is open and grows, the others are sealed:
+
+    topics/orders~3/0/00000000000000000000.segment    header, frame, frame, …
+    topics/orders~3/0/00000000000000000000.index      position and time of each frame (a cache)
+    topics/orders~3/0/00000000000000008192.segment    header, frame, …
+
+A segment's index is built by whoever needs it first and stored for sealed segments. An index that
+is missing or does not fit its segment is built again.
+
+`committer` and `staging` write segments, `reader` reads them, `compaction` rewrites them.
 """
 
 from __future__ import annotations
@@ -33,22 +42,21 @@ from headrace.columnar.columns import (
 from headrace.errors import BadRows, CorruptionError, DiskFull, NewerFormat
 from headrace.log.file.disk import Disk, DiskFile
 
-# A frame: one record batch as it lies in a segment, header and body.
-#
-# The header is checked by its own CRC, the body by another one in the header. Offsets in a frame
-# count from its segment's base, so that a file staged by a transaction becomes a segment without
-# being written again.
+logger = logging.getLogger("headrace.log")
 
+# Frames
 
-MAGIC = b"HRF\xf7"
-VERSION = 1
+FRAME_MAGIC = b"HRF\xf7"
+FRAME_VERSION = 1
 DATA, CONTROL = 0, 1
+"""Kinds of frames: rows, or a control record."""
 HAS_HEADERS, SPARSE, LZ4, ZSTD = 1, 2, 4, 8
+"""Flags of a frame. A SPARSE frame was compacted: it stores the offset and time of each row."""
 _CODECS = {"lz4": LZ4, "zstd": ZSTD}
-_HEADER = struct.Struct("<4sBBHIIIIIQqqQQIq")
-HEADER_BYTES = _HEADER.size
-_CRC_AT = 8
-FRAME_BYTES_GOAL = 4 << 20
+_FRAME_HEADER = struct.Struct("<4sBBHIIIIIQqqQQIq")
+FRAME_HEADER_BYTES = _FRAME_HEADER.size
+_FRAME_CRC_AT = 8
+TARGET_FRAME_BYTES = 4 << 20
 MAX_BODY_BYTES = 1 << 30
 _SPARSE_FIELDS = (
     pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
@@ -58,8 +66,8 @@ _SPARSE_FIELDS = (
 
 @dataclass(slots=True)
 class FrameHeader:
-    """What a frame says of itself. `commit` and times are 0 in a file that was staged: its
-    segment's header has them.
+    """A frame's header. `commit` and the times are 0 in a segment that was staged: the segment's
+    file name has them.
     """
 
     kind: int
@@ -67,8 +75,8 @@ class FrameHeader:
     body_crc: int
     body_bytes: int
     count: int
-    span: int  # offsets from the first to behind the last, more than count in a compacted frame
-    relative: int
+    span: int  # the number of offsets covered; more than `count` in a compacted frame
+    relative: int  # the first offset, counted from the segment's base
     first_us: int
     last_us: int
     commit: int
@@ -78,12 +86,17 @@ class FrameHeader:
 
     @property
     def frame_bytes(self) -> int:
-        return HEADER_BYTES + padded(self.body_bytes)
+        return FRAME_HEADER_BYTES + _padded_length(self.body_bytes)
 
 
 @dataclass(slots=True)
 class Frame:
-    """A frame that does not know its place yet."""
+    """An encoded frame whose offset and position in a file are not decided yet.
+
+    Offsets in a frame count from its segment's base, so that a staged file becomes a segment
+    without being written again. The header is checked by its own CRC, the body by another one in
+    the header.
+    """
 
     kind: int
     flags: int
@@ -97,7 +110,7 @@ class Frame:
 
     @property
     def frame_bytes(self) -> int:
-        return HEADER_BYTES + padded(len(self.body))
+        return FRAME_HEADER_BYTES + _padded_length(len(self.body))
 
     def header(
         self, relative: int, position: int, *, commit: int, first_us: int, last_us: int
@@ -115,70 +128,79 @@ class Frame:
             self.epoch,
             self.sequence,
         )
-        blank = _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, 0, *fields)
-        return _HEADER.pack(
-            MAGIC, VERSION, self.kind, self.flags, zlib.crc32(blank, position & 0xFFFFFFFF), *fields
+        blank = _FRAME_HEADER.pack(FRAME_MAGIC, FRAME_VERSION, self.kind, self.flags, 0, *fields)
+        return _FRAME_HEADER.pack(
+            FRAME_MAGIC,
+            FRAME_VERSION,
+            self.kind,
+            self.flags,
+            zlib.crc32(blank, position & 0xFFFFFFFF),
+            *fields,
         )
 
     def buffers(
         self, relative: int, position: int, *, commit: int, first_us: int, last_us: int
     ) -> list[bytes | memoryview]:
-        """The bytes for a place in a file. A frame is bound to it: a copy elsewhere, in some row
-        perhaps, is no frame.
+        """The frame's bytes for a position in a file. The header's CRC includes the position, so
+        that a copy of the bytes elsewhere, in a row for example, is not taken for a frame.
         """
-        padding = padded(len(self.body)) - len(self.body)
+        padding = _padded_length(len(self.body)) - len(self.body)
         header = self.header(relative, position, commit=commit, first_us=first_us, last_us=last_us)
         return [header, self.body, b"\0" * padding] if padding else [header, self.body]
 
 
-def padded(length: int) -> int:
-    """Frames start at multiples of 8, so that Arrow can use their bodies where they lie."""
+def _padded_length(length: int) -> int:
+    """A length rounded up to a multiple of 8: aligned bodies are used by Arrow without copying."""
     return (length + 7) & ~7
 
 
 def producer_hash(topic: str, producer: str) -> int:
+    """The 64-bit hash by which a frame's header names its producer."""
     return int.from_bytes(
         blake2b(f"{topic}\0{producer}".encode(), digest_size=8).digest(), "little"
     )
 
 
-def read_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader | None:
-    """The header at a place of `data`, which is at `position` in its file; None if there is no
-    sound one.
+def read_frame_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader | None:
+    """The frame header at index `at` of `data`, which is at `position` in its file; None if there
+    is no sound one.
     """
-    if len(data) - at < HEADER_BYTES:
+    if len(data) - at < FRAME_HEADER_BYTES:
         return None
-    magic, version, kind, flags, crc, *rest = _HEADER.unpack_from(data, at)
-    if magic != MAGIC:
+    magic, version, kind, flags, crc, *rest = _FRAME_HEADER.unpack_from(data, at)
+    if magic != FRAME_MAGIC:
         return None
-    blank = bytearray(data[at : at + HEADER_BYTES])
-    blank[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
+    blank = bytearray(data[at : at + FRAME_HEADER_BYTES])
+    blank[_FRAME_CRC_AT : _FRAME_CRC_AT + 4] = b"\0\0\0\0"
     if zlib.crc32(blank, position & 0xFFFFFFFF) != crc:
         return None
-    if version > VERSION:
+    if version > FRAME_VERSION:
         raise NewerFormat(
-            f"A batch was written in format {version}; this Headrace knows {VERSION}.",
+            f"A batch was written in format {version}; this Headrace knows {FRAME_VERSION}.",
             fix="upgrade Headrace.",
         )
     return FrameHeader(kind, flags, *rest)
 
 
-def unchecked_header(data: bytes | memoryview, at: int) -> FrameHeader | None:
-    """The header at a place of `data`, wherever that lay when it was written: for who looks through
-    bytes, and checks the body.
+def unchecked_frame_header(data: bytes | memoryview, at: int) -> FrameHeader | None:
+    """The frame header at index `at` of `data`, without the check that binds it to a position. The
+    caller must check the body.
     """
-    if len(data) - at < HEADER_BYTES:
+    if len(data) - at < FRAME_HEADER_BYTES:
         return None
-    magic, version, kind, flags, _, *rest = _HEADER.unpack_from(data, at)
-    return FrameHeader(kind, flags, *rest) if magic == MAGIC and version <= VERSION else None
+    magic, version, kind, flags, _, *rest = _FRAME_HEADER.unpack_from(data, at)
+    if magic != FRAME_MAGIC or version > FRAME_VERSION:
+        return None
+    return FrameHeader(kind, flags, *rest)
 
 
 def body_is_sound(header: FrameHeader, body: bytes | memoryview) -> bool:
+    """Whether a body has the length and the checksum that its header names."""
     return len(body) == header.body_bytes and zlib.crc32(body) == header.body_crc
 
 
 def body_schema(schema: pa.Schema, flags: int) -> pa.Schema:
-    """The columns of a frame's body: the segment's, and those that only some frames have."""
+    """The columns of a frame's body: the segment's, and those that its flags add."""
     if flags & HAS_HEADERS:
         schema = schema.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
     if flags & SPARSE:
@@ -188,13 +210,13 @@ def body_schema(schema: pa.Schema, flags: int) -> pa.Schema:
 
 
 def encode_rows(batch: pa.RecordBatch, *, compression: str = "none") -> Iterator[Frame]:
-    """Frames of bounded size for one partition's rows. The batch may end in `_headers`, and in
-    `_offset` and `_timestamp` (compaction).
+    """Encode one partition's rows into frames of bounded size. The batch's last columns may be
+    `_headers`, and `_offset` and `_timestamp` (compaction).
     """
-    if batch.num_rows == 1:  # the quick way for single rows
+    if batch.num_rows == 1:  # the size of a single row need not be computed
         yield encode_batch(batch, compression=compression)
         return
-    rows = max(1, batch.num_rows * FRAME_BYTES_GOAL // max(1, batch.nbytes))
+    rows = max(1, batch.num_rows * TARGET_FRAME_BYTES // max(1, batch.nbytes))
     for first in range(0, batch.num_rows, rows):
         yield encode_batch(
             batch.slice(first, rows) if rows < batch.num_rows else batch, compression=compression
@@ -202,9 +224,7 @@ def encode_rows(batch: pa.RecordBatch, *, compression: str = "none") -> Iterator
 
 
 def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
-    """One frame; a compacted one (with `_offset`) takes its relative offset and span from the
-    caller.
-    """
+    """Encode rows into one frame. The caller sets the span of a compacted one (with `_offset`)."""
     names = batch.schema.names
     flags = (HAS_HEADERS if HEADERS_COLUMN in names else 0) | (
         SPARSE if OFFSET_COLUMN in names else 0
@@ -221,42 +241,55 @@ def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
             fix="store the large value elsewhere and append its address.",
         )
     view = memoryview(body)
-    return Frame(DATA, flags, batch.num_rows, view, zlib.crc32(view))
+    return Frame(kind=DATA, flags=flags, count=batch.num_rows, body=view, body_crc=zlib.crc32(view))
 
 
 def control_frame(payload: bytes) -> Frame:
-    return Frame(CONTROL, 0, 1, payload, zlib.crc32(payload))
+    """Encode a control record."""
+    return Frame(kind=CONTROL, flags=0, count=1, body=payload, body_crc=zlib.crc32(payload))
 
 
 def decode_batch(header: FrameHeader, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a body whose CRC was checked, without copying where it is not compressed."""
+    """The rows of a body whose CRC was checked, not copied unless they are compressed."""
+    return _decode_body(body, header.flags, schema)
+
+
+def decode_frame(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a frame that was encoded by this process."""
+    return _decode_body(memoryview(frame.body), frame.flags, schema)
+
+
+def _decode_body(body: memoryview, flags: int, schema: pa.Schema) -> pa.RecordBatch:
     buffer: pa.Buffer = pa.py_buffer(body)
     for codec, flag in _CODECS.items():
-        if header.flags & flag:
+        if flags & flag:
             size = int.from_bytes(body[:8], "little")
             buffer = pa.decompress(buffer.slice(8), decompressed_size=size, codec=codec)
-    return pa.ipc.read_record_batch(buffer, body_schema(schema, header.flags))
+    return pa.ipc.read_record_batch(buffer, body_schema(schema, flags))
 
 
-logger = logging.getLogger("headrace.log")
-SEGMENT_MAGIC, INDEX_MAGIC = b"HRSG", b"HRIX"
+# Segment headers
+
+SEGMENT_MAGIC = b"HRSG"
+SEGMENT_VERSION = 1
+SEGMENT_SUFFIX = ".segment"
 COMPACTED, EXCISED = 1, 2
-SEGMENT_SUFFIX, INDEX_SUFFIX = ".segment", ".index"
-_FIXED = struct.Struct("<4sHHIIIIQ")
-_HEADER_CRC_AT = 12
-_INDEX_FIXED = struct.Struct("<4sHHI16sQQ")
-_HEADER_WINDOW = 64 << 10
-_READ_CHUNK = 4 << 20
-_USUAL_HEADER_BYTES, _MAX_HEADER_BYTES = 4 << 10, 16 << 20
+"""Flags of a segment: compaction, or the excision of personal data, has rewritten it."""
+_SEGMENT_HEADER = struct.Struct("<4sHHIIIIQ")  # magic, version, flags, size, CRC, partition, …
+_SEGMENT_CRC_AT = 12
+_USUAL_HEADER_BYTES = 4 << 10
+_MAX_HEADER_BYTES = 16 << 20
+_SCAN_BYTES = 64 << 10
+_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a
-    staged file gets last.
+    """A segment's header: topic, partition, columns and settings.
 
-    It is stored twice, since every row behind it needs its columns; and with the topic's settings,
-    should the journal lose them.
+    The offset of the first row is in the file's name, which a staged file gets last. The header is
+    stored twice, since no row can be read without its columns. It has the topic's settings, so
+    that the topic can be restored if the journal is damaged.
     """
 
     topic: str
@@ -265,35 +298,53 @@ class SegmentHeader:
     schema: pa.Schema
     settings: dict[str, Any]
     flags: int = 0
-    end: int = 0  # of a file that was written as a whole; 0 if it grew
-    size: int = 0  # of both copies
+    end: int = 0  # the file's size, if it was written at once; 0 if it grew
+    size: int = 0  # the size of both copies
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
-        """Both copies; with `rows_bytes` they say where the file ends."""
+        """Both copies of the header; with `rows_bytes` they say where the file ends."""
         meta = json.dumps({"topic": self.topic, "id": self.id, "settings": self.settings}).encode()
         columns: bytes = self.schema.serialize().to_pybytes()
-        size = -(-(_FIXED.size + len(meta) + len(columns)) // 64) * 64
-        tail = (meta + columns).ljust(size - _FIXED.size, b"\0")
-        fields = self.partition, len(meta), 2 * size + rows_bytes if rows_bytes is not None else 0
-        blank = _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, 0, *fields) + tail
-        return 2 * (
-            _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail
-        )
+        size = -(-(_SEGMENT_HEADER.size + len(meta) + len(columns)) // 64) * 64
+        tail = (meta + columns).ljust(size - _SEGMENT_HEADER.size, b"\0")
+        end = 2 * size + rows_bytes if rows_bytes is not None else 0
+
+        def header(crc: int) -> bytes:
+            return _SEGMENT_HEADER.pack(
+                SEGMENT_MAGIC,
+                SEGMENT_VERSION,
+                self.flags,
+                size,
+                crc,
+                self.partition,
+                len(meta),
+                end,
+            )
+
+        return 2 * (header(zlib.crc32(header(0) + tail)) + tail)
 
 
-def new_header(
+def new_segment_header(
     topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0
 ) -> SegmentHeader:
-    return SegmentHeader(topic, partition, os.urandom(8).hex(), schema, settings, flags)
+    """A header with a random id, by which an index names its segment."""
+    return SegmentHeader(
+        topic=topic,
+        partition=partition,
+        id=os.urandom(8).hex(),
+        schema=schema,
+        settings=settings,
+        flags=flags,
+    )
 
 
 def read_segment_header(file: DiskFile) -> SegmentHeader:
-    """The header, from whichever copy is sound. CorruptionError if neither is what was written."""
-    header = _read_copy(file, file.read(_USUAL_HEADER_BYTES, 0), 0)
+    """A segment's header, from whichever copy is sound. Raises CorruptionError if neither is."""
+    header = _read_header_copy(file, file.read(_USUAL_HEADER_BYTES, 0), 0)
     if header is None:
-        data = file.read(_HEADER_WINDOW, 0)
-        places = (at for at in range(64, len(data), 64) if data[at : at + 4] == SEGMENT_MAGIC)
-        header = next(filter(None, (_read_copy(file, data, at) for at in places)), None)
+        data = file.read(_SCAN_BYTES, 0)
+        starts = (at for at in range(64, len(data), 64) if data[at : at + 4] == SEGMENT_MAGIC)
+        header = next(filter(None, (_read_header_copy(file, data, at) for at in starts)), None)
         if header is None:
             raise CorruptionError(
                 f"{file.path} does not begin as a segment does (byte 0).",
@@ -303,48 +354,55 @@ def read_segment_header(file: DiskFile) -> SegmentHeader:
     return header
 
 
-def _read_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | None:
-    """The copy of a header at a place, if it is sound. The first one is at 0, so the other one says
-    by its place how long they are.
+def _read_header_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | None:
+    """The copy of a header at a position, if it is sound. The first copy is at 0, the second one
+    directly behind it.
     """
-    if len(data) - at < _FIXED.size or data[at : at + 4] != SEGMENT_MAGIC:
+    if len(data) - at < _SEGMENT_HEADER.size or data[at : at + 4] != SEGMENT_MAGIC:
         return None
-    _, version, flags, size, crc, partition, meta_bytes, end = _FIXED.unpack_from(data, at)
+    _, version, flags, size, crc, partition, meta_bytes, end = _SEGMENT_HEADER.unpack_from(data, at)
     copy = bytearray(
         data[at : at + size]
         if at + size <= len(data)
         else file.read(min(size, _MAX_HEADER_BYTES), at)
     )
-    copy[_HEADER_CRC_AT : _HEADER_CRC_AT + 4] = b"\0\0\0\0"
+    copy[_SEGMENT_CRC_AT : _SEGMENT_CRC_AT + 4] = b"\0\0\0\0"
     if len(copy) != size or zlib.crc32(copy) != crc or at not in {0, size}:
         return None
-    if version > VERSION:
+    if version > SEGMENT_VERSION:
         raise NewerFormat(
-            f"{file.path} has format {version}; this Headrace knows {VERSION}.",
+            f"{file.path} has format {version}; this Headrace knows {SEGMENT_VERSION}.",
             fix="upgrade Headrace.",
         )
-    meta_end = _FIXED.size + meta_bytes
-    meta = json.loads(copy[_FIXED.size : meta_end])
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes(copy[meta_end:])))
+    meta_end = _SEGMENT_HEADER.size + meta_bytes
+    meta = json.loads(copy[_SEGMENT_HEADER.size : meta_end])
     return SegmentHeader(
-        meta["topic"], partition, meta["id"], schema, meta["settings"], flags, end, 2 * size
+        topic=meta["topic"],
+        partition=partition,
+        id=meta["id"],
+        schema=pa.ipc.read_schema(pa.py_buffer(bytes(copy[meta_end:]))),
+        settings=meta["settings"],
+        flags=flags,
+        end=end,
+        size=2 * size,
     )
 
 
-def damaged_copy(file: DiskFile) -> int | None:
-    """Where a copy of a segment's header is that does not fit the other one; None if both are
-    sound.
-    """
+def find_damaged_header(file: DiskFile) -> int | None:
+    """The position of the damaged copy of a segment's header; None if both copies are sound."""
     half = read_segment_header(file).size // 2
     first, second = file.read(half, 0), file.read(half, half)
     if first == second:
         return None
-    return half if _read_copy(file, first, 0) else 0
+    return half if _read_header_copy(file, first, 0) else 0
+
+
+# Segment files of a partition
 
 
 def segment_name(base: int, commit: int = 0, time_us: int = 0) -> str:
-    """A segment's file name. One that was staged as a whole also says in which commit and when;
-    otherwise each frame does.
+    """A segment's file name. That of a staged file also has its commit and append time, which the
+    frames of other segments have.
     """
     return (
         f"{base:020d}.{commit}.{time_us}{SEGMENT_SUFFIX}"
@@ -354,8 +412,10 @@ def segment_name(base: int, commit: int = 0, time_us: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class SegmentPlace:
-    """What a segment's file name says."""
+class SegmentInfo:
+    """A segment's file name and what it says: the base offset and, of a staged file, the commit
+    and the append time.
+    """
 
     name: str
     base: int
@@ -363,33 +423,32 @@ class SegmentPlace:
     time_us: int = 0
 
     @classmethod
-    def parse(cls, name: str) -> SegmentPlace:
+    def parse(cls, name: str) -> SegmentInfo:
         base, *staged = name[: -len(SEGMENT_SUFFIX)].split(".")
         return cls(name, int(base), *map(int, staged))
 
 
-def segment_names(directory: Path, active: int, *, begun: bool) -> list[str]:
-    """The file names of a partition's segments, in order: they begin with the base in 20 digits.
+def list_segment_names(directory: Path, active: int, *, begun: bool) -> list[str]:
+    """The file names of a partition's segments, in order of their offsets.
 
-    `active` is the segment that is being written, or will be (not `begun`). Whatever begins behind
-    it is of a commit that is not known yet, or that failed.
+    `active` is the base of the open segment, whose file exists if it has `begun`. Files behind it
+    belong to commits that failed or that the caller's state does not include.
     """
     limit, last = f"{active:020d}", segment_name(active)
     return [name for name in _all_names(directory) if name[:20] < limit or (begun and name == last)]
 
 
-def stray_names(directory: Path, first: int, stop: int | None = None) -> list[str]:
-    """Segments that begin at an offset from `first` on, up to `stop`: left by failed commits, if no
-    commit speaks of them.
+def list_stray_names(directory: Path, first: int, stop: int | None = None) -> list[str]:
+    """Segments whose base is in a range of offsets, without staged files: a staged file is moved
+    here only after its commit, so it cannot be the remains of a failed one.
     """
-    names = [
-        name
-        for name in _all_names(directory)
-        if int(name[:20]) >= first and (stop is None or int(name[:20]) < stop)
-    ]
-    return [
-        name for name in names if name == segment_name(int(name[:20]))
-    ]  # a staged file is moved here behind its commit, so it is none
+    names = []
+    for name in _all_names(directory):
+        base = int(name[:20])
+        is_in_range = base >= first and (stop is None or base < stop)
+        if is_in_range and name == segment_name(base):
+            names.append(name)
+    return names
 
 
 def _all_names(directory: Path) -> list[str]:
@@ -400,23 +459,26 @@ def _all_names(directory: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(SEGMENT_SUFFIX) and name[0] != ".")
 
 
-def segments_in(directory: Path, active: int, *, begun: bool) -> list[SegmentPlace]:
-    """A partition's segments in order, from its directory."""
-    return [SegmentPlace.parse(name) for name in segment_names(directory, active, begun=begun)]
+def list_segments(directory: Path, active: int, *, begun: bool) -> list[SegmentInfo]:
+    """A partition's segments in order of their offsets; see `list_segment_names`."""
+    return [SegmentInfo.parse(name) for name in list_segment_names(directory, active, begun=begun)]
+
+
+# Frames of a file
 
 
 def scan_headers(
     file: DiskFile, start: int, end: int
 ) -> Iterator[tuple[int, FrameHeader | None, int]]:
-    """(position, header, next position) of each frame without reading bodies; None for bytes that
-    are no frame, up to the next one.
+    """(position, header, next position) of each frame, without reading bodies. The header is None
+    for bytes that are not a frame.
     """
     end = min(end, file.size())
     position, window, window_at = start, b"", start
     while position < end:
-        if position + HEADER_BYTES > window_at + len(window):
-            window, window_at = file.read(min(_HEADER_WINDOW, end - position), position), position
-        header = read_header(window, position - window_at, position)
+        if position + FRAME_HEADER_BYTES > window_at + len(window):
+            window, window_at = file.read(min(_SCAN_BYTES, end - position), position), position
+        header = read_frame_header(window, position - window_at, position)
         after = position + header.frame_bytes if header else end
         if header is None or after > end:
             header, after = None, find_frame(file, position + 8, end)
@@ -425,43 +487,45 @@ def scan_headers(
 
 
 def find_frame(file: DiskFile, start: int, end: int) -> int:
-    """The place of the next sound header at or behind `start`; `end` if there is none."""
+    """The position of the next sound frame header at or behind `start`; `end` if there is none."""
     position = start
     while position < end:
-        chunk = file.read(min(_READ_CHUNK, end - position), position)
-        at = chunk.find(MAGIC)
+        chunk = file.read(min(_READ_BYTES, end - position), position)
+        at = chunk.find(FRAME_MAGIC)
         while at >= 0:
-            place = position + at
-            if place % 8 == 0 and read_header(file.read(HEADER_BYTES, place), 0, place):
-                return place
-            at = chunk.find(MAGIC, at + 1)
+            candidate = position + at
+            if candidate % 8 == 0:
+                data = file.read(FRAME_HEADER_BYTES, candidate)
+                if read_frame_header(data, 0, candidate):
+                    return candidate
+            at = chunk.find(FRAME_MAGIC, at + 1)
         if position + len(chunk) >= end:
             break
-        position += max(1, len(chunk) - len(MAGIC))
+        position += max(1, len(chunk) - len(FRAME_MAGIC))
     return end
 
 
 def read_frames(
     file: DiskFile, start: int, end: int
 ) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
-    """(position, header, body) of each frame, read in large pieces; header None and empty body for
-    bytes that are no frame.
+    """(position, header, body) of each frame, read in large chunks. The header is None and the body
+    empty for bytes that are not a frame.
     """
     end = min(end, file.size())
     position = start
     while position < end:
-        chunk = memoryview(file.read(min(_READ_CHUNK, end - position), position))
+        chunk = memoryview(file.read(min(_READ_BYTES, end - position), position))
         used = 0
         while used < len(chunk):
-            header = read_header(chunk, used, position + used)
+            header = read_frame_header(chunk, used, position + used)
             if header is None or position + used + header.frame_bytes > end:
                 if (
                     header is None
-                    and len(chunk) - used < HEADER_BYTES
+                    and len(chunk) - used < FRAME_HEADER_BYTES
                     and position + len(chunk) < end
                     and used
                 ):
-                    break  # the header goes on in the next piece
+                    break  # the header continues in the next chunk
                 after = find_frame(file, position + used + 8, end)
                 yield position + used, None, memoryview(b"")
                 used = after - position
@@ -475,23 +539,33 @@ def read_frames(
                         continue
                 else:
                     break
-            body = used + HEADER_BYTES
+            body = used + FRAME_HEADER_BYTES
             yield position + used, header, chunk[body : body + header.body_bytes]
             used += header.frame_bytes
         position += used
 
 
+# Indexes
+
+INDEX_MAGIC = b"HRIX"
+INDEX_VERSION = 1
+INDEX_SUFFIX = ".index"
+_INDEX_HEADER = struct.Struct("<4sHHI16sQQ")  # magic, version, flags, CRC, segment id, end, count
+
+
 class FrameIndex:
-    """Where the frames of a segment start: relative offset, position and append time of each, in
-    order.
-    """
+    """The relative offset, position and append time of each frame of a segment, in order."""
 
     def __init__(self) -> None:
-        self.relatives, self.positions, self.times = array("q"), array("q"), array("q")
-        self.end = 0  # up to which position of the file this index knows
+        self.relatives = array("q")
+        self.positions = array("q")
+        self.times = array("q")
+        self.end = 0  # the position in the file up to which frames are indexed
 
     def extend(self, file: DiskFile, end: int, *, default_us: int) -> None:
-        """Add the frames between what is known and `end`."""
+        """Index the frames up to position `end`. `default_us` is the append time of frames that
+        have none.
+        """
         for position, header, _ in scan_headers(file, self.end, end):
             if header is not None:
                 self.relatives.append(header.relative)
@@ -500,47 +574,37 @@ class FrameIndex:
         self.end = max(self.end, end)
 
     def position_of(self, relative: int, first: int) -> int:
-        """Where to start reading for an offset; `first` if it is before all frames."""
+        """The position of the frame with a relative offset; `first` if it is before all frames."""
         at = bisect_right(self.relatives, relative) - 1
         return self.positions[at] if at >= 0 else first
 
     def time_of(self, relative: int) -> int | None:
-        """When the row at an offset (or, if it is gone, the next one) was appended."""
+        """The append time of the frame that has a relative offset; None without frames."""
         at = max(0, bisect_right(self.relatives, relative) - 1)
         return self.times[at] if at < len(self.times) else None
 
     def first_since(self, time_us: int) -> int | None:
-        """The relative offset of the first frame appended at or after a time."""
+        """The relative offset of the first frame appended at or after a time, or None."""
         at = bisect_left(self.times, time_us)
         return self.relatives[at] if at < len(self.times) else None
 
     def to_bytes(self, segment_id: str) -> bytes:
         body = b"".join(column.tobytes() for column in (self.relatives, self.positions, self.times))
-        blank = (
-            _INDEX_FIXED.pack(
-                INDEX_MAGIC, VERSION, 0, 0, segment_id.encode(), self.end, len(self.relatives)
-            )
-            + body
-        )
-        crc = zlib.crc32(blank)
-        return (
-            _INDEX_FIXED.pack(
-                INDEX_MAGIC, VERSION, 0, crc, segment_id.encode(), self.end, len(self.relatives)
-            )
-            + body
-        )
+        fields = (segment_id.encode(), self.end, len(self.relatives))
+        crc = zlib.crc32(_INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, 0, 0, *fields) + body)
+        return _INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, 0, crc, *fields) + body
 
     @classmethod
     def from_bytes(cls, data: bytes, segment_id: str, end: int) -> FrameIndex | None:
-        """The stored index, or None if it is damaged, of another version, or of another file."""
-        if len(data) < _INDEX_FIXED.size:
+        """The stored index, or None if it is damaged, of another version, or of another segment."""
+        if len(data) < _INDEX_HEADER.size:
             return None
-        magic, version, flags, crc, name, stored_end, count = _INDEX_FIXED.unpack_from(data)
-        body = memoryview(data)[_INDEX_FIXED.size :]
-        blank = _INDEX_FIXED.pack(magic, version, flags, 0, name, stored_end, count) + body
+        magic, version, flags, crc, name, stored_end, count = _INDEX_HEADER.unpack_from(data)
+        body = memoryview(data)[_INDEX_HEADER.size :]
+        blank = _INDEX_HEADER.pack(magic, version, flags, 0, name, stored_end, count) + body
         if (
             magic != INDEX_MAGIC
-            or version != VERSION
+            or version != INDEX_VERSION
             or name != segment_id.encode()
             or stored_end != end
             or len(body) != 24 * count
@@ -555,11 +619,16 @@ class FrameIndex:
         return index
 
 
+# Segments
+
+
 class Segment:
     """A segment opened for reading."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        self.disk, self.path, self.place = disk, path, SegmentPlace.parse(path.name)
+        self.disk = disk
+        self.path = path
+        self.info = SegmentInfo.parse(path.name)
         self.file = disk.open(path, write=False)
         try:
             self.header = read_segment_header(self.file)
@@ -571,15 +640,14 @@ class Segment:
 
     @property
     def may_have_gaps(self) -> bool:
-        """Whether offsets can be missing for a good reason: compaction, or that somebody was to be
-        forgotten.
-        """
+        """Whether offsets may be missing because compaction or excision removed rows."""
         return bool(self.header.flags & (COMPACTED | EXCISED))
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another file has this one's name by now: rows were excised, or compacted away.
-        One that is gone stays readable for whoever has it open.
+        """Whether compaction or excision has put another file under this segment's name.
+
+        A removed file does not count: it stays readable for whoever has it open.
         """
         try:
             return os.stat(self.path).st_ino != os.fstat(self.file.descriptor).st_ino
@@ -587,50 +655,43 @@ class Segment:
             return False
 
     @property
-    def is_cut(self) -> bool:
-        """Whether a file that was written as a whole is no longer whole."""
+    def is_truncated(self) -> bool:
+        """Whether a file that was written at once has become shorter."""
         return self.file.size() < self.header.end
 
     def index(self, end: int, *, sealed: bool) -> FrameIndex:
-        """The index up to `end`. A sealed segment's is kept on disk for the next one who needs
-        it.
+        """The index up to position `end`. That of a sealed segment is loaded from, and stored in,
+        the index file.
         """
         with self._guard:
-            return self._index_up_to(end, sealed=sealed)
+            index = self._index
+            if index is None or index.end > end:
+                index = self._load_index(end) if sealed else None
+            if index is None:
+                index = FrameIndex()
+                index.end = self.header.size
+            if index.end < end:
+                index.extend(self.file, end, default_us=self.info.time_us)
+                if sealed:
+                    self._store_index(index)
+            self._index = index
+            return index
 
-    def _index_up_to(self, end: int, *, sealed: bool) -> FrameIndex:
-        if self._index is None or self._index.end > end:
-            self._index = (self._stored_index(end) if sealed else None) or self._empty_index()
-        if self._index.end < end:
-            self._index.extend(self.file, end, default_us=self.place.time_us)
-            if sealed:
-                self._store_index()
-        return self._index
-
-    def _empty_index(self) -> FrameIndex:
-        index = FrameIndex()
-        index.end = self.header.size
-        return index
-
-    def _index_path(self) -> Path:
-        return self.path.with_suffix(INDEX_SUFFIX)
-
-    def _stored_index(self, end: int) -> FrameIndex | None:
+    def _load_index(self, end: int) -> FrameIndex | None:
         try:
-            data = self._index_path().read_bytes()
+            data = self.path.with_suffix(INDEX_SUFFIX).read_bytes()
         except OSError:
             return None
         return FrameIndex.from_bytes(data, self.header.id, end)
 
-    def _store_index(self) -> None:
-        """Best effort and not synced: a lost or torn index is noticed and built again."""
+    def _store_index(self, index: FrameIndex) -> None:
+        """Store the index: best effort and not synced, since a lost or torn one is built again."""
         try:
-            # Otherwise compaction has put another file in our place.
+            # Unless compaction has put another file under this name.
             if os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino:
-                assert self._index is not None
                 self.disk.replace_file(
-                    self._index_path(),
-                    [self._index.to_bytes(self.header.id)],
+                    self.path.with_suffix(INDEX_SUFFIX),
+                    [index.to_bytes(self.header.id)],
                     durable=False,
                 )
         except (OSError, DiskFull):
@@ -639,10 +700,11 @@ class Segment:
     def frames(
         self, relative: int, end: int, *, sealed: bool
     ) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
-        """Frames from the one that has an offset, up to byte `end`."""
-        return read_frames(
-            self.file, self.index(end, sealed=sealed).position_of(relative, self.header.size), end
-        )
+        """The frames from the one that has a relative offset, up to position `end`; see
+        `read_frames`.
+        """
+        start = self.index(end, sealed=sealed).position_of(relative, self.header.size)
+        return read_frames(self.file, start, end)
 
     def close(self) -> None:
         self.file.close()

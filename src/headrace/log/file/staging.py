@@ -1,7 +1,10 @@
 """Staging: rows of open transactions and of Spark's tasks, on disk but not part of any topic yet.
 
-A staging directory is named by the time up to which its owner may be believed alive; what is older
-is swept. A staged file has a segment's format, so a large one becomes a segment by being moved.
+    staging/DEADLINE_US.[GROUP.]RANDOM/TOPIC~N.PARTITION.segment
+
+A staged file has a segment's format, so a large one becomes a segment by being moved; a small one
+is copied into the partition's open segment. A directory's name has the time after which its owner
+counts as dead; maintenance then removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from headrace.log.file.disk import Buffer, DiskFile
 from headrace.log.file.segment import (
     Frame,
     body_is_sound,
-    new_header,
+    new_segment_header,
     read_frames,
     read_segment_header,
 )
@@ -32,41 +35,40 @@ segment of its own.
 
 
 class StagingWriter:
-    """Writes frames of one topic into one file per partition."""
+    """Writes frames of one topic into one staged file per partition."""
 
     def __init__(self, store: Store, topic: TopicState, directory: str) -> None:
-        self.store, self.topic, self.directory = store, topic, directory
+        self.store = store
+        self.topic = topic
+        self.directory = directory
         self._files: dict[int, tuple[DiskFile, int, int]] = {}  # partition -> (file, bytes, rows)
         self._staged: Staged | None = None
 
     def write(self, rows: PreparedRows) -> None:
         for number, frames in rows.frames.items():
-            file, position, count = self._files.get(number) or self._begin(number)
+            file, position, count = self._files.get(number) or self._create_file(number)
             buffers: list[Buffer] = []
-            at = position
+            frame_position = position
             for frame in frames:
-                buffers += frame.buffers(count, at, commit=0, first_us=0, last_us=0)
+                buffers += frame.buffers(count, frame_position, commit=0, first_us=0, last_us=0)
                 count += frame.span or frame.count
-                at += frame.frame_bytes
+                frame_position += frame.frame_bytes
             self._files[number] = (file, file.write(buffers, position), count)
 
-    def _begin(self, number: int) -> tuple[DiskFile, int, int]:
+    def _create_file(self, number: int) -> tuple[DiskFile, int, int]:
         path = self.store.root / "staging" / self.directory
         self.store.make_directory(path.parent)
         self.store.disk.make_directory(path)
         file = self.store.disk.open(path / f"{self.topic.directory}.{number}.segment", create=True)
-        header = new_header(
+        header = new_segment_header(
             self.topic.name, number, self.topic.info.arrow_schema, self.topic.settings
         ).encode()
         return file, file.write([header], 0), 0
 
     def finish(self) -> Staged:
-        """Make it durable; returns what a transaction adopts. Can be repeated."""
-        if self._staged is None:
-            self._staged = self._finish()
-        return self._staged
-
-    def _finish(self) -> Staged:
+        """Make the files durable. Returns what a transaction adopts; the same if called again."""
+        if self._staged is not None:
+            return self._staged
         for file, _, _ in self._files.values():
             if self.store.durable:
                 file.sync()
@@ -78,29 +80,28 @@ class StagingWriter:
         }
         for file, _, _ in self._files.values():
             file.close()
-        return Staged(self.topic.name, partitions, sum(rows for _, rows in partitions.values()))
+        total = sum(rows for _, rows in partitions.values())
+        self._staged = Staged(topic=self.topic.name, partitions=partitions, rows=total)
+        return self._staged
 
     def abandon(self) -> None:
         """Remove what was written: nobody will adopt it."""
-        for file, _, _ in self._files.values():
+        files = [file for file, _, _ in self._files.values()]
+        for file in files:
             file.close()
-        discard(
-            self.store,
-            [f"{self.directory}/{file.path.name}" for file, _, _ in self._files.values()],
-        )
+        discard(self.store, [f"{self.directory}/{file.path.name}" for file in files])
 
 
 def staging_name(deadline_us: int, group: str | None = None) -> str:
+    """The name of a new staging directory."""
     unique = os.urandom(6).hex()
-    return (
-        f"{deadline_us:017d}.{unique}"
-        if group is None
-        else f"{deadline_us:017d}.{check_name(group, what='group')}.{unique}"
-    )
+    if group is None:
+        return f"{deadline_us:017d}.{unique}"
+    return f"{deadline_us:017d}.{check_name(group, what='group')}.{unique}"
 
 
 def staged_path(store: Store, file: str) -> Path:
-    """Where a staged file is. TransactionTimedOut if it was swept."""
+    """The path of a staged file. Raises TransactionTimedOut if maintenance has removed it."""
     path = store.root / "staging" / file
     if not path.exists():
         raise TransactionTimedOut(
@@ -110,43 +111,43 @@ def staged_path(store: Store, file: str) -> Path:
     return path
 
 
-def load_if_small(store: Store, file: str, topic: TopicState) -> list[Frame] | None:
-    """A small staged file's frames, to be copied; None if it is better moved as it is."""
-    opened = store.disk.open(staged_path(store, file), write=False)
+def load_small_file(store: Store, file: str, topic: TopicState) -> list[Frame] | None:
+    """The frames of a small staged file, to be copied; None if the file must be moved, because it
+    is large or the topic's schema has changed.
+    """
+    staged = store.disk.open(staged_path(store, file), write=False)
     try:
-        header = read_segment_header(opened)
-        size = opened.size()
-        if size > MAX_COPIED_BYTES or not header.schema.equals(
-            topic.info.arrow_schema, check_metadata=True
-        ):
+        segment_header = read_segment_header(staged)
+        size = staged.size()
+        schema = topic.info.arrow_schema
+        if size > MAX_COPIED_BYTES or not segment_header.schema.equals(schema, check_metadata=True):
             return None
         frames = []
-        for position, head, body in read_frames(opened, header.size, size):
-            if head is None or not body_is_sound(head, body):
+        for position, header, body in read_frames(staged, segment_header.size, size):
+            if header is None or not body_is_sound(header, body):
                 raise TransactionTimedOut(
-                    f"The staged file {opened.path} is damaged at byte {position}.",
+                    f"The staged file {staged.path} is damaged at byte {position}.",
                     fix="run the transaction again.",
                 )
             frames.append(
                 Frame(
-                    head.kind,
-                    head.flags,
-                    head.count,
-                    body,
-                    head.body_crc,
-                    0,
-                    head.producer,
-                    head.epoch,
-                    head.sequence,
+                    kind=header.kind,
+                    flags=header.flags,
+                    count=header.count,
+                    body=body,
+                    body_crc=header.body_crc,
+                    producer=header.producer,
+                    epoch=header.epoch,
+                    sequence=header.sequence,
                 )
             )
         return frames
     finally:
-        opened.close()
+        staged.close()
 
 
 def discard(store: Store, files: Iterable[str]) -> None:
-    """Remove staged files, and their directories once empty."""
+    """Remove staged files, and their directories once they are empty."""
     directories = set()
     for file in files:
         path = store.root / "staging" / file
@@ -158,16 +159,18 @@ def discard(store: Store, files: Iterable[str]) -> None:
 
 
 def discard_group(store: Store, group: str) -> None:
-    """Remove what was staged under a group's name. Under the log's lock, since a commit may be
-    adopting.
+    """Remove everything staged under a group's name. Requires the log's lock, since a commit may be
+    adopting it.
     """
     for directory in (store.root / "staging").glob("*.*"):
         if directory.name.split(".", 1)[1].rpartition(".")[0] == group:
             discard(store, [f"{directory.name}/{path.name}" for path in directory.iterdir()])
 
 
-def sweep(store: Store, now_us: int) -> int:
-    """Remove what dead owners left. Under the log's lock, since a commit may be adopting."""
+def remove_expired(store: Store, now_us: int) -> int:
+    """Remove staging directories of dead owners. Requires the log's lock, since a commit may be
+    adopting from them. Returns how many were removed.
+    """
     removed = 0
     for directory in (store.root / "staging").glob("*.*"):
         deadline = directory.name.split(".")[0]

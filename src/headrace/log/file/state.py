@@ -1,8 +1,14 @@
-"""What is true of a log: a deterministic state machine over the journal's records.
+"""The state of a log: a deterministic state machine over the journal's records.
 
-Every process has replicas of it, kept up by reading the journal. Nothing here does I/O or looks at
-a clock, so the same journal gives the same state everywhere. An operation is a JSON list whose
-first element names the method that applies it.
+Every process has replicas of it, kept up to date by reading the journal (`checkpoint.Replica`).
+Nothing here does I/O or reads a clock, so the same journal gives the same state everywhere.
+
+An operation is a JSON list: the name of the `State` method that applies it, without its underscore,
+and that method's arguments. Method names and signatures are therefore part of the file format:
+
+    ["topic", "orders", {"ddl": "id BIGINT", "partitions": 1, …}]
+    ["append", "orders", 0, 0, 2, 0, 0, 1984, 1]     2 rows from offset 0, in segment 0 at byte 0
+    ["offsets", "billing", "orders", {"0": 2}]
 """
 
 from __future__ import annotations
@@ -18,38 +24,49 @@ from headrace.log.file.segment import segment_name
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
 
-# What a queue's group knows of each message: done, leased, waiting, or never given out. Pure state,
-# applied from the journal.
-#
-# Everything below `floor` is done. Above it, `done` holds what was acknowledged out of order,
-# `given` what was handed out at least once, and from `next` on nothing was ever handed out.
+Operation = list[Any]
+RECENT_SEQUENCES = 8
+"""How many sequence numbers of a producer are stored with their offsets."""
+PRODUCER_RETENTION_US = 30 * 24 * 3600 * 1_000_000
+"""How long a producer that appends nothing is remembered."""
 
+# Queues
 
-MAX_GIVEN = 10_000
-"""Messages of one partition that may be handed out and not yet done."""
+MAX_LEASED = 10_000
+"""Messages of one partition that may be delivered and not yet done. Bounds a queue's memory."""
 MAX_AHEAD = 100_000
-"""How far a partition may be handed out ahead of its oldest message that is not done. Both bound a
+"""How far messages of a partition are delivered ahead of the oldest one that is not done. Bounds a
 queue's memory.
 """
 
 
 @dataclass(slots=True)
-class Lease:
+class MessageLease:
+    """A message that was delivered and is not done. From `visible_us` on it may be delivered again;
+    `receiver` is empty if it was returned.
+    """
+
     deliveries: int
-    visible_us: int  # from when on it may be given to someone (again)
+    visible_us: int
     receiver: str
 
 
 @dataclass(slots=True)
 class PartitionQueue:
+    """The messages of one partition as a queue's group sees them.
+
+    Everything below `floor` is done. Above it, `done` has what was acknowledged out of order and
+    `leases` what was delivered and is not done. From `next` on nothing was ever delivered.
+    """
+
     floor: int = 0
     next: int = 0
     done: set[int] = field(default_factory=set)
-    given: dict[int, Lease] = field(default_factory=dict)
+    leases: dict[int, MessageLease] = field(default_factory=dict)
 
     def finish(self, offsets: Iterable[int]) -> None:
         for offset in offsets:
-            self.given.pop(offset, None)
+            self.leases.pop(offset, None)
             if offset >= self.floor:
                 self.done.add(offset)
         while self.floor in self.done:
@@ -57,26 +74,28 @@ class PartitionQueue:
             self.floor += 1
         self.next = max(self.next, self.floor)
 
-    def available(self, end: int, now_us: int, most: int) -> list[int]:
-        """Offsets that can be handed out now, oldest first."""
-        again = sorted(
-            offset for offset, lease in self.given.items() if lease.visible_us <= now_us
-        )[:most]
-        room = min(
-            most - len(again),
-            MAX_GIVEN - len(self.given),
+    def available(self, end: int, now_us: int, limit: int) -> list[int]:
+        """Offsets that can be delivered now: those whose lease has ended, then new ones."""
+        expired = sorted(
+            offset for offset, lease in self.leases.items() if lease.visible_us <= now_us
+        )[:limit]
+        new = min(
+            limit - len(expired),
+            MAX_LEASED - len(self.leases),
             self.floor + MAX_AHEAD - self.next,
             end - self.next,
         )
-        return again + list(range(self.next, self.next + max(0, room)))
+        return expired + list(range(self.next, self.next + max(0, new)))
 
     def waiting(self, end: int) -> int:
-        """Messages that are not done: the queue's lag."""
+        """How many messages are not done: the queue's lag."""
         return max(0, end - self.floor - len(self.done))
 
 
 class QueueState:
-    """The partitions of one topic as one group's queue sees them."""
+    """One topic as a queue's group sees it. The journal's queue operations are named after the
+    methods that apply them.
+    """
 
     def __init__(self) -> None:
         self.partitions: dict[int, PartitionQueue] = {}
@@ -92,31 +111,32 @@ class QueueState:
         queue.floor = max(queue.floor, floor)
         queue.next = max(queue.next, floor)
         queue.done = {offset for offset in queue.done if offset >= floor}
-        queue.given = {offset: lease for offset, lease in queue.given.items() if offset >= floor}
+        queue.leases = {offset: lease for offset, lease in queue.leases.items() if offset >= floor}
 
     @staticmethod
     def _reset(queue: PartitionQueue, floor: int) -> None:
         queue.floor = queue.next = floor
-        queue.done, queue.given = set(), {}
+        queue.done, queue.leases = set(), {}
 
     @staticmethod
     def _take(queue: PartitionQueue, offsets: list[int], visible_us: int, receiver: str) -> None:
         for offset in offsets:
-            known = queue.given.get(offset)
-            queue.given[offset] = Lease(known.deliveries + 1 if known else 1, visible_us, receiver)
+            lease = queue.leases.get(offset)
+            deliveries = lease.deliveries + 1 if lease else 1
+            queue.leases[offset] = MessageLease(deliveries, visible_us, receiver)
             queue.next = max(queue.next, offset + 1)
 
     @staticmethod
     def _renew(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
         for offset in offsets:
-            if offset in queue.given:  # always, unless the journal lost who took it
-                queue.given[offset].visible_us = visible_us
+            if offset in queue.leases:  # always, unless the journal is damaged
+                queue.leases[offset].visible_us = visible_us
 
     @staticmethod
     def _return(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
         for offset in offsets:
-            if offset in queue.given:
-                queue.given[offset].visible_us, queue.given[offset].receiver = visible_us, ""
+            if offset in queue.leases:
+                queue.leases[offset].visible_us, queue.leases[offset].receiver = visible_us, ""
 
     @staticmethod
     def _done(queue: PartitionQueue, offsets: list[int]) -> None:
@@ -125,36 +145,38 @@ class QueueState:
     def dump(self) -> dict[str, Any]:
         return {
             str(number): [
-                q.floor,
-                q.next,
-                sorted(q.done),
-                [[o, g.deliveries, g.visible_us, g.receiver] for o, g in q.given.items()],
+                queue.floor,
+                queue.next,
+                sorted(queue.done),
+                [
+                    [offset, lease.deliveries, lease.visible_us, lease.receiver]
+                    for offset, lease in queue.leases.items()
+                ],
             ]
-            for number, q in self.partitions.items()
+            for number, queue in self.partitions.items()
         }
 
     @classmethod
     def load(cls, dump: dict[str, Any]) -> QueueState:
         state = cls()
-        for number, (floor, following, done, given) in dump.items():
-            leases = {
-                offset: Lease(deliveries, visible_us, receiver)
-                for offset, deliveries, visible_us, receiver in given
-            }
-            state.partitions[int(number)] = PartitionQueue(floor, following, set(done), leases)
+        for number, (floor, next_offset, done, leases) in dump.items():
+            state.partitions[int(number)] = PartitionQueue(
+                floor=floor,
+                next=next_offset,
+                done=set(done),
+                leases={offset: MessageLease(*lease) for offset, *lease in leases},
+            )
         return state
 
 
-Operation = list[Any]
-RECENT_SEQUENCES = 8
-PRODUCER_KEPT_US = 30 * 24 * 3600 * 1_000_000
+# Topics, producers and groups
 
 
 class PartitionState(NamedTuple):
-    """Offsets from `start` to `end`; the segment being written begins at offset `segment` and has
-    `position` bytes (0: no file yet).
+    """A partition's offsets, from `start` to `end`. The open segment begins at offset `segment` and
+    has `position` bytes (0: no file yet).
 
-    Never changed, only replaced: a reader in another thread sees the one or the other.
+    A value is replaced, never changed, so that a reader in another thread sees a consistent one.
     """
 
     start: int = 0
@@ -166,7 +188,7 @@ class PartitionState(NamedTuple):
 
 @dataclass(slots=True)
 class TopicState:
-    """A topic: its settings as stored, its directory's name, its partitions."""
+    """A topic: its settings as the journal stores them, its directory's name and its partitions."""
 
     name: str
     settings: dict[str, Any]
@@ -184,20 +206,20 @@ class TopicState:
 
 @dataclass(slots=True)
 class ProducerState:
-    """The last numbers stored for a producer, with where they went."""
+    """A producer with an id: its epoch, its last sequence number, and the recent ones as (sequence,
+    commit, partition -> [start, stop]).
+    """
 
     epoch: int = 0
     last: int = -1
     seen_us: int = 0
-    recent: list[tuple[int, int, dict[str, list[int]]]] = field(
-        default_factory=list
-    )  # (sequence, commit, partition -> [start, stop])
+    recent: list[tuple[int, int, dict[str, list[int]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class GroupState:
-    """A consumer group: who is in it, who has which partition ("topic/partition"), and what was
-    committed.
+    """A consumer group: its members, the current and the target owner of each partition
+    ("topic/partition" -> member), and its committed offsets.
     """
 
     generation: int = 0
@@ -218,18 +240,22 @@ class GroupState:
 
 
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
-    """A topic's settings as the API shows them."""
+    """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
     schema: pa.Schema = parse_schema(settings["ddl"])
-    stored = table_schema(schema, key) if settings["is_table"] else schema
-    plain = {name: value for name, value in settings.items() if name not in {"ddl", "key"}}
+    rest = {name: value for name, value in settings.items() if name not in {"ddl", "key"}}
     return TopicInfo(
-        name=name, schema=settings["ddl"], arrow_schema=stored, key=key, id=directory, **plain
+        name=name,
+        schema=settings["ddl"],
+        arrow_schema=table_schema(schema, key) if settings["is_table"] else schema,
+        key=key,
+        id=directory,
+        **rest,
     )
 
 
 class State:
-    """The whole of a log's truth, apart from the rows themselves."""
+    """Everything a log knows, apart from the rows themselves."""
 
     def __init__(self) -> None:
         self.commit = 0
@@ -240,8 +266,8 @@ class State:
         self.groups: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         self.notes: dict[str, str] = {}
-        # Files that were changed, as (topic's directory, partition, file): since the journal's last
-        # roll, and before it but not yet synced.
+        # Segment files that were written, as (topic's directory, partition, file): since the
+        # journal's last roll, and before it if no checkpoint has synced them yet.
         self.dirty: set[tuple[str, int, str]] = set()
         self.dirty_before: set[tuple[str, int, str]] = set()
 
@@ -257,17 +283,28 @@ class State:
     def _restore(
         self, name: str, settings: dict[str, Any], directory: str, starts: list[int]
     ) -> None:
-        """Define a topic again that the journal has lost. What is known of its partitions stays."""
-        known = self.topics[name].partitions if name in self.topics else []
-        partitions = [
-            *known,
-            *(PartitionState(start, start, start) for start in starts[len(known) :]),
-        ]
+        """Define a topic whose definition the journal has lost; its known partitions stay."""
+        partitions = list(self.topics[name].partitions) if name in self.topics else []
+        partitions += [PartitionState(start, start, start) for start in starts[len(partitions) :]]
+        self._define(name, settings, directory, partitions)
+
+    def _define(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        directory: str,
+        partitions: list[PartitionState],
+    ) -> None:
         self.topics[name] = TopicState(
-            name, settings, directory, partitions, topic_info(name, settings, directory)
+            name=name,
+            settings=settings,
+            directory=directory,
+            partitions=partitions,
+            info=topic_info(name, settings, directory),
         )
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
+        """Apply the operations of one commit."""
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
@@ -275,15 +312,13 @@ class State:
     # Topics and rows
 
     def _topic(self, name: str, settings: dict[str, Any]) -> None:
-        known = self.topics.get(name)
-        directory = known.directory if known else f"{name}~{self.commit}"
-        partitions = known.partitions if known else []
+        before = self.topics.get(name)
+        directory = before.directory if before else f"{name}~{self.commit}"
+        partitions = before.partitions if before else []
         partitions += [PartitionState() for _ in range(settings["partitions"] - len(partitions))]
-        columns_changed = known is not None and known.settings["ddl"] != settings["ddl"]
-        self.topics[name] = TopicState(
-            name, settings, directory, partitions, topic_info(name, settings, directory)
-        )
-        if columns_changed:  # a segment has one schema
+        self._define(name, settings, directory, partitions)
+        if before is not None and before.settings["ddl"] != settings["ddl"]:
+            # A segment has one schema.
             for number in range(len(partitions)):
                 self._roll(name, number)
 
@@ -311,9 +346,12 @@ class State:
     ) -> None:
         topic = self.topics[name]
         before = topic.partitions[number]
-        opened_us = before.opened_us if position else self.time_us
         topic.partitions[number] = PartitionState(
-            before.start, offset + span, segment, position + size, opened_us
+            start=before.start,
+            end=offset + span,
+            segment=segment,
+            position=position + size,
+            opened_us=before.opened_us if position else self.time_us,
         )
         self.dirty.add((topic.directory, number, segment_name(segment)))
 
@@ -347,12 +385,12 @@ class State:
         else:
             self.transactions[name] = epoch
 
-    def _sequence(self, name: str, sequence: int, places: dict[str, list[int]]) -> None:
+    def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
         producer.last, producer.seen_us = sequence, self.time_us
         producer.recent = [
             *producer.recent[1 - RECENT_SEQUENCES :],
-            (sequence, self.commit, places),
+            (sequence, self.commit, ranges),
         ]
 
     def _note(self, name: str, value: str | None) -> None:
@@ -376,12 +414,10 @@ class State:
         target: dict[str, str],
     ) -> None:
         group = self.groups.setdefault(name, GroupState())
-        group.generation, group.members, group.owners, group.target = (
-            generation,
-            members,
-            owners,
-            target,
-        )
+        group.generation = generation
+        group.members = members
+        group.owners = owners
+        group.target = target
 
     def _forget_group(self, name: str) -> None:
         self.groups.pop(name, None)
@@ -395,28 +431,30 @@ class State:
 
     # Checkpoints
 
-    def rolled(self) -> None:
-        """The journal goes on in a new file, and a checkpoint is about to be made."""
+    def on_journal_roll(self) -> None:
+        """The journal has begun a new file, and a checkpoint is about to be made."""
         self.dirty_before |= self.dirty
         self.dirty = set()
 
     def _checkpointed(self) -> None:
+        """A checkpoint was made: all files written before it are synced."""
         self.dirty_before = set()
-        oldest = self.time_us - PRODUCER_KEPT_US
+        oldest = self.time_us - PRODUCER_RETENTION_US
         self.producers = {
             key: value for key, value in self.producers.items() if value.seen_us >= oldest
         }
 
     def dump(self) -> dict[str, Any]:
-        """The state as JSON; `State.load` gives it back. It stays as it is when the state moves on:
-        a checkpoint is written while others commit.
+        """The state as JSON, for `State.load`. It shares nothing with the state that later commits
+        change: a checkpoint is written while others commit.
         """
         return {
             "commit": self.commit,
             "time_us": self.time_us,
             "topics": {name: topic.dump() for name, topic in self.topics.items()},
             "producers": {
-                k: [p.epoch, p.last, p.seen_us, p.recent] for k, p in self.producers.items()
+                key: [producer.epoch, producer.last, producer.seen_us, producer.recent]
+                for key, producer in self.producers.items()
             },
             "transactions": dict(self.transactions),
             "groups": {key: group.dump() for key, group in self.groups.items()},
@@ -429,26 +467,28 @@ class State:
         state = cls()
         state.commit, state.time_us = dump["commit"], dump["time_us"]
         for name, stored in dump["topics"].items():
-            partitions = [PartitionState(*numbers) for numbers in stored["partitions"]]
-            settings = stored["settings"]
-            state.topics[name] = TopicState(
-                name,
-                settings,
-                stored["directory"],
-                partitions,
-                topic_info(name, settings, stored["directory"]),
-            )
+            partitions = [PartitionState(*fields) for fields in stored["partitions"]]
+            state._define(name, stored["settings"], stored["directory"], partitions)
         for key, (epoch, last, seen_us, recent) in dump["producers"].items():
             state.producers[key] = ProducerState(
-                epoch, last, seen_us, [(s, c, places) for s, c, places in recent]
+                epoch=epoch,
+                last=last,
+                seen_us=seen_us,
+                recent=[(sequence, commit, ranges) for sequence, commit, ranges in recent],
             )
-        state.transactions, state.notes = dump["transactions"], dump["notes"]
+        state.transactions = dump["transactions"]
+        state.notes = dump["notes"]
         for key, (generation, members, owners, target, committed) in dump["groups"].items():
-            numbered = {
-                topic: {int(p): offset for p, offset in offsets.items()}
-                for topic, offsets in committed.items()
-            }
-            state.groups[key] = GroupState(generation, members, owners, target, numbered)
+            state.groups[key] = GroupState(
+                generation=generation,
+                members=members,
+                owners=owners,
+                target=target,
+                committed={
+                    topic: {int(partition): offset for partition, offset in offsets.items()}
+                    for topic, offsets in committed.items()
+                },
+            )
         state.queues = {key: QueueState.load(stored) for key, stored in dump["queues"].items()}
         return state
 

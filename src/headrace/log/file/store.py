@@ -1,12 +1,15 @@
-"""The store: a log's directory opened by one process. Its lock, journal, marker, replicas and
-segment files.
+"""The store: a log's directory opened by one process, with its lock, journal, durable marker,
+replicas and segment files.
 
-headrace.json        what this directory is, and its format
-journal/             the commit journal, checkpoints, the lock, the durable marker
-topics/NAME~N/P/     the segments of partition P of topic NAME (created in commit N)
-staging/             rows of open transactions and tasks
-groups/              heartbeats of group members
-quarantine/          copies of damaged bytes, for a person to look at
+    headrace.json        that this directory is a log, and its format
+    journal/             the commit journal, checkpoints, the lock, the durable marker
+    topics/NAME~N/P/     the segments of partition P of topic NAME (created in commit N)
+    staging/             rows of open transactions and tasks
+    groups/              heartbeats of group members
+    quarantine/          copies of damaged bytes, for a person to look at
+
+A process has two replicas of the state. `view()` is what readers see: everything durable.
+`locked()` gives the newest state, against which the next commit is decided.
 """
 
 from __future__ import annotations
@@ -25,8 +28,14 @@ from headrace.errors import ConfigurationError, InputError, LogUnavailable, Newe
 from headrace.log.file.checkpoint import Replica
 from headrace.log.file.commit_draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.disk import Disk, DiskFile
-from headrace.log.file.journal import DurableMarker, Journal, Mark, MissingJournal, Record
-from headrace.log.file.segment import segment_name, stray_names
+from headrace.log.file.journal import (
+    DurableMark,
+    DurableMarker,
+    Journal,
+    JournalRecord,
+    MissingJournal,
+)
+from headrace.log.file.segment import list_stray_names, segment_name
 from headrace.log.file.state import State
 
 FORMAT = 1
@@ -34,32 +43,37 @@ _MAX_OPEN_SEGMENTS = 256
 
 
 class Recovery(Protocol):
-    """What repairs a log's directory (`headrace.log.file.recovery`)."""
+    """The repair of a log's directory, implemented by the module `headrace.log.file.recovery`.
+
+    The store is given it rather than importing it, since recovery itself works on a store.
+    """
 
     def recover(self, store: Store) -> None:
-        """Make the files agree with the journal after power was lost."""
+        """Make the files agree with the journal after power loss."""
 
     def reconcile(self, store: Store, replica: Replica) -> None:
-        """Restore what damaged records of the journal said, as far as the segments know it."""
+        """Restore what damaged journal records described, as far as the segments show it."""
 
 
 class Store:
-    """Everything below the API that touches the directory. `recovery` repairs it under the lock."""
+    """A log's directory, opened by this process. Opening it recovers it if that is needed."""
 
     def __init__(
         self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
     ) -> None:
-        self.root, self.disk, self.durable = root, disk, durability == "disk"
+        self.root = root
+        self.disk = disk
+        self.durable = durability == "disk"
         self._process = os.getpid()
         self._closed = False
-        self.writable = _prepare(root, disk, create=create)
+        self.writable = _open_directory(root, disk, create=create)
         self.journal_directory = root / "journal"
         self._lock_file: DiskFile | None = (
             disk.open(self.journal_directory / "lock", create=True) if self.writable else None
         )
-        self._lock_guard = (
-            Lock()
-        )  # never taken twice: the file's lock would be gone after the inner one
+        # Excludes threads of this process. Never taken twice: releasing the file lock once would
+        # release it altogether.
+        self._lock_guard = Lock()
         self.marker = DurableMarker(disk, self.journal_directory / "durable", write=self.writable)
         self._view_guard = Lock()
         self._view: Replica | None = None
@@ -69,34 +83,35 @@ class Store:
         self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
         self._directories: set[Path] = set()  # known to be durable
         self._recovery = recovery
-        self._recover_if_needed()
+        if self.writable and not self.marker.is_current(self.marker.read()):
+            with self._lock_guard, self.lock_file().locked():
+                if not self.marker.is_current(self.marker.read()):  # nobody else was faster
+                    self._recovery.recover(self)
 
-    # What is true
+    # The state
 
     def view(self) -> State:
-        """The state as readers may see it: everything durable, nothing else."""
+        """The state as readers see it: everything durable, nothing else."""
         self.check_open()
-        mark = self.marker.read() or self._renewed_mark()
+        mark = self.marker.read() or self._restore_mark()
         limit = mark.lsn if mark else 0
         with self._view_guard:
             if self._view is None:
                 self._view = Replica(self._view_journal, self.journal_directory)
             if self._view.lsn < limit:
                 self._advance_view(self._view, limit)
-            elif (
-                mark is None and not self.writable
-            ):  # nobody here can set it right: whatever is sound is shown
-                self._view.advance()
+            elif mark is None and not self.writable:
+                self._view.advance()  # the mark cannot be restored: show whatever is sound
             return self._view.state
 
-    def _renewed_mark(self) -> Mark | None:
-        """The marker was damaged: make everything durable, then say so. If somebody is committing,
-        they will.
+    def _restore_mark(self) -> DurableMark | None:
+        """Replace a damaged durable mark: sync the journal and publish its end. If another thread
+        is committing, its commit does so.
         """
         if self.writable and self._lock_guard.acquire(blocking=False):
             try:
                 with self.lock_file().locked():
-                    newest = self._caught_up()
+                    newest = self._newest_replica()
                     newest.journal.file_at(newest.base).sync()
                     self.marker.publish(newest.lsn)
             finally:
@@ -104,8 +119,10 @@ class Store:
         return self.marker.read()
 
     @contextmanager
-    def still_view(self) -> Iterator[State]:
-        """The same, and nobody moves it on meanwhile: several topics as of one commit."""
+    def frozen_view(self) -> Iterator[State]:
+        """The state as readers see it, which does not advance inside `with`: several topics as of
+        one commit.
+        """
         state = self.view()
         with self._view_guard:
             yield state
@@ -113,10 +130,8 @@ class Store:
     def _advance_view(self, view: Replica, limit: int) -> None:
         for _ in range(10):
             try:
-                view.advance(limit, proven=limit)
-            except (
-                MissingJournal
-            ):  # the journal was cut behind a checkpoint while this process slept
+                view.advance(limit, durable_lsn=limit)
+            except MissingJournal:  # deleted after a checkpoint since this process last read it
                 view.load()
             else:
                 return
@@ -126,19 +141,18 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[Replica]:
-        """Hold the log's lock; yields the newest state, durable or not."""
+        """Hold the log's lock; yields the replica of the newest state, durable or not."""
         self.check_open()
-        if (
-            os.getpid() != self._process
-        ):  # the lock would be shared with the parent, and exclude nobody
+        if os.getpid() != self._process:  # the file lock would be shared with the parent
             raise ConfigurationError(
                 "This log was opened before the process forked.",
                 fix="open it again in the child process.",
             )
         with self._lock_guard, self.lock_file().locked():
-            yield self._caught_up()
+            yield self._newest_replica()
 
     def lock_file(self) -> DiskFile:
+        """The file whose lock is the log's lock. Raises ReadOnlyLog."""
         if self._lock_file is None:
             raise ReadOnlyLog(
                 f"The log in {self.root} cannot be written: the directory is read-only.",
@@ -146,7 +160,8 @@ class Store:
             )
         return self._lock_file
 
-    def _caught_up(self) -> Replica:
+    def _newest_replica(self) -> Replica:
+        """The newest state, after reading what other processes have written. Requires the lock."""
         if self._newest is None:
             self._newest = Replica(self._newest_journal, self.journal_directory)
         newest = self._newest
@@ -161,55 +176,49 @@ class Store:
     def _catch_up(self, newest: Replica) -> None:
         while True:
             try:
-                torn = newest.advance(proven=self.marker.proven(), each=self._finish_adoptions)
+                torn = newest.advance(
+                    durable_lsn=self.marker.durable_lsn(), on_record=self._finish_adoptions
+                )
             except MissingJournal as missing:
-                self._open_missing(newest, missing.base)
+                # Others have gone on and deleted the file, or its creator died before creating it.
+                newest.load()
+                if newest.base <= missing.base:
+                    newest.journal.create_next(missing.base)
                 continue
-            if torn is not None:  # we hold the lock, so nobody is writing it: its writer died
+            if torn is not None:  # we hold the lock, so its writer has died
                 newest.journal.file_at(newest.base).truncate(torn - newest.base)
             break
         if newest.damage:
             self._recovery.reconcile(self, newest)
 
-    def _finish_adoptions(self, record: Record) -> None:
-        """Whoever wrote a record may have died before it moved its staged files."""
+    def _finish_adoptions(self, record: JournalRecord) -> None:
+        """Move a record's staged files: its writer may have died before it did."""
         for operation in record.meta["ops"]:
             if operation[0] == "adopt" and self._newest is not None:
-                _, topic, partition, _, _, staged, name = operation
-                known = self._newest.state.topics.get(topic)
-                if known is not None:
-                    self.adopt(Adoption(known.directory, partition, staged, name))
-
-    def _open_missing(self, newest: Replica, base: int) -> None:
-        """The journal's next file is not there: others have gone on and cleaned up, or its maker
-        died before it made it.
-        """
-        newest.load()
-        if newest.base <= base:
-            newest.journal.create_next(base)
+                _, topic_name, partition, _, _, file, name = operation
+                topic = self._newest.state.topics.get(topic_name)
+                if topic is not None:
+                    self.adopt(
+                        Adoption(
+                            directory=topic.directory, partition=partition, file=file, name=name
+                        )
+                    )
 
     def newest_state(self) -> State | None:
-        """The state that the next commit will be decided against, before it has caught up; another
-        one if a commit failed, or if none was made yet.
+        """The state object that the next commit will be decided against, not yet brought up to
+        date; None before the first commit and after a failed one.
         """
         newest = self._newest
         return None if newest is None else newest.state
 
     def forget_newest(self) -> None:
-        """After a failed commit: what this process believes may be ahead of the journal."""
+        """Drop the newest state and the open segments: after a failed commit they may be ahead of
+        the journal.
+        """
         self._newest = None
         for _, file in self._segments.values():
             file.close()
         self._segments.clear()
-
-    # Recovery
-
-    def _recover_if_needed(self) -> None:
-        if not self.writable or self.marker.is_current(self.marker.read()):
-            return
-        with self._lock_guard, self.lock_file().locked():
-            if not self.marker.is_current(self.marker.read()):
-                self._recovery.recover(self)
 
     # Segments
 
@@ -220,7 +229,7 @@ class Store:
         return self.partition_directory(directory, partition) / segment_name(segment)
 
     def write_segment(self, write: SegmentWrite) -> DiskFile:
-        """Put bytes where a draft says. What lies behind the place is not true and is cut off."""
+        """Write bytes at a position of a segment; bytes of failed commits behind it are cut off."""
         file = self._segment_file(write.directory, write.partition, write.segment)
         if file.size() > write.position:
             file.truncate(write.position)
@@ -228,25 +237,23 @@ class Store:
         return file
 
     def _segment_file(self, directory: str, partition: int, segment: int) -> DiskFile:
-        known = self._segments.get((directory, partition))
-        if known is not None and known[0] == segment:
+        opened = self._segments.get((directory, partition))
+        if opened is not None and opened[0] == segment:
             self._segments.move_to_end((directory, partition))
-            return known[1]
+            return opened[1]
         path = self.segment_path(directory, partition, segment)
         self.make_directory(path.parent)
         file = self.disk.open(path, create=True)
         self.disk.sync_directory(path.parent)
-        self._segments[directory, partition] = (
-            segment,
-            file,
-        )  # the old one is closed when nobody syncs it any more
+        # The file before is not closed here: the committer may still sync it.
+        self._segments[directory, partition] = (segment, file)
         if len(self._segments) > _MAX_OPEN_SEGMENTS:
             self._segments.popitem(last=False)
         return file
 
     def make_directory(self, path: Path) -> None:
-        """See that a directory below the root is there, and durable: who made it may have been
-        killed before syncing the one above it.
+        """Create a directory below the root and make it durable. One that exists is synced too: its
+        creator may have been killed before it synced the parent.
         """
         if path not in self._directories and path != self.root:
             self.make_directory(path.parent)
@@ -255,11 +262,11 @@ class Store:
             self._directories.add(path)
 
     def seal(self, seal: Seal) -> None:
-        """Cut a segment at its true end, and remove files that failed commits began behind it:
-        their place is about to be taken.
+        """Cut a segment at its end, and remove segments that failed commits began behind it: their
+        offsets are about to be used.
         """
         path = self.segment_path(seal.directory, seal.partition, seal.segment)
-        if seal.size and path.exists():  # otherwise the same commit is about to write it
+        if seal.size and path.exists():  # otherwise the commit is about to create it
             file = self.disk.open(path)
             if file.size() > seal.size:
                 file.truncate(seal.size)
@@ -269,14 +276,14 @@ class Store:
     def remove_strays(
         self, directory: str, partition: int, first: int, stop: int | None = None
     ) -> None:
-        """Unlink segments that no commit speaks of."""
+        """Unlink segments of failed commits whose base is in a range of offsets."""
         path = self.partition_directory(directory, partition)
-        for name in stray_names(path, first, stop):
+        for name in list_stray_names(path, first, stop):
             self.disk.unlink(path / name)
 
     def adopt(self, adoption: Adoption) -> None:
-        """Make a staged file a segment by moving it. Can be repeated, also when the segment was
-        removed since.
+        """Make a staged file a segment by moving it. Harmless if it was moved before, even if the
+        segment has been removed since.
         """
         staged = self.root / "staging" / adoption.file
         if staged.exists():
@@ -305,11 +312,15 @@ class Store:
 
 
 def now_us() -> int:
+    """The current time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
-def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
-    """See that there is a log at a path, or make one. Returns whether it can be written."""
+# The directory
+
+
+def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
+    """Check that a directory is a log, or create one. Returns whether it can be written."""
     about = root / "headrace.json"
     try:
         if root.exists() and not root.is_dir():
@@ -318,8 +329,8 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
                 fix="name a directory, such as file:data.",
             )
         if not about.exists():
-            _check_makeable(root, create=create)
-            _make(root, about, disk)
+            _check_creatable(root, create=create)
+            _create_directory(root, about, disk)
         version = int(json.loads(about.read_bytes())["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
@@ -341,18 +352,18 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
     return all(os.access(path, os.W_OK) for path in (root, journal, *files))
 
 
-def _check_makeable(root: Path, *, create: bool) -> None:
+def _check_creatable(root: Path, *, create: bool) -> None:
     if not create:
         raise LogUnavailable(
             f"There is no log in {root}.",
-            fix="check the address; `headrace topic create` makes a new log.",
+            fix="check the address; `headrace topic create` creates a new log.",
         )
     if not root.parent.is_dir():
         raise LogUnavailable(
             f"The directory {root.parent} does not exist.",
             fix=f"create it (mkdir -p {root.parent}), or check the address.",
         )
-    if root.is_dir() and any(not _is_begun(name) for name in os.listdir(root)):
+    if root.is_dir() and not all(_is_of_unfinished_log(name) for name in os.listdir(root)):
         raise LogUnavailable(
             f"{root} is a directory with other things in it, and no log.",
             fix="name an empty or new directory.",
@@ -364,13 +375,13 @@ def _check_makeable(root: Path, *, create: bool) -> None:
         )
 
 
-def _is_begun(name: str) -> bool:
-    """Whether this is of a log that another process is making now, or that was left half made."""
+def _is_of_unfinished_log(name: str) -> bool:
+    """Whether a file is of a log that another process is creating, or has left unfinished."""
     return name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
 
 
-def _make(root: Path, about: Path, disk: Disk) -> None:
-    """Lay out a new log. The file that says that it is one comes last."""
+def _create_directory(root: Path, about: Path, disk: Disk) -> None:
+    """Create a new log. `headrace.json`, which makes the directory a log, comes last."""
     disk.make_directory(root / "journal")
     disk.sync_directory(root)
     disk.sync_directory(root.parent)
