@@ -31,7 +31,7 @@ def orders(first: int, count: int) -> pa.Table:
 
 
 @dataclass
-class Place:
+class SparkLog:
     """A log, a session, and a directory for checkpoints. Topics get names of their own, since a
     broker outlives a test.
     """
@@ -144,25 +144,25 @@ def batch_rows(query: StreamingQuery) -> list[int]:
     return [progress["numInputRows"] for progress in query.recentProgress]
 
 
-def make_place(address: str, spark: SparkSession, directory: Path) -> Iterator[Place]:
+def open_spark_log(address: str, spark: SparkSession, directory: Path) -> Iterator[SparkLog]:
     with hr.open_log(address) as log:
-        yield Place(log, address, spark, directory, uuid.uuid4().hex[:8])
+        yield SparkLog(log, address, spark, directory, uuid.uuid4().hex[:8])
 
 
 @pytest.fixture
-def place(spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
+def spark_log(spark: SparkSession, tmp_path: Path) -> Iterator[SparkLog]:
     """On the embedded log."""
-    yield from make_place(f"file:{tmp_path / 'log'}", spark, tmp_path)
+    yield from open_spark_log(f"file:{tmp_path / 'log'}", spark, tmp_path)
 
 
 @pytest.fixture(params=["file", pytest.param("kafka", marks=pytest.mark.kafka)])
-def any_place(
+def any_spark_log(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
-) -> Iterator[Place]:
+) -> Iterator[SparkLog]:
     """On either backend."""
     address = (
         f"file:{tmp_path / 'log'}"
         if request.param == "file"
         else request.getfixturevalue("kafka_broker").address
     )
-    yield from make_place(address, spark, tmp_path)
+    yield from open_spark_log(address, spark, tmp_path)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.log.spark.conftest import ORDERS, Place, failing_behind, orders
+from tests.log.spark.conftest import ORDERS, SparkLog, failing_behind, orders
 
 pytestmark = pytest.mark.spark
 
@@ -55,40 +55,40 @@ EVERY_TYPE: list[tuple[str, Any]] = [
 ]
 
 
-def test_every_type_survives_unchanged(place: Place) -> None:
+def test_every_type_survives_unchanged(spark_log: SparkLog) -> None:
     schema = ", ".join(
         ["id INT NOT NULL", *(f"c{number} {kind}" for number, (kind, _) in enumerate(EVERY_TYPE))]
     )
     source, target = (
-        place.topic("source", schema, partitions=1),
-        place.topic("target", schema, partitions=1),
+        spark_log.topic("source", schema, partitions=1),
+        spark_log.topic("target", schema, partitions=1),
     )
     values = {f"c{number}": value for number, (_, value) in enumerate(EVERY_TYPE)}
-    place.append(source, [{"id": 1, **values}, {"id": 2, **dict.fromkeys(values)}])
-    rows = place.read(source).drop("_partition", "_offset", "_timestamp")
+    spark_log.append(source, [{"id": 1, **values}, {"id": 2, **dict.fromkeys(values)}])
+    rows = spark_log.read(source).drop("_partition", "_offset", "_timestamp")
     assert [field.dataType.simpleString() for field in rows.schema][-3:] == [
         "variant",
         "array<variant>",
         "geometry(4326)",
     ]
     assert rows.selectExpr("variant_get(c24, '$', 'int')").where("id = 1").first() == (7,)
-    place.write(rows, target)
+    spark_log.write(rows, target)
     columns = ["id", *values]
     expected, found = (
-        place.log.read(topic, columns=columns).to_table() for topic in (source, target)
+        spark_log.log.read(topic, columns=columns).to_table() for topic in (source, target)
     )
     assert found.schema.equals(expected.schema, check_metadata=True)
     assert found.equals(expected)
     assert found.num_rows == 2
 
 
-def test_rows_go_through_unchanged(any_place: Place) -> None:
+def test_rows_go_through_unchanged(any_spark_log: SparkLog) -> None:
     source, target = (
-        any_place.topic("source", key="customer_id"),
-        any_place.topic("target", key="customer_id"),
+        any_spark_log.topic("source", key="customer_id"),
+        any_spark_log.topic("target", key="customer_id"),
     )
-    any_place.append(source, orders(0, 500))
-    rows = any_place.read(source)
+    any_spark_log.append(source, orders(0, 500))
+    rows = any_spark_log.read(source)
     assert rows.columns == [
         "order_id",
         "customer_id",
@@ -97,12 +97,12 @@ def test_rows_go_through_unchanged(any_place: Place) -> None:
         "_offset",
         "_timestamp",
     ]
-    any_place.write(rows.select("note", "order_id", "customer_id"), target)  # in any order
-    found = any_place.log.read(target).to_table()
+    any_spark_log.write(rows.select("note", "order_id", "customer_id"), target)  # in any order
+    found = any_spark_log.log.read(target).to_table()
     assert (
         found.select(["order_id", "customer_id", "note"]).sort_by("order_id").equals(orders(0, 500))
     )
-    before = any_place.log.read(source).to_table()
+    before = any_spark_log.log.read(source).to_table()
     assert partition_of(found) == partition_of(before), (
         "the same key, the same partition, whoever writes it"
     )
@@ -112,34 +112,37 @@ def partition_of(rows: pa.Table) -> dict[int, int]:
     return dict(zip(rows["order_id"].to_pylist(), rows["_partition"].to_pylist(), strict=True))
 
 
-def test_a_partition_keeps_its_order_when_it_is_split_into_tasks(place: Place) -> None:
-    source, target = place.topic("source", partitions=1), place.topic("target", partitions=1)
-    place.append(source, orders(0, 1000))
-    rows = place.read(source, splitRows=300, columns="order_id,customer_id,note")
+def test_a_partition_keeps_its_order_when_it_is_split_into_tasks(spark_log: SparkLog) -> None:
+    source, target = (
+        spark_log.topic("source", partitions=1),
+        spark_log.topic("target", partitions=1),
+    )
+    spark_log.append(source, orders(0, 1000))
+    rows = spark_log.read(source, splitRows=300, columns="order_id,customer_id,note")
     assert rows.rdd.getNumPartitions() == 4
-    place.write(rows, target)
-    assert place.log.read(target).to_table()["order_id"].to_pylist() == list(range(1000))
+    spark_log.write(rows, target)
+    assert spark_log.log.read(target).to_table()["order_id"].to_pylist() == list(range(1000))
 
 
 def test_a_read_of_an_empty_topic_is_empty_and_an_empty_write_writes_nothing(
-    any_place: Place,
+    any_spark_log: SparkLog,
 ) -> None:
-    source, target = any_place.topic("source"), any_place.topic("target")
-    rows = any_place.read(source)
+    source, target = any_spark_log.topic("source"), any_spark_log.topic("target")
+    rows = any_spark_log.read(source)
     assert rows.count() == 0
-    any_place.write(rows.select("order_id", "customer_id", "note"), target)
-    assert sum(any_place.log.end_offsets(target).values()) == 0
+    any_spark_log.write(rows.select("order_id", "customer_id", "note"), target)
+    assert sum(any_spark_log.log.end_offsets(target).values()) == 0
 
 
-def test_columns_are_chosen(place: Place) -> None:
-    topic = place.topic("orders")
-    place.append(topic, orders(0, 10))
-    chosen = place.read(topic, columns="note, order_id,_offset")
+def test_columns_are_chosen(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders")
+    spark_log.append(topic, orders(0, 10))
+    chosen = spark_log.read(topic, columns="note, order_id,_offset")
     assert chosen.columns == ["note", "order_id", "_offset"]
     assert chosen.orderBy("order_id").first() == ("order 0", 0, 0)
     by_schema = (
-        place.spark.read.format("headrace")
-        .options(log=place.address, topic=topic)
+        spark_log.spark.read.format("headrace")
+        .options(log=spark_log.address, topic=topic)
         .schema("note STRING")
         .load()
     )
@@ -147,42 +150,42 @@ def test_columns_are_chosen(place: Place) -> None:
         f"order {n}" for n in range(10)
     )
     with pytest.raises(PySparkException, match="has no column 'nte': did you mean 'note'"):
-        place.read(topic, columns="order_id,nte")
+        spark_log.read(topic, columns="order_id,nte")
     with pytest.raises(PySparkException, match="has 'note' as int64; the topic has string"):
-        place.spark.read.format("headrace").options(log=place.address, topic=topic).schema(
+        spark_log.spark.read.format("headrace").options(log=spark_log.address, topic=topic).schema(
             "note BIGINT"
         ).load().collect()
 
 
-def test_a_column_added_later_reads_as_null_before(place: Place) -> None:
-    topic = place.topic("orders", partitions=1)
-    place.append(topic, orders(0, 2))
-    place.log.alter_topic(topic, add_columns="coupon STRING")
-    place.append(topic, {"order_id": 2, "customer_id": 0, "note": "n", "coupon": "half"})
-    assert [row.coupon for row in place.read(topic).orderBy("order_id").collect()] == [
+def test_a_column_added_later_reads_as_null_before(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders", partitions=1)
+    spark_log.append(topic, orders(0, 2))
+    spark_log.log.alter_topic(topic, add_columns="coupon STRING")
+    spark_log.append(topic, {"order_id": 2, "customer_id": 0, "note": "n", "coupon": "half"})
+    assert [row.coupon for row in spark_log.read(topic).orderBy("order_id").collect()] == [
         None,
         None,
         "half",
     ]
 
 
-def test_headers_are_read_when_asked_for(any_place: Place) -> None:
-    topic = any_place.topic("orders", partitions=1)
-    any_place.append(
+def test_headers_are_read_when_asked_for(any_spark_log: SparkLog) -> None:
+    topic = any_spark_log.topic("orders", partitions=1)
+    any_spark_log.append(
         topic, orders(0, 2).to_pylist(), headers=[[("trace", b"\x07"), ("empty", None)], None]
     )
-    rows = any_place.read(topic, includeHeaders="true").orderBy("order_id").collect()
+    rows = any_spark_log.read(topic, includeHeaders="true").orderBy("order_id").collect()
     assert [(header.key, header.value) for header in rows[0]._headers] == [
         ("trace", bytearray(b"\x07")),
         ("empty", None),
     ]
     assert not rows[1]._headers
-    assert "_headers" not in any_place.read(topic).columns
+    assert "_headers" not in any_spark_log.read(topic).columns
 
 
-def test_positions_in_every_form(any_place: Place) -> None:
-    topic = any_place.topic("orders")
-    log = any_place.log
+def test_positions_in_every_form(any_spark_log: SparkLog) -> None:
+    topic = any_spark_log.topic("orders")
+    log = any_spark_log.log
     with log.producer(topic) as producer:
         producer.append(orders(0, 10), partition=0)
         producer.append(orders(10, 10), partition=1)
@@ -193,7 +196,8 @@ def test_positions_in_every_form(any_place: Place) -> None:
 
     def found(**options: str) -> list[int]:
         return sorted(
-            row.order_id for row in any_place.read(topic, columns="order_id", **options).collect()
+            row.order_id
+            for row in any_spark_log.read(topic, columns="order_id", **options).collect()
         )
 
     first, second, later = list(range(10)), list(range(10, 20)), list(range(20, 30))
@@ -211,133 +215,146 @@ def test_positions_in_every_form(any_place: Place) -> None:
     assert found(endingOffsets=between.isoformat()) == first + second
 
 
-def test_what_does_not_exist_is_named(place: Place) -> None:
-    topic = place.topic("orders")
+def test_what_does_not_exist_is_named(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders")
     with pytest.raises(
         PySparkException, match=f"There is no topic '{topic}s': did you mean '{topic}'"
     ):
-        place.read(f"{topic}s")
+        spark_log.read(f"{topic}s")
     with pytest.raises(PySparkException, match="There is no log in"):
-        place.spark.read.format("headrace").options(
-            log=f"file:{place.directory / 'lgo'}", topic=topic
+        spark_log.spark.read.format("headrace").options(
+            log=f"file:{spark_log.directory / 'lgo'}", topic=topic
         ).load()
-    assert not (place.directory / "lgo").exists()
+    assert not (spark_log.directory / "lgo").exists()
     with pytest.raises(PySparkException, match="no option 'topik' here: did you mean 'topic'"):
-        place.spark.read.format("headrace").options(log=place.address, topik=topic).load()
+        spark_log.spark.read.format("headrace").options(log=spark_log.address, topik=topic).load()
 
 
 def test_a_relative_address_starts_where_spark_was_asked_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    spark_log: SparkLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.log.spark import register
 
-    topic, started_in = place.topic("orders"), Path.cwd()
-    place.append(topic, orders(0, 3))
-    monkeypatch.chdir(place.directory)
-    register(place.spark)
+    topic, started_in = spark_log.topic("orders"), Path.cwd()
+    spark_log.append(topic, orders(0, 3))
+    monkeypatch.chdir(spark_log.directory)
+    register(spark_log.spark)
     try:
         assert (
-            place.spark.read.format("headrace").options(log="file:log", topic=topic).load().count()
+            spark_log.spark.read.format("headrace")
+            .options(log="file:log", topic=topic)
+            .load()
+            .count()
             == 3
         )
     finally:
         os.chdir(started_in)
-        register(place.spark)
+        register(spark_log.spark)
 
 
 # Writing
 
 
-def test_a_dataframe_that_does_not_fit_is_refused_with_the_column_named(place: Place) -> None:
-    topic = place.topic("orders")
+def test_a_dataframe_that_does_not_fit_is_refused_with_the_column_named(
+    spark_log: SparkLog,
+) -> None:
+    topic = spark_log.topic("orders")
     with pytest.raises(
         PySparkException, match="the column 'note' as STRING; the DataFrame has it as BIGINT"
     ):
-        place.write(
-            place.spark.range(3).selectExpr("id AS order_id", "id AS customer_id", "id AS note"),
+        spark_log.write(
+            spark_log.spark.range(3).selectExpr(
+                "id AS order_id", "id AS customer_id", "id AS note"
+            ),
             topic,
         )
-    assert sum(place.log.end_offsets(topic).values()) == 0
+    assert sum(spark_log.log.end_offsets(topic).values()) == 0
 
 
-def test_smaller_types_and_nulls_find_their_place(place: Place) -> None:
-    topic = place.topic(
+def test_smaller_types_and_nulls_find_their_place(spark_log: SparkLog) -> None:
+    topic = spark_log.topic(
         "wide", "a BIGINT, b DOUBLE, c DECIMAL(20,4), d STRUCT<x: BIGINT, y: STRING>", partitions=1
     )
-    place.write(
-        place.spark.sql(
+    spark_log.write(
+        spark_log.spark.sql(
             "SELECT 1 AS a, CAST(1.5 AS FLOAT) AS b, CAST(2 AS DECIMAL(5,2)) AS c,"
             " named_struct('y', NULL, 'x', 3S) AS d"
         ),
         topic,
     )
-    row = place.log.read(topic, columns=["a", "b", "c", "d"]).to_pylist()[0]
+    row = spark_log.log.read(topic, columns=["a", "b", "c", "d"]).to_pylist()[0]
     assert row == {"a": 1, "b": 1.5, "c": Decimal("2.0000"), "d": {"x": 3, "y": None}}
 
 
-def test_a_null_where_none_may_be_stores_nothing(place: Place) -> None:
-    topic = place.topic("strict", "id BIGINT NOT NULL", partitions=1)
+def test_a_null_where_none_may_be_stores_nothing(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("strict", "id BIGINT NOT NULL", partitions=1)
     with pytest.raises(
         PySparkException, match="column 'id': it is null, but the column is NOT NULL"
     ):
-        place.write(
-            place.spark.sql("SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 1)"),
+        spark_log.write(
+            spark_log.spark.sql(
+                "SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 1)"
+            ),
             topic,
         )
-    assert place.log.end_offsets(topic) == {0: 0}
-    assert place.staged() == []
+    assert spark_log.log.end_offsets(topic) == {0: 0}
+    assert spark_log.staged() == []
 
 
-def test_a_write_whose_task_fails_leaves_nothing(place: Place) -> None:
-    topic = place.topic("orders")
-    rows = place.spark.range(0, 1000, 1, 2).selectExpr(
+def test_a_write_whose_task_fails_leaves_nothing(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders")
+    rows = spark_log.spark.range(0, 1000, 1, 2).selectExpr(
         "id AS order_id", "id AS customer_id", "'n' AS note"
     )
-    broken = rows.mapInArrow(failing_behind(place.staging, "order_id", 900), rows.schema)
+    broken = rows.mapInArrow(failing_behind(spark_log.staging, "order_id", 900), rows.schema)
     with pytest.raises(PySparkException, match="broken on purpose"):
-        place.write(broken, topic)
-    assert sum(place.log.end_offsets(topic).values()) == 0
-    assert place.staged() == []
+        spark_log.write(broken, topic)
+    assert sum(spark_log.log.end_offsets(topic).values()) == 0
+    assert spark_log.staged() == []
 
 
-def test_a_topic_is_not_overwritten(place: Place) -> None:
-    topic = place.topic("orders")
+def test_a_topic_is_not_overwritten(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders")
     with pytest.raises(PySparkException, match="it cannot be overwritten"):
-        place.read(topic).write.format("headrace").options(log=place.address, topic=topic).mode(
-            "overwrite"
-        ).save()
+        spark_log.read(topic).write.format("headrace").options(
+            log=spark_log.address, topic=topic
+        ).mode("overwrite").save()
 
 
-def test_a_table_takes_rows_as_upserts_unless_they_say_what_they_are(any_place: Place) -> None:
-    table = any_place.log.create_table(
-        f"customers-{any_place.suffix}",
+def test_a_table_takes_rows_as_upserts_unless_they_say_what_they_are(
+    any_spark_log: SparkLog,
+) -> None:
+    table = any_spark_log.log.create_table(
+        f"customers-{any_spark_log.suffix}",
         "customer_id BIGINT, name STRING",
         key="customer_id",
     ).name
-    any_place.write(any_place.spark.sql("SELECT 1 AS customer_id, 'Ada' AS name"), table)
-    any_place.write(
-        any_place.spark.sql("SELECT 2 AS customer_id, 'Grace' AS name, 'insert' AS _change_type"),
+    any_spark_log.write(any_spark_log.spark.sql("SELECT 1 AS customer_id, 'Ada' AS name"), table)
+    any_spark_log.write(
+        any_spark_log.spark.sql(
+            "SELECT 2 AS customer_id, 'Grace' AS name, 'insert' AS _change_type"
+        ),
         table,
     )
-    any_place.write(
-        any_place.spark.sql("SELECT 1 AS customer_id, NULL AS name, 'delete' AS _change_type"),
+    any_spark_log.write(
+        any_spark_log.spark.sql("SELECT 1 AS customer_id, NULL AS name, 'delete' AS _change_type"),
         table,
     )
     changes = [
         (row.customer_id, row.name, row._change_type)
-        for row in any_place.read(table).orderBy("_offset").collect()
+        for row in any_spark_log.read(table).orderBy("_offset").collect()
     ]
     assert changes == [(1, "Ada", "update_postimage"), (2, "Grace", "insert"), (1, None, "delete")]
     with pytest.raises(PySparkException, match="'upsert' is not a change"):
-        any_place.write(
-            any_place.spark.sql(
+        any_spark_log.write(
+            any_spark_log.spark.sql(
                 "SELECT 2 AS customer_id, 'Grace' AS name, 'upsert' AS _change_type"
             ),
             table,
         )
 
 
-def test_a_log_made_anew_in_the_same_place_is_noticed(place: Place, tmp_path: Path) -> None:
+def test_a_log_made_anew_in_the_same_place_is_noticed(spark_log: SparkLog, tmp_path: Path) -> None:
     """Python workers keep logs open between tasks; a deleted log's rows must not come back."""
     import headrace as hr
 
@@ -349,20 +366,23 @@ def test_a_log_made_anew_in_the_same_place_is_noticed(place: Place, tmp_path: Pa
             with log.producer("orders") as producer:
                 producer.append(orders(0, count))
         counts.append(
-            place.spark.read.format("headrace").options(log=address, topic="orders").load().count()
+            spark_log.spark.read.format("headrace")
+            .options(log=address, topic="orders")
+            .load()
+            .count()
         )
         os.rename(tmp_path / "short-lived", tmp_path / f"gone-{count}")  # noqa: PTH104
     assert counts == [5, 3]
 
 
-def test_a_written_batch_is_one_transaction(place: Place) -> None:
-    topic = place.topic("orders", partitions=4)
-    place.write(
-        place.spark.range(0, 1000, 1, 4).selectExpr(
+def test_a_written_batch_is_one_transaction(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders", partitions=4)
+    spark_log.write(
+        spark_log.spark.range(0, 1000, 1, 4).selectExpr(
             "id AS order_id", "id AS customer_id", "'n' AS note"
         ),
         topic,
     )
-    times = place.log.read(topic).to_table()["_timestamp"]
+    times = spark_log.log.read(topic).to_table()["_timestamp"]
     assert len(times.unique()) == 1
     assert isinstance(times, pa.ChunkedArray)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.spark.writer import Digest, digest
+from headrace.log.spark.digest import Digest, digest_rows
 
 SCHEMA = pa.schema(
     [
@@ -67,8 +67,10 @@ def batch(values: list[dict[str, Any]]) -> pa.RecordBatch:
 def test_order_and_split_do_not_matter(values: list[dict[str, Any]], chance: Any, at: int) -> None:
     whole = batch(values)
     shuffled = chance.sample(values, len(values))
-    assert digest(batch(shuffled[:at])) + digest(batch(shuffled[at:])) == digest(whole)
-    assert digest(whole.slice(0, at)) + digest(whole.slice(at)) == digest(whole), (
+    assert digest_rows(batch(shuffled[:at])) + digest_rows(batch(shuffled[at:])) == digest_rows(
+        whole
+    )
+    assert digest_rows(whole.slice(0, at)) + digest_rows(whole.slice(at)) == digest_rows(whole), (
         "also of slices, whose buffers begin elsewhere"
     )
 
@@ -76,12 +78,13 @@ def test_order_and_split_do_not_matter(values: list[dict[str, Any]], chance: Any
 @given(rows, rows)
 def test_other_rows_have_another_digest(one: dict[str, Any], other: dict[str, Any]) -> None:
     same = batch([one]).equals(batch([other]))
-    assert (digest(batch([one])) == digest(batch([other]))) == same
+    assert (digest_rows(batch([one])) == digest_rows(batch([other]))) == same
 
 
 def pair(kind: pa.DataType, *values: Any) -> list[Digest]:
     return [
-        digest(pa.RecordBatch.from_arrays([pa.array([value], kind)], ["c"])) for value in values
+        digest_rows(pa.RecordBatch.from_arrays([pa.array([value], kind)], ["c"]))
+        for value in values
     ]
 
 
@@ -120,16 +123,16 @@ def test_values_that_are_easily_confused(kind: pa.DataType, one: Any, other: Any
 
 def test_a_row_twice_is_not_a_row_once_and_columns_are_not_exchanged() -> None:
     one = pa.record_batch({"a": [1], "b": [2]})
-    assert digest(one) + digest(one) != digest(one)
-    assert digest(pa.record_batch({"a": [2], "b": [1]})) != digest(one)
-    assert digest(pa.record_batch({"a": [1, 3], "b": [2, 4]})) != digest(
+    assert digest_rows(one) + digest_rows(one) != digest_rows(one)
+    assert digest_rows(pa.record_batch({"a": [2], "b": [1]})) != digest_rows(one)
+    assert digest_rows(pa.record_batch({"a": [1, 3], "b": [2, 4]})) != digest_rows(
         pa.record_batch({"a": [1, 3], "b": [4, 2]})
     )
 
 
 def test_a_column_added_to_the_topic_does_not_change_the_digest_of_older_rows() -> None:
     before = pa.record_batch({"a": [1, 2]})
-    assert digest(before.append_column("b", pa.nulls(2, pa.string()))) == digest(before)
+    assert digest_rows(before.append_column("b", pa.nulls(2, pa.string()))) == digest_rows(before)
 
 
 def test_what_was_stored_by_an_older_version_is_recognised() -> None:
@@ -144,6 +147,6 @@ def test_what_was_stored_by_an_older_version_is_recognised() -> None:
             }
         ]
     )
-    assert digest(known).text == "17f080c844a128a9be068d0f0b6ce78d", (
+    assert digest_rows(known).text == "17f080c844a128a9be068d0f0b6ce78d", (
         "with another one, a batch repeated after an upgrade would be refused"
     )

@@ -1,21 +1,19 @@
-"""Topics in Spark: `format("headrace")`, batch and streaming, reading and writing, over either
-backend. The only part of the log that knows Spark.
+"""Topics in Spark: `format("headrace")`, for batch and streaming reads and writes, on either log
+backend. The only part of the log that depends on Spark.
 
-`hr.spark()` registers it; for a session of your own, call `register(session)`. Then one row's way
-through the files is:
+In the order in which data flows:
 
-    options       what the user asked for, checked handles       a log opened once per worker
-    process columns       a topic's columns as Spark's, and whether a DataFrame's columns fit a
-    topic positions     where a read begins and ends, and how much one batch takes ranges
-    offsets from one to another, read as Arrow batches: what a task of a reading query does
-    batch_reader  a read of what is there now stream_reader a read that goes on, batch after batch
-    digest        what a batch's rows are, whatever their order: how a repeated batch is recognised
-    staging       rows put aside in the log, invisibly: what a task of a writing query does
-    batch_writer  everything a query wrote, visible at once stream_writer the same for each batch of
-    a stream, exactly once source        the class that Spark knows; it hands out the readers and
-    writers above
+- `session`: `hr.spark()`, a Spark session set up for topics.
+- `source`: the data source class, which returns readers and writers.
+- `options`: the options of reads and writes, checked; logs opened once per worker process.
+- `columns`: a topic's columns as Spark's, and whether a DataFrame's columns fit a topic.
+- `reader`: offsets of batches, and the tasks that read them as Arrow batches.
+- `writer`: tasks that stage rows, and the driver's commit; streams exactly once.
+- `digest`: a digest of a batch's rows, by which a repeated batch is recognised.
 
-No row is ever a Python object on its way: Arrow batches go in and out.
+Rows are never Python objects on their way: Arrow batches go in and out. Spark finds the source
+through the module `pyspark_headrace` in any session that can import it; `register` adds it to a
+session of its own accord, as `hr.spark()` does. Pipelines on Spark are in `headrace.engine`.
 """
 
 from __future__ import annotations
@@ -23,19 +21,35 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pyspark.errors import PySparkException
+
 from headrace.log.spark.source import TopicSource
 
 __all__ = ["register"]
 
 
 def register(session: Any) -> None:
-    """Make `format("headrace")` known to a session, also one of Spark Connect. A relative `file:`
-    address means: from the present directory.
+    """Register `format("headrace")` with a session, which may also be one of Spark Connect.
+
+    A relative `file:` address then starts from the current directory. If Spark has found the source
+    by itself (see `pyspark_headrace`), it stays as it is, and a relative address starts from the
+    directory in which Spark was started.
+
+    Args:
+        session: the Spark session.
+
+    Example:
+        >>> register(session)
+        >>> session.read.format("headrace").options(log="file:data", topic="orders").load()
+
     """
 
-    class Source(
-        TopicSource
-    ):  # pickled with the value below; Spark's workers run in directories of their own
-        home = os.getcwd()  # noqa: PTH109 - as text, it is pickled
+    class Source(TopicSource):
+        # Pickled by value: Spark's workers may run in other directories.
+        home = os.getcwd()  # noqa: PTH109
 
-    session.dataSource.register(Source)
+    try:
+        session.dataSource.register(Source)
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise

@@ -1,9 +1,9 @@
-"""Columns between topics and Spark: a topic's columns as Spark's, and whether a DataFrame's columns
-fit a topic.
+"""Columns of topics and of DataFrames: a topic's columns as Spark's, and the check whether a
+DataFrame's columns fit a topic.
 
-Reading: the topic's columns, then `_partition`, `_offset`, `_timestamp`, and `_headers` if asked
-for. Writing: exactly the topic's columns, in any order; a column may be of a smaller type than the
-topic's (INT into BIGINT), since nothing is lost then.
+A read gives the topic's columns, then `_partition`, `_offset`, `_timestamp`, and `_headers` if
+requested. A write must have exactly the topic's columns, in any order; a column may have a narrower
+type than the topic's (INT for BIGINT).
 """
 
 from __future__ import annotations
@@ -18,38 +18,26 @@ from pyspark.sql.types import StructType
 from headrace.columnar.columns import (
     CHANGE_TYPE,
     HEADERS_COLUMN,
-    HEADERS_TYPE,
     SYSTEM_FIELDS,
     UPDATE,
 )
 from headrace.errors import BadRows, ConfigurationError, UnknownColumn, nearest
 from headrace.log.rows import with_change_type
-from headrace.log.values import TopicInfo
+from headrace.log.values import TopicInfo, readable_schema
 from headrace.types.schema import is_spatial, is_variant, to_spark_ddl
 
 types = pa.types
 _ADDED_BY_READING = {HEADERS_COLUMN, *(field.name for field in SYSTEM_FIELDS)}
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
-"""Decimal digits that an integer of so many bits can have."""
+"""The decimal digits that an integer needs, by its number of bits."""
 
 
 # Reading
 
 
-def readable_columns(info: TopicInfo, *, headers: bool) -> pa.Schema:
-    """Every column that a reader of a topic can ask for."""
-    return pa.schema(
-        [
-            *info.arrow_schema,
-            *SYSTEM_FIELDS,
-            *([pa.field(HEADERS_COLUMN, HEADERS_TYPE)] if headers else []),
-        ]
-    )
-
-
 def spark_schema(info: TopicInfo, columns: Iterable[str] | None, *, headers: bool) -> str:
-    """The DDL of what a read gives: all columns, or those named, in their order."""
-    full = readable_columns(info, headers=headers)
+    """The DDL of a read: all columns, or the named ones in their order."""
+    full = readable_schema(info, headers=headers)
     chosen = full.names if columns is None else list(columns)
     for name in chosen:
         if name not in full.names:
@@ -58,13 +46,13 @@ def spark_schema(info: TopicInfo, columns: Iterable[str] | None, *, headers: boo
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """A Spark schema as Spark's Python workers expect it in Arrow batches."""
+    """A Spark schema as Spark's Python workers expect it of Arrow batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> None:
-    """A schema given with `.schema(...)` may leave columns out, but not change one."""
-    full = readable_columns(info, headers=headers)
+    """Check a schema given with `.schema(...)`: it may leave out columns, but not change one."""
+    full = readable_schema(info, headers=headers)
     for field in arrow_schema(wanted):
         if field.name not in full.names:
             raise UnknownColumn(field.name, full.names, where=f"The topic {info.name!r}")
@@ -80,8 +68,8 @@ def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> Non
 
 
 def relabel(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch under Spark's names for the same types (the element of a list is `element` there); no
-    value is touched.
+    """A batch with Spark's names for the same types: the element of a list is called `element`
+    there. No value changes.
     """
     if batch.schema.equals(schema):
         return batch
@@ -101,7 +89,7 @@ def check_writable(schema: StructType, info: TopicInfo) -> None:
     wanted = info.arrow_schema
     for name in schema.names:
         if name not in wanted.names:
-            raise _unwanted(name, info)
+            raise _unknown_column(name, info)
         if schema.names.count(name) > 1:
             raise BadRows(
                 f"The DataFrame has the column {name!r} twice.", fix="rename or drop one."
@@ -116,7 +104,7 @@ def check_writable(schema: StructType, info: TopicInfo) -> None:
             )
 
 
-def _unwanted(name: str, info: TopicInfo) -> Exception:
+def _unknown_column(name: str, info: TopicInfo) -> Exception:
     if name in _ADDED_BY_READING:
         return BadRows(
             f"The DataFrame has the column {name!r}, which reading a topic adds and which cannot be"
@@ -154,10 +142,10 @@ def _spark_name(field: pa.Field) -> str:
 
 
 def type_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type has its place in another."""
+    """Whether every value of one type can be stored in another without loss."""
     if types.is_null(given):
         return True
-    if any(map(_is_marked, (given, wanted))):
+    if any(map(_is_tagged, (given, wanted))):
         return bool(given.equals(wanted, check_metadata=True))
     if types.is_nested(wanted):
         return _nested_fits(given, wanted)
@@ -173,8 +161,8 @@ def type_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(types.is_float32(given) and types.is_float64(wanted))
 
 
-def _is_marked(kind: pa.DataType) -> bool:
-    """Types that Arrow carries as structs like any other, with a mark on one part."""
+def _is_tagged(kind: pa.DataType) -> bool:
+    """Whether a type is VARIANT or spatial: in Arrow a struct with a tag in a field's metadata."""
     return is_variant(kind) or is_spatial(kind)
 
 
@@ -207,9 +195,7 @@ def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def with_default_change(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
-    """On a table's topic, rows that do not say what kind of change they are, are the newest of
-    their keys.
-    """
+    """A batch with a change type. On a table's topic, rows without one are upserts."""
     return (
         with_change_type(batch, UPDATE)
         if info.is_table and CHANGE_TYPE not in batch.schema.names

@@ -1,5 +1,5 @@
-"""What a user asks of `format("headrace")`: the options, checked before anything is opened. Spark
-hands them over as text, names in lower case.
+"""The options of `format("headrace")`, checked before anything is opened; and the logs that Spark's
+Python processes open by them. Spark passes options as text, with names in lower case.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ READ_OPTIONS = (
 )
 WRITE_OPTIONS = ("log", "topic", "writer", "stagingDirectory")
 KAFKA_PREFIX = "kafka."
-# Spark adds these to what the user wrote, or uses them itself.
-_SPARKS_OWN = {"checkpointlocation", "path", "queryname"}
+_SPARK_OPTIONS = {"checkpointlocation", "path", "queryname"}  # added or used by Spark itself
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Which log, and with which options of its client."""
+    """The address of a log, and the options of its Kafka client."""
 
     log: str
     client: tuple[tuple[str, str], ...] = ()
@@ -45,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read, from where to where, and how much at a time."""
+    """What to read, from which offsets to which, and how much at a time."""
 
     address: Address
     topic: str
@@ -61,7 +60,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write, and, for a stream, as whom."""
+    """Where to write, and for a stream the name of the writer."""
 
     address: Address
     topic: str
@@ -70,38 +69,40 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, home: str) -> ReadOptions:
-    given = _Given(options, READ_OPTIONS)
+    """The options of a read. A relative `file:` address starts from the directory `home`."""
+    parser = _OptionParser(options, READ_OPTIONS)
     return ReadOptions(
-        address=given.address(home),
-        topic=given.needed("topic", "the topic to read, as in .option('topic', 'orders')"),
-        columns=given.parsed("columns", _names),
-        starting=given.text("startingOffsets", "earliest"),
-        ending=given.text("endingOffsets", "latest"),
-        max_rows=given.parsed("maxRowsPerBatch", _count),
-        headers=given.parsed("includeHeaders", _flag) or False,
-        on_corrupt=given.choice("onCorrupt", {"fail": "raise", "raise": "raise", "skip": "skip"}),
-        on_lost=given.choice("onLost", {"fail": "fail", "earliest": "earliest"}),
-        split_rows=given.parsed("splitRows", _count),
+        address=parser.address(home),
+        topic=parser.required("topic", "the topic to read, as in .option('topic', 'orders')"),
+        columns=parser.optional("columns", _names),
+        starting=parser.text("startingOffsets", "earliest"),
+        ending=parser.text("endingOffsets", "latest"),
+        max_rows=parser.optional("maxRowsPerBatch", _count),
+        headers=parser.optional("includeHeaders", _flag) or False,
+        on_corrupt=parser.choice("onCorrupt", {"fail": "raise", "raise": "raise", "skip": "skip"}),
+        on_lost=parser.choice("onLost", {"fail": "fail", "earliest": "earliest"}),
+        split_rows=parser.optional("splitRows", _count),
     )
 
 
 def write_options(options: Mapping[str, str], *, home: str) -> WriteOptions:
-    given = _Given(options, WRITE_OPTIONS)
-    writer = given.text("writer", "")
+    """The options of a write. A relative `file:` address starts from the directory `home`."""
+    parser = _OptionParser(options, WRITE_OPTIONS)
+    writer = parser.text("writer", "")
     return WriteOptions(
-        address=given.address(home),
-        topic=given.needed("topic", "the topic to write, as in .option('topic', 'orders')"),
+        address=parser.address(home),
+        topic=parser.required("topic", "the topic to write, as in .option('topic', 'orders')"),
         writer=check_name(writer, what="writer", error=ConfigurationError) if writer else None,
-        staging_directory=given.text("stagingDirectory", "") or None,
+        staging_directory=parser.text("stagingDirectory", "") or None,
     )
 
 
-class _Given:
-    """Options as Spark hands them over."""
+class _OptionParser:
+    """Parses and checks options, whose names are case-insensitive."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         self.values = {name.lower(): value for name, value in options.items()}
-        names = {name.lower() for name in known} | _SPARKS_OWN
+        names = {name.lower() for name in known} | _SPARK_OPTIONS
         for name in self.values:
             if name not in names and not name.startswith((KAFKA_PREFIX, "__")):
                 raise ConfigurationError(
@@ -115,13 +116,13 @@ class _Given:
     def text(self, name: str, default: str) -> str:
         return self.values.get(name.lower(), default).strip()
 
-    def needed(self, name: str, what: str) -> str:
+    def required(self, name: str, what: str) -> str:
         value = self.text(name, "")
         if not value:
             raise ConfigurationError(f"The option {name!r} is missing.", fix=f"name {what}.")
         return value
 
-    def parsed(self, name: str, parse: Callable[[str], _T]) -> _T | None:
+    def optional(self, name: str, parse: Callable[[str], _T]) -> _T | None:
         value = self.text(name, "")
         if not value:
             return None
@@ -139,7 +140,7 @@ class _Given:
         return choices[value]
 
     def address(self, home: str) -> Address:
-        log = self.needed("log", "the log's address, as in .option('log', 'file:data')")
+        log = self.required("log", "the log's address, as in .option('log', 'file:data')")
         client = {
             name.removeprefix(KAFKA_PREFIX): value
             for name, value in self.values.items()
@@ -175,24 +176,24 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-# Logs as Spark's Python processes have them: opened when first needed, then kept, since opening one
-# for each task would cost more than a small task itself.
-#
-# A process keeps a few. A log whose directory was replaced since is opened anew, and so is one that
-# failed in a commit (`forget`).
-
+# Shared logs
 
 MAX_OPEN_LOGS = 8
 Identity = tuple[int, int] | None
 _open: OrderedDict[Address, tuple[int, Identity, Log]] = OrderedDict()
+"""The logs that this process has opened, by address, with the process id and the identity of the
+directory. They stay open, since opening one for each task would cost more than a small task.
+"""
 
 
 def shared_log(address: Address) -> Log:
-    """This process's handle of a log. Never makes a new log: a misspelt address is an error."""
-    kept = _open.get(address)
-    if kept is not None and kept[:2] == (os.getpid(), _identity(address)):
+    """The log at an address, opened once per process. A log whose directory was replaced is opened
+    anew. A log is never created: a misspelt address is an error.
+    """
+    entry = _open.get(address)
+    if entry is not None and entry[:2] == (os.getpid(), _identity(address)):
         _open.move_to_end(address)
-        return kept[2]
+        return entry[2]
     close_shared_log(address)
     log = (
         open_log(address.log, create=False)
@@ -206,16 +207,14 @@ def shared_log(address: Address) -> Log:
 
 
 def close_shared_log(address: Address) -> None:
-    """Close a log's handle; the next one who needs it opens it again."""
+    """Close the log at an address; the next use opens it again. A failed commit calls this."""
     process, _, log = _open.pop(address, (0, None, None))
-    if (
-        log is not None and process == os.getpid()
-    ):  # a parent's handle, inherited by a fork, is not ours to close
+    if log is not None and process == os.getpid():  # a fork must not close its parent's log
         log.close()
 
 
 def _identity(address: Address) -> Identity:
-    """What tells a directory's log from another one that was made in its place."""
+    """Distinguishes the log in a directory from another one that replaced it."""
     if not address.log.startswith("file:"):
         return None
     try:

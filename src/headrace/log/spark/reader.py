@@ -1,5 +1,13 @@
-"""Reading a topic as it is now: `spark.read.format("headrace")`. The ends are taken once, when the
-query is planned.
+"""Reading topics: `spark.read.format("headrace")` reads up to the ends of the topic when the query is
+planned, `spark.readStream.format("headrace")` goes on, batch after batch.
+
+A stream's batch takes everything that is committed, and so never a part of a transaction of the
+embedded log; with `maxRowsPerBatch` it takes an even share of every partition instead. With the
+trigger `availableNow` the stream ends where the topic ended when the query started.
+
+Spark stores offsets in its checkpoint as JSON: partition -> next offset. The end of a stream's first
+batch also records where that batch began (`from`): if Spark repeats the batch after a crash,
+"latest" or a time would mean other offsets, and rows would be lost or duplicated.
 """
 
 from __future__ import annotations
@@ -26,31 +34,23 @@ from headrace.log.api import Log
 from headrace.log.spark.columns import arrow_schema, relabel
 from headrace.log.spark.options import ReadOptions, shared_log
 
-# Where a read begins and ends, and how much one batch takes. Offsets go to Spark's checkpoint as
-# JSON: partition -> next offset.
-#
-# The end of a stream's first batch also says where that batch began (`from`): "latest" or a time
-# would mean something else if Spark had to repeat the batch after a crash, and rows would be lost
-# or doubled.
-
-
 logger = logging.getLogger("headrace.spark")
 Offsets = dict[int, int]
 _FROM = "from"
-_FORMS = (
+_FORMATS = (
     "use earliest, latest, a time such as 2026-01-31T12:00:00Z or '1 hour ago', or JSON: {\"0\": 5,"
     ' "1": "latest"}; partitions that JSON does not name are read whole.'
 )
 
 
-# As Spark keeps them
+# Offsets as Spark stores them
 
 
 def offsets_to_json(offsets: Offsets, *, began_at: Offsets | None = None) -> dict[str, Any]:
-    named: dict[str, Any] = {
+    stored: dict[str, Any] = {
         str(partition): offset for partition, offset in sorted(offsets.items())
     }
-    return named if began_at is None else named | {_FROM: offsets_to_json(began_at)}
+    return stored if began_at is None else stored | {_FROM: offsets_to_json(began_at)}
 
 
 def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
@@ -58,47 +58,50 @@ def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
 
 
 def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offsets:
-    """Where the batch from `start` to `end` begins: the first one remembers it."""
+    """The first offsets of the batch from `start` to `end`. The end of a stream's first batch records
+    them.
+    """
     return offsets_from_json(end.get(_FROM, start))
 
 
-# As users say them
+# Offsets as users write them
 
 
 def resolve_offsets(log: Log, topic: str, text: str, *, option: str) -> Offsets:
-    """Offsets for what `startingOffsets` or `endingOffsets` says, as of now."""
+    """The offsets that the option `startingOffsets` or `endingOffsets` means now."""
     if text.lower() == "earliest":
         return log.start_offsets(topic)
     if text.lower() == "latest":
         return end_offsets(log, topic)
     if text.startswith("{"):
-        return _named(log, topic, text, option=option)
+        return _parse_offsets(log, topic, text, option=option)
     try:
         return log.offsets_at(topic, text)
     except BadDuration:
         raise ConfigurationError(
-            f"The option {option!r} is {text!r}, which is no position.", fix=_FORMS
+            f"The option {option!r} is {text!r}, which is no position.", fix=_FORMATS
         ) from None
 
 
 def end_offsets(log: Log, topic: str) -> Offsets:
-    """The ends of all partitions at one moment; on the embedded log, never in the middle of a
+    """The ends of all partitions at one point in time; on the embedded log, never in the middle of a
     transaction.
     """
     return dict(log.snapshot([topic])[topic])
 
 
-def _named(log: Log, topic: str, text: str, *, option: str) -> Offsets:
+def _parse_offsets(log: Log, topic: str, text: str, *, option: str) -> Offsets:
+    """The offsets of JSON such as {"0": 5, "1": "latest"}."""
     earliest, ends = log.start_offsets(topic), end_offsets(log, topic)
     offsets = dict(earliest if option == "startingOffsets" else ends)
     try:
-        given = {int(partition): offset for partition, offset in json.loads(text).items()}
+        parsed = {int(partition): offset for partition, offset in json.loads(text).items()}
     except ValueError:
         raise ConfigurationError(
             f"The option {option!r} is {text!r}, which is not JSON of partitions and offsets.",
-            fix=_FORMS,
+            fix=_FORMATS,
         ) from None
-    for partition, wanted in given.items():
+    for partition, wanted in parsed.items():
         if partition not in ends:
             raise BadPartition(
                 f"The option {option!r} names partition {partition}, which {topic!r} does not"
@@ -108,22 +111,22 @@ def _named(log: Log, topic: str, text: str, *, option: str) -> Offsets:
         offset = {"earliest": earliest[partition], "latest": ends[partition]}.get(wanted, wanted)
         if type(offset) is not int or not earliest[partition] <= offset <= ends[partition]:
             raise ConfigurationError(
-                f"The option {option!r} wants {topic}[{partition}] at {wanted!r}; there is"
+                f"The option {option!r} sets {topic}[{partition}] to {wanted!r}; there is"
                 f" {earliest[partition]} to {ends[partition]}.",
-                fix=_FORMS,
+                fix=_FORMATS,
             )
         offsets[partition] = offset
     return offsets
 
 
-# As they move on
+# Batches of a stream
 
 
 def available_start(
     log: Log, topic: str, begin: Offsets, ends: Offsets, *, on_lost: str
 ) -> Offsets:
-    """Where reading can begin now: `begin`, unless retention has overtaken it. A partition that was
-    added since is read whole.
+    """The offsets at which reading can begin: `begin`, or the earliest ones if retention has removed
+    what comes before. A partition that was added since is read from its beginning.
     """
     earliest = log.start_offsets(topic)
     begin = {partition: begin.get(partition, 0) for partition in ends}
@@ -154,27 +157,27 @@ def available_start(
     return {partition: max(offset, earliest[partition]) for partition, offset in begin.items()}
 
 
-def limit_ends(begin: Offsets, ends: Offsets, most: int) -> Offsets:
-    """Ends for a batch of at most so many offsets, shared out evenly: what one partition does not
+def limit_ends(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
+    """The ends of a batch of at most `limit` offsets, divided evenly: what one partition does not
     need, the others get.
 
-    It counts offsets, which on Kafka and in compacted topics are more than rows. And it may cut a
-    transaction in two, which a batch without a limit never does on the embedded log.
+    Offsets are counted, which on Kafka and in compacted topics are more than rows. The limit may
+    split a transaction, which a batch without a limit never does on the embedded log.
     """
     waiting = {partition: ends[partition] - begin[partition] for partition in ends}
-    cuts: Offsets = {}
+    limited: Offsets = {}
     for done, partition in enumerate(sorted(waiting, key=lambda each: (waiting[each], each))):
-        taken = min(waiting[partition], most // (len(waiting) - done))
-        cuts[partition] = begin[partition] + taken
-        most -= taken
-    return cuts
+        count = min(waiting[partition], limit // (len(waiting) - done))
+        limited[partition] = begin[partition] + count
+        limit -= count
+    return limited
 
 
 def split_ranges(
     begin: Offsets, ends: Offsets, split_rows: int | None
 ) -> Iterator[tuple[int, int, int]]:
-    """(partition, start, stop) for each task: one a partition, or several of at most `split_rows`
-    offsets.
+    """The partition, start and stop of each task: one task per partition, or several of at most
+    `split_rows` offsets each.
     """
     for partition in sorted(ends):
         start, stop = begin.get(partition, 0), ends[partition]
@@ -184,13 +187,12 @@ def split_ranges(
         )
 
 
-# Ranges of offsets: what one task of a reading query gets, and how it reads them. Used by the batch
-# reader and by the stream reader.
+# Tasks
 
 
 @dataclass
 class OffsetSlice(InputPartition):
-    """Offsets of one partition of the topic, from `start` up to, not including, `stop`."""
+    """Offsets of one partition of the topic, from `start` up to and excluding `stop`."""
 
     partition: int
     start: int
@@ -198,36 +200,39 @@ class OffsetSlice(InputPartition):
 
 
 def slices(begin: Offsets, ends: Offsets, options: ReadOptions) -> list[OffsetSlice]:
-    return [OffsetSlice(*piece) for piece in split_ranges(begin, ends, options.split_rows)]
+    return [OffsetSlice(*each) for each in split_ranges(begin, ends, options.split_rows)]
 
 
 def read_slice(
-    options: ReadOptions, schema: StructType, piece: InputPartition
+    options: ReadOptions, schema: StructType, offsets: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, in Arrow batches as they lie in the log. Spark asks once with no slice
-    at all when there is none.
+    """The rows of a slice, in the Arrow batches of the log. If a read has no slices, Spark calls it
+    once with a partition of its own, which has no rows.
     """
-    if not isinstance(piece, OffsetSlice):
+    if not isinstance(offsets, OffsetSlice):
         return
-    log, wanted, start = shared_log(options.address), arrow_schema(schema), piece.start
+    log, start = shared_log(options.address), offsets.start
     if options.on_lost == "earliest":
-        start = max(start, log.start_offsets(options.topic)[piece.partition])
-    if start >= piece.stop:
+        start = max(start, log.start_offsets(options.topic)[offsets.partition])
+    if start >= offsets.stop:
         return
     batches = log.read(
         options.topic,
-        piece.partition,
+        offsets.partition,
         start,
-        piece.stop,
+        offsets.stop,
         columns=schema.names,
         headers=HEADERS_COLUMN in schema.names,
         on_corrupt=options.on_corrupt,
     )
+    spark_types = arrow_schema(schema)
     for batch in batches:
-        yield relabel(batch, wanted)
+        yield relabel(batch, spark_types)
 
 
 class TopicReader(DataSourceReader):
+    """Reads the rows that a topic has when the query is planned."""
+
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
 
@@ -248,17 +253,9 @@ class TopicReader(DataSourceReader):
         return read_slice(self.options, self.schema, partition)
 
 
-# Reading a topic as it grows: `spark.readStream.format("headrace")`. Spark asks how far a batch may
-# go, then for the tasks that read it.
-#
-# A batch takes everything committed by then, and so never half of a transaction of the embedded
-# log; with `maxRowsPerBatch` it takes an even share of every partition instead. With the trigger
-# `availableNow` it ends where the topic ended when the query started.
-
-
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in one process beside Spark's driver while the query runs, and is copied to the tasks
-    for `read`.
+    """Reads a topic as it grows. It lives in a process next to Spark's driver while the query runs;
+    Spark copies it to the tasks for `read`.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -267,7 +264,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Asked several times; what "latest" means must not change in between."""
+        """The first offsets of the stream. Spark calls this several times, and the meaning of
+        "latest" must not change in between.
+        """
         if self._first is None:
             self._first = offsets_to_json(
                 resolve_offsets(
@@ -287,8 +286,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = end_offsets(self._log(), self.options.topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Up to where the next batch goes. `start` itself, if there is nothing new: that is how
-        `availableNow` ends.
+        """The end of the next batch; `start` itself if there is nothing new, which ends a query with
+        the trigger `availableNow`.
         """
         ends = self._target or end_offsets(self._log(), self.options.topic)
         begin = available_start(

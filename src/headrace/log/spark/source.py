@@ -1,8 +1,8 @@
-"""The class that Spark knows as `format("headrace")`. It does little itself: it checks options and
-columns and hands out readers and writers.
+"""The data source class behind `format("headrace")`. It checks options and columns and returns
+readers and writers.
 
-Spark makes an instance in processes of its own, beside the driver and in the tasks; all that an
-instance has is the options.
+Spark creates instances in processes of its own, next to the driver and in the tasks; an instance has
+only the options.
 """
 
 from __future__ import annotations
@@ -22,30 +22,40 @@ from headrace.log.spark.options import (
 from headrace.log.spark.reader import TopicReader, TopicStreamReader
 from headrace.log.spark.writer import TopicStreamWriter, TopicWriter, check_staging
 
+HIDE_DEFAULT_SOURCE = "HEADRACE_HIDE_DEFAULT_SOURCE"
+"""The environment variable that hides `pyspark_headrace.DefaultSource` from Spark."""
+
 
 class TopicSource(DataSource):
-    """Options of both: `log` (an address), `topic`, and with the prefix `kafka.` whatever Kafka's
-    client takes.
+    """The data source `headrace`.
 
-    Reading
-        columns           some columns, separated by commas; without it the topic's and
-        `_partition`, `_offset`, `_timestamp` startingOffsets   earliest (the default), latest, a
-        time, or JSON of partitions and offsets; a stream with a checkpoint goes on from there
-        endingOffsets     latest (the default) or as above; not for a stream maxRowsPerBatch   of a
-        stream, counted in offsets and shared out evenly over partitions; it may cut a transaction
-        in two splitRows         more than one task for a partition: at most so many offsets each
-        includeHeaders    true adds `_headers` onCorrupt         fail (the default) or skip what is
-        damaged onLost            fail (the default) when retention removed what the stream had not
-        read yet, or go on from the earliest that is kept
+    Options of reads and writes: `log` (the log's address), `topic`, and with the prefix `kafka.`
+    every option of Kafka's client.
 
-    Writing (a batch with `mode("append")`)
-        writer            of a stream: a name of its own, by which a repeated batch is recognised
-        stagingDirectory  on Kafka: where tasks put rows aside; on a cluster, storage that all
-        machines share
+    Options of reads:
+
+    - `columns`: column names separated by commas; by default the topic's columns and `_partition`,
+      `_offset` and `_timestamp`.
+    - `startingOffsets`: earliest (the default), latest, a time, or JSON of partitions and offsets. A
+      stream with a checkpoint goes on from the checkpoint.
+    - `endingOffsets`: latest (the default), or as above. Not for streams.
+    - `maxRowsPerBatch`: for streams, counted in offsets and divided evenly between the partitions. It
+      may split a transaction.
+    - `splitRows`: the most offsets of one task, for more than one task per partition.
+    - `includeHeaders`: true adds the column `_headers`.
+    - `onCorrupt`: fail (the default), or skip damaged rows.
+    - `onLost`: fail (the default) when retention removed rows that the stream had not read, or
+      earliest, to go on with the earliest rows.
+
+    Options of writes (batches with `mode("append")`):
+
+    - `writer`: for streams, a unique name, by which a repeated batch is recognised.
+    - `stagingDirectory`: on Kafka, where tasks stage rows; on a cluster, storage that all machines
+      share.
     """
 
     home = ""
-    """The directory that a relative `file:` address starts from."""
+    """The directory from which a relative `file:` address starts."""
 
     @classmethod
     def name(cls) -> str:
@@ -60,25 +70,25 @@ class TopicSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> TopicReader:
-        return TopicReader(self._to_read(schema), schema)
+        return TopicReader(self._read_options(schema), schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
-        return TopicStreamReader(self._to_read(schema), schema)
+        return TopicStreamReader(self._read_options(schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        return TopicWriter(self._to_write(schema, overwrite=overwrite))
+        return TopicWriter(self._write_options(schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
-        return TopicStreamWriter(self._to_write(schema, overwrite=overwrite))
+        return TopicStreamWriter(self._write_options(schema, overwrite=overwrite))
 
-    def _to_read(self, schema: StructType) -> ReadOptions:
+    def _read_options(self, schema: StructType) -> ReadOptions:
         options = read_options(self.options, home=self.home)
         check_readable(
             schema, shared_log(options.address).topic(options.topic), headers=options.headers
         )
         return options
 
-    def _to_write(self, schema: StructType, *, overwrite: bool) -> WriteOptions:
+    def _write_options(self, schema: StructType, *, overwrite: bool) -> WriteOptions:
         if overwrite:
             raise NotSupported(
                 "A topic is appended to; it cannot be overwritten.",
