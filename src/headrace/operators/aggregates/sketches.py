@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import datasketches
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -31,7 +30,7 @@ from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.keys import canonicalize, encode_keys
 from headrace.columnar.murmur2 import murmur2_array
 from headrace.columnar.segments import Segments
-from headrace.errors import CorruptionError, NewerFormat
+from headrace.errors import ConfigurationError, CorruptionError, NewerFormat
 from headrace.operators.aggregates.accumulator import (
     Accumulator,
     AccumulatorOutcome,
@@ -42,6 +41,14 @@ from headrace.operators.aggregates.accumulator import (
     has_order_in_64_bits,
     to_ordered,
 )
+
+try:
+    import datasketches
+except ImportError as error:
+    raise ConfigurationError(
+        "The sketch aggregates need the package 'datasketches', which is not installed.",
+        fix="pip install datasketches (it has no wheel for Python 3.14; use an older Python).",
+    ) from error
 
 
 class Sketch(Accumulator):
@@ -61,7 +68,7 @@ class Sketch(Accumulator):
         """The values, none null, in the form that the sketch accepts."""
 
     @abstractmethod
-    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+    def update(self, data: bytes, items: Sequence[Any]) -> bytes:
         """A sketch with more values; empty bytes stand for a new sketch."""
 
     @abstractmethod
@@ -91,9 +98,7 @@ class Sketch(Accumulator):
             answers.append(self.read(states[key]))
             for segment in range(first, stop):
                 if ends[segment + 1] > ends[segment]:
-                    states[key] = self.updated(
-                        states[key], items[ends[segment] : ends[segment + 1]]
-                    )
+                    states[key] = self.update(states[key], items[ends[segment] : ends[segment + 1]])
                 answers.append(self.read(states[key]))
         sizes = np.fromiter(map(len, states), np.uint32, len(states))
         return AccumulatorOutcome(self.array(answers), (sizes,), states)
@@ -134,7 +139,7 @@ class ApproxDistinct(Sketch):
             item if item and item[0] != "\0" else "\0" + item for item in texts(values)
         ]  # the sketch ignores empty strings
 
-    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+    def update(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = (
             datasketches.hll_sketch.deserialize(data)
             if data
@@ -162,7 +167,7 @@ class Quantiles(Sketch):
     def items(self, values: pa.Array) -> Any:
         return np.array(doubles(values))  # the sketch does not accept read-only memory
 
-    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+    def update(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = (
             datasketches.tdigest_double.deserialize(data)
             if data
@@ -214,7 +219,7 @@ class HeavyHitters(Sketch):
             else texts(values)
         )
 
-    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+    def update(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = (
             datasketches.frequent_strings_sketch.deserialize(data)
             if data
@@ -375,7 +380,7 @@ class Bloom(Sketch):
     def items(self, values: pa.Array) -> Any:
         return hashes_of(values)
 
-    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+    def update(self, data: bytes, items: Sequence[Any]) -> bytes:
         hashes = np.asarray(items, np.uint64)
         return BloomFilter.from_bytes(data or self._empty).with_hashes(hashes).to_bytes()
 
