@@ -59,7 +59,7 @@ def test_repeats_are_left_out_whatever_the_batches(tmp_path: Path, spark: SparkS
             assert test.runner.watermark_state.inputs["clicks"].watermark_us == int(
                 at(65).timestamp() * 1e6
             ), "held back by b"
-            assert test.runner.watermark_state.inputs["clicks"].holding(1)[0][0] == "b"
+            assert test.runner.watermark_state.inputs["clicks"].slowest_producers(1)[0][0] == "b"
     assert answers[0] == answers[1]
     assert sorted((found[1], found[3]) for found in answers[0]) == [
         (1, at(0)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.operators.search.index import forget_indexes
+from headrace.operators.search.index import clear_index_cache
 from headrace.testing.pipelines import Died, PipelineTest
 from tests.e2e.searched import ARTICLES, OUTPUTS, check, feed_tick, history, outputs, searched
 
@@ -40,7 +40,7 @@ def test_batches_shards_and_restarts_do_not_matter(
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
             test.step(1)
-            forget_indexes()
+            clear_index_cache()
             test.restart(shards=(3, 2, 5, 1)[number % 4], lose_local_store=number % 2 == 0)
         test.settle(1)
         assert outputs(test) == calm
@@ -75,7 +75,7 @@ def test_a_replay_gives_the_same(tmp_path: Path, calm: dict[str, list[Any]]) -> 
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
             test.step()
-        forget_indexes()
+        clear_index_cache()
         with test.replay("again", shards=3) as again:
             again.settle()
             assert {name: test.rows(f"{name}.again") for name in OUTPUTS} == {

@@ -126,9 +126,9 @@ def test_a_kernel_that_goes_by_time_waits_for_the_tests_clock() -> None:
         .group_by("k")
         .aggregate(n=hr.agg.count())
     )
-    assert test.tick([{"k": 1, "at": NOON}], complete=NOON) == []
+    assert test.tick([{"k": 1, "at": NOON}], watermark=NOON) == []
     assert test.waits_until_us == int(NOON.replace(minute=1).timestamp()) * 1_000_000
-    (closed,) = test.tick([], complete="2026-01-01T12:01:00Z")
+    (closed,) = test.tick([], watermark="2026-01-01T12:01:00Z")
     assert (closed["k"], closed["n"], closed["_change_type"]) == (1, 1, "insert")
     assert test.tick([{"k": 1, "at": NOON}]) == [], "it is too late"
 

@@ -158,16 +158,16 @@ def test_two_that_start_at_the_same_moment_take_over_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with begun(tmp_path) as test:
-        real = Ledger._opened
+        real = Ledger._open_transaction
         other = Ledger.open(test.log, "all")
 
         def opened(ledger: Ledger) -> Any:
-            monkeypatch.setattr(Ledger, "_opened", real)
+            monkeypatch.setattr(Ledger, "_open_transaction", real)
             tx = real(ledger)
             other.take_over()
             return tx
 
-        monkeypatch.setattr(Ledger, "_opened", opened)
+        monkeypatch.setattr(Ledger, "_open_transaction", opened)
         epoch = test.runner.ledger.epoch
         test.restart()
         assert (other.epoch, test.runner.ledger.epoch) == (epoch + 1, epoch + 2)

@@ -32,7 +32,7 @@ from tests.engine.watermark_model import obvious as obvious_watermarks
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order
 from tests.operators.windows.oracle import (
-    Clock,
+    TickWatermarks,
     FixedOracle,
     Row,
     RowOracle,
@@ -232,7 +232,7 @@ def check(
     for place, tick in enumerate(life.ticks):
         before = watermarks[place - 1] if place else UNSTARTED
         wanted += oracle.tick(
-            place, tick.rows, Clock(before, before, watermarks[place], watermarks[place])
+            place, tick.rows, TickWatermarks(before, before, watermarks[place], watermarks[place])
         )
     told = [
         {**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes

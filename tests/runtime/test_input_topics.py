@@ -1,4 +1,4 @@
-"""An input that was deleted and made again is noticed, however many rows it has by then."""
+"""An input that was deleted and created again is noticed, however many rows it has by then."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_run_under_way_takes_nothing_of_another_topic_in(
         test.log.delete_topic("orders")
         test.log.create_topic("orders", "k BIGINT")
         test.feed("orders", [{"k": 1}] * rows)
-        with pytest.raises(error, match="made again"):
+        with pytest.raises(error, match="created again"):
             test.cut()
         assert test.view("totals") == [{"k": 0, "n": 5}]
 

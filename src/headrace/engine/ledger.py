@@ -243,16 +243,16 @@ class Ledger:
         if self.log.note(self._epoch_note) == str(self.epoch):
             self._transaction = None
             return RetryError(
-                f"A commit of the pipeline {self.pipeline!r} was disturbed, and nothing of it is"
-                " stored.",
+                f"A commit of the pipeline {self.pipeline!r} was aborted by another runner that is"
+                " fenced by now; nothing of it is stored.",
                 fix="try again.",
             )
         return RunnerFenced(
             f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch"
             f" {self.epoch}).",
             fix=(
-                "nothing, if that was meant: this one has ended, and the newer one goes on where it"
-                " stopped. Start one runner of a pipeline only."
+                "nothing, if that was intended: this runner has ended, and the newer one goes on"
+                " where it stopped. Start only one runner of a pipeline."
             ),
         )
 

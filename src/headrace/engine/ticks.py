@@ -263,11 +263,12 @@ def next_ticks(
             consumed = last.end(topic, partition)
             if end < consumed:
                 raise RetryError(
-                    f"{topic}[{partition}] ends at offset {end}, and rows up to {consumed} have"
-                    " been taken in: it has lost rows, or was made again.",
+                    f"{topic}[{partition}] ends at offset {end}, but the pipeline has read rows up"
+                    f" to offset {consumed}: the topic has lost rows, or was deleted and created"
+                    " again.",
                     fix=(
-                        "restore the topic; or build the pipeline anew from what is there: headrace"
-                        " replay FILE --as v2 --retick."
+                        "restore the topic; or build the pipeline again from what is there:"
+                        " headrace replay FILE --as v2 --retick."
                     ),
                 )
     newest = _Moment(now_us, _advanced_ends(last.ends, ends))

@@ -156,8 +156,8 @@ class _WatermarkGenerator:
         count = int(np.count_nonzero(live))
         if count > MAX_PRODUCERS:
             raise TooManyProducers(
-                f"The input {self.spec.name!r} has {count:,} producers at once; at most"
-                f" {MAX_PRODUCERS:,} can be told apart.",
+                f"The input {self.spec.name!r} has {count:,} live producers; at most"
+                f" {MAX_PRODUCERS:,} are tracked.",
                 fix=(
                     "name a column with fewer values as producer=, such as the site instead of the"
                     " device, or a shorter idle=."

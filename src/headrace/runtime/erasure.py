@@ -59,7 +59,7 @@ class Holder:
             return []
         return [
             (
-                f"the state at hand of the pipeline {self.pipeline!r} on other machines of its"
+                f"the local stores of the pipeline {self.pipeline!r} on other machines of its"
                 f" cluster: headrace-{self.id} in their temporary directories"
             )
         ]

@@ -132,7 +132,7 @@ def _create_output(log: Log, output: TopicOutput, existing: set[str]) -> None:
     if info.partitions != output.partitions:
         raise TopicExists(
             f"The output {output.name!r} is declared with {output.partitions} partitions, and its"
-            f" topic has {info.partitions}: keys would go elsewhere.",
+            f" topic has {info.partitions}: keys would go to other partitions.",
             fix=f"declare it with partitions={info.partitions}, or write to another topic.",
         )
 
@@ -210,10 +210,10 @@ class InputTopics:
         for topic in topics:
             if self._log.topic(topic).id != self._ids.get(topic):
                 raise InputReplaced(
-                    f"The topic {topic!r} was deleted and made again since the pipeline"
-                    f" {self._pipeline!r} first read it: its rows are others now.",
+                    f"The topic {topic!r} was deleted and created again since the pipeline"
+                    f" {self._pipeline!r} first read it: it has other rows now.",
                     fix=(
-                        "build the pipeline anew from what is there: headrace replay FILE --as v2"
+                        "build the pipeline again from what is there: headrace replay FILE --as v2"
                         " --retick; or give it another name."
                     ),
                 )

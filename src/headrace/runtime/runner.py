@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
-LONGEST_PAUSE_S = 60.0
+BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
 MAX_FAILURES = 20
 STATUS_EVERY_S = 5.0
 
@@ -353,8 +353,7 @@ class Runner:
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
         if self.failures > MAX_FAILURES or is_permanent(error):
             raise error
-        backoff = Backoff(first_s=2.0, longest_s=LONGEST_PAUSE_S, jitter=0.0)
-        pause_s = backoff.pause_s(self.failures)
+        pause_s = BACKOFF.pause_s(self.failures)
         logger.warning(
             "A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.",
             self.plan.name,

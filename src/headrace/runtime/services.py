@@ -119,8 +119,8 @@ def _await_captured_topics(
     while not wanted <= set(log.topics()) and not stop.is_set():
         if time.monotonic() > deadline_s:
             raise RetryError(
-                f"No capture has made the topics {sorted(wanted - set(log.topics()))} yet.",
-                fix="see that the database can be reached.",
+                f"No capture has created the topics {sorted(wanted - set(log.topics()))} yet.",
+                fix="check that the database can be reached.",
             )
         time.sleep(0.05)
     if failures:
@@ -285,7 +285,7 @@ def _now_us() -> int:
 
 ingest_logger = logging.getLogger("headrace.pipeline")
 EVERY = "200 milliseconds"
-LONGEST_PAUSE_S = 60.0
+INGEST_BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
 MAX_FAILURES = 20
 
 
@@ -337,7 +337,7 @@ class IngestQuery:
         rows: DataFrame = self.source(spark) if callable(self.source) else self.source
         if not getattr(rows, "isStreaming", False):
             raise ConfigurationError(
-                f"What is to be ingested as {self.name!r} is no streaming DataFrame.",
+                f"The ingest {self.name!r} is no streaming DataFrame.",
                 fix=(
                     "read it with spark.readStream; a batch is written once, with"
                     " df.write.format('headrace')."
@@ -363,8 +363,7 @@ class IngestQuery:
         self.query = None
         if self.failures > MAX_FAILURES:
             raise error
-        backoff = Backoff(first_s=2.0, longest_s=LONGEST_PAUSE_S, jitter=0.0)
-        pause_s = backoff.pause_s(self.failures)
+        pause_s = INGEST_BACKOFF.pause_s(self.failures)
         self.start_after_s = time.monotonic() + pause_s
         ingest_logger.warning(
             "The ingest %s failed (%d in a row): %s\nTrying again in %.0f s.",

@@ -56,7 +56,7 @@ class StateDirectory:
                 f" ran with was {noted['path']}.",
                 fix=(
                     f"name that directory, with --state {noted['path']} or state=…; if it is lost,"
-                    " build everything anew: headrace replay FILE --as v2."
+                    " build everything again: headrace replay FILE --as v2."
                 ),
             )
         is_used = any((path / name).exists() for name in _USED)

@@ -1,4 +1,7 @@
-"""What users test their pipelines with, and we ours: `pipelines` a whole pipeline, with Spark or
-without; `kernels` one step alone; `points` where a runner can be made to die; `kafka_broker` a real
-broker; `crash` and `disks` a disk that loses power.
+"""The test kit: what users test their pipelines with, and this project its own.
+
+- `pipelines`: a whole pipeline, with Spark or without; also the points at which a runner can die
+- `kernels`: one step alone, with its state in memory
+- `plain_spark`: the part of Spark that a pipeline needs, in one process without a JVM
+- `power_loss`: disks that lose power, are slow or are full, for tests of the embedded log
 """

@@ -2,11 +2,12 @@
 clock but the one that the test sets.
 
     minutes = orders.window(hr.tumbling("1 minute")).group_by("region").aggregate(n=hr.agg.count())
-    test = KernelTest(minutes) assert test.tick([{"region": "eu", "at": at("12:00:10")}],
-    complete=at("12:00:30")) == [] assert test.tick([], complete=at("12:01:00")) == [{"region":
-    "eu", …, "n": 1, "_change_type": "insert"}]
+    test = KernelTest(minutes)
+    assert test.tick([{"region": "eu", "at": at("12:00:10")}], watermark=at("12:00:30")) == []
+    assert test.tick([], watermark=at("12:01:00")) == [{"region": "eu", …, "n": 1}]
 
-Steps before the kernel are not carried out: the rows are those that it would be given.
+The steps before the kernel are not run: the rows are those that the kernel would receive.
+`pipelines` tests a whole pipeline.
 """
 
 from __future__ import annotations
@@ -30,29 +31,27 @@ if TYPE_CHECKING:
     from headrace.pipeline.stream import Stream, Table
 
 
-# A kernel's state as a dictionary: for tests of kernels, ours and users'. Remembers which keys
-# changed, as a real host must.
-
-
 class MemoryState:
-    """State in memory. `changed` has every key put since the last `take_changes`, with the value it
-    now has (None: deleted).
+    """A kernel's state as a dictionary. `changed` has every key that was put since the last
+    `take_changes`, with its present value (None if it was deleted).
     """
 
     def __init__(
-        self, values: Mapping[bytes, bytes] | None = None, owned_groups: Sequence[int] = range(GROUPS)
+        self,
+        values: Mapping[bytes, bytes] | None = None,
+        owned_groups: Sequence[int] = range(GROUPS),
     ) -> None:
         self.owned_groups = owned_groups
         self.values: dict[bytes, bytes] = dict(values or {})
-        self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
+        self.groups: dict[bytes, int] = {}  # of keys that were put under a given group
         self.changed: dict[bytes, bytes | None] = {}
-        self.memo: bytes | None = None
+        self.cache: bytes | None = None
 
     def read_cache(self) -> bytes | None:
-        return self.memo
+        return self.cache
 
     def write_cache(self, content: bytes) -> None:
-        self.memo = content
+        self.cache = content
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:  # noqa: ARG002
         return list(map(self.values.get, keys))
@@ -76,22 +75,23 @@ class MemoryState:
         self.put(keys.to_pylist(), values.to_pylist(), groups)
 
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
-        found = sorted(key for key in self.values if low <= key < high)
-        own = key_groups(pa.array(found, pa.binary())).tolist()
-        groups = [self.groups.get(key, group) for key, group in zip(found, own, strict=True)]
-        return found, [self.values[key] for key in found], np.array(groups, np.uint8)
+        keys = sorted(key for key in self.values if low <= key < high)
+        own_groups = key_groups(pa.array(keys, pa.binary())).tolist()
+        groups = [self.groups.get(key, group) for key, group in zip(keys, own_groups, strict=True)]
+        return keys, [self.values[key] for key in keys], np.array(groups, np.uint8)
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
         return min((key for key in self.values if low <= key < high), default=None)
 
     def take_changes(self) -> dict[bytes, bytes | None]:
-        """What changed since the last time, for a host that writes it down."""
+        """The changes since the last call, for a host that stores them."""
         changes, self.changed = self.changed, {}
         return changes
 
     def copy(self) -> MemoryState:
         fresh = MemoryState(self.values, self.owned_groups)
-        fresh.groups, fresh.memo = dict(self.groups), self.memo
+        fresh.groups = dict(self.groups)
+        fresh.cache = self.cache
         return fresh
 
 
@@ -100,8 +100,21 @@ Moment = datetime | str
 
 
 class KernelTest:
-    """The last step of a stream or table, which must be one that keeps state. `state` is what it
-    remembers; a copy of it is as good as the original.
+    """Runs the kernel of one step: the last step of a stream or table, which must keep state.
+
+    Args:
+        declared: The stream or table.
+
+    Raises:
+        InputError: The step keeps no state.
+
+    Example:
+        test = KernelTest(orders.group_by("region").aggregate(n=hr.agg.count()))
+        test.tick([{"region": "eu"}])
+
+    Attributes:
+        state: What the kernel keeps; a copy of it is as good as the original.
+
     """
 
     def __init__(self, declared: Stream | Table) -> None:
@@ -118,71 +131,79 @@ class KernelTest:
         self._watermark_us = self._horizon_us = UNSTARTED
 
     def tick(
-        self, *inputs: Sequence[Row], complete: Moment | None = None, closed: Moment | None = None
+        self,
+        *inputs: Sequence[Row],
+        watermark: Moment | None = None,
+        horizon: Moment | None = None,
     ) -> list[dict[str, Any]]:
-        """One tick with the rows of each of the step's inputs, in their order; a table's rows are
-        changes, with a `_change_type`. Returns what the step tells.
+        """Run one tick.
 
-        `complete`: no earlier row is expected any more; without it, time stands still. `closed`: an
-        earlier row is too late for anyone; the same unless it is given.
+        Args:
+            *inputs: The rows of each of the step's inputs, in their order. A table's rows are
+                changes, with a `_change_type`.
+            watermark: The watermark at the end of the tick; by default it does not move.
+            horizon: The horizon at the end of the tick: earlier rows are late. By default the
+                watermark.
+
+        Returns:
+            The rows that the step emits.
+
+        Raises:
+            InputError: Another number of inputs was given than the step has.
+
+        Example:
+            test.tick([{"region": "eu", "at": noon}], watermark="2026-01-01T12:01:00Z")
+
         """
         before = (self._watermark_us, self._horizon_us)
-        self._watermark_us = self._watermark_us if complete is None else to_time_us(complete)
-        self._horizon_us = self._watermark_us if closed is None else to_time_us(closed)
+        self._watermark_us = self._watermark_us if watermark is None else to_time_us(watermark)
+        self._horizon_us = self._watermark_us if horizon is None else to_time_us(horizon)
         self._tick += 1
         tables = self._tables(inputs)
         if isinstance(self.kernel, TimedKernel):
-            told = self.kernel.step_timed(
-                self.state, tables, [self._watermarks(before)] * len(tables)
-            )
+            watermarks = [self._watermarks(before)] * len(tables)
+            emitted = self.kernel.step_timed(self.state, tables, watermarks)
         else:
-            told = self.kernel.step(self.state, pa.concat_tables(tables))
-        rows: list[dict[str, Any]] = told.drop_columns([TICK]).to_pylist()
+            emitted = self.kernel.step(self.state, pa.concat_tables(tables))
+        rows: list[dict[str, Any]] = emitted.drop_columns([TICK]).to_pylist()
         return rows
 
     @property
     def waits_until_us(self) -> int | None:
-        """The time that something in the state waits for: a `complete` at or past it lets the step
-        tell more, or forget.
+        """The time that something in the state waits for: a watermark at or past it lets the step
+        emit more, or drop state. None if nothing waits.
         """
         return self.kernel.due(self.state) if isinstance(self.kernel, TimedKernel) else None
 
     def _tables(self, inputs: Sequence[Sequence[Row]]) -> list[pa.Table]:
-        schemas = (
-            [self.step.stored_schema]
-            if isinstance(self.step, TopicStep)
-            else [given.schema for given in self.step.inputs]
-        )
-        tables = (
-            [self.step.is_table]
-            if isinstance(self.step, TopicStep)
-            else [given.is_table for given in self.step.inputs]
-        )
-        if len(inputs) != len(schemas):
+        """The rows of each input as a table."""
+        if isinstance(self.step, TopicStep):
+            declared = [(self.step.stored_schema, self.step.is_table)]
+        else:
+            declared = [(source.schema, source.is_table) for source in self.step.inputs]
+        if len(inputs) != len(declared):
             raise InputError(
-                f"{self.step.name} has {len(schemas)} inputs, and {len(inputs)} were given.",
+                f"{self.step.name} has {len(declared)} inputs, and {len(inputs)} were given.",
                 fix="give the rows of each: tick(left, right).",
             )
-        return [
-            self._table(rows, schema, is_table=kind)
-            for rows, schema, kind in zip(inputs, schemas, tables, strict=True)
-        ]
-
-    def _table(self, rows: Sequence[Row], schema: pa.Schema, *, is_table: bool) -> pa.Table:
-        changes = [pa.field(CHANGE_TYPE, pa.string())] if is_table else []
-        return pa.Table.from_pylist(
-            [{**row, TICK: self._tick} for row in rows],
-            pa.schema([*schema, *changes, pa.field(TICK, pa.int64())]),
-        )
+        tables = []
+        for rows, (schema, is_table) in zip(inputs, declared, strict=True):
+            system = [pa.field(CHANGE_TYPE, pa.string())] if is_table else []
+            tables.append(
+                pa.Table.from_pylist(
+                    [{**row, TICK: self._tick} for row in rows],
+                    pa.schema([*schema, *system, pa.field(TICK, pa.int64())]),
+                )
+            )
+        return tables
 
     def _watermarks(self, before: tuple[int, int]) -> Watermarks:
-        def one(value: int) -> Any:
-            return np.array([value], np.int64)
-
+        watermark_before_us, horizon_before_us = before
         return Watermarks(
-            one(self._tick),
-            one(max(self._watermark_us, 0)),
-            one(self._watermark_us),
-            one(self._horizon_us),
-            *before,
+            ticks=np.array([self._tick], np.int64),
+            times_us=np.array([max(self._watermark_us, 0)], np.int64),
+            watermark=np.array([self._watermark_us], np.int64),
+            horizon=np.array([self._horizon_us], np.int64),
+            watermark_at_start=watermark_before_us,
+            horizon_at_start=horizon_before_us,
         )

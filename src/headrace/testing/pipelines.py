@@ -1,5 +1,5 @@
-"""Testing a pipeline: feed rows, cut ticks, run batches of any size, restart it with other shards,
-lose what may be lost, read what came out.
+"""Testing a whole pipeline: feed rows, cut ticks, run batches of any size, restart it with other
+shards, lose what may be lost, and read the outputs.
 
     with PipelineTest(shop, tmp_path) as test:
         test.feed("orders", rows)
@@ -10,9 +10,9 @@ lose what may be lost, read what came out.
             test.step(dies="between views and log")
         test.restart(shards=3)
 
-It runs the real thing: an embedded log, or the one given with `log=`, state on disk, and Spark, if
-it is given a session. Without one the tasks run in this process (`plain_spark`), in a fraction of
-the time, as long as the plan needs no Spark SQL. `kernels` tests one step alone.
+Everything is real: an embedded log, or the one given with `log=`, state on disk, and Spark if a
+session is given. Without one, the tasks run in this process (`plain_spark`) in a fraction of the
+time, as long as the plan needs no Spark SQL. `kernels` tests one step alone.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
 
 
-# The moments at which a pipeline may be struck: a function of the engine, and whether just before
-# or just after it.
+# Fault points: where a runner can be made to die
 #
-# `PipelineTest.step(dies=…)` lets a runner die there; our own tests also kill whole processes. The
-# product knows nothing of it. A name that is no longer there is an error, so that no test goes on
-# without its fault.
+# A point is a function of the engine, and whether the fault comes just before or just after it.
+# `PipelineTest.step(dies=…)` lets a runner die there; this project's own tests also kill whole
+# processes. The engine knows nothing of it. A function that no longer exists is an error, so that
+# no test goes on without its fault.
 
 
 BEFORE, AFTER = "before", "after"
 
 
 @dataclass(frozen=True)
-class Point:
-    """Just before or just after a function: `module`, and the name inside it, with dots."""
+class FaultPoint:
+    """Just before or just after a function: `attribute` is its name in the module, with dots."""
 
     module: str
     attribute: str
@@ -78,56 +78,58 @@ class Point:
 
 
 # In a task
-POINTS: dict[str, Point] = {
-    "before the pack": Point("headrace.engine.job", "ReadAndPack.__call__", BEFORE),
-    "a row was read": Point("headrace.engine.reader", "TopicRange._with_order_columns", AFTER),
-    "state was brought": Point(
+POINTS: dict[str, FaultPoint] = {
+    "before the pack": FaultPoint("headrace.engine.job", "ReadAndPack.__call__", BEFORE),
+    "a row was read": FaultPoint("headrace.engine.reader", "TopicRange._with_order_columns", AFTER),
+    "state was brought": FaultPoint(
         "headrace.engine.state.local_store", "StoreTransaction.bring_to", AFTER
     ),
-    "before the kernel": Point(
+    "before the kernel": FaultPoint(
         "headrace.operators.aggregates.kernel", "AggregateKernel.step", BEFORE
     ),
-    "in the kernel": Point("headrace.engine.state.step_state", "StepState._put", AFTER),
-    "files were written": Point("headrace.engine.state.step_state", "_write_delta", AFTER),
-    "the undo was kept": Point(
+    "in the kernel": FaultPoint("headrace.engine.state.step_state", "StepState._put", AFTER),
+    "files were written": FaultPoint("headrace.engine.state.step_state", "_write_delta", AFTER),
+    "the undo was kept": FaultPoint(
         "headrace.engine.state.local_store", "StoreTransaction.keep_undo", AFTER
     ),
-    "the store was committed": Point(
+    "the store was committed": FaultPoint(
         "headrace.engine.state.local_store", "LocalStore._write_about", BEFORE
     ),
-    "the store was closed": Point("headrace.engine.state.local_store", "LocalStore.close", AFTER),
-    "a view's changes were written": Point("headrace.engine.shard", "write_rows", AFTER),
-    "a shard has reported": Point("headrace.engine.shard", "ShardFunction._report", AFTER),
-    "a topic's rows were staged": Point("headrace.log.file.log", "FileLog.stage", AFTER),
+    "the store was closed": FaultPoint(
+        "headrace.engine.state.local_store", "LocalStore.close", AFTER
+    ),
+    "a view's changes were written": FaultPoint("headrace.engine.shard", "write_rows", AFTER),
+    "a shard has reported": FaultPoint("headrace.engine.shard", "ShardFunction._report", AFTER),
+    "a topic's rows were staged": FaultPoint("headrace.log.file.log", "FileLog.stage", AFTER),
 }
 IN_TASKS = tuple(POINTS)
 # On the driver
 POINTS |= {
-    "before the reports": Point("headrace.runtime.query", "read_reports", BEFORE),
-    "before the commit": Point("headrace.runtime.query", "commit_batch", BEFORE),
-    "in the views' commit": Point("headrace.views.store", "ViewStore._advance", AFTER),
-    "between views and log": Point("headrace.views.store", "ViewStore.commit", AFTER),
-    "in the log's transaction": Point("headrace.engine.ledger", "Ledger.add", AFTER),
-    "in the log's commit": Point("headrace.log.file.log", "FileLog.adopt_loaded", BEFORE),
-    "the log was committed": Point("headrace.engine.ledger", "Ledger.commit", AFTER),
-    "after the commit": Point("headrace.runtime.query", "commit_batch", AFTER),
+    "before the reports": FaultPoint("headrace.runtime.query", "read_reports", BEFORE),
+    "before the commit": FaultPoint("headrace.runtime.query", "commit_batch", BEFORE),
+    "in the views' commit": FaultPoint("headrace.views.store", "ViewStore._advance", AFTER),
+    "between views and log": FaultPoint("headrace.views.store", "ViewStore.commit", AFTER),
+    "in the log's transaction": FaultPoint("headrace.engine.ledger", "Ledger.add", AFTER),
+    "in the log's commit": FaultPoint("headrace.log.file.log", "FileLog.adopt_loaded", BEFORE),
+    "the log was committed": FaultPoint("headrace.engine.ledger", "Ledger.commit", AFTER),
+    "after the commit": FaultPoint("headrace.runtime.query", "commit_batch", AFTER),
 }
 ON_THE_DRIVER = tuple(name for name in POINTS if name not in IN_TASKS)
-# Where the log is Kafka's, in the place of those of the embedded log
+# On Kafka, instead of the points of the embedded log
 KAFKA_IN_TASKS = {
-    "rows were staged for Kafka": Point("headrace.log.kafka.log", "KafkaLog.stage", AFTER)
+    "rows were staged for Kafka": FaultPoint("headrace.log.kafka.log", "KafkaLog.stage", AFTER)
 }
 KAFKA_ON_THE_DRIVER = {
-    "sent to Kafka": Point(
+    "sent to Kafka": FaultPoint(
         "headrace.log.kafka.transaction", "KafkaTransaction._send_everything", AFTER
     ),
-    "committed in Kafka": Point("headrace.log.kafka.transaction", "commit", AFTER),
+    "committed in Kafka": FaultPoint("headrace.log.kafka.transaction", "commit", AFTER),
 }
 ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
 
 
 def on_kafka(names: Iterable[str]) -> list[str]:
-    """Without the points of the embedded log."""
+    """The names, without the points of the embedded log."""
     return [name for name in names if not ALL[name].module.startswith("headrace.log.file")]
 
 
@@ -136,18 +138,18 @@ def put_in_place(
     strike: Callable[[str], None],
     patch: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
-    """Let `strike` be called with a point's name whenever it is passed. Modules are imported."""
+    """Call `strike` with a point's name whenever the point is passed. Imports the modules."""
     for name in names:
         point = ALL[name]
         owner = point.owner()
-        patch(owner, point.name, _struck(getattr(owner, point.name), name, point.when, strike))
+        patch(owner, point.name, _with_fault(getattr(owner, point.name), name, point.when, strike))
 
 
-def _struck(
+def _with_fault(
     real: Callable[..., Any], name: str, when: str, strike: Callable[[str], None]
 ) -> Callable[..., Any]:
     @functools.wraps(real)
-    def struck(*args: Any, **options: Any) -> Any:
+    def with_fault(*args: Any, **options: Any) -> Any:
         if when == BEFORE:
             strike(name)
         result = real(*args, **options)
@@ -155,15 +157,15 @@ def _struck(
             strike(name)
         return result
 
-    return struck
+    return with_fault
 
 
 class Died(Exception):
-    """The runner was made to die at the point that the test named."""
+    """The runner died at the point that the test named."""
 
 
 class Undead(AssertionError):
-    """The runner was to die at a point, and did not come by there."""
+    """The runner was to die at a point that it did not pass."""
 
 
 def _die(point: str) -> None:
@@ -171,8 +173,21 @@ def _die(point: str) -> None:
 
 
 class PipelineTest:
-    """A pipeline under test, in a directory of its own. `log` is an open log, which stays open, or
-    an address; without one the log is in the directory too.
+    """A pipeline under test, in a directory of its own.
+
+    Args:
+        pipeline: The pipeline.
+        root: The directory for state, and for the log unless one is given.
+        spark: A session; by default, tasks run in this process without Spark.
+        shards: The number of shards.
+        log: An open log, which stays open, or an address.
+
+    Example:
+        with PipelineTest(shop, tmp_path) as test:
+            test.feed("orders", [{"region": "eu", "amount": 5.0}])
+            test.settle()
+            assert test.view("revenue") == [{"region": "eu", "revenue": 5.0}]
+
     """
 
     def __init__(
@@ -192,38 +207,48 @@ class PipelineTest:
         self.state = root / "state"
         self._passed_us = 0
         create_captured_topics(self.log, pipeline.plan())
-        self.runner = self._started(shards)
+        self.runner = self._start_runner(shards)
 
-    def _started(self, shards: int) -> Runner:
+    def _start_runner(self, shards: int) -> Runner:
         return Runner.start(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
 
-    # What goes in
+    # Inputs
 
     def feed(self, topic: str, rows: Rows) -> None:
-        """Append rows to a topic; rows of a table are upserts unless they say otherwise."""
+        """Append rows to a topic. Rows of a table are upserts unless they have a `_change_type`."""
         with self.log.producer(topic) as producer:
-            if self.log.topic(topic).is_table and not _says_change(rows):
+            if self.log.topic(topic).is_table and not _have_change_type(rows):
                 producer.upsert(rows)
             else:
                 producer.append(rows)
 
     def cut(self, *, forced: bool = False) -> int:
-        """Make a tick of what was fed since the last one."""
+        """Cut a tick of the rows that were fed since the last one. Returns how many ticks were cut."""
         return self.runner.cut(forced=forced)
 
     def pass_time(self, duration: str | timedelta) -> None:
-        """Let time pass: the next ticks are so much later."""
+        """Let time pass: the next ticks are later by the duration."""
         self._passed_us += to_us(duration)
         self.runner.now_us = lambda: time.time_ns() // 1000 + self._passed_us
 
-    # What happens
+    # Running
 
     def step(self, max_ticks: int = 1_000_000, *, dies: str | None = None) -> bool:
-        """One batch of at most so many ticks.
+        """Run one batch of at most `max_ticks` ticks. Returns whether there was one.
 
-        `dies`: the runner is gone at that point, one of `points.ALL`; Died is raised, and `restart`
-        goes on. Points within tasks can be named without Spark only, as Spark's workers are
-        processes of their own. Undead if the batch does not come by there.
+        Args:
+            max_ticks: The largest number of ticks.
+            dies: The fault point, one of `ALL`, at which the runner dies; `restart` starts the next
+                one. Points in tasks need a test without Spark, whose workers are other processes.
+
+        Raises:
+            Died: The runner died at the point.
+            Undead: The batch did not pass the point.
+
+        Example:
+            with pytest.raises(Died):
+                test.step(dies="between views and log")
+
         """
         if dies is None:
             return self.runner.step(max_ticks)
@@ -244,20 +269,20 @@ class PipelineTest:
         raise Undead(f"The batch did not come by {dies!r}.")
 
     def settle(self, max_ticks: int = 1_000_000) -> None:
-        """Cut a tick, and run until the ledger has all of them."""
+        """Cut a tick, and run batches until the ledger has all ticks."""
         self.cut()
         while self.step(max_ticks):
             continue
 
     def restart(self, *, shards: int | None = None, lose_local_store: bool = False) -> None:
-        """Another runner takes over, as after a crash: with other shards, or on a machine that has
-        none of the state at hand.
+        """Start another runner, as after a crash: with another number of shards, or on a machine
+        that has no local store.
         """
         before = self.runner
         before.close()
         if lose_local_store:
             shutil.rmtree(self.state / "local", ignore_errors=True)
-        self.runner = self._started(shards or before.shards)
+        self.runner = self._start_runner(shards or before.shards)
         self.pass_time("0 seconds")
 
     def replay(
@@ -269,30 +294,31 @@ class PipelineTest:
         retick: bool = False,
         shards: int = 2,
     ) -> VersionTest:
-        """A version beside this one, of this pipeline or of a changed one, over the same ticks. Its
-        outputs are called `<output>.<version>`.
+        """A version of this pipeline, or of a changed one, over the same ticks. Its outputs are
+        called `<output>.<version>`.
         """
         return VersionTest(
             self, version, pipeline or self.pipeline, since=since, retick=retick, shards=shards
         )
 
-    # What comes out
+    # Outputs
 
     def view(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a view."""
         with ViewReader(self.state / VIEWS_FILE) as reader:
             rows: list[dict[str, Any]] = reader.table(name).to_pylist()
             return rows
 
     def changes(self, view: str, since: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
-        """A view's changes after a tick: for each tick that changed it, its number and the
+        """The changes of a view after a tick: for each tick that changed it, its number and the
         changes.
         """
         with ViewReader(self.state / VIEWS_FILE) as reader:
             return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, since)]
 
     def rows(self, topic: str) -> list[tuple[Any, ...]]:
-        """A derived topic's rows in order, by partition: values, and the kind of change of a
-        table's.
+        """The rows of a derived topic in order, by partition: the values, and for a table the
+        change type.
         """
         hidden = {OFFSET_COLUMN, PARTITION_COLUMN, "_timestamp"}
         table = self.log.read(topic).to_table()
@@ -300,8 +326,8 @@ class PipelineTest:
         return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
     def folded(self, topic: str, key: str) -> dict[Any, dict[str, Any]]:
-        """What a table's topic amounts to. Fails if it takes back a row that is not there, or has
-        two for a key.
+        """The table that the changes of a topic amount to, by key. Fails if a change retracts a row
+        that is not there, or inserts a second row for a key.
         """
         state: dict[Any, dict[str, Any]] = {}
         for row in self.log.read(topic).to_pylist():
@@ -314,7 +340,7 @@ class PipelineTest:
                 assert known is not None, f"{change} of {plain}, which was not there"
             if change in {"delete", "update_preimage"}:
                 assert change == "delete" or known == plain, (
-                    f"{plain} was taken back, and {known} was there"
+                    f"{plain} was retracted, and {known} was there"
                 )
             if change == "delete":
                 del state[plain[key]]
@@ -355,7 +381,7 @@ class VersionTest(PipelineTest):
         self.of, self.version, self.since, self.retick = of, version, since, retick
         super().__init__(pipeline, of.root, of.spark, shards=shards, log=of.log)
 
-    def _started(self, shards: int) -> Runner:
+    def _start_runner(self, shards: int) -> Runner:
         plan = start_version(
             self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick
         )
@@ -363,7 +389,7 @@ class VersionTest(PipelineTest):
         return Runner.start(plan, self.log, self.spark, self.state, shards=shards)
 
 
-def _says_change(rows: Any) -> bool:
+def _have_change_type(rows: Any) -> bool:
     first = rows[0] if isinstance(rows, list) and rows else rows
     return CHANGE_TYPE in (
         first if isinstance(first, dict) else getattr(first, "column_names", None) or ()

@@ -1,10 +1,10 @@
-"""What a pipeline needs of Spark, in this process and without a JVM: tasks one after the other, in
-an order of chance, some of them tried again, run twice, or long after their time.
+"""Spark without Spark: the part of its API that a pipeline needs, in this process and without a JVM.
 
-It is what `PipelineTest` runs on unless it is given a session, and for properties, which want
-hundreds of runs. The runner, the builder and everything a task does are the real ones, and every
-attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a
-few words that the builder uses itself, and expressions that Python computes as Spark does; others
+`PipelineTest` runs on it unless it is given a session, and so do property tests, which need hundreds
+of runs. Tasks run one after the other in random order; some are tried again, run twice, or run long
+after their job has ended. The runner, the job builder and everything inside a task are the real
+ones, and every attempt of a task has its own copy of its function, as in Spark. Of Spark SQL there
+is only what the job builder itself uses, and expressions that Python computes as Spark does; others
 are refused unless `sql` says what they give.
 """
 
@@ -33,22 +33,22 @@ MAX_ATTEMPTS = 4
 
 
 class Fault(Exception):
-    """Something broke, on purpose."""
+    """A failure that a test has injected."""
 
 
 @dataclass
 class PlainSpark:
-    """The session. `chance` orders tasks and what they get; a task that raises `Fault` is tried
-    again; some that succeeded are run again, at once or later.
+    """The session. `chance` decides the order of tasks and of their input. A task that raises `Fault`
+    is tried again; some that succeeded are run again, at once or later.
     """
 
     cores: int = 2
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  # any order will do
     repeats: float = 0.0
     sql: SQL = field(default_factory=dict)
-    """Expressions, as the builder writes them, and what they give over a batch."""
+    """Expression, as the job builder writes it -> a function over a batch."""
     zombies: list[Callable[[], object]] = field(default_factory=list)
-    """The tasks of earlier jobs, to be run when nobody waits for them any more."""
+    """The tasks of earlier jobs, to be run when nobody waits for them."""
 
     @property
     def conf(self) -> dict[str, str]:
@@ -66,19 +66,19 @@ class PlainSpark:
         )
 
     def run(self, tasks: list[Part]) -> list[list[pa.RecordBatch]]:
-        """All tasks of a Spark stage."""
+        """Run all tasks of a Spark stage. Returns the batches of each."""
         results: list[list[pa.RecordBatch]] = [[] for _ in tasks]
         for number in self.chance.sample(range(len(tasks)), len(tasks)):
             task = partial(_attempt, tasks[number], number)
-            results[number] = self._tried(task)
+            results[number] = self._run_task(task)
             if self.chance.random() < self.repeats:
-                results[number] = self._tried(task)
+                results[number] = self._run_task(task)
             if self.repeats:
                 self.zombies.append(task)
         return results
 
     @staticmethod
-    def _tried(task: Callable[[], list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    def _run_task(task: Callable[[], list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return task()
@@ -100,7 +100,7 @@ def _attempt(task: Part, number: int) -> list[pa.RecordBatch]:
 
 @dataclass
 class Frame:
-    """A DataFrame: what its parts give, made anew whenever it is asked."""
+    """A DataFrame: its partitions, computed anew for each action."""
 
     spark: PlainSpark
     parts: Callable[[], list[Part]]
@@ -113,18 +113,20 @@ class Frame:
         from pyspark import cloudpickle
 
         frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-        return Frame(self.spark, lambda: [partial(_mapped, frozen, part) for part in self.parts()])
+        return Frame(
+            self.spark, lambda: [partial(_run_function, frozen, part) for part in self.parts()]
+        )
 
     def selectExpr(self, *expressions: str) -> Frame:  # noqa: N802
-        """Columns, under other names, and whole numbers that are multiplied and moved: what the
-        builder itself needs.
+        """Select columns, also under other names, and the arithmetic of ranks: what the job builder
+        itself needs.
         """
-        return self.mapInArrow(partial(_selected, expressions, self.spark.sql), "")
+        return self.mapInArrow(partial(_select, expressions, self.spark.sql), "")
 
     def repartition(self, count: int, label: str) -> Frame:
-        return Frame(self.spark, partial(self._shuffled, count, label))
+        return Frame(self.spark, partial(self._shuffle, count, label))
 
-    def _shuffled(self, count: int, label: str) -> list[Part]:
+    def _shuffle(self, count: int, label: str) -> list[Part]:
         rows = [
             batch.slice(at, 1)
             for batches in self.spark.run(self.parts())
@@ -132,10 +134,10 @@ class Frame:
             for at in range(batch.num_rows)
         ]
         self.spark.chance.shuffle(rows)
-        places: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
+        partitions: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
         for row in rows:
-            places[spark_hash(row.column(label)[0].as_py()) % count].append(row)
-        return [partial(iter, place) for place in places]
+            partitions[spark_hash(row.column(label)[0].as_py()) % count].append(row)
+        return [partial(iter, partition) for partition in partitions]
 
     def unionAll(self, other: Frame) -> Frame:  # noqa: N802
         return Frame(self.spark, lambda: [*self.parts(), *other.parts()])
@@ -144,18 +146,18 @@ class Frame:
         return self.unionAll(other)
 
     def persist(self) -> Frame:
-        """Computed by whoever comes first, and kept."""
-        known: list[Part] = []
+        """Compute the partitions once, for the first action."""
+        persisted: list[Part] = []
 
         def parts() -> list[Part]:
-            if not known:
-                known.extend(_kept(part) for part in self.parts())
-            return known
+            if not persisted:
+                persisted.extend(_persist(part) for part in self.parts())
+            return persisted
 
         return Frame(self.spark, parts)
 
     def unpersist(self) -> None:
-        """Nothing to do: nobody asks again."""
+        """Nothing to do: the job is over."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # what Python itself looks for
@@ -177,20 +179,20 @@ def no_spark_sql(what: str) -> NotSupported:
     )
 
 
-def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
+def _run_function(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
     result: Iterator[pa.RecordBatch] = pickle.loads(frozen)(part())  # noqa: S301  # what `mapInArrow` froze
     return result
 
 
 _COLUMN = re.compile(r"`([^`]+)`(?: AS `([^`]+)`)?")
 _NUMBER = re.compile(r"(\d+) AS `(\w+)`")
-_MOVED = re.compile(r"CAST\(`(\w+)` \* (\d+) \+ (\d+) AS INT\) AS `(\w+)`")
+_RANK = re.compile(r"CAST\(`(\w+)` \* (\d+) \+ (\d+) AS INT\) AS `(\w+)`")
 
 
 _NAMED = re.compile(r"(.+) AS `(\w+)`")
 
 
-def _selected(expressions: tuple[str, ...], sql: SQL, batches: Batches) -> Iterator[pa.RecordBatch]:
+def _select(expressions: tuple[str, ...], sql: SQL, batches: Batches) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         columns = dict(_column(batch, expression, sql) for expression in expressions)
         yield pa.record_batch(columns)
@@ -199,33 +201,37 @@ def _selected(expressions: tuple[str, ...], sql: SQL, batches: Batches) -> Itera
 def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.Array]:
     if (named := _NAMED.fullmatch(expression)) and named[1] in sql:
         return named[2], sql[named[1]](batch)
-    if moved := _MOVED.fullmatch(expression):
-        name, times, plus, new = moved.groups()
-        return new, pc.add(pc.multiply(batch.column(name), int(times)), int(plus)).cast(pa.int32())
+    if rank := _RANK.fullmatch(expression):
+        name, factor, summand, new = rank.groups()
+        return new, pc.add(pc.multiply(batch.column(name), int(factor)), int(summand)).cast(
+            pa.int32()
+        )
     if number := _NUMBER.fullmatch(expression):
         return number[2], pa.array([int(number[1])] * batch.num_rows, pa.int32())
     if column := _COLUMN.fullmatch(expression):
         return column[2] or column[1], batch.column(column[1])
-    if named and (node := _computable(named[1], batch.schema)) is not None:
-        found = node.evaluate(batch)
-        return named[2], pa.repeat(found, batch.num_rows) if isinstance(found, pa.Scalar) else found
+    if named and (node := _compile(named[1], batch.schema)) is not None:
+        values = node.evaluate(batch)
+        if isinstance(values, pa.Scalar):
+            values = pa.repeat(values, batch.num_rows)
+        return named[2], values
     raise no_spark_sql(expression)
 
 
-def _computable(text: str, schema: pa.Schema) -> Any:
-    """What Python computes as Spark does, where rows are read; None for the rest."""
+def _compile(text: str, schema: pa.Schema) -> Any:
+    """An expression as a function over Arrow, if Python computes it as Spark does; None if not."""
     try:
         return compile_to_arrow(parse_expression(text, schema, where="a test"), schema)
     except HeadraceError:
         return None
 
 
-def _kept(part: Part) -> Part:
-    known: list[list[pa.RecordBatch]] = []
+def _persist(part: Part) -> Part:
+    batches: list[list[pa.RecordBatch]] = []
 
-    def give() -> Iterator[pa.RecordBatch]:
-        if not known:
-            known.append(list(part()))
-        return iter(known[0])
+    def persisted() -> Iterator[pa.RecordBatch]:
+        if not batches:
+            batches.append(list(part()))
+        return iter(batches[0])
 
-    return give
+    return persisted

@@ -1,5 +1,5 @@
-"""Power loss, simulated: a disk that records every change a workload makes, and what may be left of
-them when the power goes.
+"""Simulated power loss: a disk that records every change of a workload, and what may be left of them
+after a power cut. Also disks that are slow or full.
 
 For tests of the embedded log, this project's own and yours:
 
@@ -9,9 +9,9 @@ For tests of the embedded log, this project's own and yours:
     disk.trace.cut_power(7, tmp_path / "after", mode="torn", chance=random.Random(1))
     log = FileLog(tmp_path / "after" / "log", disk=RebootedDisk())
 
-What was synced is there afterwards. What was not is kept, dropped, torn or garbled, each write on
-its own. The model is strict: a new, renamed or removed name is durable only when its directory was
-synced, whatever was done to the file itself.
+What was synced survives. What was not is kept, dropped, torn or garbled, each write on its own. The
+model is strict: a created, renamed or removed name is durable only when its directory was synced,
+whatever was done to the file itself.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from weakref import WeakSet
 
 from headrace.log.file.disk import Buffer, Disk, DiskFile, to_disk_error
 
-# Disks for tests of the embedded log: one that was rebooted, one that is slow, and one that is
-# full. See `crash` for one that loses its power.
+# Disks that were rebooted, are slow or are full
 
 
 class _UnsyncedFile(DiskFile):
     def sync(self) -> None:
-        """Nothing: nobody will cut this disk's power."""
+        """Do nothing: this disk never loses power."""
 
 
 class RebootedDisk(Disk):
-    """The disk after a restart: another boot, so that the log recovers. Does not sync, for
-    speed.
+    """The disk after a reboot: it has another boot id, so that the log recovers. It does not sync,
+    for speed.
     """
 
     file_type = _UnsyncedFile
@@ -53,7 +52,7 @@ class RebootedDisk(Disk):
         return self._boot
 
     def sync_directory(self, path: Path) -> None:
-        """Nothing, as above."""
+        """Do nothing: this disk never loses power."""
 
 
 class _SlowFile(DiskFile):
@@ -64,8 +63,8 @@ class _SlowFile(DiskFile):
             super().sync()
 
 
-class _Busy:
-    """The device: it does one sync at a time, each as long as it takes."""
+class _SyncDevice:
+    """The device: one sync at a time, each of which takes `sync_s`."""
 
     def __init__(self, sync_s: float) -> None:
         self.sync_s, self._device, self._started = sync_s, Lock(), 0.0
@@ -85,9 +84,9 @@ class SlowDisk(Disk):
     file_type = _SlowFile
 
     def __init__(self, sync_s: float = 0.002) -> None:
-        self._device = _Busy(sync_s)
+        self._device = _SyncDevice(sync_s)
 
-    def busy(self) -> _Busy:
+    def busy(self) -> _SyncDevice:
         return self._device
 
     def sync_directory(self, path: Path) -> None:
@@ -100,7 +99,7 @@ class _FullFile(DiskFile):
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
         data = b"".join(buffers)
-        fits = self.disk.take(position + len(data) - self.size(), len(data))
+        fits = self.disk.reserve(position + len(data) - self.size(), len(data))
         super().write([data[:fits]], position)
         if fits < len(data):
             raise to_disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.path)
@@ -113,8 +112,8 @@ class _FullFile(DiskFile):
 
 
 class FullDisk(Disk):
-    """A disk with room for so many more bytes, then none: a write that does not fit is done in
-    part, as on a real one.
+    """A disk with room for `room_bytes` more bytes: a write that does not fit is done in part, as on
+    a real one.
     """
 
     file_type = _FullFile
@@ -122,25 +121,25 @@ class FullDisk(Disk):
     def __init__(self, room_bytes: int, *, name_bytes: int = 0) -> None:
         self.room_bytes, self.name_bytes = room_bytes, name_bytes
 
-    def take(self, growth: int, most: int) -> int:
-        """Use up room for a write of `most` bytes that lets a file grow; returns how many of them
-        fit.
+    def reserve(self, growth: int, size: int) -> int:
+        """Use up room for a write of `size` bytes that makes a file grow by `growth`. Returns how
+        many bytes of it fit.
         """
         missing = max(0, growth - self.room_bytes)
         self.room_bytes -= max(0, growth) - missing
-        return max(0, most - missing)
+        return max(0, size - missing)
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
         if create and not path.exists():
-            self._take_name(path)
+            self._reserve_name(path)
         return super().open(path, create=create, write=write)
 
     def make_one_directory(self, path: Path) -> None:
-        self._take_name(path)
+        self._reserve_name(path)
         super().make_one_directory(path)
 
-    def _take_name(self, path: Path) -> None:
-        if self.take(self.name_bytes, self.name_bytes) < self.name_bytes:
+    def _reserve_name(self, path: Path) -> None:
+        if self.reserve(self.name_bytes, self.name_bytes) < self.name_bytes:
             raise to_disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
 
 
@@ -157,20 +156,20 @@ __all__ = [
 
 MODES = ("kept", "dropped", "torn", "garbled", "mixed")
 """What becomes of changes that were not synced: all kept, all dropped, cut short, overwritten with
-rubbish, or any of these, each on its own.
+garbage, or any of these, each on its own.
 """
 SECTOR_BYTES = 512
 _NEVER = 1 << 62
 
 
 class ProcessKilled(BaseException):
-    """Raised by a disk whose process is no more. Not an Exception: nothing may handle it."""
+    """Raised by a disk whose process was killed. Not an Exception: nothing may handle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of what a workload did to its disk. Paths are relative to the recorded directory; a
-    node is a file, whatever its name.
+    """One change that a workload made to its disk. Paths are relative to the recorded directory; a
+    node identifies a file whatever its name.
     """
 
     kind: str  # create, write, truncate, sync, mkdir, rename, unlink, rmdir, sync-directory
@@ -183,8 +182,8 @@ class Change:
 
 @dataclass
 class Trace:
-    """Everything a workload did, in order, from a directory's first content on. `marks` are a
-    workload's own notes: (changes so far, note).
+    """All changes of a workload, in order, from the directory's first content on. `marks` are the
+    workload's own notes: (number of changes so far, note).
     """
 
     files: dict[str, int]
@@ -194,18 +193,24 @@ class Trace:
     marks: list[tuple[int, Any]] = field(default_factory=list)
 
     def marks_before(self, after: int) -> list[Any]:
-        """What was noted when at most `after` changes had been made."""
+        """The notes that were taken when at most `after` changes had been made."""
         return [note for index, note in self.marks if index <= after]
 
     def cut_power(self, after: int, into: Path, *, mode: str, chance: Random) -> None:
-        """Write into a fresh directory what may be left when power is lost behind the first `after`
-        changes.
+        """Write to a new directory what may be left if power is lost after the first `after` changes.
+
+        Args:
+            after: The number of changes before the power cut.
+            into: The new directory.
+            mode: What becomes of changes that were not synced; one of `MODES`.
+            chance: Decides wherever there is a choice.
+
         """
-        _Wreck(self, mode, chance).build(after).save(into)
+        _DiskImage(self, mode, chance).build(after).save(into)
 
 
-class _Wreck:
-    """What is left on the disk: names, and the bytes of nodes."""
+class _DiskImage:
+    """The disk after a power cut: names, and the bytes of nodes."""
 
     def __init__(self, trace: Trace, mode: str, chance: Random) -> None:
         if mode not in MODES:
@@ -214,7 +219,7 @@ class _Wreck:
         self.files, self.directories = dict(trace.files), set(trace.directories)
         self.contents = {node: bytearray(content) for node, content in trace.contents.items()}
 
-    def build(self, after: int) -> _Wreck:
+    def build(self, after: int) -> _DiskImage:
         changes = self.trace.changes[:after]
         durable = _synced_at(changes)
         pending = [
@@ -234,8 +239,8 @@ class _Wreck:
         return self
 
     def _keeps_name(self, index: int, names_kept_until: int) -> bool:
-        """Names survive like a file system's own journal keeps them (up to some point), or, in mode
-        "mixed", as strictly as POSIX allows.
+        """Whether a change of a name survives that was not synced: up to some point, as the journal
+        of a file system keeps them; or at random, as POSIX allows, in mode "mixed".
         """
         return {
             "dropped": False,
@@ -244,23 +249,23 @@ class _Wreck:
         }.get(self.mode, True)
 
     def _change_name(self, change: Change, *, certain: bool) -> None:
-        """Do it if it is possible: names whose directory is lost are lost with it."""
-        place = change.target or change.path
-        if _parent(place) not in self.directories:
+        """Apply a change if it is possible: names whose directory is lost are lost with it."""
+        name = change.target or change.path
+        if _parent(name) not in self.directories:
             return
         if change.kind == "create":
-            self.files.setdefault(place, change.node)
+            self.files.setdefault(name, change.node)
         elif change.kind == "mkdir":
-            self.directories.add(place)
+            self.directories.add(name)
         elif change.kind == "rename" and (certain or self.files.get(change.path) == change.node):
             self.files.pop(change.path, None)
-            self.files[place] = change.node
+            self.files[name] = change.node
         elif change.kind == "unlink":
-            self.files.pop(place, None)
+            self.files.pop(name, None)
         elif change.kind == "rmdir" and not any(
-            _parent(name) == place for name in (*self.files, *self.directories)
+            _parent(other) == name for other in (*self.files, *self.directories)
         ):
-            self.directories.discard(place)
+            self.directories.discard(name)
 
     def _change_data(self, change: Change, *, survives: bool) -> None:
         content = self.contents.setdefault(change.node, bytearray())
@@ -306,7 +311,7 @@ def _prefix(change: Change, chance: Random) -> Pieces:
 
 
 def _sectors(change: Change, chance: Random) -> Pieces:
-    """Some of the sectors it touched, the others as they were before."""
+    """Some of the sectors of a write; the others stay as they were."""
     first = -change.position % SECTOR_BYTES
     cuts = [0, *range(first or SECTOR_BYTES, len(change.data), SECTOR_BYTES), len(change.data)]
     pieces = [(start, change.data[start:stop]) for start, stop in pairwise(cuts)]
@@ -320,7 +325,7 @@ def _garbled(change: Change, chance: Random) -> Pieces:
 
 
 def _zeros(change: Change, chance: Random) -> Pieces:
-    """The file has grown, and its new bytes never came."""
+    """The file has grown, but the end of its new bytes is zeros."""
     start = chance.choice((0, chance.randint(0, len(change.data))))
     return [(0, change.data[:start] + bytes(len(change.data) - start))]
 
@@ -335,8 +340,8 @@ _FATES: dict[str, Callable[[Change, Random], Pieces]] = {
 
 
 def _synced_at(changes: Sequence[Change]) -> list[int]:
-    """For each change, which later one made it durable."""
-    found = [_NEVER] * len(changes)
+    """For each change, the index of the later one that made it durable."""
+    durable_at = [_NEVER] * len(changes)
     synced: dict[int | str, int] = {}
     for index in range(len(changes) - 1, -1, -1):
         change = changes[index]
@@ -345,11 +350,11 @@ def _synced_at(changes: Sequence[Change]) -> list[int]:
         elif change.kind == "sync-directory":
             synced[change.path] = index
         elif change.kind in _DATA:
-            found[index] = synced.get(change.node, _NEVER)
+            durable_at[index] = synced.get(change.node, _NEVER)
         else:  # a rename is one step: either of its directories makes it durable
-            places = {_parent(change.path), _parent(change.target or change.path)}
-            found[index] = min(synced.get(place, _NEVER) for place in places)
-    return found
+            parents = {_parent(change.path), _parent(change.target or change.path)}
+            durable_at[index] = min(synced.get(parent, _NEVER) for parent in parents)
+    return durable_at
 
 
 class _RecordedFile(DiskFile):
@@ -376,12 +381,16 @@ class _RecordedFile(DiskFile):
 
 
 class RecordingDisk(Disk):
-    """Does everything for real, apart from syncs, in a directory that it alone changes, and
-    remembers each step.
+    """A disk that does everything for real, apart from syncs, and records each change. Nothing else
+    may change its directory.
 
-    `ignores_sync` breaks the disk on purpose: a test that still passes when syncs are left out
-    proves nothing. `kill_after` ends the process, so to speak, behind so many changes: what it
-    wrote stays, and `reopened()` is the disk as the next process finds it.
+    Args:
+        directory: The recorded directory.
+        ignores_sync: Breaks the disk on purpose: a test that still passes without syncs proves
+            nothing.
+        kill_after: Simulates a kill of the process after so many changes: what it wrote stays, and
+            `reopened()` is the disk as the next process finds it.
+
     """
 
     file_type = _RecordedFile
@@ -422,21 +431,21 @@ class RecordingDisk(Disk):
         return self._boot
 
     def mark(self, note: Any) -> None:
-        """Remember something about this moment, such as which append was just acknowledged."""
+        """Take a note about this moment, such as which append was just acknowledged."""
         with self._guard:
             if not self._frozen:
                 self.trace.marks.append((len(self.trace.changes), note))
 
     def freeze(self) -> Trace:
-        """Stop recording: what comes now (closing the log, say) did not happen before the power
-        went.
+        """Stop recording: what comes now, such as closing the log, does not happen before the power
+        cut.
         """
         self._frozen = True
         return self.trace
 
     def reopened(self) -> RecordingDisk:
-        """The next process on the same machine, with the same trace. The old one's files are
-        closed, as the kernel would do.
+        """The disk as the next process on the same machine finds it, with the same trace. The files
+        of the old process are closed, as the kernel would do.
         """
         for file in list(self._open_files):
             file.close()
@@ -449,7 +458,7 @@ class RecordingDisk(Disk):
         return fresh
 
     def changing(self) -> RLock:
-        """One change at a time, done and recorded together."""
+        """A lock under which one change at a time is made and recorded."""
         if self.kill_after is not None and len(self.trace.changes) >= self.kill_after:
             raise ProcessKilled
         return self._guard
@@ -467,12 +476,12 @@ class RecordingDisk(Disk):
         if not self._frozen:
             self.trace.changes.append(
                 Change(
-                    kind,
-                    self._name(path),
-                    node,
-                    position,
-                    data,
-                    "" if target is None else self._name(target),
+                    kind=kind,
+                    path=self._name(path),
+                    node=node,
+                    position=position,
+                    data=data,
+                    target="" if target is None else self._name(target),
                 )
             )
 
