@@ -1,4 +1,4 @@
-"""Histories for kernels: rows of streams and changes of tables, in ticks; and ways to feed them."""
+"""Histories for kernels: rows of streams and changes of tables, in ticks, and ways to feed them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from headrace.columnar.keys import encode_keys
 from headrace.operators.aggregates.specs import AggregateSpec, result_type
 
 Row = dict[str, Any]
-GOES = {"delete", "update_preimage"}
+REMOVALS = {"delete", "update_preimage"}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Oracle:
         current = list(old)
         for change in changes:
             row = {name: change[name] for name in self.schema.names}
-            if change.get("_change_type") in GOES:
+            if change.get("_change_type") in REMOVALS:
                 current.remove(next(each for each in current if repr(each) == repr(row)))
             else:
                 current.append(row)

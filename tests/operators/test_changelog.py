@@ -20,17 +20,17 @@ def changelog(*rows: tuple[float, int, str, int]) -> pa.Table:
 
 
 def test_changes_fold_to_the_table_they_tell_of() -> None:
-    told = changelog(
+    emitted = changelog(
         (1.0, 5, "insert", 0),
         (math.nan, 1, "insert", 0),
         (1.0, 5, "update_preimage", 1),
         (1.0, 6, "update_postimage", 1),
         (math.nan, 1, "delete", 2),
     )
-    check_ticks(told, ["k"])
-    assert fold(told, ["k"]) == {(1.0,): {"k": 1.0, "n": 6}}
-    half = fold(told.slice(0, 2), ["k"])
-    assert fold(told.slice(2), ["k"], half) == fold(told, ["k"])
+    check_ticks(emitted, ["k"])
+    assert fold(emitted, ["k"]) == {(1.0,): {"k": 1.0, "n": 6}}
+    half = fold(emitted.slice(0, 2), ["k"])
+    assert fold(emitted.slice(2), ["k"], half) == fold(emitted, ["k"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The first row of each key within a time, against the obvious computation."""
+"""Deduplication against a naive computation, with and without event times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Devices whose clocks are wrong: their times corrected, smoothed, flagged; the same whatever the
-calls.
-"""
+"""Device time: corrected, smoothed and flagged, however ticks are grouped into calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stored state shown to people: what is told of it is what the kernel told last, for every
-aggregate, over streams and tables.
+"""Stored state shown to people: it shows what the kernel emitted last, for every aggregate, over
+streams and tables.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rows(*, over_table: bool) -> pa.Table:
 
 @pytest.mark.parametrize("by", [("k",), ("j",), ("k", "j")])
 @pytest.mark.parametrize("over_table", [False, True])
-def test_an_aggregates_state_is_told_as_its_result(over_table: bool, by: tuple[str, ...]) -> None:
+def test_an_aggregates_state_is_shown_as_its_result(over_table: bool, by: tuple[str, ...]) -> None:
     aggregates = EXACT if over_table else EXACT | SKETCHES
     kernel = AggregateKernel(
         "step",
@@ -89,7 +89,7 @@ def test_an_aggregates_state_is_told_as_its_result(over_table: bool, by: tuple[s
         assert row == {name: last[name] for name in row}
 
 
-def test_the_newest_rows_are_told_as_they_are() -> None:
+def test_the_newest_rows_are_shown_as_they_are() -> None:
     kernel = LatestKernel("step", SCHEMA, ("k",))
     assert isinstance(kernel, InspectableKernel)
     state = MemoryState()

@@ -58,8 +58,8 @@ def test_changes_fold_to_the_newest_rows_at_every_tick_however_ticks_are_put_int
     parts = [LatestKernel("s", SCHEMA, ["k"]).step(state, table(each)) for each in calls]
     assert pa.concat_tables(parts).equals(whole)
     for number in range(1, len(ticks) + 1):
-        told = whole.filter(pa.compute.less_equal(whole["_tick"], number))
-        assert {key[0]: row for key, row in fold(told, ["k"]).items()} == model(ticks[:number])
+        emitted = whole.filter(pa.compute.less_equal(whole["_tick"], number))
+        assert {key[0]: row for key, row in fold(emitted, ["k"]).items()} == model(ticks[:number])
 
 
 def test_a_row_that_stays_as_it_was_is_no_change() -> None:
@@ -109,21 +109,21 @@ def test_values_that_a_change_left_as_they_were_are_those_before(a_call: int) ->
         (2, "?", "y", "update_postimage", 4),
     ]
     state, kernel = MemoryState(), LatestKernel("s", MARKED, ["k"])
-    told = pa.concat_tables(
+    emitted = pa.concat_tables(
         [
             kernel.step(state, marked([row for row in rows if first <= row[4] < first + a_call]))
             for first in range(1, 5, a_call)
         ]
     )
     newest = {
-        row["k"]: (row["title"], row["v"], row["_marks"]) for row in fold(told, ["k"]).values()
+        row["k"]: (row["title"], row["v"], row["_marks"]) for row in fold(emitted, ["k"]).values()
     }
     assert newest == {
         1: ("again", None, UNCHANGED),
         2: ("y", None, UNCHANGED),
         3: ("m", None, None),
     }
-    until_2 = fold(told.filter(pa.compute.less_equal(told["_tick"], 2)), ["k"])
+    until_2 = fold(emitted.filter(pa.compute.less_equal(emitted["_tick"], 2)), ["k"])
     assert [
         (row["title"], row["v"], row["_marks"]) for row in until_2.values() if row["k"] == 1
     ] == [("c", "long", None)]

@@ -37,6 +37,14 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     device_time,
     processing_time,
     hr.search.match,
+    hr.tumbling,
+    hr.hopping,
+    hr.sliding,
+    hr.session,
+    hr.late.drop,
+    hr.late.correct,
+    hr.late.divert,
+    *(getattr(hr.agg, name) for name in hr.agg.__all__ if name[0].islower()),
 )
 DOCUMENTED_CLASSES = (Pipeline, Stream, Table, View, EventTime, PipelinePlan, hr.search.Search)
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

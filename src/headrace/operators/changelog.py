@@ -37,7 +37,7 @@ INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE = CHANGES = (
     "update_postimage",
     "delete",
 )
-COMES = frozenset({INSERT, UPDATE_POSTIMAGE})
+ADDITIONS = frozenset({INSERT, UPDATE_POSTIMAGE})
 
 
 class MalformedChangelog(InputError):
@@ -57,7 +57,7 @@ class EmittedChanges:
     versions: Ints
 
     @property
-    def comes(self) -> Mask:
+    def additions(self) -> Mask:
         """Which changes show a row that is present from then on: inserts and postimages."""
         shown: Mask = (self.kinds == 0) | (self.kinds == 2)
         return shown
@@ -173,7 +173,7 @@ def fold(
 
 def _apply(table: Folded, key: tuple[Any, ...], change: str, row: Row) -> None:
     there = table.get(key)
-    if change in COMES:
+    if change in ADDITIONS:
         if there is not None:
             raise MalformedChangelog(
                 f"The change {change} adds a row for the key {key!r}, which has one already:"
@@ -228,7 +228,9 @@ def check_ticks(changelog: pa.Table, key: Sequence[str]) -> None:
 # by one.
 
 
-MARKS, TRANSACTION, ORDER = "_marks", "_transaction", "_order"
+MARKS = "_marks"
+TRANSACTION = "_transaction"
+ORDER = "_order"
 Key = tuple[Any, ...]
 Pair = tuple[int, int]
 
@@ -288,8 +290,8 @@ def _touched(rows: pa.Table, marked: pa.Table, key: list[str]) -> pa.Table:
 def _among(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Array:
     """Which rows have one of the keys."""
     numbered = rows.select(key).append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
-    found = numbered.join(keys, key, join_type="left semi")["__n"]
-    return pc.is_in(numbered["__n"], value_set=found.combine_chunks()).combine_chunks()
+    matching = numbered.join(keys, key, join_type="left semi")["__n"]
+    return pc.is_in(numbered["__n"], value_set=matching.combine_chunks()).combine_chunks()
 
 
 class _UnchangedValueFiller:
@@ -300,7 +302,9 @@ class _UnchangedValueFiller:
     """
 
     def __init__(self, rows: list[Row], known: dict[Key, Row], key: list[str]) -> None:
-        self._rows, self._known, self._names = rows, known, key
+        self._rows = rows
+        self._known = known
+        self._names = key
         self._waiting: dict[Key, deque[Row]] = {}
         for row in rows:
             self._waiting.setdefault(_key(row, key), deque()).append(row)

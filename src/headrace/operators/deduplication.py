@@ -128,10 +128,10 @@ class DedupeKernel:
         before = 2 * len(rest)
         while 0 < len(rest) <= before * _MAX_ROUND_LEFTOVER:
             before = len(rest)
-            found, first = np.unique(key_of[rest], return_index=True)
+            touched, first = np.unique(key_of[rest], return_index=True)
             chosen = rest[first]
             kept[chosen] = True
-            last[found] = times[chosen]
+            last[touched] = times[chosen]
             rest = rest[np.abs(times[rest] - last[key_of[rest]]) > self.within_us]
         kept[rest[self._first_of_many(key_of[rest], times[rest])]] = True
         self._store_times(state, names, groups, known, key_of[kept], times[kept])
@@ -183,13 +183,13 @@ class DedupeKernel:
         if not len(key_of):
             return
         order = np.argsort(key_of, kind="stable")
-        found, starts = np.unique(key_of[order], return_index=True)
+        touched, starts = np.unique(key_of[order], return_index=True)
         parts = np.split(times[order], starts[1:])
         values = [
             _VERSION + np.sort(np.concatenate([known[at], part])).astype(">i8").tobytes()
-            for at, part in zip(found, parts, strict=True)
+            for at, part in zip(touched, parts, strict=True)
         ]
-        state.put([names[at] for at in found], values, groups[found])
+        state.put([names[at] for at in touched], values, groups[touched])
         timers = [
             _TIMER + ends + names[at][1:]
             for at, ends in zip(key_of.tolist(), big_endian(times + self.within_us), strict=True)

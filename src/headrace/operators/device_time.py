@@ -128,7 +128,9 @@ class DeviceTimeKernel:
         medians, some = offsets.medians(segments)
         after, there = np.zeros(len(segments), np.int64), np.zeros(len(segments), np.bool_)
         for turn in segments.rounds():
-            device, median, new = segments.key_of[turn], medians[turn], some[turn]
+            device = segments.key_of[turn]
+            median = medians[turn]
+            new = some[turn]
             away = median - offset[device]
             far = new & known[device] & (np.abs(away) > self.tolerance_us)
             jumps[device] = np.where(far, jumps[device] + 1, np.where(new, 0, jumps[device]))
@@ -163,7 +165,9 @@ class DeviceTimeKernel:
     @staticmethod
     def _write(state: KeyedState, keys: pa.Array, known: Mask, offset: Ints, jumps: Ints) -> None:
         fresh = np.zeros(len(known), _STATE)
-        fresh["version"], fresh["jumps"], fresh["offset"] = _VERSION, jumps, offset
+        fresh["version"] = _VERSION
+        fresh["jumps"] = jumps
+        fresh["offset"] = offset
         which = np.flatnonzero(known)
         state.put_array(
             keys.take(pa.array(which)), as_binary(fresh[which].view(f"V{_STATE.itemsize}"))
@@ -221,7 +225,13 @@ class _Offsets:
         (sent, has_sent), (received, has_received) = (
             _times(rows, name) for name in (columns.sent, columns.received)
         )
-        return _Offsets(received - sent, has_sent & has_received, sent, received, has_received)
+        return _Offsets(
+            values=received - sent,
+            there=has_sent & has_received,
+            sent=sent,
+            received=received,
+            has_received=has_received,
+        )
 
     def medians(self, segments: Segments) -> tuple[Times, Mask]:
         """The median offset of each segment (the lower one of two), and whether the segment has

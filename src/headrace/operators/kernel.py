@@ -1,5 +1,4 @@
-"""The contract between kernels and their hosts: what a kernel is, and what it sees of state and
-time.
+"""The contract between kernels and hosts: what a kernel is, and what it sees of state and time.
 
 A kernel is the computation of one stateful step over the rows of one shard. The engine hosts
 kernels on Spark (`engine/shard.py`), `headrace.testing` hosts them in memory. A kernel is pure: its
@@ -259,7 +258,12 @@ def empty_segments(schema: pa.Schema, keys: int, *, over_table: bool) -> Segment
         system.append(pa.field(CHANGE_TYPE, pa.string()))
     rows = pa.schema([*schema, *system]).empty_table()
     return Segments(
-        rows, nothing, nothing, nothing, np.zeros(keys, np.int64), pa.array([], pa.binary())
+        rows=rows,
+        order=nothing,
+        starts=nothing,
+        ticks=nothing,
+        firsts=np.zeros(keys, np.int64),
+        keys=pa.array([], pa.binary()),
     )
 
 

@@ -1,5 +1,5 @@
-"""Aggregates against the obvious computation, over streams and tables, whatever the calls: the same
-changes, and the same state.
+"""Aggregates against a naive computation over streams and tables: the same changes and the same
+state, however ticks are grouped into calls.
 """
 
 from __future__ import annotations

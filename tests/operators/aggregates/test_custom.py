@@ -102,7 +102,7 @@ def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> Non
 
 @given(history=streams(st.text("ab.", max_size=4), pa.string()), where=cuts())
 @settings(max_examples=50, deadline=None)
-def test_rows_it_raises_on_are_left_out_and_told(history: History, where: list[int]) -> None:
+def test_rows_it_raises_on_are_rejected_and_reported(history: History, where: list[int]) -> None:
     of = kernel(history, Longest(), divert=True)
     emitted, state = run(of, history)
     assert text(emitted) == text(run(kernel(history, Longest(), divert=True), history, where)[0])

@@ -1,4 +1,4 @@
-"""The aggregate kernel as a host sees it: what it gives, what it stores, what it refuses."""
+"""The aggregate kernel as a host sees it: what it emits, what it stores, what it refuses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Combining before the shuffle: whichever rows come together, the result and the state are those of
-the rows themselves.
-"""
+"""Partial aggregation: whichever rows are combined, the results and the state are the same."""
 
 from __future__ import annotations
 

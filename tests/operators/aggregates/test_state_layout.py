@@ -1,4 +1,4 @@
-"""States in bytes, as a list and as a column: the same, with and without tails, nulls and rows."""
+"""States as bytes, in a list or a column, with and without tails, nulls and rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.aggregation import (
-    Aggregation,
+    AggregateSet,
     StateLayout,
     delete_empty,
     delete_empty_array,
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def layout(kind: str) -> StateLayout:
-    return Aggregation("step", SCHEMA, ["k"], KINDS[kind]).layout
+    return AggregateSet("step", SCHEMA, ["k"], KINDS[kind]).layout
 
 
 def states(kind: str, count: int) -> list[bytes]:

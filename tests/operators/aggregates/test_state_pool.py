@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates import functions as agg
-from headrace.operators.aggregates.aggregation import Aggregation
+from headrace.operators.aggregates.aggregation import AggregateSet
 from headrace.operators.aggregates.state_pool import StateMerger, StatePool, States
 
 SCHEMA = pa.schema([("v", pa.float64())])
@@ -46,7 +46,7 @@ def shown(merging: StateMerger, states: States) -> list[str]:
 
 @given(st.lists(st.lists(VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
 def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
-    merging = StateMerger(Aggregation("s", SCHEMA, (), SPECS))
+    merging = StateMerger(AggregateSet("s", SCHEMA, (), SPECS))
     values = [value for each in sets for value in each]
     numbers = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
     states = lifted(merging, values)
@@ -69,7 +69,7 @@ def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
 def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(
     pieces: list[list[float | None]],
 ) -> None:
-    merging = StateMerger(Aggregation("s", SCHEMA, (), SPECS))
+    merging = StateMerger(AggregateSet("s", SCHEMA, (), SPECS))
     pool = StatePool(lifted(merging, pieces[0]))
     numbers = [
         np.arange(len(pieces[0])),
@@ -97,7 +97,7 @@ def test_ranges_by_taking_away_are_what_merging_gives(
     values: list[int | None], data: st.DataObject
 ) -> None:
     merging = StateMerger(
-        Aggregation(
+        AggregateSet(
             "s",
             WHOLE,
             (),

@@ -1,5 +1,5 @@
-"""Aggregates that keep values keep so many and no more: what they then answer is right or null, and
-what they leave out is told.
+"""Aggregates with a limit on the values they keep: results are right or null, and rejected rows are
+reported.
 """
 
 from __future__ import annotations

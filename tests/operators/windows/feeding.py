@@ -1,5 +1,5 @@
-"""Histories with event times and clocks for window kernels; and ways to feed them: cut into calls,
-spread over shards that change in number, restarted each time.
+"""Histories with event times and watermarks for window kernels, and ways to feed them: cut into
+calls, spread over a changing number of shards, restarted each time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MINUTE = 60_000_000
 
 @dataclass(frozen=True)
 class Feed:
-    """Rows tick by tick, with the clocks at the end of each."""
+    """Rows tick by tick, with the watermark and horizon at the end of each."""
 
     ticks: list[list[Row]]
     watermark: list[int]
@@ -70,7 +70,7 @@ class Feed:
             *before,
         )
 
-    def clock(self, number: int) -> TickWatermarks:
+    def tick_watermarks(self, number: int) -> TickWatermarks:
         before = (
             (self.watermark[number - 1], self.horizon[number - 1])
             if number
@@ -82,7 +82,9 @@ class Feed:
 class WindowOracle(Protocol):
     late: list[Row]
 
-    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]: ...
+    def tick(
+        self, number: int, rows: Sequence[Row], tick_watermarks: TickWatermarks
+    ) -> list[Row]: ...
 
 
 class Build(Protocol):
@@ -91,7 +93,7 @@ class Build(Protocol):
 
 @dataclass
 class FeedOutput:
-    """What came out."""
+    """What a kernel emits for a feed, what it counts, and what is left in its state."""
 
     emitted: list[Row]
     late: list[Row]
@@ -105,7 +107,7 @@ def expected(oracle: WindowOracle, feed: Feed) -> list[Row]:
     return [
         row
         for number, rows in enumerate(feed.ticks)
-        for row in oracle.tick(number, rows, feed.clock(number))
+        for row in oracle.tick(number, rows, feed.tick_watermarks(number))
     ]
 
 

@@ -1,6 +1,4 @@
-"""The obvious computation of windows: rows in lists, clocks as numbers, everything anew at every
-tick.
-"""
+"""A naive computation of windows: rows in lists, and everything computed again in every tick."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.specs import Hopping, Tumbling
-from tests.operators.oracle import GOES, Oracle, aggregated, plain
+from tests.operators.oracle import REMOVALS, Oracle, aggregated, plain
 
 Row = dict[str, Any]
 Window = tuple[Any, ...]  # the group's values, start, end
@@ -29,7 +27,7 @@ def moment(us: int) -> datetime:
 
 @dataclass
 class TickWatermarks:
-    """The clocks before and after a tick."""
+    """The watermark and horizon before and after a tick."""
 
     watermark_before: int
     horizon_before: int
@@ -39,7 +37,7 @@ class TickWatermarks:
 
 @dataclass
 class WindowOracle:
-    """What all have in common: what is shown, tick by tick, and what is told of it."""
+    """What all oracles share: the visible results, tick by tick, and the changes between them."""
 
     step: WindowSettings
     shown: dict[Window, Row] = field(default_factory=dict)
@@ -89,8 +87,8 @@ class FixedOracle(WindowOracle):
             if start <= time < start + spec.size_us
         ]
 
-    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]:
-        limit = clock.horizon_before - self.step.late.lateness_us
+    def tick(self, number: int, rows: Sequence[Row], tick_watermarks: TickWatermarks) -> list[Row]:
+        limit = tick_watermarks.horizon_before - self.step.late.lateness_us
         touched: dict[Window, list[Row]] = {}
         for row in rows:
             group = tuple(plain(row[name]) for name in self.step.by)
@@ -101,7 +99,9 @@ class FixedOracle(WindowOracle):
                 touched.setdefault((*group, start, end), []).append(row)
             if not open_windows:
                 self.is_late(number, row, limit)
-            self.corrected += any(end <= clock.watermark_before for _, end in open_windows)
+            self.corrected += any(
+                end <= tick_watermarks.watermark_before for _, end in open_windows
+            )
         for window, changes in touched.items():
             self.groups._apply(window, changes)
         emitted = self.emit(
@@ -109,15 +109,15 @@ class FixedOracle(WindowOracle):
             {
                 window: self.result(window)
                 for window in self.groups.groups
-                if self._is_shown(window, clock)
+                if self._is_shown(window, tick_watermarks)
             },
         )
-        self._forget(clock.horizon - self.step.late.lateness_us)
+        self._forget(tick_watermarks.horizon - self.step.late.lateness_us)
         return emitted
 
-    def _is_shown(self, window: Window, clock: TickWatermarks) -> bool:
+    def _is_shown(self, window: Window, tick_watermarks: TickWatermarks) -> bool:
         return bool(self.groups.groups[window]) and (
-            self.step.emit == "changes" or clock.watermark >= window[-1]
+            self.step.emit == "changes" or tick_watermarks.watermark >= window[-1]
         )
 
     def result(self, window: Window) -> Row:
@@ -149,31 +149,31 @@ class RowOracle(WindowOracle):
         """
         raise NotImplementedError
 
-    def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
+    def take(self, rows: list[Row], added: list[Row], limit: int) -> list[Row]:
         """The rows that come and are not late."""
         raise NotImplementedError
 
-    def can_go(self, row: Row, limit: int) -> bool:
+    def is_retractable(self, row: Row, limit: int) -> bool:
         return True
 
     def needed(self, rows: list[Row], limit: int) -> list[Row]:
         """The rows that a window still needs that is not closed."""
         raise NotImplementedError
 
-    def tick(self, number: int, rows: Sequence[Row], clock: TickWatermarks) -> list[Row]:
-        self.limit = limit = clock.horizon_before - self.step.late.lateness_us
+    def tick(self, number: int, rows: Sequence[Row], tick_watermarks: TickWatermarks) -> list[Row]:
+        self.limit = limit = tick_watermarks.horizon_before - self.step.late.lateness_us
         touched: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             touched.setdefault(tuple(plain(row[name]) for name in self.step.by), []).append(row)
         for group, changes in touched.items():
             self._change(number, group, changes, limit)
-        emitted = self.emit(number, dict(self._all_shown(clock)))
-        self._forget(clock.horizon - self.step.late.lateness_us)
+        emitted = self.emit(number, dict(self._all_shown(tick_watermarks)))
+        self._forget(tick_watermarks.horizon - self.step.late.lateness_us)
         return emitted
 
     def _change(self, number: int, group: tuple[Any, ...], changes: list[Row], limit: int) -> None:
         kept = self.groups.setdefault(group, [])
-        comes: list[Row] = []
+        added: list[Row] = []
         for ours in self._by_row(changes):
             first, last = ours[0], ours[-1]
             old = (
@@ -181,18 +181,18 @@ class RowOracle(WindowOracle):
                 if self.step.row_key
                 else []
             )
-            goes = first.get("_change_type") in GOES
-            found = goes and bool(old) and self.can_go(kept[old[-1]], limit)
+            goes = first.get("_change_type") in REMOVALS
+            found = goes and bool(old) and self.is_retractable(kept[old[-1]], limit)
             if goes and not found:
                 self.is_late(number, first, limit)
-            coming = last.get("_change_type") not in GOES
+            coming = last.get("_change_type") not in REMOVALS
             if coming:
-                comes.append(last)
+                added.append(last)
             if found:
                 kept[old[-1]] = {"place of": last} if coming else {}
         rest = [row for row in kept if "t" in row]
-        taken = self.take(rest, comes, limit)
-        for row in comes:
+        taken = self.take(rest, added, limit)
+        for row in added:
             if not any(row is each for each in taken):
                 self.is_late(number, row, limit)
         moved = [each.get("place of", each) for each in kept if each]
@@ -215,10 +215,10 @@ class RowOracle(WindowOracle):
     def _id(self, row: Row) -> str:
         return repr([row.get(name) for name in self.step.row_key])
 
-    def _all_shown(self, clock: TickWatermarks) -> Iterable[tuple[Window, Row]]:
+    def _all_shown(self, tick_watermarks: TickWatermarks) -> Iterable[tuple[Window, Row]]:
         for group, rows in self.groups.items():
             for (start, end), inside in self.windows(rows).items():
-                if self.step.emit == "changes" or clock.watermark >= end:
+                if self.step.emit == "changes" or tick_watermarks.watermark >= end:
                     yield (*group, start, end), self.result(group, start, end, inside)
 
     def result(self, group: tuple[Any, ...], start: int, end: int, rows: list[Row]) -> Row:
@@ -256,12 +256,12 @@ class SessionOracle(RowOracle):
             for each in found
         }
 
-    def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
+    def take(self, rows: list[Row], added: list[Row], limit: int) -> list[Row]:
         taken: list[Row] = []
-        for (_, end), inside in self.windows([*rows, *comes]).items():
+        for (_, end), inside in self.windows([*rows, *added]).items():
             live = end > limit or any(row is each for row in inside for each in rows)
-            taken += [row for row in comes if live and any(row is each for each in inside)]
-        return [row for row in comes if any(row is each for each in taken)]
+            taken += [row for row in added if live and any(row is each for each in inside)]
+        return [row for row in added if any(row is each for each in taken)]
 
     def needed(self, rows: list[Row], limit: int) -> list[Row]:
         open_windows = [inside for (_, end), inside in self.windows(rows).items() if end > limit]
@@ -280,10 +280,10 @@ class SlidingOracle(RowOracle):
             if time >= self.limit
         }
 
-    def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
-        return [row for row in comes if us(row["t"]) >= limit]
+    def take(self, rows: list[Row], added: list[Row], limit: int) -> list[Row]:
+        return [row for row in added if us(row["t"]) >= limit]
 
-    def can_go(self, row: Row, limit: int) -> bool:
+    def is_retractable(self, row: Row, limit: int) -> bool:
         return us(row["t"]) >= limit
 
     def needed(self, rows: list[Row], limit: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Which windows a row is in: by arithmetic, and by the clocks of time zones, DST included."""
+"""Which windows a row is in: by arithmetic, and in time zones with daylight saving time."""
 
 from __future__ import annotations
 

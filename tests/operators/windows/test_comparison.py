@@ -1,6 +1,4 @@
-"""Each window beside the same a period earlier, against the obvious computation; and over the days
-on which clocks are changed.
-"""
+"""Window comparison against a naive computation, also on days when clocks change."""
 
 from __future__ import annotations
 
@@ -198,7 +196,7 @@ def test_a_day_that_begins_at_one_because_midnight_is_left_out_has_a_day_a_week_
     }
 
 
-def test_a_day_that_was_left_out_stands_beside_none() -> None:
+def test_a_day_that_was_left_out_stands_next_to_none() -> None:
     days = ["2011-12-29T12:00-10:00", "2011-12-31T12:00+14:00", "2012-01-01T12:00+14:00"]
     assert compared("Pacific/Apia", "1 day", DAY_US, days) == {0: None, 1: None, 2: 1}
 
@@ -231,7 +229,7 @@ def test_a_day_that_was_left_out_stands_beside_none() -> None:
         ),
     ],
 )
-def test_hours_beside_those_of_the_day_before_when_clocks_are_changed(
+def test_hours_next_to_those_of_the_day_before_when_clocks_are_changed(
     hours: list[str], expected: dict[int, int | None]
 ) -> None:
     assert compared("Europe/Berlin", "1 hour", DAY_US, hours) == expected

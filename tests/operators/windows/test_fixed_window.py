@@ -1,5 +1,5 @@
-"""Tumbling and hopping windows: against the obvious computation, whatever the calls and the shards;
-and what happens at their edges.
+"""Tumbling and hopping windows against a naive computation, however ticks are grouped
+into calls.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def reasons(late: list[Row]) -> list[str]:
     where=cuts(),
 )
 @settings(max_examples=40)
-def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
+def test_calls_leave_the_same_state_and_watermarks_that_pass_everything_leave_none(
     feed: Feed, window: Any, late: LatePolicy, emit: str, where: list[int]
 ) -> None:
     step = step_of(feed, window=window, late=late, emit=emit)
@@ -164,7 +164,9 @@ class Longest(agg.CustomAggregate):
     ],
     ids=str,
 )
-def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, result: Any) -> None:
+def test_every_aggregate_is_emitted_for_a_window_that_waited(
+    spec: AggregateSpec, result: Any
+) -> None:
     mine = [row(1, 3.0), row(2, 1.0, device="b"), row(3, 3.0)]
     feed = Feed([mine, [row(1, 9.0, k=1)], [row(15, 5.0, k=2)]], [0, 0, 12], [0, 0, 12])
     output = feed_to(FixedWindows, step_of(feed, aggregates=(("a", spec),)), feed, [1, 2])
@@ -175,7 +177,7 @@ def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, re
 # Edges
 
 
-def test_a_window_that_ends_exactly_at_the_clock_is_told() -> None:
+def test_a_window_that_ends_exactly_at_the_watermark_is_emitted() -> None:
     feed = Feed([[row(9)], [], [], []], [0, 9, 10, 11], [0, 9, 10, 11])
     output = feed_to(FixedWindows, step_of(feed), feed)
     assert [
@@ -203,7 +205,7 @@ def test_a_row_exactly_at_the_lateness_bound_is_too_late(lateness: int, emitted:
     assert [each["n"] for each in output.emitted] == [1, 1, 2][: len(emitted)]
 
 
-def test_a_row_that_comes_with_the_clock_that_closes_its_window_is_not_late() -> None:
+def test_a_row_that_comes_with_the_watermark_that_closes_its_window_is_not_late() -> None:
     feed = Feed([[row(1)], [row(2)], [row(3)]], [0, 10, 10], [0, 10, 10])
     output = feed_to(FixedWindows, step_of(feed), feed)
     assert [(each["_tick"], each["n"]) for each in output.emitted] == [(1, 2)]
@@ -216,14 +218,14 @@ def test_a_hopping_row_is_in_the_windows_that_are_still_open() -> None:
     assert [(us(each["window_start"]), each["n"]) for each in emitted] == [(5, 1), (15, 1), (20, 1)]
 
 
-def test_nothing_is_told_and_nothing_is_late_before_the_clock_begins() -> None:
+def test_nothing_is_emitted_and_nothing_is_late_before_the_watermark_begins() -> None:
     feed = Feed([[row(1)], [row(-(10**15))]], [UNSTARTED] * 2, [UNSTARTED] * 2)
     output = feed_to(FixedWindows, step_of(feed, late=Correct(100)), feed)
     assert (output.emitted, output.late_counts) == ([], [])
     assert output.due == [us(moment(10 - 10**15))]
 
 
-def test_lateness_is_counted_from_the_closed_clock_and_results_go_by_the_complete_clock() -> None:
+def test_lateness_is_counted_from_the_horizon_and_results_go_by_the_watermark() -> None:
     feed = Feed([[row(1)], [], [row(2)]], [0, 20, 20], [0, 9, 9])
     emitted = feed_to(FixedWindows, step_of(feed), feed).emitted
     assert [(each["_tick"], each["_change_type"], each["n"]) for each in emitted] == [

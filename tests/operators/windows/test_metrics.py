@@ -1,4 +1,4 @@
-"""What a metrics person expects on top of windows: rates, moving averages, decay, percentiles."""
+"""Metrics over windows: rates, moving averages, decayed sums and percentiles."""
 
 from __future__ import annotations
 

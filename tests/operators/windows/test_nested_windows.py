@@ -1,5 +1,5 @@
-"""Windows over windows: corrections at the bottom reach the top, and what stands there in the end
-is what a look at all rows at once would give.
+"""Windows over windows: corrections reach the top, and the final result is that of all rows at
+once.
 """
 
 from __future__ import annotations

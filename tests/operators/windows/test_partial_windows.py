@@ -1,5 +1,5 @@
-"""Rows combined before the shuffle, in any pieces, beside rows that were not: the same results, and
-the same account of late rows.
+"""Windows over combined rows, in any pieces and mixed with plain ones: the same results, and the
+same counts of late rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Sessions against the obvious computation, made from kept rows and from states, whatever the calls
-and the shards; and how they grow, merge and part.
+"""Sessions against a naive computation, from buffered rows and from states, however ticks are
+grouped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError
 from headrace.operators.aggregates import functions as agg
-from headrace.operators.windows import state as kept_rows
+from headrace.operators.windows import state as window_state
 from headrace.operators.windows.buffered_window import BufferedSessions
 from headrace.operators.windows.kernel import WindowSettings
 from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
@@ -167,7 +167,7 @@ def test_combined_rows_give_what_rows_give(
     where=cuts(),
 )
 @settings(max_examples=40)
-def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
+def test_calls_leave_the_same_state_and_watermarks_that_pass_everything_leave_none(
     feed: Feed, late: LatePolicy, emit: str, where: list[int]
 ) -> None:
     for build in (BufferedSessions,) if feed.is_table else (BufferedSessions, SessionWindows):
@@ -207,7 +207,7 @@ def test_rows_a_gap_apart_are_in_two_sessions_and_rows_less_apart_in_one(build: 
 
 
 @KINDS
-def test_a_session_that_ends_exactly_at_the_clock_is_told(build: Any) -> None:
+def test_a_session_that_ends_exactly_at_the_watermark_is_emitted(build: Any) -> None:
     feed = Feed([[row(2)], [], []], [0, 9, 10], [0, 9, 10])
     output = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
     assert emitted(output.emitted) == [(2, "insert", 2, 10, 1)]
@@ -229,7 +229,7 @@ def test_a_late_row_that_bridges_two_sessions_retracts_both(build: Any) -> None:
 
 
 @KINDS
-def test_a_session_that_grows_past_the_clock_is_retracted_until_it_is_complete_again(
+def test_a_session_that_grows_past_the_watermark_is_retracted_until_it_is_complete_again(
     build: Any,
 ) -> None:
     feed = Feed([[row(0)], [row(5)], []], [8, 8, 13], [0, 0, 0])
@@ -321,7 +321,7 @@ def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> N
 
 
 def test_more_rows_than_can_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "MAX_ROWS", 2)
+    monkeypatch.setattr(window_state, "MAX_ROWS", 2)
     feed = Feed([[row(0), row(1), row(2)]], [0], [0])
     with pytest.raises(InputError, match="keeps up to 2 rows a group"):
         feed_to(BufferedSessions, step_of(feed), feed)

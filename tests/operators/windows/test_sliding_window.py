@@ -1,5 +1,5 @@
-"""Sliding windows against the obvious computation, made from kept rows and from states, whatever
-the calls and the shards.
+"""Sliding windows against a naive computation, from buffered rows and from states, however ticks
+are grouped into calls.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def in_order_of_time(feed: Feed) -> Feed:
     size=st.sampled_from([8, 40]),
 )
 @settings(max_examples=40)
-def test_clocks_that_pass_everything_leave_no_state(
+def test_watermarks_that_pass_everything_leave_no_state(
     feed: Feed, late: LatePolicy, emit: str, where: list[int], size: int
 ) -> None:
     ended = Feed(
@@ -199,7 +199,7 @@ def test_a_window_has_its_end_and_not_its_start(build: Any) -> None:
 
 
 @KINDS
-def test_a_window_is_told_when_no_row_at_its_end_is_expected_any_more(build: Any) -> None:
+def test_a_window_is_emitted_when_no_row_at_its_end_is_expected_any_more(build: Any) -> None:
     feed = Feed([[row(5)], [], []], [4, 5, 6], [0, 0, 0])
     output = feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2])
     assert emitted(output.emitted) == [(2, "insert", -3, 5, 1)]

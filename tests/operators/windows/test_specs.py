@@ -1,5 +1,5 @@
-"""Windows and late policies as plans hold them: what is refused, how they print, and that they have
-an identity.
+"""Windows and late policies as plans hold them: what is refused, how they print, and that they are
+values.
 """
 
 from __future__ import annotations

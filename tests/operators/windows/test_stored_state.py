@@ -1,5 +1,5 @@
-"""Window kernels on the state that the engine gives them: what they tell is what they tell on a
-dictionary, also of groups with long keys.
+"""Window kernels on the engine's state: they emit the same as on a dictionary, also
+with long keys.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What an accumulator is: one aggregate's part of every group's state, advanced for all groups at
-once.
+"""What an accumulator is: one aggregate's part of the state of every group.
 
-Most accumulators are *monoids*: a segment's rows become a small state (`lift`), and states are
-merged (`merge`). Merging is exact, so the order of merges does not matter, and the result does not
-depend on batches, shards, or partial aggregation before the shuffle. `sum(v)`, over one group with
-two segments (ticks):
+An accumulator advances all groups at once. Most accumulators are *monoids*: a segment's rows become
+a small state (`lift`), and states are merged (`merge`). Merging is exact, so the order of merges
+does not matter, and the result does not depend on batches, shards, or partial aggregation before
+the shuffle. `sum(v)`, over one group with two segments (ticks):
 
     stored state      segments             lifted       versions         results
     (rows 2, sum 5)   tick 7: v=1, v=2     (2, 3)       before: (2, 5)   5
@@ -118,7 +117,7 @@ class Monoid(Accumulator):
     def advance(
         self, columns: Columns, tails: Tails | None, segments: Segments
     ) -> AccumulatorOutcome:
-        newest, versions = self._through(
+        newest, versions = self._advance_versions(
             self.open_states(columns, tails), self.lift(segments), segments
         )
         return self._outcome(newest, versions)
@@ -133,14 +132,14 @@ class Monoid(Accumulator):
         """Advance the states by rows that are states themselves, from partial aggregation."""
         open_states = self.open_states(columns, tails)
         lifted = self._reduce(self.open_states(*partials), segments)
-        return self._outcome(*self._through(open_states, lifted, segments))
+        return self._outcome(*self._advance_versions(open_states, lifted, segments))
 
     def _outcome(self, newest: Columns, versions: Columns) -> AccumulatorOutcome:
         results, unknown = self.result(versions)
         columns, tails = self.close_states(newest)
-        return AccumulatorOutcome(results, columns, tails, unknown)
+        return AccumulatorOutcome(results=results, columns=columns, tails=tails, unknown=unknown)
 
-    def _through(
+    def _advance_versions(
         self, states: Columns, lifted: Columns, segments: Segments
     ) -> tuple[Columns, Columns]:
         """The newest states, and those of all versions."""
@@ -313,7 +312,13 @@ class StoredValueAccumulator(Accumulator):
         tails = np.full(len(there), b"", dtype=object)
         tails[there] = row_codec.encode(states)
         sizes = np.fromiter(map(len, tails), np.uint32, len(tails))
-        return AccumulatorOutcome(results, (sizes,), tails.tolist(), unknown, rejected)
+        return AccumulatorOutcome(
+            results=results,
+            columns=(sizes,),
+            tails=tails.tolist(),
+            unknown=unknown,
+            rejected=rejected,
+        )
 
 
 class Bags:

@@ -1,6 +1,6 @@
 """Several aggregates over the same groups: how their states advance together.
 
-A kernel decides what a group is and where its state is stored. `Aggregation` takes the stored
+A kernel decides what a group is and where its state is stored. An `AggregateSet` takes the stored
 states of groups and the rows cut into segments, and returns the new states, the results of every
 version, and the rows that an aggregate rejected. `AggregateKernel` and all window kernels use it.
 
@@ -214,7 +214,7 @@ class AggregateOutcome:
         return [each.results.take(which) for each in self.advanced]
 
 
-class Aggregation:
+class AggregateSet:
     """The aggregates of one step.
 
     `by` are the columns of a group, for errors. With `divert`, rows that a user's own aggregate

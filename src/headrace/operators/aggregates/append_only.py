@@ -49,8 +49,8 @@ class OneValue(StoredValueAccumulator):
         values = pa.concat_arrays([stored.field(0), segments.column(self.column)])
         candidates = np.full(segments.versions, -1)
         candidates[segments.initial_versions[there]] = np.arange(len(stored))
-        candidates[segments.after] = self.candidates(values, len(stored), segments)
-        chosen = self.chosen(values, candidates, segments)
+        candidates[segments.after] = self.find_candidates(values, len(stored), segments)
+        chosen = self.choose(values, candidates, segments)
         results = values.take(pa.array(chosen, mask=chosen < 0))
         newest = chosen[np.append(segments.initial_versions[1:], segments.versions) - 1]
         states = pa.StructArray.from_arrays(
@@ -58,13 +58,13 @@ class OneValue(StoredValueAccumulator):
         )
         return self.pack_values(results, newest >= 0, states)
 
-    def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
+    def find_candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
         """The position of the candidate of each segment, -1 if it has none. Positions of the
         segments' rows begin at `first_row`.
         """
         raise NotImplementedError
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
+    def choose(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
         """The position of the value that each version keeps, -1 for none."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class First(OneValue):
         super().__init__(column, type)
         self.ignore_nulls = ignore_nulls
 
-    def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
+    def find_candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
         if not self.ignore_nulls:
             return first_row + segments.starts
         rows = np.arange(first_row, len(values))
@@ -91,7 +91,7 @@ class First(OneValue):
         best = np.minimum.reduceat(np.where(counts, rows, len(values)), segments.starts)
         return np.where(best < len(values), best, -1)
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
+    def choose(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         versions = np.arange(len(candidates))
         earliest = np.minimum.reduceat(
             np.where(candidates >= 0, versions, len(versions)), segments.initial_versions
@@ -103,14 +103,14 @@ class First(OneValue):
 class Last(First):
     """The last value, or the last that is not null."""
 
-    def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
+    def find_candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
         if not self.ignore_nulls:
             return first_row + segments.starts + segments.sizes - 1
         rows = np.arange(first_row, len(values))
         counts = values.is_valid().to_numpy(zero_copy_only=False)[first_row:]
         return np.maximum.reduceat(np.where(counts, rows, -1), segments.starts)
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
+    def choose(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         latest = np.maximum.accumulate(np.where(candidates >= 0, np.arange(len(candidates)), -1))
         return np.where(latest >= key_starts(segments), candidates[latest], -1)
 
@@ -122,7 +122,7 @@ class RankedExtreme(OneValue):
         super().__init__(column, type)
         self.largest = largest
 
-    def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
+    def find_candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
         ranks = self._ranks(values)[first_row:]
         best = np.minimum.reduceat(ranks, segments.starts)
         of_rank = np.full(len(values) + 1, -1)
@@ -130,7 +130,7 @@ class RankedExtreme(OneValue):
         of_rank[ranks[valid][::-1]] = np.flatnonzero(valid)[::-1] + first_row
         return of_rank[best]
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
+    def choose(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
         """The best value so far. The ranks of each group are shifted below those of the group
         before, so that one running minimum serves all groups.
         """
@@ -140,8 +140,10 @@ class RankedExtreme(OneValue):
             np.diff(segments.initial_versions, append=segments.versions),
         ) * (len(values) + 1)
         best = np.minimum.accumulate(ranks - below)
-        found = np.maximum.accumulate(np.where(ranks - below == best, np.arange(len(ranks)), -1))
-        return candidates[found]
+        best_version = np.maximum.accumulate(
+            np.where(ranks - below == best, np.arange(len(ranks)), -1)
+        )
+        return candidates[best_version]
 
     def _ranks(self, values: pa.Array) -> Ints:
         """The rank of each value, the best first; nulls come last."""
@@ -232,11 +234,13 @@ class Extreme(Monoid):
     fields = (("some", "u1"), ("code", "<u8"))
 
     def __init__(self, column: str, type: pa.DataType, *, largest: bool) -> None:
-        self.column, self.type, self.largest = column, type, largest
+        self.column = column
+        self.type = type
+        self.largest = largest
 
     def lift(self, segments: Segments) -> Columns:
         array = segments.column(self.column)
-        codes, valid = self._turned(to_ordered(array)), valid_mask(array)
+        codes, valid = self._flip(to_ordered(array)), valid_mask(array)
         if valid is None:
             return np.ones(len(segments), np.uint8), np.maximum.reduceat(codes, segments.starts)
         codes[~valid] = 0
@@ -249,9 +253,9 @@ class Extreme(Monoid):
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some = columns[0] != 0
-        return from_ordered(self._turned(columns[1]), some, self.type), None
+        return from_ordered(self._flip(columns[1]), some, self.type), None
 
-    def _turned(
+    def _flip(
         self, codes: np.ndarray[tuple[int], np.dtype[np.uint64]]
     ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         """The codes, inverted for `min`; inverting twice gives the codes back."""

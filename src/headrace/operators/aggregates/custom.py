@@ -148,7 +148,9 @@ class Custom(StoredValueAccumulator):
     """
 
     def __init__(self, column: str, aggregate: CustomAggregate, *, divert: bool) -> None:
-        self.column, self.aggregate, self.divert = column, aggregate, divert
+        self.column = column
+        self.aggregate = aggregate
+        self.divert = divert
         self.state_type = pa.struct([pa.field("state", aggregate.state_type)])
 
     def advance_values(
@@ -161,18 +163,18 @@ class Custom(StoredValueAccumulator):
         version_at = np.full(segments.versions, -1)
         version_at[segments.initial_versions] = at
         total = len(stored)
-        states = _taken(stored.field(0), at)
+        states = _take_or_null(stored.field(0), at)
         keys = np.arange(len(there))
         for turn in segments.rounds():
             states = states.take(pa.array(np.searchsorted(keys, segments.key_of[turn])))
             keys = segments.key_of[turn]
-            states = self._round(states, values, turn, segments, refused)
+            states = self._apply_round(states, values, turn, segments, refused)
             version_at[segments.after[turn]] = np.where(
                 states.is_valid().to_numpy(zero_copy_only=False), total + np.arange(len(turn)), -1
             )
             rounds.append(states)
             total += len(turn)
-        return self._outcome(_taken(pa.concat_arrays(rounds), version_at), segments, refused)
+        return self._outcome(_take_or_null(pa.concat_arrays(rounds), version_at), segments, refused)
 
     def _outcome(
         self, versions: pa.Array, segments: Segments, refused: RefusedRows
@@ -188,7 +190,7 @@ class Custom(StoredValueAccumulator):
         """The results of the states that exist; a group whose rows were all rejected has none."""
         valid = versions.is_valid().to_numpy(zero_copy_only=False)
         try:
-            found = _checked(
+            found = _check_array(
                 self.aggregate.result(versions.drop_null()),
                 int(valid.sum()),
                 self.aggregate.result_type,
@@ -198,9 +200,9 @@ class Custom(StoredValueAccumulator):
             raise CustomAggregateRaised(None, error) from error
         at = np.full(len(versions), -1)
         at[valid] = np.arange(len(found))
-        return _taken(found, at)
+        return _take_or_null(found, at)
 
-    def _round(
+    def _apply_round(
         self,
         states: pa.Array,
         values: pa.Array,
@@ -215,21 +217,29 @@ class Custom(StoredValueAccumulator):
         rows = expand_ranges(segments.starts[turn], segments.sizes[turn])
         slots = np.repeat(np.arange(len(turn)), segments.sizes[turn])
         if signs is None:
-            return self._changed(self.aggregate.add, "add", states, slots, rows, values, refused)
-        comes = signs[rows] > 0
-        states = self._changed(
-            self.aggregate.add, "add", states, slots[comes], rows[comes], values, refused
+            return self._apply_change(
+                self.aggregate.add, "add", states, slots, rows, values, refused
+            )
+        is_added = signs[rows] > 0
+        states = self._apply_change(
+            self.aggregate.add, "add", states, slots[is_added], rows[is_added], values, refused
         )
-        states = self._changed(
-            self.aggregate.retract, "retract", states, slots[~comes], rows[~comes], values, refused
+        states = self._apply_change(
+            self.aggregate.retract,
+            "retract",
+            states,
+            slots[~is_added],
+            rows[~is_added],
+            values,
+            refused,
         )
         if segments.exists is not None:
-            states = _taken(
+            states = _take_or_null(
                 states, np.where(segments.exists[segments.after[turn]], np.arange(len(turn)), -1)
             )
         return states
 
-    def _changed(
+    def _apply_change(
         self,
         change: Change,
         name: str,
@@ -246,24 +256,24 @@ class Custom(StoredValueAccumulator):
             return states
         try:
             changed = change(states, pa.array(slots), values.take(pa.array(rows)))
-            return _checked(changed, len(states), self.aggregate.state_type, name)
+            return _check_array(changed, len(states), self.aggregate.state_type, name)
         except Exception as error:
             if len(rows) == 1:
                 return self._refuse(states, int(rows[0]), error, refused)
         if len(states) == 1:
             middle = len(rows) // 2
-            states = self._changed(
+            states = self._apply_change(
                 change, name, states, slots[:middle], rows[:middle], values, refused
             )
-            return self._changed(
+            return self._apply_change(
                 change, name, states, slots[middle:], rows[middle:], values, refused
             )
         half = len(states) // 2
         cut = int(np.searchsorted(slots, half))
-        lower = self._changed(
+        lower = self._apply_change(
             change, name, states.slice(0, half), slots[:cut], rows[:cut], values, refused
         )
-        upper = self._changed(
+        upper = self._apply_change(
             change, name, states.slice(half), slots[cut:] - half, rows[cut:], values, refused
         )
         return pa.concat_arrays([lower, upper])
@@ -277,12 +287,12 @@ class Custom(StoredValueAccumulator):
         return states
 
 
-def _taken(array: pa.Array, at: Ints) -> pa.Array:
+def _take_or_null(array: pa.Array, at: Ints) -> pa.Array:
     """The elements at some positions; null at -1."""
     return array.take(pa.array(at, mask=at < 0))
 
 
-def _checked(array: pa.Array, length: int, kind: pa.DataType, method: str) -> pa.Array:
+def _check_array(array: pa.Array, length: int, kind: pa.DataType, method: str) -> pa.Array:
     """The array that a method returned, if it has the right type and length."""
     if not isinstance(array, pa.Array):
         raise TypeError(f"{method} returned a {type(array).__name__}, not an Arrow array")

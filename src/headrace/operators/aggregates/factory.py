@@ -79,7 +79,12 @@ def build(
     if spec.column is None:
         return CountRows()
     request = AccumulatorRequest(
-        spec, spec.column, schema.field(spec.column).type, over_table, tuple(row_key), divert
+        spec=spec,
+        column=spec.column,
+        type=schema.field(spec.column).type,
+        over_table=over_table,
+        row_key=tuple(row_key),
+        divert=divert,
     )
     if over_table and not spec.takes_tables:
         raise BugError(f"{spec} cannot retract rows, and its input is a table.")

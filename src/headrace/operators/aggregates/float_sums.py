@@ -54,10 +54,10 @@ class ExactSum:
 
     def __add__(self, other: ExactSum) -> ExactSum:
         return ExactSum(
-            self.units + other.units,
-            self.infinities + other.infinities,
-            self.negative_infinities + other.negative_infinities,
-            self.nans + other.nans,
+            units=self.units + other.units,
+            infinities=self.infinities + other.infinities,
+            negative_infinities=self.negative_infinities + other.negative_infinities,
+            nans=self.nans + other.nans,
         )
 
     @property
@@ -265,7 +265,7 @@ class ExactColumns:
         """The state fields of the parts."""
         return tuple((f"{name}{at}", "<f8") for at in range(self.parts))
 
-    # Stored and worked on
+    # Stored form and working form
 
     @staticmethod
     def tail_sizes(sums: Columns) -> Ints | None:
@@ -502,7 +502,9 @@ class StandardDeviation(Monoid):
         )
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
-        count, sums, squares = columns[0], columns[1:4], columns[4:]
+        count = columns[0]
+        sums = columns[1:4]
+        squares = columns[4:]
         fewer = 0 if self.population else 1
         enough = count > fewer
         number = np.where(enough, count, 2).astype(np.float64)
@@ -510,7 +512,7 @@ class StandardDeviation(Monoid):
             excess, sure = _excess(number, sums, squares)
             deviation = np.sqrt(excess / (number * (number - fewer)))
         for at in np.flatnonzero(enough & ~sure).tolist():
-            deviation[at] = _exactly(
+            deviation[at] = _exact_stddev(
                 int(count[at]), self._sums.exact(sums, at), self._squares.exact(squares, at), fewer
             )
         return double_array(deviation, enough), None
@@ -542,7 +544,7 @@ def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubl
     return excess, safe & (excess > scaled * _MAX_CANCELLED)
 
 
-def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:
+def _exact_stddev(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:
     """The standard deviation by integer arithmetic. Sums are in units, so the square of a sum is in
     units squared.
     """

@@ -1,5 +1,4 @@
-"""Aggregates per group: from rows of a stream or changes of a table to a table with one row per
-group.
+"""Aggregates per group: from a stream or a table to a table with one row per group.
 
 `count()` and `sum(v)` by `k`, over a stream:
 
@@ -27,7 +26,7 @@ from headrace.columnar.keys import as_array, canonicalize, decode_keys, encode_k
 from headrace.columnar.segments import segment_rows
 from headrace.errors import PlanError
 from headrace.operators.aggregates.aggregation import (
-    Aggregation,
+    AggregateSet,
     delete_empty_array,
 )
 from headrace.operators.aggregates.partial_aggregation import (
@@ -82,7 +81,7 @@ class AggregateKernel:
                 " the step has none.",
                 fix="use window(…) before group_by.",
             )
-        self._aggregation = Aggregation(
+        self._aggregation = AggregateSet(
             step, schema, by, aggregates, over_table=over_table, row_key=row_key, divert=divert
         )
         self._layout = self._aggregation.layout
@@ -112,7 +111,7 @@ class AggregateKernel:
         emitted = segment_changes(
             segments, outcome.exists, outcome.differs(segments.after - 1, segments.after)
         )
-        self._aggregation.record_rejected(segments, outcome, emitted.versions[emitted.comes])
+        self._aggregation.record_rejected(segments, outcome, emitted.versions[emitted.additions])
         row = pa.array(segments.order[segments.starts[emitted.segments]])
         columns = [canonicalize(as_array(segments.rows.column(name)).take(row)) for name in self.by]
         columns += outcome.results(emitted.versions)

@@ -11,7 +11,7 @@ aggregate state of its rows as the kernel would store it:
 The receiving kernel merges the states instead of adding the rows. Combining is exact and optional:
 the output is the same for any choice of rows to combine, so a task combines when
 `is_worth_combining` estimates that it pays. `AggregateKernel.combine` and the `combine` methods of
-the window kernels build on this module; `Aggregation` merges the states.
+the window kernels build on this module; `AggregateSet` merges the states.
 """
 
 from __future__ import annotations
@@ -129,7 +129,14 @@ def combine_panes(
     segment_codes = pair_codes(pair_codes(key_codes(encode_keys(rows, by)), panes), ticks)
     order, _ = stable_sort(pair_codes(segment_codes, _producer_codes(producers)))
     starts = np.flatnonzero(group_start_mask(segment_codes[order]))
-    segments = Segments(rows, order, starts, ticks[order[starts]], np.arange(len(starts)), _NO_KEYS)
+    segments = Segments(
+        rows=rows,
+        order=order,
+        starts=starts,
+        ticks=ticks[order[starts]],
+        firsts=np.arange(len(starts)),
+        keys=_NO_KEYS,
+    )
     columns = dict.fromkeys([*by, *times, *(name for name in rows.schema.names if name in ORDER)])
     combined = rows.select(list(columns)).take(pa.array(order[starts]))
     counts = _producer_counts(producers.take(pa.array(order)), starts)

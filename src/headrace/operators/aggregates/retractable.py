@@ -75,7 +75,10 @@ def events_of(codes: Ints, rows: Ints, segments: Segments) -> Events:
     segment = segments.segment_of[rows]
     weights = np.ones(len(rows), np.int64) if segments.signs is None else segments.signs[rows]
     order = np.lexsort((rows, codes, segment))
-    segment, codes, weights, rows = segment[order], codes[order], weights[order], rows[order]
+    segment = segment[order]
+    codes = codes[order]
+    weights = weights[order]
+    rows = rows[order]
     new = np.ones(len(rows), np.bool_)
     new[1:] = (segment[1:] != segment[:-1]) | (codes[1:] != codes[:-1])
     starts = np.flatnonzero(new)
@@ -86,7 +89,13 @@ def events_of(codes: Ints, rows: Ints, segments: Segments) -> Events:
         else net
     )
     counts = np.bincount(segment[starts], minlength=len(segments))
-    return Events(codes[starts], net, arrival, np.cumsum(counts) - counts, counts)
+    return Events(
+        codes=codes[starts],
+        net=net,
+        arrival=arrival,
+        starts=np.cumsum(counts) - counts,
+        counts=counts,
+    )
 
 
 class Multiset(StoredValueAccumulator):
@@ -105,7 +114,7 @@ class Multiset(StoredValueAccumulator):
     def _read(self, column: pa.Array) -> pa.Array:
         return column
 
-    def _coded(
+    def _code_values(
         self, stored: list[pa.Array], segments: Segments
     ) -> tuple[list[Ints], Ints, Ints, pa.Array]:
         """The ranks of stored values and of the rows that have a value; which rows those are; and
@@ -177,7 +186,7 @@ class TableExtreme(Multiset):
         self, there: Mask, stored: pa.Array, segments: Segments
     ) -> AccumulatorOutcome:
         fences = stored.field(1)
-        (of_fences, of_stored), of_rows, rows, values = self._coded(
+        (of_fences, of_stored), of_rows, rows, values = self._code_values(
             [fences.drop_null(), stored.field(2).flatten()], segments
         )
         if self.largest:
@@ -190,13 +199,13 @@ class TableExtreme(Multiset):
         forgotten[there] = stored.field(0).to_numpy()
         fence[np.flatnonzero(there)[fences.is_valid().to_numpy(zero_copy_only=False)]] = of_fences
         bags = Bags(lengths, of_stored, stored.field(3).flatten().to_numpy())
-        best, unknown = self._through(
+        best, unknown = self._advance_rounds(
             bags, forgotten, fence, events_of(of_rows, rows, segments), segments
         )
         results = values.take(pa.array(best, mask=best < 0))
-        return self._stored(results, unknown, bags, forgotten, fence, values)
+        return self._pack_outcome(results, unknown, bags, forgotten, fence, values)
 
-    def _through(
+    def _advance_rounds(
         self, bags: Bags, forgotten: Ints, fence: Ints, events: Events, segments: Segments
     ) -> tuple[Ints, Mask]:
         """The best code of each version, -1 if there is none; and for which versions it
@@ -210,7 +219,7 @@ class TableExtreme(Multiset):
         )
         for turn in segments.rounds():
             keys = segments.key_of[turn]
-            self._round(bags, keys, forgotten, fence, events.of(turn))
+            self._apply_round(bags, keys, forgotten, fence, events.of(turn))
             best[segments.after[turn]], unknown[segments.after[turn]] = self._answer(
                 bags, keys, forgotten
             )
@@ -225,7 +234,7 @@ class TableExtreme(Multiset):
         best[slots[first]] = codes[first]
         return best, (best < 0) & (forgotten[keys] > 0)
 
-    def _round(
+    def _apply_round(
         self,
         bags: Bags,
         keys: Ints,
@@ -274,7 +283,7 @@ class TableExtreme(Multiset):
         )
         fence[keys[slots[last]]] = codes[last]
 
-    def _stored(
+    def _pack_outcome(
         self,
         results: pa.Array,
         unknown: Mask,
@@ -326,7 +335,9 @@ class CountDistinct(Multiset):
     def advance_values(
         self, there: Mask, stored: pa.Array, segments: Segments
     ) -> AccumulatorOutcome:
-        (of_stored,), of_rows, rows, values = self._coded([stored.field(0).flatten()], segments)
+        (of_stored,), of_rows, rows, values = self._code_values(
+            [stored.field(0).flatten()], segments
+        )
         lengths = np.zeros(len(there), np.int64)
         lengths[there] = np.diff(offsets_of(stored.field(0)))
         counts = (
@@ -341,12 +352,12 @@ class CountDistinct(Multiset):
         refused: list[tuple[Ints, Ints]] = []
         for turn in segments.rounds():
             keys = segments.key_of[turn]
-            refused.append(self._round(bags, keys, turn, events))
+            refused.append(self._apply_round(bags, keys, turn, events))
             result[segments.after[turn]] = bags.lengths[keys]
         rejected = self._rejected_rows(refused, of_rows, rows, segments)
-        return self._stored(pa.array(result), bags, values, rejected)
+        return self._pack_outcome(pa.array(result), bags, values, rejected)
 
-    def _round(self, bags: Bags, keys: Ints, turn: Ints, events: Events) -> tuple[Ints, Ints]:
+    def _apply_round(self, bags: Bags, keys: Ints, turn: Ints, events: Events) -> tuple[Ints, Ints]:
         """Apply one segment of each of some groups; returns the (segment, code) pairs that were
         rejected.
         """
@@ -397,7 +408,7 @@ class CountDistinct(Multiset):
             ),
         )
 
-    def _stored(
+    def _pack_outcome(
         self, results: pa.Array, bags: Bags, values: pa.Array, rejected: tuple[RejectedRows, ...]
     ) -> AccumulatorOutcome:
         there = bags.lengths > 0
@@ -460,7 +471,7 @@ class OrderedRows(StoredValueAccumulator):
 
     # Reading and storing
 
-    def _opened(self, there: Mask, stored: pa.Array, segments: Segments) -> OrderedRowsPass:
+    def _read_rows(self, there: Mask, stored: pa.Array, segments: Segments) -> OrderedRowsPass:
         lengths, forgotten = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
         lengths[there] = np.diff(offsets_of(stored.field(1)))
         forgotten[there] = stored.field(0).to_numpy()
@@ -475,10 +486,16 @@ class OrderedRows(StoredValueAccumulator):
         values = pa.concat_arrays([stored.field(2).flatten(), segments.column(self.column)])
         bags = Bags(lengths, codes[: len(known)], np.arange(len(known)))
         return OrderedRowsPass(
-            bags, forgotten, values, ids.dictionary, codes[len(known) :], len(known), segments
+            bags=bags,
+            forgotten=forgotten,
+            values=values,
+            ids=ids.dictionary,
+            id_of_row=codes[len(known) :],
+            first_row=len(known),
+            segments=segments,
         )
 
-    def _stored(
+    def _pack_outcome(
         self,
         work: OrderedRowsPass,
         results: pa.Array,
@@ -504,19 +521,22 @@ class OrderedRows(StoredValueAccumulator):
 
     # Advancing
 
-    def _round(self, work: OrderedRowsPass, turn: Ints) -> Ints:
+    def _apply_round(self, work: OrderedRowsPass, turn: Ints) -> Ints:
         """Apply one segment of each of some groups; returns the rows that were rejected."""
         keys = work.segments.key_of[turn]
         slots, ids, at, order, fate = self._fates(work, turn, keys)
-        stays, comes = fate == _STAYS, fate == _COMES
-        work.forgotten[keys] -= np.bincount(slots[fate == _FORGOTTEN_GOES], minlength=len(keys))
+        stays, is_added = fate == _STAYS, fate == _ADDED
+        work.forgotten[keys] -= np.bincount(slots[fate == _FORGOTTEN_REMOVED], minlength=len(keys))
         if self.counts_forgotten and (work.forgotten[keys] < 0).any():
             raise BugError(f"A row is retracted that was never added, by the key {self.row_key}.")
         refused = at[fate == _FORGOTTEN_STAYS] - work.first_row
-        in_place = np.lexsort((order, comes, slots))
-        in_place = in_place[(stays | comes)[in_place]]
-        slots, ids, at, comes = slots[in_place], ids[in_place], at[in_place], comes[in_place]
-        kept, forgotten = self._within_bounds(slots, comes, work.forgotten[keys])
+        in_place = np.lexsort((order, is_added, slots))
+        in_place = in_place[(stays | is_added)[in_place]]
+        slots = slots[in_place]
+        ids = ids[in_place]
+        at = at[in_place]
+        is_added = is_added[in_place]
+        kept, forgotten = self._within_bounds(slots, is_added, work.forgotten[keys])
         if self.stop_when_full and not kept.all():
             raise TooManyValues(int(keys[slots[~kept][0]]), self.max_values)
         work.forgotten[keys] = forgotten
@@ -539,7 +559,7 @@ class OrderedRows(StoredValueAccumulator):
             np.concatenate([at, work.first_row + rows]),
         )
         was = np.arange(len(slots)) < len(slots) - len(rows)
-        comes = np.concatenate(
+        is_added = np.concatenate(
             [np.ones(len(slots) - len(rows), np.bool_), segments.signs[rows] > 0]
         )
         order = np.lexsort((np.arange(len(slots)), ids, slots))
@@ -547,22 +567,22 @@ class OrderedRows(StoredValueAccumulator):
         new[1:] = (slots[order][1:] != slots[order][:-1]) | (ids[order][1:] != ids[order][:-1])
         first = order[np.flatnonzero(new)]
         last = order[np.append(np.flatnonzero(new)[1:], len(order)) - 1] if len(order) else order
-        known, unknown = was[first], ~was[first] & ~comes[first]
+        known, unknown = was[first], ~was[first] & ~is_added[first]
         fate = np.select(
-            [known & comes[last], unknown & comes[last], unknown, ~known & comes[last]],
-            [_STAYS, _FORGOTTEN_STAYS, _FORGOTTEN_GOES, _COMES],
-            _GOES,
+            [known & is_added[last], unknown & is_added[last], unknown, ~known & is_added[last]],
+            [_STAYS, _FORGOTTEN_STAYS, _FORGOTTEN_REMOVED, _ADDED],
+            _REMOVED,
         )
         return slots[last], ids[last], at[last], np.where(known, first, last), fate
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
+    def _within_bounds(self, slots: Ints, is_added: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
         """Which rows (in order of group and position) are kept, and how many of each group are
         forgotten then.
         """
         raise NotImplementedError
 
 
-_GOES, _STAYS, _COMES, _FORGOTTEN_STAYS, _FORGOTTEN_GOES = range(5)
+_REMOVED, _STAYS, _ADDED, _FORGOTTEN_STAYS, _FORGOTTEN_REMOVED = range(5)
 
 
 class TableFirst(OrderedRows):
@@ -586,19 +606,19 @@ class TableFirst(OrderedRows):
     def advance_values(
         self, there: Mask, stored: pa.Array, segments: Segments
     ) -> AccumulatorOutcome:
-        work = self._opened(there, stored, segments)
+        work = self._read_rows(there, stored, segments)
         counts = work.values.is_valid().to_numpy(zero_copy_only=False) | (not self.ignore_nulls)
         chosen, unknown = np.full(segments.versions, -1), np.zeros(segments.versions, np.bool_)
         chosen[segments.initial_versions], unknown[segments.initial_versions] = self._answer(
             work, np.arange(len(there)), counts
         )
         for turn in segments.rounds():
-            self._round(work, turn)
+            self._apply_round(work, turn)
             chosen[segments.after[turn]], unknown[segments.after[turn]] = self._answer(
                 work, segments.key_of[turn], counts
             )
         results = work.values.take(pa.array(chosen, mask=chosen < 0))
-        return self._stored(work, results, unknown if unknown.any() else None, ())
+        return self._pack_outcome(work, results, unknown if unknown.any() else None, ())
 
     def _answer(self, work: OrderedRowsPass, keys: Ints, counts: Mask) -> tuple[Ints, Mask]:
         """For each group the position of its value, -1 for none; and whether it is unknown."""
@@ -612,11 +632,11 @@ class TableFirst(OrderedRows):
     def _best(self, slots: Ints) -> Ints:
         return np.flatnonzero(index_in_slot(slots) == 0)
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
+    def _within_bounds(self, slots: Ints, is_added: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
         """Keep the earliest rows. Once rows are forgotten, a new row comes after them, and is
         forgotten too.
         """
-        kept = (index_in_slot(slots) < self.max_values) & ~(comes & (forgotten[slots] > 0))
+        kept = (index_in_slot(slots) < self.max_values) & ~(is_added & (forgotten[slots] > 0))
         return kept, forgotten + np.bincount(slots[~kept], minlength=len(forgotten))
 
 
@@ -626,7 +646,7 @@ class TableLast(TableFirst):
     def _best(self, slots: Ints) -> Ints:
         return np.flatnonzero(np.append(slots[1:] != slots[:-1], True)) if len(slots) else slots
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
+    def _within_bounds(self, slots: Ints, is_added: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
         """Keep the latest rows."""
         from_the_end = np.bincount(slots, minlength=len(forgotten))[slots] - index_in_slot(slots)
         kept = from_the_end <= self.max_values
@@ -641,16 +661,16 @@ class TableCollect(OrderedRows):
     def advance_values(
         self, there: Mask, stored: pa.Array, segments: Segments
     ) -> AccumulatorOutcome:
-        work = self._opened(there, stored, segments)
+        work = self._read_rows(there, stored, segments)
         valid = work.values.is_valid().to_numpy(zero_copy_only=False)
         rounds = [(segments.initial_versions, *self._lists(work, np.arange(len(there)), valid))]
         refused = []
         for turn in segments.rounds():
-            refused.append(self._round(work, turn))
+            refused.append(self._apply_round(work, turn))
             rounds.append((segments.after[turn], *self._lists(work, segments.key_of[turn], valid)))
         rejected = np.sort(np.concatenate(refused)) if refused else np.zeros(0, np.int64)
         reason = f"the group has {self.max_values} values of {self.column!r} already"
-        return self._stored(
+        return self._pack_outcome(
             work,
             _lists_by_version(rounds, work.values, segments.versions),
             None,
@@ -663,7 +683,7 @@ class TableCollect(OrderedRows):
         slots, _, at = work.bags.of(keys)
         return np.bincount(slots[valid[at]], minlength=len(keys)), at[valid[at]]
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
+    def _within_bounds(self, slots: Ints, is_added: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
         """Keep the earliest rows. Rejected rows are not remembered: their retraction finds nothing
         to remove.
         """

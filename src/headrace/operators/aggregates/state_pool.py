@@ -1,5 +1,4 @@
-"""Pools of mergeable aggregate states, for kernels whose groups are built from others: sessions and
-sliding windows.
+"""Pools of mergeable aggregate states, for sessions and sliding windows.
 
 States are lifted from rows or read from the store, merged with each other, and at the end turned
 into results and stored. A `StatePool` gives each state of a call a number, a `StateMerger` merges
@@ -21,7 +20,7 @@ import pyarrow as pa
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates.accumulator import Columns, Monoid, reduce_segments
-from headrace.operators.aggregates.aggregation import Aggregation
+from headrace.operators.aggregates.aggregation import AggregateSet
 from headrace.operators.aggregates.sums import CountRows
 from headrace.operators.changelog import differs
 
@@ -36,7 +35,7 @@ class StateMerger:
     close all that are to be stored at once, at the end.
     """
 
-    def __init__(self, aggregation: Aggregation) -> None:
+    def __init__(self, aggregation: AggregateSet) -> None:
         self._aggregation = aggregation
         self._monoids: list[Monoid] = [
             CountRows(),
@@ -163,7 +162,7 @@ class StateResults:
         """The results of some states, one column per aggregate."""
         return [each.take(pa.array(which)) for each in self.arrays]
 
-    def count_unknown(self, aggregation: Aggregation, shown: Ints) -> None:
+    def count_unknown(self, aggregation: AggregateSet, shown: Ints) -> None:
         """Count the unknown results among the emitted versions."""
         for (name, _), unknown in zip(aggregation.aggregates, self.unknown, strict=True):
             if unknown is not None and (count := int(np.count_nonzero(unknown[shown]))):

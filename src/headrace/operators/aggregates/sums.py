@@ -238,7 +238,9 @@ class DecayedSum(Monoid):
     combinable = False
 
     def __init__(self, column: str, time: str, *, half_life_us: int) -> None:
-        self.column, self.time, self.half_life_us = column, time, half_life_us
+        self.column = column
+        self.time = time
+        self.half_life_us = half_life_us
 
     def lift(self, segments: Segments) -> Columns:
         array, times = (

@@ -8,6 +8,7 @@
 - `fixed_window`: the kernel of tumbling and hopping windows.
 - `session_window`: the kernel of sessions, for aggregates whose states can be merged.
 - `sliding_window`: the kernel of sliding windows, for aggregates whose states can be merged.
+- `pane_store`: the state of sliding windows.
 - `buffered_window`: sessions and sliding windows computed from buffered rows, for the rest.
 - `comparison`: each window next to the one a period earlier (`compare`).
 - `state`: how windows and buffered rows are laid out in the state.

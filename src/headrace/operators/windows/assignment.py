@@ -85,7 +85,10 @@ def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | No
         ahead = ahead[0] + np.append(0, np.cumsum(np.where(changes % whole_us == 0, 0, changes)))
     last_shown = np.maximum.accumulate(begins[1:] - 1 + ahead[:-1])
     return LocalClock(
-        begins, ahead, np.append(-_FOREVER, last_shown), np.append(last_shown, _FOREVER)
+        begins=begins,
+        ahead=ahead,
+        peaks=np.append(-_FOREVER, last_shown),
+        ends=np.append(last_shown, _FOREVER),
     )
 
 
@@ -159,7 +162,7 @@ def assign(spec: Tumbling | Hopping, times: Times) -> AssignedWindows:
         )
     local = times if clock is None else clock.shown(times)
     last = (local - spec.origin_us) // spec.every_us
-    return AssignedWindows(spec, clock, _first(spec, local, last), last)
+    return AssignedWindows(spec=spec, clock=clock, first=_first(spec, local, last), last=last)
 
 
 def _first(spec: Tumbling | Hopping, local: Times, last: Ints) -> Ints:

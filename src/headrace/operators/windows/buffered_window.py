@@ -37,7 +37,7 @@ from headrace.columnar.lookup import (
     sort_order,
 )
 from headrace.columnar.segments import Segments
-from headrace.operators.aggregates.aggregation import AggregateOutcome, Aggregation
+from headrace.operators.aggregates.aggregation import AggregateOutcome, AggregateSet
 from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, Times, Watermarks
 from headrace.operators.windows.kernel import WindowKernel, WindowSettings, shown_over_lifetimes
 from headrace.operators.windows.late_rows import row_tick_indices
@@ -73,13 +73,13 @@ class Spans:
     first: Ints
     stop: Ints
 
-    def only(self, which: Mask) -> Spans:
+    def filter(self, which: Mask) -> Spans:
         return Spans(
-            self.keys[which],
-            self.starts[which],
-            self.ends[which],
-            self.first[which],
-            self.stop[which],
+            keys=self.keys[which],
+            starts=self.starts[which],
+            ends=self.ends[which],
+            first=self.first[which],
+            stop=self.stop[which],
         )
 
 
@@ -106,11 +106,11 @@ class BufferedWindows(WindowKernel):
             with_id=settings.over_table,
         )
 
-    def build_aggregation(self, settings: WindowSettings) -> Aggregation:
+    def build_aggregation(self, settings: WindowSettings) -> AggregateSet:
         """The aggregates of the step. Retracted rows are removed from the buffer, so aggregates see
         none.
         """
-        return Aggregation(
+        return AggregateSet(
             settings.name,
             settings.schema,
             settings.by,
@@ -125,22 +125,22 @@ class BufferedWindows(WindowKernel):
         """The windows of rows that are in order of group and time."""
 
     @abstractmethod
-    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:
+    def is_needed(self, keys: Ints, times: Times, horizon: int) -> Mask:
         """Which rows an open window still needs, at the given horizon. Rows are in order of group
         and time.
         """
 
     @abstractmethod
-    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
+    def accepted(self, keys: Ints, times: Times, is_new: Mask, horizon: int) -> Mask:
         """Which rows are kept: all buffered ones, and those new ones that are not late. Rows are in
         order of group and time.
         """
 
     @abstractmethod
-    def is_retractable(self, times: Times, limit: int) -> Mask:
+    def is_retractable(self, times: Times, horizon: int) -> Mask:
         """Which buffered rows may still be retracted."""
 
-    def counts_as_window(self, ends: Times, limit: int) -> Mask:  # noqa: ARG002
+    def counts_as_window(self, ends: Times, horizon: int) -> Mask:  # noqa: ARG002
         """Which of the windows that rows form are still windows at the given horizon."""
         return np.ones(len(ends), np.bool_)
 
@@ -196,15 +196,15 @@ class BufferedWindows(WindowKernel):
             [field.name for field in self._store.fields if field.name in rows.schema.names]
         )
         fresh = fresh.append_column(TIME, pa.array(self.times(rows)))
-        comes = np.ones(stored.num_rows + rows.num_rows, np.bool_)
+        is_addition = np.ones(stored.num_rows + rows.num_rows, np.bool_)
         if self.settings.over_table:
             fresh = fresh.append_column(
                 ID, encode_keys(rows, self.settings.row_key).cast(pa.binary())
             )
-            goes = pc.is_in(
+            is_removal = pc.is_in(
                 as_array(rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"])
             )
-            comes[stored.num_rows :] = ~goes.to_numpy(zero_copy_only=False)
+            is_addition[stored.num_rows :] = ~is_removal.to_numpy(zero_copy_only=False)
         everything = pa.concat_tables(
             [stored, fresh.select(stored.schema.names).cast(stored.schema)]
         ).combine_chunks()
@@ -213,21 +213,21 @@ class BufferedWindows(WindowKernel):
             [np.full(stored.num_rows, -1), row_tick_indices(rows, watermarks)]
         )
         times = as_array(everything.column(TIME)).to_numpy()
-        same = self._same(keys, everything) if self.settings.over_table else None
+        same = self._row_numbers(keys, everything) if self.settings.over_table else None
         ticks = pa.array(np.zeros(everything.num_rows, np.int64))
         return BufferedRows(
-            everything.append_column(TICK, ticks),
-            stored.num_rows,
-            keys,
-            times,
-            tick_index,
-            np.arange(len(keys)),
-            comes,
-            same,
+            rows=everything.append_column(TICK, ticks),
+            stored=stored.num_rows,
+            keys=keys,
+            times=times,
+            tick_index=tick_index,
+            ranks=np.arange(len(keys)),
+            is_addition=is_addition,
+            same=same,
         )
 
     @staticmethod
-    def _same(keys: Ints, rows: pa.Table) -> Ints:
+    def _row_numbers(keys: Ints, rows: pa.Table) -> Ints:
         ids = as_array(rows.column(ID)).dictionary_encode().indices.to_numpy().astype(np.int64)
         _, same = np.unique(keys * (int(ids.max(initial=0)) + 1) + ids, return_inverse=True)
         return same
@@ -240,12 +240,15 @@ class BufferedWindows(WindowKernel):
         """All versions of windows during the call, and the rows to keep at the end, in order of
         group and time.
         """
-        limits = self.step_horizon(watermarks.horizon_before)
+        horizons = self.step_horizon(watermarks.horizon_before)
         history, late = WindowHistory(), np.zeros(len(buffered.keys), np.bool_)
         known = self.spans(buffered.keys[before], buffered.times[before])
-        closed = int(self.step_horizon(np.array([watermarks.horizon_at_start]))[0])
+        first_horizon = int(self.step_horizon(np.array([watermarks.horizon_at_start]))[0])
         history.add(
-            self._sets(buffered, before, known.only(self.counts_as_window(known.ends, closed))), -1
+            self._window_versions(
+                buffered, before, known.filter(self.counts_as_window(known.ends, first_horizon))
+            ),
+            -1,
         )
         alive = np.zeros(len(buffered.keys), np.bool_)
         alive[before] = True
@@ -255,21 +258,21 @@ class BufferedWindows(WindowKernel):
             mine = buffered.in_order(np.flatnonzero(alive & touched[buffered.keys]))
             alive[mine] = False
             now = self._process_tick(
-                buffered, history, touched, (mine, fresh), late, tick, int(limits[tick])
+                buffered, history, touched, (mine, fresh), late, tick, int(horizons[tick])
             )
             alive[now] = True
         self.counts["late"] += self.late.add(
-            rows, late[buffered.stored :], *self._lateness(buffered, limits, watermarks)
+            rows, late[buffered.stored :], *self._lateness(buffered, horizons, watermarks)
         )
         after = buffered.in_order(np.flatnonzero(alive))
-        (limit,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
-        return history, after[self.is_needed(buffered.keys[after], buffered.times[after], limit)]
+        (horizon,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        return history, after[self.is_needed(buffered.keys[after], buffered.times[after], horizon)]
 
     def _lateness(
-        self, buffered: BufferedRows, limits: Times, watermarks: Watermarks
+        self, buffered: BufferedRows, horizons: Times, watermarks: Watermarks
     ) -> tuple[Times, Times]:
         tick_index = buffered.tick_index[buffered.stored :]
-        return watermarks.times_us[tick_index], limits[tick_index] - buffered.times[
+        return watermarks.times_us[tick_index], horizons[tick_index] - buffered.times[
             buffered.stored :
         ]
 
@@ -281,7 +284,7 @@ class BufferedWindows(WindowKernel):
         rows: tuple[Ints, Ints],
         late: Mask,
         tick: int,
-        limit: int,
+        horizon: int,
     ) -> Ints:
         """The rows of the touched groups after a tick, in order.
 
@@ -292,24 +295,24 @@ class BufferedWindows(WindowKernel):
             rows: The rows of those groups, in order, and the rows of the tick.
             late: Set to true for the rows that are late.
             tick: The index of the tick.
-            limit: The step's horizon before the tick.
+            horizon: The step's horizon before the tick.
         """
         mine, fresh = rows
-        mine = mine[self.is_needed(buffered.keys[mine], buffered.times[mine], limit)]
+        mine = mine[self.is_needed(buffered.keys[mine], buffered.times[mine], horizon)]
         current = history.current
-        history.forget(touched[current.keys] & (current.ends <= limit))
-        goes, comes = self._net_changes(buffered, mine, fresh, late, limit)
-        members = buffered.in_order(np.concatenate([mine[~np.isin(mine, goes)], comes]))
-        new = np.isin(members, comes)
-        accepted = self.accepted(buffered.keys[members], buffered.times[members], new, limit)
+        history.forget(touched[current.keys] & (current.ends <= horizon))
+        removed, added = self._net_changes(buffered, mine, fresh, late, horizon)
+        members = buffered.in_order(np.concatenate([mine[~np.isin(mine, removed)], added]))
+        new = np.isin(members, added)
+        accepted = self.accepted(buffered.keys[members], buffered.times[members], new, horizon)
         late[members[~accepted]] = True
-        changed = np.concatenate([goes, members[new & accepted]])
+        changed = np.concatenate([removed, members[new & accepted]])
         members = members[accepted]
-        self._replace_versions(buffered, history, touched, members, changed, tick, limit)
+        self._replace_versions(buffered, history, touched, members, changed, tick, horizon)
         return members
 
     def _net_changes(
-        self, buffered: BufferedRows, mine: Ints, fresh: Ints, late: Mask, limit: int
+        self, buffered: BufferedRows, mine: Ints, fresh: Ints, late: Mask, horizon: int
     ) -> tuple[Ints, Ints]:
         """The buffered rows that the tick removes, and the rows that it adds.
 
@@ -326,12 +329,12 @@ class BufferedWindows(WindowKernel):
         new[1:] = buffered.same[order][1:] != buffered.same[order][:-1]
         first, last = order[new], order[np.append(np.flatnonzero(new)[1:], len(order)) - 1]
         old = there[buffered.same[first]]
-        found = ~buffered.comes[first] & (old >= 0)
-        found[found] = self.is_retractable(buffered.times[old[found]], limit)
-        late[first[~buffered.comes[first] & ~found]] = True
-        comes = buffered.comes[last]
-        buffered.ranks[last[comes & found]] = buffered.ranks[old[comes & found]]
-        return old[found], last[comes]
+        is_removed = ~buffered.is_addition[first] & (old >= 0)
+        is_removed[is_removed] = self.is_retractable(buffered.times[old[is_removed]], horizon)
+        late[first[~buffered.is_addition[first] & ~is_removed]] = True
+        is_added = buffered.is_addition[last]
+        buffered.ranks[last[is_added & is_removed]] = buffered.ranks[old[is_added & is_removed]]
+        return old[is_removed], last[is_added]
 
     def _replace_versions(
         self,
@@ -341,7 +344,7 @@ class BufferedWindows(WindowKernel):
         members: Ints,
         changed: Ints,
         tick: int,
-        limit: int,
+        horizon: int,
     ) -> None:
         """End the versions of windows that the tick changes, and add the new ones."""
         keys, times = buffered.keys[changed], buffered.times[changed]
@@ -352,22 +355,22 @@ class BufferedWindows(WindowKernel):
             tick,
         )
         spans = self.spans(buffered.keys[members], buffered.times[members])
-        spans = spans.only(
+        spans = spans.filter(
             any_within(keys, times, spans.keys, *self.reach(spans.starts, spans.ends))
-            & self.counts_as_window(spans.ends, limit)
+            & self.counts_as_window(spans.ends, horizon)
         )
-        history.add(self._sets(buffered, members, spans), tick)
+        history.add(self._window_versions(buffered, members, spans), tick)
 
     @staticmethod
-    def _sets(buffered: BufferedRows, in_order: Ints, spans: Spans) -> WindowVersions:
+    def _window_versions(buffered: BufferedRows, in_order: Ints, spans: Spans) -> WindowVersions:
         lengths = spans.stop - spans.first
         entries = in_order[expand_ranges(spans.first, lengths)]
         return WindowVersions(
-            spans.keys,
-            spans.starts,
-            spans.ends,
-            lengths,
-            buffered.ranked(np.repeat(np.arange(len(lengths)), lengths), entries),
+            keys=spans.keys,
+            starts=spans.starts,
+            ends=spans.ends,
+            lengths=lengths,
+            entries=buffered.ranked(np.repeat(np.arange(len(lengths)), lengths), entries),
         )
 
     # Storing and emitting
@@ -401,7 +404,9 @@ class BufferedWindows(WindowKernel):
         of, starts, ends, waits = self.timers(
             buffered.keys[rows], buffered.times[rows], watermark_us
         )
-        windows = Windows(grouped.by.take(pa.array(of)), starts, ends, grouped.groups[of])
+        windows = Windows(
+            by=grouped.by.take(pa.array(of)), starts=starts, ends=ends, groups=grouped.groups[of]
+        )
         return windows.names(waits).cast(pa.binary()), windows.groups
 
     def _emit(
@@ -416,12 +421,12 @@ class BufferedWindows(WindowKernel):
         if not len(sets):
             return self.empty_output()
         segments = Segments(
-            buffered.rows,
-            sets.entries,
-            np.cumsum(sets.lengths) - sets.lengths,
-            np.zeros(len(sets), np.int64),
-            np.arange(len(sets)),
-            _NO_KEYS,
+            rows=buffered.rows,
+            order=sets.entries,
+            starts=np.cumsum(sets.lengths) - sets.lengths,
+            ticks=np.zeros(len(sets), np.int64),
+            firsts=np.arange(len(sets)),
+            keys=_NO_KEYS,
         )
         stored, parts = self.aggregation.layout.unpack_array(pa.nulls(len(sets), pa.binary()))
         outcome = self.aggregation.advance(segments, stored, parts)
@@ -432,7 +437,7 @@ class BufferedWindows(WindowKernel):
         table, changes = self.emit_rows(
             windows, shown, VersionResults(outcome, segments.after), watermarks
         )
-        self.aggregation.count_unknown(outcome, segments.after[changes.versions[changes.comes]])
+        self.aggregation.count_unknown(outcome, segments.after[changes.versions[changes.additions]])
         self._divert_rejected(rows, buffered, outcome, segments, born)
         return table
 
@@ -486,14 +491,19 @@ def distinct_windows(
     among them.
     """
     order = sort_order(keys, starts, ends)
-    keys, starts, ends = keys[order], starts[order], ends[order]
+    keys = keys[order]
+    starts = starts[order]
+    ends = ends[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
     position = np.empty(len(order), np.int64)
     position[order] = np.cumsum(new) - 1
     return (
         Windows(
-            grouped.by.take(pa.array(keys[new])), starts[new], ends[new], grouped.groups[keys[new]]
+            by=grouped.by.take(pa.array(keys[new])),
+            starts=starts[new],
+            ends=ends[new],
+            groups=grouped.groups[keys[new]],
         ),
         position,
     )
@@ -538,20 +548,26 @@ class BufferedSessions(BufferedWindows):
         chain = chains(keys, times, times + self.gap_us)
         first = np.flatnonzero(np.diff(chain, prepend=-1))
         stop = np.append(first[1:], len(chain))[: len(first)]
-        return Spans(keys[first], times[first], times[stop - 1] + self.gap_us, first, stop)
+        return Spans(
+            keys=keys[first],
+            starts=times[first],
+            ends=times[stop - 1] + self.gap_us,
+            first=first,
+            stop=stop,
+        )
 
-    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:
+    def is_needed(self, keys: Ints, times: Times, horizon: int) -> Mask:
         spans = self.spans(keys, times)
-        return np.repeat(spans.ends > limit, spans.stop - spans.first)
+        return np.repeat(spans.ends > horizon, spans.stop - spans.first)
 
-    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
+    def accepted(self, keys: Ints, times: Times, is_new: Mask, horizon: int) -> Mask:
         if not len(keys):
-            return comes
+            return is_new
         spans = self.spans(keys, times)
-        live = np.logical_or.reduceat(~comes, spans.first) | (spans.ends > limit)
+        live = np.logical_or.reduceat(~is_new, spans.first) | (spans.ends > horizon)
         return np.repeat(live, spans.stop - spans.first)
 
-    def is_retractable(self, times: Times, limit: int) -> Mask:  # noqa: ARG002
+    def is_retractable(self, times: Times, horizon: int) -> Mask:  # noqa: ARG002
         return np.ones(len(times), np.bool_)
 
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
@@ -592,20 +608,20 @@ class BufferedSlidingWindows(BufferedWindows):
         of, at = keys[last], times[last]
         where = key_bounds(keys, int(keys[-1]) + 1) if len(keys) else np.zeros(1, np.int64)
         first = search_within(times, where[of], last, at - self.size_us, right=True)
-        return Spans(of, at - self.size_us, at + 1, first, last + 1)
+        return Spans(keys=of, starts=at - self.size_us, ends=at + 1, first=first, stop=last + 1)
 
-    def is_needed(self, keys: Ints, times: Times, limit: int) -> Mask:  # noqa: ARG002
-        needed: Mask = times > max(limit - self.size_us, UNSTARTED)
+    def is_needed(self, keys: Ints, times: Times, horizon: int) -> Mask:  # noqa: ARG002
+        needed: Mask = times > max(horizon - self.size_us, UNSTARTED)
         return needed
 
-    def accepted(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:  # noqa: ARG002
-        return ~comes | (times >= limit)
+    def accepted(self, keys: Ints, times: Times, is_new: Mask, horizon: int) -> Mask:  # noqa: ARG002
+        return ~is_new | (times >= horizon)
 
-    def is_retractable(self, times: Times, limit: int) -> Mask:
-        return times >= limit
+    def is_retractable(self, times: Times, horizon: int) -> Mask:
+        return times >= horizon
 
-    def counts_as_window(self, ends: Times, limit: int) -> Mask:
-        return ends > limit
+    def counts_as_window(self, ends: Times, horizon: int) -> Mask:
+        return ends > horizon
 
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
         return starts + 1, ends

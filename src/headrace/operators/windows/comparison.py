@@ -205,7 +205,9 @@ class CompareKernel:
             np.concatenate([ends, earlier.ends, later.ends]),
         )
         windows, number = distinct_windows(grouped, np.tile(keys, 3), all_starts, all_ends)
-        mine, before, after = number[:count], number[count : 2 * count], number[2 * count :]
+        mine = number[:count]
+        before = number[count : 2 * count]
+        after = number[2 * count :]
         versions, table, names = self._row_versions(state, rows, windows, mine, watermarks)
         earlier_of = np.full(len(windows), -1)
         earlier_of[after[later.there]] = mine[later.there]
@@ -235,26 +237,31 @@ class CompareKernel:
         """The versions of all windows' rows; the rows, stored ones first; and the names of windows
         in the state.
         """
-        lasting = Windows(windows.by, windows.starts, self._needed_until(windows), windows.groups)
+        lasting = Windows(
+            by=windows.by,
+            starts=windows.starts,
+            ends=self._needed_until(windows),
+            groups=windows.groups,
+        )
         names = lasting.names(np.zeros(len(windows), np.bool_))
         stored, there = self._read(state.get_array(names, windows.groups))
         tick_index = row_tick_indices(rows, watermarks)
         order = sort_order(mine, tick_index)
         last = order[np.append(group_start_mask(mine[order], tick_index[order])[1:], True)]
-        goes = pc.is_in(
+        is_removal = pc.is_in(
             as_array(rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
         ).to_numpy(zero_copy_only=False)
-        of_rows = np.where(goes[last], NOTHING, stored.num_rows + last)
+        of_rows = np.where(is_removal[last], NOTHING, stored.num_rows + last)
         known = np.full(len(windows), NOTHING)
         known[there] = np.arange(stored.num_rows)
         number = np.concatenate([np.arange(len(windows)), mine[last]])
-        place = np.concatenate([np.full(len(windows), -1), tick_index[last]])
-        in_order = sort_order(number, place)
+        tick_of_version = np.concatenate([np.full(len(windows), -1), tick_index[last]])
+        in_order = sort_order(number, tick_of_version)
         versions = RowVersions(
-            number[in_order],
-            place[in_order],
-            np.concatenate([known, of_rows])[in_order],
-            len(watermarks),
+            windows=number[in_order],
+            tick_index=tick_of_version[in_order],
+            rows=np.concatenate([known, of_rows])[in_order],
+            ticks=len(watermarks),
         )
         fresh = rows.select([field.name for field in self._results]).cast(pa.schema(self._results))
         return versions, pa.concat_tables([stored, fresh]).combine_chunks(), names
@@ -341,7 +348,9 @@ class CompareKernel:
         number = np.arange(len(window))
         was = np.where(pairs.mine[: len(window)] == NOTHING, NOTHING, number)
         now = np.where(pairs.mine[len(window) :] == NOTHING, NOTHING, number + len(window))
-        changes = emitted_changes(ShownVersions(tick_index, window, was, now), pairs.differs)
+        changes = emitted_changes(
+            ShownVersions(tick_index=tick_index, windows=window, was=was, now=now), pairs.differs
+        )
         of = window[changes.segments]
         columns = decode_keys(
             windows.by.take(pa.array(of)), [self.schema.field(name) for name in self.by]

@@ -1,8 +1,9 @@
-"""Tumbling and hopping windows: one aggregate per group and window, emitted when the watermark
-passes the window's end (`emit="final"`) or on every change (`emit="changes"`).
+"""Tumbling and hopping windows: one aggregate per group and window.
 
-A row takes part in all its windows that end after the step's horizon, as of the tick before; a row
-without such a window is late. `sum(v)` per `k`, windows of 10 s every 5 s, times in seconds:
+A window is emitted when the watermark passes its end (`emit="final"`) or on every change
+(`emit="changes"`). A row takes part in all its windows that end after the step's horizon, as of the
+tick before; a row without such a window is late. `sum(v)` per `k`, windows of 10 s every 5 s, times
+in seconds:
 
     rows in               watermark  state after            rows out
     tick 1: k=a v=1 at 7  at 7       w a [0,10) -> 1
@@ -97,7 +98,7 @@ class FixedWindows(WindowKernel):
             self._store_states(state, windows, names, outcome, watermarks)
             shown = self._shown_versions(windows, segments, outcome, watermarks)
             emitted, changes = self.emit_rows(windows, shown, outcome, watermarks)
-            self.aggregation.record_rejected(segments, outcome, changes.versions[changes.comes])
+            self.aggregation.record_rejected(segments, outcome, changes.versions[changes.additions])
         self.expire_windows(state, watermarks)
         return emitted
 

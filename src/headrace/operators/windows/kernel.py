@@ -1,5 +1,4 @@
-"""What all window kernels share: their settings, their use of watermarks, and the emission of
-results.
+"""What all window kernels share: settings, use of watermarks, and emission of results.
 
 A window kernel keeps the aggregates of each group and window, and emits them when the watermark
 passes the window's end (`emit="final"`) or on every change (`emit="changes"`). `count` over
@@ -35,7 +34,7 @@ from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import decode_keys
 from headrace.columnar.lookup import sort_order
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators.aggregates.aggregation import Aggregation
+from headrace.operators.aggregates.aggregation import AggregateSet
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import EmittedChanges
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
@@ -73,7 +72,9 @@ class ShownVersions:
         """The windows that are visible before or after the tick, in order of tick and window."""
         shown = np.flatnonzero((was != NOTHING) | (now != NOTHING))
         order = shown[sort_order(tick_index[shown], windows[shown])]
-        return ShownVersions(tick_index[order], windows[order], was[order], now[order])
+        return ShownVersions(
+            tick_index=tick_index[order], windows=windows[order], was=was[order], now=now[order]
+        )
 
 
 def shown_over_lifetimes(
@@ -91,13 +92,18 @@ def shown_over_lifetimes(
     """
     begins = np.maximum(born, emitted_from)
     lives = begins < np.minimum(died, ticks)
-    comes, goes = np.flatnonzero(lives & (begins >= 0)), np.flatnonzero(lives & (died < ticks))
-    if not len(goes) and (np.diff(windows) > 0).all():  # each window has only one version
-        return ShownVersions.of(begins[comes], windows[comes], np.full(len(comes), NOTHING), comes)
-    tick_index = np.concatenate([begins[comes], died[goes]])
-    of = np.concatenate([windows[comes], windows[goes]])
-    now = np.concatenate([comes, np.full(len(goes), NOTHING)])
-    was = np.concatenate([np.full(len(comes), NOTHING), goes])
+    appearing, vanishing = (
+        np.flatnonzero(lives & (begins >= 0)),
+        np.flatnonzero(lives & (died < ticks)),
+    )
+    if not len(vanishing) and (np.diff(windows) > 0).all():  # each window has only one version
+        return ShownVersions.of(
+            begins[appearing], windows[appearing], np.full(len(appearing), NOTHING), appearing
+        )
+    tick_index = np.concatenate([begins[appearing], died[vanishing]])
+    of = np.concatenate([windows[appearing], windows[vanishing]])
+    now = np.concatenate([appearing, np.full(len(vanishing), NOTHING)])
+    was = np.concatenate([np.full(len(appearing), NOTHING), vanishing])
     order = sort_order(tick_index, of)
     tick_index = tick_index[order]
     of = of[order]
@@ -107,12 +113,12 @@ def shown_over_lifetimes(
     new[1:] = (tick_index[1:] != tick_index[:-1]) | (of[1:] != of[:-1])
     starts = np.flatnonzero(new)
     if not len(starts):
-        return ShownVersions(tick_index, of, was, now)
+        return ShownVersions(tick_index=tick_index, windows=of, was=was, now=now)
     return ShownVersions(
-        tick_index[starts],
-        of[starts],
-        np.maximum.reduceat(was, starts),
-        np.maximum.reduceat(now, starts),
+        tick_index=tick_index[starts],
+        windows=of[starts],
+        was=np.maximum.reduceat(was, starts),
+        now=np.maximum.reduceat(now, starts),
     )
 
 
@@ -231,9 +237,9 @@ class WindowKernel(ABC):
         )
         self.counts: dict[str, int] = {}
 
-    def build_aggregation(self, settings: WindowSettings) -> Aggregation:
+    def build_aggregation(self, settings: WindowSettings) -> AggregateSet:
         """The aggregates of the step."""
-        return Aggregation(
+        return AggregateSet(
             settings.name,
             settings.schema,
             settings.by,
@@ -310,10 +316,10 @@ class WindowKernel(ABC):
 
     def scan_completed(self, state: KeyedState, watermarks: Watermarks) -> Windows:
         """The stored windows that the watermarks of these ticks complete."""
-        complete = int(watermarks.watermark[-1])
-        if not self.emits_final or complete == watermarks.watermark_at_start:
+        watermark = int(watermarks.watermark[-1])
+        if not self.emits_final or watermark == watermarks.watermark_at_start:
             return NO_WINDOWS
-        return scan_windows(state, WAITING, watermarks.watermark_at_start, complete)[1]
+        return scan_windows(state, WAITING, watermarks.watermark_at_start, watermark)[1]
 
     def expire_windows(self, state: KeyedState, watermarks: Watermarks) -> None:
         """Delete the emitted windows that end behind the step's horizon."""

@@ -78,13 +78,13 @@ class SessionRanges:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def only(self, which: Mask) -> SessionRanges:
+    def filter(self, which: Mask) -> SessionRanges:
         return SessionRanges(self.keys[which], self.starts[which], self.ends[which])
 
     def take(self, which: Ints) -> SessionRanges:
         return SessionRanges(self.keys[which], self.starts[which], self.ends[which])
 
-    def and_also(self, other: SessionRanges) -> SessionRanges:
+    def concat(self, other: SessionRanges) -> SessionRanges:
         pairs = ((self.keys, other.keys), (self.starts, other.starts), (self.ends, other.ends))
         return SessionRanges(*(np.concatenate(pair) for pair in pairs))
 
@@ -93,7 +93,9 @@ class SessionIndex:
     """The open sessions of some groups, during one call."""
 
     def __init__(self, step: str, state: KeyedState, by: pa.Array, groups: Groups) -> None:
-        self._step_name, self._state, self._groups = step, state, groups
+        self._step_name = step
+        self._state = state
+        self._groups = groups
         self._names = pc.binary_join_element_wise(_NAME, by.cast(pa.binary()), _NOTHING)
         self._values = state.get_array(self._names, groups)
         self.sessions = self._read()
@@ -181,7 +183,7 @@ class SessionChains:
     @staticmethod
     def of(sessions: SessionRanges, islands: SessionRanges) -> SessionChains:
         """The chains of some sessions and islands."""
-        both = sessions.and_also(islands)
+        both = sessions.concat(islands)
         order = sort_order(both.keys, both.starts)
         chain = chains(both.keys[order], both.starts[order], both.ends[order])
         first = np.flatnonzero(np.diff(chain, prepend=-1))
@@ -192,13 +194,13 @@ class SessionChains:
             np.maximum.reduceat(both.ends[order], first),
         )
         return SessionChains(
-            order,
-            chain,
-            is_new,
-            ranges,
-            np.logical_or.reduceat(~is_new, first),
-            np.logical_or.reduceat(is_new, first),
-            len(sessions),
+            order=order,
+            chain=chain,
+            is_new=is_new,
+            ranges=ranges,
+            has_old=np.logical_or.reduceat(~is_new, first),
+            has_new=np.logical_or.reduceat(is_new, first),
+            known=len(sessions),
         )
 
     def sessions(self, which: Mask) -> Ints:
@@ -247,7 +249,7 @@ class SessionWindows(WindowKernel):
             is_read |= (index.sessions.ends > watermarks.watermark_at_start) & (
                 index.sessions.ends <= watermarks.watermark[-1]
             )
-        before, not_read = index.sessions.only(is_read), index.sessions.only(~is_read)
+        before, not_read = index.sessions.filter(is_read), index.sessions.filter(~is_read)
         names = self._windows(grouped, before).names(
             self._waits(before, watermarks.watermark_at_start)
         )
@@ -265,9 +267,9 @@ class SessionWindows(WindowKernel):
             pool.take(states[history.current.numbers]),
             watermarks,
         )
-        sessions = not_read.and_also(_current_sessions(history))
+        sessions = not_read.concat(_current_sessions(history))
         horizon = self.step_horizon(watermarks.horizon[-1:])[0]
-        index.write(sessions.only(sessions.ends > horizon))
+        index.write(sessions.filter(sessions.ends > horizon))
         return emitted
 
     def _waits(self, sessions: SessionRanges, watermark_us: int) -> Mask:
@@ -305,12 +307,12 @@ class SessionWindows(WindowKernel):
         if PARTIAL not in rows.schema.names:
             return self._merging.lift(
                 Segments(
-                    rows,
-                    order,
-                    first,
-                    np.zeros(len(first), np.int64),
-                    np.arange(len(first)),
-                    _NO_KEYS,
+                    rows=rows,
+                    order=order,
+                    starts=first,
+                    ticks=np.zeros(len(first), np.int64),
+                    firsts=np.arange(len(first)),
+                    keys=_NO_KEYS,
                 )
             )
         states = StatePool(self._merging.open_states(as_array(rows.column(PARTIAL)))).take(order)
@@ -329,7 +331,7 @@ class SessionWindows(WindowKernel):
         """All versions of sessions during the call, and the number of each version's state in the
         pool.
         """
-        limits = self.step_horizon(watermarks.horizon_before)
+        horizons = self.step_horizon(watermarks.horizon_before)
         of_islands = pool.add(islands.states)
         history, states = WindowHistory(), [np.arange(len(before))]
         history.add(_versions(before), -1)
@@ -347,7 +349,7 @@ class SessionWindows(WindowKernel):
                     late,
                     pool,
                     tick,
-                    int(limits[tick]),
+                    int(horizons[tick]),
                 )
             )
         if late.any():
@@ -356,7 +358,7 @@ class SessionWindows(WindowKernel):
                 rows,
                 late[islands.of_row],
                 watermarks.times_us[tick_index],
-                limits[tick_index] - times,
+                horizons[tick_index] - times,
             )
         return history, np.concatenate(states)
 
@@ -369,7 +371,7 @@ class SessionWindows(WindowKernel):
         late: Mask,
         pool: StatePool,
         tick: int,
-        limit: int,
+        horizon: int,
     ) -> Ints:
         """Merge a tick's islands with the sessions that they overlap; returns the numbers of the
         new states.
@@ -382,24 +384,24 @@ class SessionWindows(WindowKernel):
             late: Set to true for the islands that are late.
             pool: The states.
             tick: The index of the tick.
-            limit: The step's horizon before the tick.
+            horizon: The step's horizon before the tick.
         """
         mine, of_islands = islands
         touched = np.zeros(
             int(max(ranges.keys.max(initial=0), history.current.keys.max(initial=0))) + 1, np.bool_
         )
         touched[ranges.keys[mine]] = True
-        history.forget(touched[history.current.keys] & (history.current.ends <= limit))
+        history.forget(touched[history.current.keys] & (history.current.ends <= horizon))
         old = history.current
         current = np.flatnonzero(touched[old.keys])
         chained = SessionChains.of(_current_sessions(history).take(current), ranges.take(mine))
-        accepted = chained.has_old | (chained.ranges.ends > limit)
+        accepted = chained.has_old | (chained.ranges.ends > horizon)
         late[mine[chained.islands(~accepted)]] = True
         changed = chained.has_new & accepted
         ended = np.zeros(len(old.numbers), np.bool_)
         ended[current[chained.sessions(changed)]] = True
         history.end(ended, tick)
-        history.add(_versions(chained.ranges.only(changed)), tick)
+        history.add(_versions(chained.ranges.filter(changed)), tick)
         numbers = np.concatenate([known[old.numbers[current]], of_islands[mine]])
         members = changed[chained.chain]
         return pool.add(
@@ -411,10 +413,10 @@ class SessionWindows(WindowKernel):
     @staticmethod
     def _windows(grouped: GroupKeys, sessions: SessionRanges) -> Windows:
         return Windows(
-            grouped.by.take(pa.array(sessions.keys)),
-            sessions.starts,
-            sessions.ends,
-            grouped.groups[sessions.keys],
+            by=grouped.by.take(pa.array(sessions.keys)),
+            starts=sessions.starts,
+            ends=sessions.ends,
+            groups=grouped.groups[sessions.keys],
         )
 
     def _emit(
@@ -433,7 +435,7 @@ class SessionWindows(WindowKernel):
             len(watermarks),
         )
         emitted, changes = self.emit_rows(windows, shown, results, watermarks)
-        results.count_unknown(self.aggregation, changes.versions[changes.comes])
+        results.count_unknown(self.aggregation, changes.versions[changes.additions])
         return emitted
 
     def _store_sessions(
@@ -449,16 +451,16 @@ class SessionWindows(WindowKernel):
         """Store the sessions that were read as they are now, and delete expired ones,
         read or not.
         """
-        (limit,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        (horizon,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
         now = _current_sessions(history)
-        is_open = now.ends > limit
+        is_open = now.ends > horizon
         windows, values = self._windows(grouped, now), self._merging.close_states(states)
         names = windows.names(self._waits(now, int(watermarks.watermark[-1])))
         kept = names.filter(pa.array(is_open))
         state.put_array(
             kept, with_long_keys(kept, values.filter(pa.array(is_open))), windows.groups[is_open]
         )
-        expired = others.only(others.ends <= limit)
+        expired = others.filter(others.ends <= horizon)
         expired_names = self._windows(grouped, expired).names(np.zeros(len(expired), np.bool_))
         for old_names, sessions in (before, (expired_names, expired)):
             is_kept = pc.is_in(old_names.cast(pa.binary()), kept.cast(pa.binary()))
@@ -509,7 +511,9 @@ class SessionWindows(WindowKernel):
 
 
 def _versions(sessions: SessionRanges) -> WindowVersions:
-    return WindowVersions(sessions.keys, sessions.starts, sessions.ends, _NONE, _NONE)
+    return WindowVersions(
+        keys=sessions.keys, starts=sessions.starts, ends=sessions.ends, lengths=_NONE, entries=_NONE
+    )
 
 
 def _current_sessions(history: WindowHistory) -> SessionRanges:
@@ -519,16 +523,18 @@ def _current_sessions(history: WindowHistory) -> SessionRanges:
 def overlaps(sessions: SessionRanges, islands: SessionRanges) -> Mask:
     """Which sessions overlap an island of their group."""
     order = sort_order(islands.keys, islands.starts)
-    keys, starts, ends = islands.keys[order], islands.starts[order], islands.ends[order]
+    keys = islands.keys[order]
+    starts = islands.starts[order]
+    ends = islands.ends[order]
     chain = chains(keys, starts, ends)
     first = np.flatnonzero(np.diff(chain, prepend=-1))
     if not len(first):
         return np.zeros(len(sessions), np.bool_)
     where = key_bounds(keys[first], int(max(keys[-1], sessions.keys.max(initial=0))) + 1)
     until = np.maximum.reduceat(ends, first)
-    found = search_within(
+    candidate = search_within(
         until, where[sessions.keys], where[sessions.keys + 1], sessions.starts, right=True
     )
-    inside: Mask = found < where[sessions.keys + 1]
-    inside[inside] = starts[first][found[inside]] < sessions.ends[inside]
+    inside: Mask = candidate < where[sessions.keys + 1]
+    inside[inside] = starts[first][candidate[inside]] < sessions.ends[inside]
     return inside

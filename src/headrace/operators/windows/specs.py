@@ -176,10 +176,10 @@ def hopping(
             fix="set a longer every=, or use hr.sliding(size), which has one window per row.",
         )
     return Hopping(
-        size_us,
-        every_us,
-        to_us(offset, what="offset of a hopping window") % every_us,
-        _zone(timezone),
+        size_us=size_us,
+        every_us=every_us,
+        offset_us=to_us(offset, what="offset of a hopping window") % every_us,
+        timezone=_zone(timezone),
     )
 
 

@@ -60,12 +60,17 @@ class Windows:
     @staticmethod
     def of(by: pa.Array, starts: Times, ends: Times) -> Windows:
         """Windows whose key groups follow from their groups' keys."""
-        return Windows(by, starts, ends, key_groups(by))
+        return Windows(by=by, starts=starts, ends=ends, groups=key_groups(by))
 
     def take(self, which: npt.NDArray[np.int64] | Mask) -> Windows:
         """The windows at some positions, or those that a mask selects."""
         at = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        return Windows(self.by.take(pa.array(at)), self.starts[at], self.ends[at], self.groups[at])
+        return Windows(
+            by=self.by.take(pa.array(at)),
+            starts=self.starts[at],
+            ends=self.ends[at],
+            groups=self.groups[at],
+        )
 
     def names(self, waiting: Mask) -> pa.Array:
         """The names of the windows' entries; `waiting` selects those that wait to be emitted."""
@@ -85,7 +90,10 @@ class Windows:
 
 
 NO_WINDOWS = Windows(
-    pa.nulls(0, pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    by=pa.nulls(0, pa.binary()),
+    starts=np.zeros(0, np.int64),
+    ends=np.zeros(0, np.int64),
+    groups=np.zeros(0, np.uint8),
 )
 
 
@@ -98,7 +106,7 @@ def scan_windows(
     names, values, groups = state.scan(prefix(tag, after_us + 1), prefix(tag, until_us + 1))
     by, heads = _split_equal_names(names) or _split_names(names, values)
     times = (np.ascontiguousarray(heads).view(">u8") ^ _SIGN).astype(np.uint64).view(np.int64)
-    return names, Windows(by, times[:, 1].copy(), times[:, 0].copy(), groups)
+    return names, Windows(by=by, starts=times[:, 1].copy(), ends=times[:, 0].copy(), groups=groups)
 
 
 def _split_equal_names(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
@@ -223,7 +231,7 @@ class BufferedRows:
     """The index of the tick that brought the row; -1 for stored rows."""
     ranks: Ints
     """The position of each row in the order of arrival within its group."""
-    comes: Mask
+    is_addition: Mask
     """False for a retraction: a row that a table removes."""
     same: Ints | None
     """For a table's rows: a number for each pair of group and row key."""
@@ -264,10 +272,10 @@ class RowStore:
 
     def decode(self, values: pa.Array) -> tuple[Ints, pa.Table]:
         """The number of rows of each entry, and all rows; a null entry has none."""
-        found = row_codec.decode_array(self._without_version(values.drop_null()), self._type)
+        decoded = row_codec.decode_array(self._without_version(values.drop_null()), self._type)
         counts = np.zeros(len(values), np.int64)
-        counts[values.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(found))
-        structs = found.flatten()
+        counts[values.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(decoded))
+        structs = decoded.flatten()
         return counts, pa.Table.from_arrays(
             [structs.field(at) for at in range(len(self.fields))], schema=pa.schema(self.fields)
         )
@@ -340,7 +348,7 @@ class WindowHistory:
     """All versions of windows during a call, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
-        self._sets: list[WindowVersions] = []
+        self._window_versions: list[WindowVersions] = []
         self._born: list[Ints] = []
         self._died: list[tuple[Ints, int]] = []
         self._count = 0
@@ -354,7 +362,7 @@ class WindowHistory:
         """Add versions, each of which begins with its own tick."""
         numbers = self._count + np.arange(len(sets))
         self._count += len(sets)
-        self._sets.append(sets)
+        self._window_versions.append(sets)
         self._born.append(born)
         old = self.current
         self.current = CurrentVersions(
@@ -372,19 +380,19 @@ class WindowHistory:
     def end(self, which: Mask, tick_index: int) -> None:
         """End some of the current versions with a tick."""
         self._died.append((self.current.numbers[which], tick_index))
-        self.current = self.current.only(~which)
+        self.current = self.current.filter(~which)
 
     def forget(self, which: Mask) -> None:
         """Drop some of the current versions from view: their windows are final and stay as they
         are.
         """
-        self.current = self.current.only(~which)
+        self.current = self.current.filter(~which)
 
     def all(self) -> WindowVersions:
         """All versions, in order of number."""
         return WindowVersions(
             *(
-                np.concatenate([getattr(each, name) for each in self._sets])
+                np.concatenate([getattr(each, name) for each in self._window_versions])
                 for name in ("keys", "starts", "ends", "lengths", "entries")
             )
         )
@@ -412,9 +420,12 @@ class CurrentVersions:
     starts: Times
     ends: Times
 
-    def only(self, which: Mask) -> CurrentVersions:
+    def filter(self, which: Mask) -> CurrentVersions:
         return CurrentVersions(
-            self.numbers[which], self.keys[which], self.starts[which], self.ends[which]
+            numbers=self.numbers[which],
+            keys=self.keys[which],
+            starts=self.starts[which],
+            ends=self.ends[which],
         )
 
 
@@ -431,9 +442,9 @@ def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) ->
     """
     order = sort_order(keys, times)
     keys, times = keys[order], times[order]
-    found = lower_bound(keys, times, of, lows)
-    inside: Mask = found < len(keys)
-    there = found[inside]
+    position = lower_bound(keys, times, of, lows)
+    inside: Mask = position < len(keys)
+    there = position[inside]
     inside[inside] = (keys[there] == of[inside]) & (times[there] < highs[inside])
     return inside
 

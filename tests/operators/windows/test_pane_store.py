@@ -1,5 +1,5 @@
-"""Points in the state: whatever the widths of their states, they come back as they were written,
-also where entries of both forms lie side by side.
+"""Points in the state: records of any width are read as they were written, also where entries of
+both versions are mixed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InputError, NewerFormat
-from headrace.operators.windows import state as kept_rows
-from headrace.operators.windows.sliding_window import RecordStore
+from headrace.operators.windows import state as window_state
+from headrace.operators.windows.pane_store import RecordStore
 from headrace.testing.kernels import MemoryState
 
 FIELDS = np.dtype([("version", "u1"), ("size", "<u4")])
@@ -81,6 +81,6 @@ def test_a_newer_form_and_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPa
     state.put([b"n0"], [b"\x03whatever"], np.zeros(1, np.uint8))
     with pytest.raises(NewerFormat):
         store.read(state, names([0]), np.zeros(1, np.uint8))
-    monkeypatch.setattr(kept_rows, "MAX_ROWS", 1)
+    monkeypatch.setattr(window_state, "MAX_ROWS", 1)
     with pytest.raises(InputError, match="up to 1 rows a group"):
         write(store, state, {0: [(1, 2, b"abcde"), (3, 4, b"fghij")]})
