@@ -14,17 +14,17 @@ import pytest
 
 import headrace as hr
 from headrace.alerts.alert import TOPIC
-from headrace.alerts.delivery import teller
+from headrace.alerts.delivery import make_notifier
 from headrace.log import dead_letters as dead
-from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
+from tests.waits import until
 
 RUNNER = """
 import sys
 import headrace as hr
 from headrace.pipeline import running
 from headrace.testing.plain_spark import PlainSpark
-running._session = lambda _options: PlainSpark()
+running._start_spark = lambda _options: PlainSpark()
 log, state, receiver = sys.argv[1:]
 shop = hr.Pipeline("shop", log=log)
 orders = shop.topic("orders", schema="id BIGINT, amount BIGINT")
@@ -103,7 +103,7 @@ def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
     log: hr.Log, tmp_path: Path
 ) -> None:
     begin, receiver = of_a_pipeline(log, tmp_path / "state"), WebhookReceiver()
-    place = f"alerting.shop.large.{teller(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
+    note = f"alerting.shop.large.{make_notifier(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
     processes: list[subprocess.Popen[bytes]] = []
 
     def behave(_headers: object, _rows: object) -> tuple[int, dict[str, str]]:
@@ -117,7 +117,7 @@ def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
         until(lambda: len(receiver.requests) >= 1, timeout_s=60)
         processes.append(begin(receiver.url))
         until(lambda: len(receiver.requests) >= 2, timeout_s=60)
-        until(lambda: log.note(place) == "1", timeout_s=60)  # behind the first message
+        until(lambda: log.note(note) == "1", timeout_s=60)  # behind the first message
     finally:
         for process in processes:
             killed(process)

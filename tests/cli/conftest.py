@@ -38,8 +38,8 @@ def address(tmp_path: Path) -> str:
 
 @pytest.fixture
 def log(address: str) -> Iterator[hr.Log]:
-    with hr.open_log(address) as opened:
-        yield opened
+    with hr.open_log(address) as open_chosen_log:
+        yield open_chosen_log
 
 
 @pytest.fixture

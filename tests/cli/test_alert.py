@@ -1,25 +1,25 @@
 """`headrace alert`: messages listed, alerts silenced."""
 
-from headrace.alerts.alert import SCHEMA, TOPIC, message_of
+from headrace.alerts.alert import SCHEMA, TOPIC, make_message
 from headrace.alerts.decision import silenced_until_us
 from headrace.log.api import Log
 from tests.cli.conftest import Run
 
 
 def test_messages_are_listed(run: Run, log: Log) -> None:
-    assert "No alert has told anything yet" in run("alert", "list").out
+    assert "There are no messages yet" in run("alert", "list").out
     log.create_topic(TOPIC, SCHEMA)
     with log.producer(TOPIC) as producer:
         producer.append(
             [
-                message_of(
-                    f"m{i}",
-                    "shop",
-                    "spike",
-                    i,
-                    ["{}"],
-                    [],
-                    1,
+                make_message(
+                    id=f"m{i}",
+                    pipeline="shop",
+                    alert="spike",
+                    at_us=i,
+                    fired=["{}"],
+                    resolved=[],
+                    active=1,
                     is_silenced=i == 2,
                     group={"region": f"r{i}"},
                 ).row()
@@ -40,5 +40,5 @@ def test_an_alert_is_silenced_and_tells_again(run: Run, log: Log) -> None:
         in run("alert", "silence", "spike", "--pipeline", "shop", "--for", "2 hours").out
     )
     assert silenced_until_us(log, "shop", "spike") > 0
-    assert "tells again" in run("alert", "unsilence", "spike", "--pipeline", "shop").out
+    assert "is no longer silent" in run("alert", "unsilence", "spike", "--pipeline", "shop").out
     assert silenced_until_us(log, "shop", "spike") == 0

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cdc.capture import CaptureStatus
 from headrace.cli import app
-from headrace.cli.commands.capture import bar, line
+from headrace.cli.commands.edges.capture import progress_bar, status_line
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_url_is_captured_asked_again_and_removed(shop: Path) -> None:
     assert "2 rows" in run(
         "sqlite:shop.db", "--table", "items", "--prefix", "db.", "--until-caught-up"
     )
-    assert "Asked shop to read items again" in run(
+    assert "Requested that shop reads items again" in run(
         "sqlite:shop.db", "--prefix", "db.", "--snapshot", "items"
     )
     run("sqlite:shop.db", "--prefix", "db.", "--until-caught-up")
@@ -59,11 +59,11 @@ def test_a_file_declares_captures(shop: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("oracle://x/y",), "'oracle' is no kind of database that can be captured"),
+        (("oracle://x/y",), "oracle: is not a database that can be captured"),
         (("sqlite:none.db", "--until-caught-up"), "There is no SQLite database"),
         (("empty.py",), "declares no capture"),
         (("captures.py", "--name", "tow"), "did you mean 'two'"),
-        (("captures.py", "--table", "items"), "a file says these things itself"),
+        (("captures.py", "--table", "items"), "can be given only with a URL"),
     ],
 )
 def test_what_cannot_be_done_says_why(shop: Path, arguments: tuple[str, ...], told: str) -> None:
@@ -83,10 +83,10 @@ def test_the_status_line_says_how_far_it_is() -> None:
         snapshots={"items": (500, 2000)},
         source={"wal_status": "reserved", "retained_bytes": 5_000_000},
     )
-    told = line(status, 100.0)
+    told = status_line(status, 100.0)
     assert (
         told
         == "shop: items [#####...............] 500 of about 2,000 rows, 15.0 s left; 10 changes,"
         " 100 rows/s, at 7; wal status: reserved; retained bytes: 5.0 MB"
     )
-    assert bar(3, 0) == "[" + "#" * 20 + "]"
+    assert progress_bar(3, 0) == "[" + "#" * 20 + "]"

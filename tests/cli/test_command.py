@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.cli.output import as_table, bytes_text, cell, counted, plain, seconds_text
+from headrace.cli.output import (
+    bytes_text,
+    count_text,
+    format_cell,
+    make_table,
+    seconds_text,
+    to_json_value,
+)
 from tests.cli.conftest import Run
 
 COMMAND = str(Path(sys.executable).with_name("headrace"))
@@ -53,16 +60,19 @@ def test_help_names_the_environment_variable(run: Run) -> None:
 
 
 def test_tables_show_times_short_and_numbers_on_the_right() -> None:
-    assert cell(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)) == "2026-01-31 12:00:01Z"
-    assert cell(datetime(2026, 1, 31, 12, 0, 1, 500, tzinfo=UTC)) == "2026-01-31 12:00:01.000500Z"
-    columns = as_table(
+    assert format_cell(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)) == "2026-01-31 12:00:01Z"
+    assert (
+        format_cell(datetime(2026, 1, 31, 12, 0, 1, 500, tzinfo=UTC))
+        == "2026-01-31 12:00:01.000500Z"
+    )
+    columns = make_table(
         ["n", "price", "yes", "text"], [[1, Decimal("1.50"), True, "a"], [None, None, None, None]]
     ).columns
     assert [column.justify for column in columns] == ["right", "right", "left", "left"]
 
 
 def test_things_are_counted_in_words() -> None:
-    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [count_text(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 def test_every_command_helps_with_an_example(run: Run) -> None:
@@ -205,7 +215,7 @@ def test_sizes_for_people(count: int, text: str) -> None:
 
 
 def test_json_has_no_numbers_that_are_none() -> None:
-    assert plain([float("nan"), float("inf"), -float("inf"), 1.5, True]) == [
+    assert to_json_value([float("nan"), float("inf"), -float("inf"), 1.5, True]) == [
         "NaN",
         "Infinity",
         "-Infinity",

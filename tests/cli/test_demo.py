@@ -45,10 +45,10 @@ def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BAD" not in done.stdout
     assert "(port 8765 is taken)" in done.stdout
-    came_in, counted = re.findall(
+    came_in, count_text = re.findall(
         r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout
     )[0]
-    assert came_in == counted
+    assert came_in == count_text
     assert int(came_in.replace(",", "")) > 1000
     assert re.search(r"numbers move: [\d,]+ orders are counted", done.stdout)
     assert re.search(r"All 15 as it should be; numbers moved after [\d.]+ (s|min)", done.stdout)
@@ -56,7 +56,9 @@ def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_p
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("moment", ["the shop is open", "numbers move"])
+@pytest.mark.parametrize(
+    "moment", ["the shop is open", pytest.param("numbers move", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_it_cleanly_at_any_moment_and_leaves_nothing(
     tmp_path: Path, moment: str
 ) -> None:

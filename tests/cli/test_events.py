@@ -70,7 +70,7 @@ def test_digest(run: Run, bank: hr.Log) -> None:
 
 def test_excise(run: Run, bank: hr.Log) -> None:
     assert (
-        "Gone: 1 event. No file has the values"
+        "Removed 1 event. No file contains the values"
         in run("events", "excise", "--subject", "7", "--value", '"Ada"', "--store", "bank").out
     )
     assert [line["version"] for line in run("events", "history", "ada", "--json").lines] == [2, 3]

@@ -4,7 +4,7 @@ runs the command itself.
 
 import pytest
 
-from headrace.cli.commands.gateway import line, parsed_hook
+from headrace.cli.commands.edges.gateway import parse_hook, status_line
 from headrace.gateways.inbox import GatewayStatus
 from tests.cli.conftest import Run
 
@@ -16,7 +16,7 @@ from tests.cli.conftest import Run
         (("http", "--topic", "nothing", "--port", 0), 1, "There is no topic 'nothing'"),
         (("http", "--topic", "orders", "--policy", "blok"), 1, "did you mean 'block'?"),
         (("http", "--hook", "pushes"), 2, "TOPIC=SIGNATURE:SECRET"),
-        (("http", "--hook", "pushes=github:hunter2"), 1, "does not belong into a program's text"),
+        (("http", "--hook", "pushes=github:hunter2"), 1, "must not be written into a program"),
         (
             ("http", "--hook", "pushes=github:env:NOT_SET_ANYWHERE", "--port", 0),
             1,
@@ -40,7 +40,7 @@ def test_what_cannot_be_is_said(
 
 
 def test_a_hook_is_written_in_one_word() -> None:
-    hook = parsed_hook("pushes=github:env:HOOK_SECRET")
+    hook = parse_hook("pushes=github:env:HOOK_SECRET")
     assert (hook.topic, hook.signature, hook.secrets, hook.raw) == (
         "pushes",
         "github",
@@ -62,7 +62,7 @@ def test_how_it_goes_is_one_line() -> None:
         failures=1,
         error="no room",
     )
-    told = line(status, 5.0)
+    told = status_line(status, 5.0)
     assert (
         told == "door: 10 rows stored, 5 rows/s; 0 waiting (0 B); 3 dropped; 2 refused; because of:"
         " malformed 2, no room 3; packets: 7; failed 1 times in a row: no room"

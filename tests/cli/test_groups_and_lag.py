@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import headrace as hr
-from headrace.cli.commands.group import Alerts
+from headrace.cli.commands.log.lag import LagAlerts
 from headrace.log.values import PartitionLag
 from tests.cli.conftest import Run
 
@@ -143,7 +143,7 @@ def at(rows: int, seconds: float = 0.0, partition: int = 0) -> PartitionLag:
 
 
 def test_alerts_start_once_and_end_once() -> None:
-    alerts = Alerts(rows=5, seconds=None)
+    alerts = LagAlerts(rows=5, seconds=None)
     heard = [alerts.update([at(rows)]) for rows in (5, 6, 9, 5, 7)]
     assert [(len(started), len(ended)) for started, ended in heard] == [
         (0, 0),
@@ -155,7 +155,7 @@ def test_alerts_start_once_and_end_once() -> None:
 
 
 def test_each_partition_alerts_for_itself() -> None:
-    alerts = Alerts(rows=None, seconds=10)
+    alerts = LagAlerts(rows=None, seconds=10)
     started, _ = alerts.update([at(1, 11, partition=0), at(1, 9, partition=1)])
     assert [each.partition for each in started] == [0]
     started, ended = alerts.update([at(1, 11, partition=1)])
@@ -163,9 +163,9 @@ def test_each_partition_alerts_for_itself() -> None:
 
 
 def test_a_group_that_has_read_everything_is_not_late() -> None:
-    assert not Alerts(rows=None, seconds=10).passed(
+    assert not LagAlerts(rows=None, seconds=10).is_exceeded(
         at(0, seconds=timedelta(days=1).total_seconds())
     )
-    assert Alerts(rows=None, seconds=10).passed(
+    assert LagAlerts(rows=None, seconds=10).is_exceeded(
         at(1, seconds=(datetime.now(UTC) - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds())
     )

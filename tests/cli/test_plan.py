@@ -48,7 +48,7 @@ def test_mermaid(run: Run, shop: Path) -> None:
 
 def test_a_picture(run: Run, shop: Path, tmp_path: Path) -> None:
     target = tmp_path / "shop.svg"
-    assert f"Drawn in {target}." in run("plan", shop, "--svg", target).out
+    assert f"The graph is in {target}." in run("plan", shop, "--svg", target).out
     assert ET.parse(target).getroot().tag.endswith("svg")
     assert run("plan", shop, "--svg", "-").out == target.read_text()
     assert (

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.cli.output import Progress
-from headrace.pipeline.loader import load
+from headrace.cli.output import RunProgress
+from headrace.pipeline.loader import load_pipeline
 from headrace.runtime.status import Status
 from headrace.views.reader import ViewReader
 from tests.cli.conftest import Run
@@ -172,7 +172,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(
     assert "Traceback" not in err
     (shop.root / "slow").unlink()
     shop.feed()
-    load(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
+    load_pipeline(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
     shop.check_totals()
 
 
@@ -185,7 +185,8 @@ def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
     shop.feed()
     stop = Event()
     running = Thread(
-        target=load(shop.file).run, kwargs={"state": shop.state, "stop": stop, "master": "local[2]"}
+        target=load_pipeline(shop.file).run,
+        kwargs={"state": shop.state, "stop": stop, "master": "local[2]"},
     )
     running.start()
     end = time.monotonic() + 120
@@ -196,7 +197,7 @@ def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
     running.join(60)
     assert not running.is_alive()
     (shop.root / "slow").unlink()
-    load(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
+    load_pipeline(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
     shop.check_totals()
 
 
@@ -229,7 +230,7 @@ def test_a_run_until_caught_up_tells_what_it_did(shop: Shop, run: Run, spark: Sp
     shop.check_totals()
     assert (
         run("run", shop.file, "--until-caught-up", "--log", shop.log.address).out.splitlines()[-1]
-        == "There was nothing to take in."
+        == "There was nothing to process."
     )
 
 
@@ -237,7 +238,7 @@ STATUS = Status("shop", 1, 1, 2, 0.0, 0.0, 0, 0, 1.0, 0, 0.0, 0, 0, 0)
 
 
 def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(every_s=0)
+    progress = RunProgress(every_s=0)
     progress(replace(STATUS, tick=1, newest_tick=1, batch_rows=10, batches=1))
     assert capsys.readouterr().err == ""
     progress(
@@ -252,14 +253,14 @@ def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixt
 
 
 def test_progress_is_told_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(every_s=60)
+    progress = RunProgress(every_s=60)
     for tick in range(5):
         progress(replace(STATUS, tick=tick, newest_tick=9, batches=tick))
     assert capsys.readouterr().err == ""
 
 
 def test_time_left_follows_from_the_rows_behind() -> None:
-    progress = Progress()
+    progress = RunProgress()
     progress(replace(STATUS, tick=1, newest_tick=3, batch_rows=500, batches=1))
     status = replace(STATUS, tick=1, newest_tick=3, rows_behind=3_000)
     assert (
@@ -267,6 +268,6 @@ def test_time_left_follows_from_the_rows_behind() -> None:
         == "tick 1 of 3, 3,000 rows behind, 100 rows/s, about 30.0 s left"
     )
     assert (
-        Progress().line(status, 5.0)
-        == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left not known"
+        RunProgress().line(status, 5.0)
+        == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left unknown"
     )

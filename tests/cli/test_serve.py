@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.views.store import ViewStore
 from tests.cli.conftest import Run
-from tests.contract.view_contract import COUNTS, inserts
+from tests.views.store_contract import COUNTS, inserts
 
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:

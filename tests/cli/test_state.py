@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.pipeline.loader import load
+from headrace.pipeline.loader import load_pipeline
 from headrace.testing.pipelines import PipelineTest
 from tests.cli.conftest import Run
 
@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
     """A pipeline that has run, and a version of it."""
     root = tmp_path_factory.mktemp("shop")
     (root / "shop.py").write_text(SHOP)
-    with PipelineTest(load(root / "shop.py"), root, spark) as test:
+    with PipelineTest(load_pipeline(root / "shop.py"), root, spark) as test:
         test.feed(
             "orders",
             [{"k": n % 5, "day": date(2026, 1, 1), "v": n, "who": f"w{n % 2}"} for n in range(20)],

@@ -27,7 +27,7 @@ def state(tmp_path: Path, log: hr.Log) -> Path:
         np.array([5], np.uint8),
         {5: None},
     )
-    ledger = Ledger(log, "shop.v2")
+    ledger = Ledger.open(log, "shop.v2")
     ledger.take_over()
     tx = ledger.transaction()
     ledger.add(tx, LedgerEntry(ledger.epoch, MAIN_QUERY, 7, {"totals.aggregate.v2": {5: name}}))
@@ -53,7 +53,7 @@ def test_sound_files_are_called_so(run: Run, state: Path) -> None:
     (sound,) = run("state", "verify", "shop", "--as", "v2", "--state", state, "--json").lines
     assert sound == {
         "damage": None,
-        "message": "Every state file that the ledger refers to is there and sound.",
+        "message": "Every state file that the ledger refers to exists and is intact.",
     }
     (file,) = (state / "versions").rglob("*.state")
     file.unlink()
@@ -66,7 +66,7 @@ def test_sound_files_are_called_so(run: Run, state: Path) -> None:
 def test_a_pipeline_that_began_and_has_no_batch_yet_is_not_called_unknown(
     run: Run, tmp_path: Path, log: hr.Log
 ) -> None:
-    Ledger(log, "shop").take_over()
+    Ledger.open(log, "shop").take_over()
     refused = run(
         "state", "show", "shop", "totals.aggregate", "--state", tmp_path / "shop.state", code=1
     ).err

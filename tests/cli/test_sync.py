@@ -80,7 +80,7 @@ def test_what_cannot_be(run: Run, accounts: str, tmp_path: Path) -> None:
         "no topic 'acounts': did you mean 'accounts'"
         in run("sync", "acounts", f"sqlite:{tmp_path / 'x.db'}", "--until-caught-up", code=1).err
     )
-    assert "is no sink: did you mean 'sqlite'" in run("sync", accounts, "sqlit:x", code=1).err
+    assert "is not a sink: did you mean 'sqlite'" in run("sync", accounts, "sqlit:x", code=1).err
     assert (
         "no table 'accounts'"
         in run("sync", accounts, f"sqlite:{tmp_path / 'x.db'}", "--no-create", code=1).err

@@ -121,7 +121,7 @@ def test_show_names_columns_settings_and_offsets(run: Run, orders: str) -> None:
         {"partition": 1, "earliest": 0, "end": 0},
     ]
     said = run("topic", "show", orders).out
-    for expected in ("placed_at", "customer_id", "TIMESTAMP", "retention", "for ever", "earliest"):
+    for expected in ("placed_at", "customer_id", "TIMESTAMP", "retention", "forever", "earliest"):
         assert expected in said
 
 

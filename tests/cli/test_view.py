@@ -18,7 +18,7 @@ import pytest
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
 from tests.cli.conftest import Run
-from tests.contract.view_contract import COUNTS, changes, inserts, update
+from tests.views.store_contract import COUNTS, changes, inserts, update
 
 REVENUE = parse_schema("region STRING, day DATE, revenue DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP")
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)

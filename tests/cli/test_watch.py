@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from headrace.cli.commands.alert import way_of
+from headrace.cli.commands.edges.watch import parse_receiver
 from headrace.log import dead_letters as dead
 from headrace.log.api import Log
 from tests.cli.conftest import Run
@@ -46,12 +46,12 @@ def test_it_tells_until_it_is_stopped(log: Log, address: str, orders: str) -> No
 
 
 def test_others_are_named_in_a_word() -> None:
-    mail = way_of("smtp://mail.example.com:25?to=ops@example.com&sender=us@example.com")
+    mail = parse_receiver("smtp://mail.example.com:25?to=ops@example.com&sender=us@example.com")
     assert (getattr(mail, "url", ""), getattr(mail, "to", ()), getattr(mail, "sender", "")) == (
         "smtp://mail.example.com:25",
         ("ops@example.com",),
         "us@example.com",
     )
-    assert getattr(way_of("webhook:https://example.com/hook"), "kind", "") == "webhook"
-    with pytest.raises(Exception, match="no one who can be told"):
-        way_of("ops@example.com")
+    assert getattr(parse_receiver("webhook:https://example.com/hook"), "kind", "") == "webhook"
+    with pytest.raises(Exception, match="is not a receiver"):
+        parse_receiver("ops@example.com")

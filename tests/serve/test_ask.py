@@ -12,7 +12,7 @@ from starlette.types import Message
 import headrace as hr
 from headrace.serve.ask import AskHandler
 from headrace.serve.requests import Limits, ReadPool
-from tests.gateways.test_statsd import until
+from tests.waits import until
 
 POLL_S = 0.3
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cli.commands.status import drawn
+from headrace.cli.commands.pipeline.top import render
 from headrace.errors import ConfigurationError
 from headrace.plan.rendering import write_plan
 from headrace.serve import dashboard as board
@@ -95,14 +95,14 @@ class Shown:
     def batch(self, *rows: dict[str, Any]) -> None:
         self.test.feed("orders", list(rows))
         self.test.settle()
-        self.test.runner.tell()
+        self.test.runner.write_status()
 
 
 @contextmanager
 def showing(root: Path) -> Iterator[Shown]:
     with PipelineTest(shop(), root) as test:
         write_plan(test.state, test.pipeline.plan(), test.pipeline.sinks, test.log.address)
-        test.runner.tell()
+        test.runner.write_status()
         with start(test.state, test.log, 0) as server:
             yield Shown(test, server)
 
@@ -233,7 +233,7 @@ def on_screen(measurements: dict[str, Any], width: int, height: int) -> str:
     from rich.console import Console
 
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(drawn(measurements, width, height))
+    console.print(render(measurements, width, height))
     return console.export_text()
 
 
@@ -376,7 +376,7 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
 
         page.click("#tab-dead")
         page.wait_for_selector("td:text-is('rising.match')")
-        page.click("button[aria-label='Replay the letters of rising.match']")
+        page.click("button[aria-label='Replay the dead letters of rising.match']")
         page.wait_for_function("() => document.getElementById('replayed').textContent !== ''")
         _shot(page, "dead letters")
 

@@ -43,14 +43,14 @@ def write_status(state: Path, **figures: object) -> None:
 @pytest.fixture
 def client(serve: Start, store: ViewStore, state: Path, log: hr.Log) -> Client:
     write_status(state)
-    TickJournal(log, "shop")
+    TickJournal.open(log, "shop")
     return Client(serve(log).port)
 
 
 def record(log: hr.Log, number: int) -> None:
     """A tick with everything that is there."""
     with log.transaction("runner") as tx:
-        TickJournal(log, "shop").record(
+        TickJournal.open(log, "shop").record(
             tx, [Tick(number, number * 1_000_000, log.snapshot(["orders"]))]
         )
 

@@ -300,11 +300,13 @@ def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
 
     from headrace.serve.channels import Hub, SlowSubscriber
     from headrace.serve.stores import ViewStores
-    from headrace.serve.subscriptions import ViewSource
+    from headrace.serve.subscriptions import ViewEventSource
 
     async def both() -> tuple[bytes, bytes]:
         hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), ViewStores(state)
-        channel = await hub.channel("counts", lambda: ViewSource(stores.locate("counts"), stores))
+        channel = await hub.channel(
+            "counts", lambda: ViewEventSource(stores.locate("counts"), stores)
+        )
         with hub.subscribed(channel):
             slow, quick = hub.follow(channel, 4, None), hub.follow(channel, 7, None)
             first = await anext(slow)

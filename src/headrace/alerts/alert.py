@@ -1,5 +1,7 @@
-"""An alert, declared: who is told, how often at most, and under which name. It opens nothing until
-the pipeline runs.
+"""The declaration of an alert (its name, receivers and rate limit) and the messages it sends.
+
+A declaration opens nothing until the pipeline runs. `decision.py` turns rows into messages,
+`delivery.py` sends them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from headrace.sinks.declaration import Sink
 
 @dataclass(frozen=True)
 class Email:
-    """Mail through an SMTP server: `smtp://host:587` (STARTTLS where the server has it), or
-    `smtps://host`. The password is named: `env:NAME` or `file:PATH`.
+    """A receiver by e-mail, through an SMTP server: `smtp://host:587` (with STARTTLS if the server
+    supports it) or `smtps://host`. The password is a reference, `env:NAME` or `file:PATH`.
     """
 
     url: str
@@ -33,18 +35,18 @@ class Email:
         parts = urlsplit(self.url)
         if parts.scheme not in {"smtp", "smtps"} or not parts.hostname:
             raise InputError(
-                f"{self.url!r} is no address of a mail server.",
+                f"{self.url!r} is not the address of a mail server.",
                 fix="write it as smtp://user@mail.example.com:587, or smtps://….",
             )
         if parts.password or (self.password is not None and not is_named(self.password)):
             raise InputError(
-                "A mail server's password does not belong into a program's text.",
-                fix="name the place: password='env:NAME', or password='file:PATH'.",
+                "The password of a mail server is written in the program's text.",
+                fix="refer to it instead: password='env:NAME', or password='file:PATH'.",
             )
         for address in (*self.to, self.sender):
             if "@" not in address or any(char in address for char in "\r\n,<> "):
                 raise InputError(
-                    f"{address!r} is no mail address.", fix="write it as name@example.com."
+                    f"{address!r} is not a mail address.", fix="write it as name@example.com."
                 )
         if not self.to:
             raise InputError("The mail has no receiver.", fix="give to='name@example.com'.")
@@ -58,41 +60,64 @@ def email(
     password: str | None = None,
     timeout_s: float = 20.0,
 ) -> Email:
-    """Tell by e-mail."""
-    return Email(url, (to,) if isinstance(to, str) else tuple(to), sender, password, timeout_s)
+    """A receiver of alerts by e-mail.
+
+    Args:
+        url: The mail server: `smtp://user@host:587` or `smtps://user@host`.
+        to: The address, or addresses, of the recipients.
+        sender: The address in the From header.
+        password: Where the user's password is: `env:NAME` or `file:PATH`.
+        timeout_s: How long one attempt may take.
+
+    Returns:
+        The receiver, for `Pipeline.alert(to=…)`.
+
+    Raises:
+        InputError: An address is malformed, or the password is given in plain text.
+
+    Example:
+        ``hr.alerts.email("smtp://mail.example.com", to="ops@example.com")``
+    """
+    return Email(
+        url=url,
+        to=(to,) if isinstance(to, str) else tuple(to),
+        sender=sender,
+        password=password,
+        timeout_s=timeout_s,
+    )
 
 
-Way = Sink | Email
+AlertReceiver = Sink | Email
+"""Where an alert is sent: a webhook sink or an e-mail."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """`topic` has the rows: on a table's topic an insert fires and a delete resolves; of any other
-    topic each row fires.
+    """A declared alert. In a table's topic, an insert fires and a delete resolves; in any other
+    topic, each row fires.
     """
 
     name: str
     topic: str
-    to: tuple[Way, ...] = ()
+    to: tuple[AlertReceiver, ...] = ()
     every_us: int = 0
-    """At most one message in this time, of each group; what comes meanwhile goes into the next
-    one.
+    """The shortest time between two messages of a group; rows that come meanwhile go into the next
+    message.
     """
     by: tuple[str, ...] = ()
-    """The columns whose values make a group: each has messages of its own."""
+    """The columns whose values form a group. Each group has messages of its own."""
 
     def __post_init__(self) -> None:
-        for way in self.to:
-            if getattr(way, "kind", None) != "webhook" and not isinstance(way, Email):
+        for receiver in self.to:
+            if getattr(receiver, "kind", None) != "webhook" and not isinstance(receiver, Email):
                 raise PlanError(
-                    f"The alert {self.name!r} cannot be told by"
-                    f" {getattr(way, 'kind', type(way).__name__)!r}.",
+                    f"The alert {self.name!r} cannot be sent to"
+                    f" {getattr(receiver, 'kind', type(receiver).__name__)!r}.",
                     fix="use hr.sinks.webhook(…) or hr.alerts.email(…).",
                 )
 
 
-# What is told: one message of an alert, as a row of the topic `alerts`, as JSON for webhooks, and
-# as text for people.
+# Messages: rows of the topic `alerts`, JSON for webhooks, and text for people
 
 
 TOPIC = "alerts"
@@ -102,14 +127,12 @@ SCHEMA = (
 )
 FIRING, RESOLVED = "firing", "resolved"
 MAX_ROWS = 100
-"""So many rows of each kind are in a message; of more only the number."""
+"""How many fired and how many resolved rows a message shows; of more it has only the number."""
 
 
 @dataclass(frozen=True)
 class AlertMessage:
-    """`id` is the key by which receivers drop repeats: it belongs to these rows, and no others ever
-    get it.
-    """
+    """One message of an alert. Receivers drop repeats by its `id`, which no other rows ever get."""
 
     id: str
     pipeline: str
@@ -121,58 +144,47 @@ class AlertMessage:
     active: int
     is_silenced: bool
     content: str
-    """JSON: `fired` and `resolved`, the rows, and of an alert that has groups the `group`, or in
-    how many `groups` they are.
+    """JSON: the rows that `fired` and `resolved`, and for an alert with groups the `group`, or the
+    number of `groups` if there are several.
     """
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> AlertMessage:
+    def from_row(cls, row: dict[str, Any]) -> AlertMessage:
         return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
     def row(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def body(self) -> bytes:
-        head = {
+        """The body of the webhook request."""
+        body = {
             "id": self.id,
             "pipeline": self.pipeline,
             "alert": self.alert,
             "state": self.state,
             "at": self.at.isoformat(),
+            "counts": {"fired": self.fired, "resolved": self.resolved, "active": self.active},
+            **json.loads(self.content),
         }
-        return json.dumps(
-            {
-                **head,
-                "counts": {"fired": self.fired, "resolved": self.resolved, "active": self.active},
-                **json.loads(self.content),
-            }
-        ).encode()
+        return json.dumps(body).encode()
 
     def subject(self) -> str:
-        counts = [
-            f"{count} {what}"
-            for count, what in (
-                (self.fired, "new"),
-                (self.resolved, "resolved"),
-                (self.active, "active"),
-            )
-            if count
-        ]
-        of = f", {self.group}" if self.group else ""
-        return f"[{self.state}] {self.alert}{of}: {', '.join(counts) or 'nothing'}"
+        """The subject of the mail."""
+        counts = {"new": self.fired, "resolved": self.resolved, "active": self.active}
+        texts = [f"{count} {name}" for name, count in counts.items() if count]
+        group = f", {self.group}" if self.group else ""
+        return f"[{self.state}] {self.alert}{group}: {', '.join(texts) or 'nothing'}"
 
     @property
     def group(self) -> str:
-        """For people; empty where the alert has no groups."""
+        """The group as text for people; empty if the alert has no groups."""
         content = json.loads(self.content)
-        return (
-            f"{content['groups']:,} groups"
-            if "groups" in content
-            else ", ".join(f"{name} {value}" for name, value in content.get("group", {}).items())
-        )
+        if "groups" in content:
+            return f"{content['groups']:,} groups"
+        return ", ".join(f"{name} {value}" for name, value in content.get("group", {}).items())
 
     def text(self) -> str:
-        """For people: a line a row."""
+        """The text of the mail: one line a row."""
         content = json.loads(self.content)
         lines = [
             self.subject(),
@@ -189,29 +201,8 @@ class AlertMessage:
         return "\n".join(lines) + "\n"
 
 
-def content_of(
-    fired: Sequence[str],
-    resolved: Sequence[str],
-    group: Mapping[str, Any] | None = None,
-    groups: int = 0,
-) -> str:
-    """Rows as JSON objects, the first ones of each; before them the group they have in common, or
-    how many they are in.
-    """
-    named = (
-        f'"groups": {groups}, '
-        if groups
-        else ""
-        if group is None
-        else f'"group": {json.dumps(group)}, '
-    )
-    return (
-        f'{{{named}"fired": [{", ".join(fired[:MAX_ROWS])}], "resolved":'
-        f" [{', '.join(resolved[:MAX_ROWS])}]}}"
-    )
-
-
-def message_of(
+def make_message(
+    *,
     id: str,
     pipeline: str,
     alert: str,
@@ -219,23 +210,34 @@ def message_of(
     fired: Sequence[str],
     resolved: Sequence[str],
     active: int,
-    *,
     is_silenced: bool,
-    more: tuple[int, int] = (0, 0),
+    more_fired: int = 0,
+    more_resolved: int = 0,
     group: Mapping[str, Any] | None = None,
     groups: int = 0,
 ) -> AlertMessage:
-    """`more`: rows that fired and were resolved beside those that are given."""
-    counts = len(fired) + more[0], len(resolved) + more[1]
-    state = FIRING if active or (counts[0] and not counts[1]) else RESOLVED
+    """A message about rows, given as JSON objects. `more_fired` and `more_resolved` count rows that
+    are not among them; `group` is the group of the rows, or `groups` the number of groups.
+    """
+    fired_count, resolved_count = len(fired) + more_fired, len(resolved) + more_resolved
+    is_firing = active or (fired_count and not resolved_count)
+    if groups:
+        group_member = f'"groups": {groups}, '
+    else:
+        group_member = "" if group is None else f'"group": {json.dumps(group)}, '
+    content = (
+        f'{{{group_member}"fired": [{", ".join(fired[:MAX_ROWS])}], "resolved":'
+        f" [{', '.join(resolved[:MAX_ROWS])}]}}"
+    )
     return AlertMessage(
-        id,
-        pipeline,
-        alert,
-        state,
-        from_us(at_us),
-        *counts,
-        active,
-        is_silenced,
-        content_of(fired, resolved, group, groups),
+        id=id,
+        pipeline=pipeline,
+        alert=alert,
+        state=FIRING if is_firing else RESOLVED,
+        at=from_us(at_us),
+        fired=fired_count,
+        resolved=resolved_count,
+        active=active,
+        is_silenced=is_silenced,
+        content=content,
     )

@@ -1,5 +1,15 @@
-"""The loop of `headrace watch`: look, decide, tell. What changes goes into the topic `alerts`, in
-one transaction with what fires now, so a watch that starts again tells nothing twice.
+"""`headrace watch`: rules over the log and the status of pipelines, which fire and resolve as alerts.
+
+A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 minutes of orders for
+30 seconds`. In the order in which data flows:
+
+    WatchRule      a parsed rule
+    Measurements   the current values: consumer lag, dead letters, gateways, status of pipelines
+    RuleStates     which rules fire for which subjects; a change must hold for a while
+    Watcher        the loop: measure, update the states, record changes in the topic `alerts`
+
+Changes are recorded in one transaction with what fires now, so a watcher that is restarted sends
+nothing twice. Alerts of a pipeline's own rows are in `decision.py`.
 """
 
 from __future__ import annotations
@@ -13,42 +23,39 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event as Stop
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
-from headrace.alerts.alert import SCHEMA, TOPIC, Alert, Way, message_of
-from headrace.alerts.delivery import Sending
+from headrace.alerts.alert import SCHEMA, TOPIC, Alert, AlertReceiver, make_message
+from headrace.alerts.delivery import AlertSender
 from headrace.durations import format_us, to_us
 from headrace.errors import BadDuration, ConfigurationError, InputError, RetryError, nearest
-from headrace.gateways.metrics import Told
+from headrace.gateways.metrics import GatewayReports
 from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
-from headrace.serve.dashboard import read_run
+from headrace.serve.pipeline_status import read_status
 
-# A rule in one line: `lag rows > 10000 of billing`, `watermark age > 5 minutes of orders for 30
-# seconds`.
+# Rules
 
 
-LAG_ROWS, LAG_SECONDS, BEHIND, WATERMARK, LATE, DROPPED, REFUSED, FAILED, DEAD, STATUS_AGE = (
-    "lag rows",
-    "lag seconds",
-    "behind rows",
-    "watermark age",
-    "late rows",
-    "dropped rows",
-    "refused rows",
-    "failed batches",
-    "dead letters",
-    "status age",
-)
-OF_THE_LOG = {
+LAG_ROWS = "lag rows"
+LAG_SECONDS = "lag seconds"
+BEHIND = "behind rows"
+WATERMARK = "watermark age"
+LATE = "late rows"
+DROPPED = "dropped rows"
+REFUSED = "refused rows"
+FAILED = "failed batches"
+DEAD = "dead letters"
+STATUS_AGE = "status age"
+LOG_MEASURES = {
     LAG_ROWS: "a group",
     LAG_SECONDS: "a group",
     REFUSED: "a gateway",
     DEAD: "a topic, step or sink",
 }
-OF_PIPELINES = {
+"""What is measured in the log, and the kind of its subjects."""
+PIPELINE_MEASURES = {
     BEHIND: "a pipeline",
     WATERMARK: "an input",
     LATE: "a step",
@@ -56,10 +63,11 @@ OF_PIPELINES = {
     FAILED: "a pipeline",
     STATUS_AGE: "a pipeline",
 }
+"""What is measured in the state directories of pipelines, and the kind of its subjects."""
 IN_SECONDS = {LAG_SECONDS, WATERMARK, STATUS_AGE}
-A_MINUTE = {LATE, DROPPED, REFUSED, FAILED}
-"""What is counted over the last minute; all else is as it is now."""
-KNOWN = (*OF_THE_LOG, *OF_PIPELINES)
+PER_MINUTE = {LATE, DROPPED, REFUSED, FAILED}
+"""What is counted over the last minute; everything else is the current value."""
+MEASURES = (*LOG_MEASURES, *PIPELINE_MEASURES)
 DEFAULT_HOLD_US = 10_000_000
 _RULE = re.compile(
     r"(?P<what>[a-z]+"
@@ -70,47 +78,63 @@ _FORM = "write it as `lag rows > 10000 of billing`, with `of NAME` and `for DURA
 
 
 @dataclass(frozen=True)
-class Rule:
-    """It fires when a value has been above the limit for as long as `hold_us`, and is over when it
-    has not been for as long.
+class WatchRule:
+    """A rule fires once a measure of a subject has exceeded `limit` for `hold_us`, and resolves
+    once it has not exceeded it for as long.
     """
 
     text: str
-    what: str
+    measure: str
     limit: float
-    of: str | None = None
+    subject: str | None = None
     hold_us: int = DEFAULT_HOLD_US
 
-    def shown(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
+        if self.measure in IN_SECONDS:
+            return format_us(round(value) * 1_000_000)
+        return f"{value:,.0f}{' a minute' if self.measure in PER_MINUTE else ''}"
+
+    def applies_to(self, subject: str) -> bool:
+        """Whether the rule covers a subject: `billing` covers all partitions of the group billing,
+        `billing/orders` those of one topic, and `orders` also the input of any pipeline.
+        """
         return (
-            format_us(round(value) * 1_000_000)
-            if self.what in IN_SECONDS
-            else f"{value:,.0f}{' a minute' if self.what in A_MINUTE else ''}"
+            self.subject is None
+            or subject == self.subject
+            or subject.startswith(f"{self.subject}/")
+            or subject.endswith(f"/{self.subject}")
         )
 
 
-def parse(text: str) -> Rule:
+def parse_rule(text: str) -> WatchRule:
+    """The rule that a line says. InputError if it cannot be read."""
     line = " ".join(text.split())
-    found = _RULE.fullmatch(line)
-    if found is None:
+    match = _RULE.fullmatch(line)
+    if match is None:
         raise InputError(f"The rule {line!r} cannot be read.", fix=_FORM)
-    what = found["what"].lower()
-    if what not in KNOWN:
+    measure = match["what"].lower()
+    if measure not in MEASURES:
         raise InputError(
-            f"The rule {line!r} is about {what!r}: {nearest(what, KNOWN)}",
-            fix=f"there is {', '.join(KNOWN)}.",
+            f"The rule {line!r} is about {measure!r}: {nearest(measure, MEASURES)}",
+            fix=f"choose one of {', '.join(MEASURES)}.",
         )
-    hold_us = (
-        DEFAULT_HOLD_US if found["hold"] is None else to_us(found["hold"], what="time of a rule")
+    hold_us = DEFAULT_HOLD_US
+    if match["hold"] is not None:
+        hold_us = to_us(match["hold"], what="time of a rule")
+    return WatchRule(
+        text=line,
+        measure=measure,
+        limit=_parse_limit(measure, match["limit"], line),
+        subject=match["of"],
+        hold_us=hold_us,
     )
-    return Rule(line, what, _limit(what, found["limit"], line), found["of"], hold_us)
 
 
-def _limit(what: str, text: str, line: str) -> float:
+def _parse_limit(measure: str, text: str, line: str) -> float:
     number = text.replace(",", "").replace("_", "")
     if re.fullmatch(r"\d+(\.\d+)?", number):
         return float(number)
-    if what in IN_SECONDS:
+    if measure in IN_SECONDS:
         try:
             return to_us(text, what="limit") / 1e6
         except BadDuration as error:
@@ -120,8 +144,8 @@ def _limit(what: str, text: str, line: str) -> float:
     raise InputError(f"The rule {line!r} has the limit {text!r}, which is no number.", fix=_FORM)
 
 
-def read(file: Path) -> list[Rule]:
-    """One rule a line; what follows # is for people."""
+def read_rules(file: Path) -> list[WatchRule]:
+    """The rules of a text file: one a line, with comments after #."""
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,218 +153,222 @@ def read(file: Path) -> list[Rule]:
             f"The rules in {file} cannot be read: {error}.",
             fix="name a text file with one rule a line.",
         ) from None
-    return [parse(line) for each in lines if (line := each.partition("#")[0].strip())]
+    rules = (line.partition("#")[0].strip() for line in lines)
+    return [parse_rule(rule) for rule in rules if rule]
 
 
-# What rules look at, now: groups' lag, dead letters and what gateways tell, from the log, and what
-# runners leave in their state directories. A value for each thing, by its name.
+# Measurements
 
 
 MINUTE_S = 60.0
-MAX_LOOKS = 10_000
+MAX_SAMPLES = 10_000
 Values = Mapping[str, Mapping[str, float]]
-"""What -> of what -> how much."""
+"""Measure -> subject -> value."""
 
 
-class Facts:
+class Measurements:
+    """Measures the log and the pipelines of some state directories."""
+
     def __init__(self, log: Log, states: Sequence[Path]) -> None:
-        self._log, self._states = log, states
-        self._gateways = Told(log)
-        self._has_looked = False
-        self._before: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+        self._log = log
+        self._states = states
+        self._gateways = GatewayReports(log)
+        self._has_measured = False
+        self._samples: dict[tuple[str, str], deque[tuple[float, float]]] = {}
 
-    def look(self, now_s: float | None = None) -> Values:
+    def measure(self, now_s: float | None = None) -> Values:
+        """The current value of every measure, by subject."""
         now = time.time() if now_s is None else now_s
         values: dict[str, dict[str, float]] = {}
-        for what, of, value in self._found(now):
-            values.setdefault(what, {})[of] = (
-                self._in_a_minute(what, of, value, now) if what in A_MINUTE else value
+        for measure, subject, value in self._read(now):
+            values.setdefault(measure, {})[subject] = (
+                self._last_minute(measure, subject, value, now) if measure in PER_MINUTE else value
             )
-        self._has_looked = True
+        self._has_measured = True
         return values
 
-    def _found(self, now_s: float) -> Iterator[tuple[str, str, float]]:
+    def _read(self, now_s: float) -> Iterator[tuple[str, str, float]]:
         for lag in self._log.lag():
-            place = f"{lag.group}/{lag.topic}/{lag.partition}"
-            yield LAG_ROWS, place, lag.rows
-            yield LAG_SECONDS, place, lag.seconds if lag.rows else 0.0
-        for topic in dead_letters.topics(self._log):
+            subject = f"{lag.group}/{lag.topic}/{lag.partition}"
+            yield LAG_ROWS, subject, lag.rows
+            yield LAG_SECONDS, subject, lag.seconds if lag.rows else 0.0
+        for topic in dead_letters.dead_topics(self._log):
             yield DEAD, topic.of, topic.rows
-        for name, told in self._gateways.read().items():
-            yield DROPPED, f"gateway/{name}", told["dropped"] + told["lost"]
-            yield REFUSED, f"gateway/{name}", told["refused"]
+        for name, counts in self._gateways.read().items():
+            yield DROPPED, f"gateway/{name}", counts["dropped"] + counts["lost"]
+            yield REFUSED, f"gateway/{name}", counts["refused"]
         for state in self._states:
-            if (run := read_run(state)) is not None:
-                yield from _of_run(run, now_s)
+            if (status := read_status(state)) is not None:
+                yield from _read_pipeline(status, now_s)
 
-    def _in_a_minute(self, what: str, of: str, total: float, now_s: float) -> float:
-        """How much more than a minute ago, or than at the first look; a total that begins anew, or
-        appears later, is all new.
+    def _last_minute(self, measure: str, subject: str, total: float, now_s: float) -> float:
+        """How much a total grew in the last minute, or since the first measurement. A total that
+        restarts, or that appears after the first measurement, counts from zero.
         """
-        if (looks := self._before.get((what, of))) is None:
-            looks = self._before[what, of] = deque(
-                [(now_s, 0.0)] if self._has_looked else [], maxlen=MAX_LOOKS
-            )
-        if looks and total < looks[-1][1]:
-            looks.clear()
-            looks.append((now_s, 0.0))
-        looks.append((now_s, total))
-        while len(looks) > 1 and looks[1][0] <= now_s - MINUTE_S:
-            looks.popleft()
-        return total - looks[0][1]
+        if (samples := self._samples.get((measure, subject))) is None:
+            start = [(now_s, 0.0)] if self._has_measured else []
+            samples = self._samples[measure, subject] = deque(start, maxlen=MAX_SAMPLES)
+        if samples and total < samples[-1][1]:
+            samples.clear()
+            samples.append((now_s, 0.0))
+        samples.append((now_s, total))
+        while len(samples) > 1 and samples[1][0] <= now_s - MINUTE_S:
+            samples.popleft()
+        return total - samples[0][1]
 
 
-def _of_run(run: dict[str, Any], now_s: float) -> Iterator[tuple[str, str, float]]:
-    name = str(run["pipeline"])
-    yield BEHIND, name, float(run.get("rows_behind", 0))
-    yield FAILED, name, float(run.get("failures", 0))
-    yield STATUS_AGE, name, now_s - float(run["updated"])
-    for what, clock in run.get("watermarks", {}).items():
-        if clock.get("watermark_us") is not None:
-            yield WATERMARK, f"{name}/{what}", now_s - clock["watermark_us"] / 1e6
-    for counted, count in run.get("counts", {}).items():
-        of, _, what = counted.rpartition(".")
-        if what in {"late", "shed"}:
-            yield LATE if what == "late" else DROPPED, f"{name}/{of}", float(count)
+def _read_pipeline(status: dict[str, Any], now_s: float) -> Iterator[tuple[str, str, float]]:
+    pipeline = str(status["pipeline"])
+    yield BEHIND, pipeline, float(status.get("rows_behind", 0))
+    yield FAILED, pipeline, float(status.get("failures", 0))
+    yield STATUS_AGE, pipeline, now_s - float(status["updated"])
+    for name, watermark in status.get("watermarks", {}).items():
+        if watermark.get("watermark_us") is not None:
+            yield WATERMARK, f"{pipeline}/{name}", now_s - watermark["watermark_us"] / 1e6
+    for counter, count in status.get("counts", {}).items():
+        name, _, kind = counter.rpartition(".")
+        if kind in {"late", "shed"}:
+            yield LATE if kind == "late" else DROPPED, f"{pipeline}/{name}", float(count)
 
 
-# Whether a rule fires for a thing. It does not flap: a change must hold for the rule's time before
-# it counts, in both directions.
+# States of rules
 
 
 @dataclass(frozen=True)
-class Event:
-    """A rule that begins to fire for a thing, or has ceased to."""
+class RuleEvent:
+    """A rule begins to fire for a subject, or resolves."""
 
-    rule: Rule
-    of: str
+    rule: WatchRule
+    subject: str
     is_firing: bool
     value: float
 
     @property
     def text(self) -> str:
         return (
-            f"{'FIRING' if self.is_firing else 'resolved'}: {self.rule.text}: {self.of} has"
-            f" {self.rule.shown(self.value)}"
+            f"{'FIRING' if self.is_firing else 'resolved'}: {self.rule.text}: {self.subject} has"
+            f" {self.rule.format_value(self.value)}"
         )
 
 
-def is_meant(rule: Rule, of: str) -> bool:
-    """`billing` means all of billing's partitions, `billing/orders` those of one topic; `orders`
-    also the input of any pipeline.
-    """
-    return (
-        rule.of is None
-        or of == rule.of
-        or of.startswith(f"{rule.of}/")
-        or of.endswith(f"/{rule.of}")
-    )
-
-
-class Standings:
-    """All rules and things; `firing` is what fires now. What is not there any more does not exceed
-    anything.
+class RuleStates:
+    """Which rules fire for which subjects. States do not flap: a change counts only once it has
+    held for the rule's time. A subject that has disappeared has the value 0.
     """
 
-    def __init__(self, rules: Sequence[Rule], firing: Mapping[tuple[str, str], int] = {}) -> None:
+    def __init__(
+        self, rules: Sequence[WatchRule], firing: Mapping[tuple[str, str], int] = {}
+    ) -> None:
         self.rules = rules
         self.firing: dict[tuple[str, str], int] = dict(firing)
-        """By the rule's text and the thing: since when, in microseconds since 1970."""
-        self._turning: dict[tuple[str, str], int] = {}
+        """By the rule's text and the subject: since when, in microseconds since 1970."""
+        self._pending: dict[tuple[str, str], int] = {}
 
-    def update(self, values: Values, now_us: int) -> list[Event]:
+    def update(self, values: Values, now_us: int) -> list[RuleEvent]:
+        """Update all states, and return the changes."""
         events = []
         for rule in self.rules:
-            found = {
-                of: value for of, value in values.get(rule.what, {}).items() if is_meant(rule, of)
-            }
-            gone = {of: 0.0 for text, of in self.firing if text == rule.text and of not in found}
-            events += [
-                event
-                for of, value in (found | gone).items()
-                if (event := self._turned(rule, of, value, now_us)) is not None
-            ]
+            measured = values.get(rule.measure, {})
+            subjects = {name: value for name, value in measured.items() if rule.applies_to(name)}
+            for text, subject in self.firing:
+                if text == rule.text:
+                    subjects.setdefault(subject, 0.0)  # it has disappeared
+            for subject, value in subjects.items():
+                event = self._update_subject(rule, subject, value, now_us)
+                if event is not None:
+                    events.append(event)
         return events
 
-    def _turned(self, rule: Rule, of: str, value: float, now_us: int) -> Event | None:
-        key, exceeds = (rule.text, of), value > rule.limit
+    def _update_subject(
+        self, rule: WatchRule, subject: str, value: float, now_us: int
+    ) -> RuleEvent | None:
+        key, exceeds = (rule.text, subject), value > rule.limit
         if exceeds == (key in self.firing):
-            self._turning.pop(key, None)
+            self._pending.pop(key, None)
             return None
-        if now_us - self._turning.setdefault(key, now_us) < rule.hold_us:
+        if now_us - self._pending.setdefault(key, now_us) < rule.hold_us:
             return None
-        del self._turning[key]
+        del self._pending[key]
         if exceeds:
             self.firing[key] = now_us
         else:
             del self.firing[key]
-        return Event(rule, of, exceeds, value)
+        return RuleEvent(rule, subject, exceeds, value)
+
+
+# The loop
 
 
 logger = logging.getLogger("headrace.watching")
 PIPELINE = "watch"
-"""What stands for the pipeline in messages."""
+"""The name in place of a pipeline's in messages."""
 
 
-class Watching:
-    """`name` tells one watch from another: what fires is remembered under it."""
+class Watcher:
+    """Checks rules in a loop. What fires is stored in the log under `name`, which tells one watcher
+    from another.
+    """
 
     def __init__(
         self,
         log: Log,
-        facts: Facts,
-        rules: Sequence[Rule],
+        measurements: Measurements,
+        rules: Sequence[WatchRule],
         *,
         name: str = "watch",
-        to: Sequence[Way] = (),
+        to: Sequence[AlertReceiver] = (),
     ) -> None:
-        self.log, self.facts, self.name = log, facts, name
+        self.log = log
+        self.measurements = measurements
+        self.name = name
         self._note = f"watching.{name}"
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         texts = {rule.text for rule in rules}
         stored = json.loads(log.note(self._note) or "[]")
-        self.standings = Standings(
+        self.states = RuleStates(
             rules, {(text, of): since_us for text, of, since_us in stored if text in texts}
         )
-        self._sendings = [Sending(log, PIPELINE, Alert(name, TOPIC, tuple(to)), way) for way in to]
+        alert = Alert(name, TOPIC, tuple(to))
+        self._senders = [AlertSender(log, PIPELINE, alert, receiver) for receiver in to]
         self._transaction: Transaction | None = None
 
-    def look(self, now_us: int) -> list[Event]:
-        """Once. Returns what has changed, when it is recorded."""
-        values, before = self.facts.look(now_us / 1e6), dict(self.standings.firing)
-        events = self.standings.update(values, now_us)
+    def check(self, now_us: int) -> list[RuleEvent]:
+        """Measure once, record what has changed, and return it."""
+        values = self.measurements.measure(now_us / 1e6)
+        before = dict(self.states.firing)
+        events = self.states.update(values, now_us)
         if events:
             try:
                 self._record(events, now_us)
             except BaseException:
-                self.standings.firing = before  # it has not happened, and is decided again
+                self.states.firing = before  # nothing was recorded: the next check decides again
                 raise
         return events
 
-    def _record(self, events: Sequence[Event], now_us: int) -> None:
-        shown = [
-            json.dumps(
-                {
-                    "rule": each.rule.text,
-                    "of": each.of,
-                    "value": each.value,
-                    "limit": each.rule.limit,
-                }
-            )
-            for each in events
-        ]
-        fired = [text for text, each in zip(shown, events, strict=True) if each.is_firing]
-        resolved = [text for text, each in zip(shown, events, strict=True) if not each.is_firing]
-        message = message_of(
-            self._id(events, now_us),
-            PIPELINE,
-            self.name,
-            now_us,
-            fired,
-            resolved,
-            len(self.standings.firing),
+    def _record(self, events: Sequence[RuleEvent], now_us: int) -> None:
+        fired: list[str] = []
+        resolved: list[str] = []
+        for event in events:
+            row = {
+                "rule": event.rule.text,
+                "of": event.subject,
+                "value": event.value,
+                "limit": event.rule.limit,
+            }
+            (fired if event.is_firing else resolved).append(json.dumps(row))
+        identity = [now_us, *([each.rule.text, each.subject, each.is_firing] for each in events)]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+        message = make_message(
+            id=f"{self.name}-{digest}",
+            pipeline=PIPELINE,
+            alert=self.name,
+            at_us=now_us,
+            fired=fired,
+            resolved=resolved,
+            active=len(self.states.firing),
             is_silenced=False,
         )
+        firing = [[*key, since_us] for key, since_us in self.states.firing.items()]
         self._transaction = (
             self._transaction.next()
             if self._transaction is not None
@@ -348,33 +376,22 @@ class Watching:
         )
         with self._transaction as tx:
             tx.append(TOPIC, [message.row()])
-            tx.set_note(
-                self._note,
-                json.dumps([[*key, since_us] for key, since_us in self.standings.firing.items()]),
-            )
+            tx.set_note(self._note, json.dumps(firing))
 
-    def _id(self, events: Sequence[Event], now_us: int) -> str:
-        named = json.dumps(
-            [now_us, *([each.rule.text, each.of, each.is_firing] for each in events)]
-        )
-        return f"{self.name}-{hashlib.sha256(named.encode()).hexdigest()[:24]}"
-
-    def run(self, stop: Stop, every_s: float, on_event: Callable[[Event], None]) -> None:
-        threads = [Thread(target=each.run, args=(stop,), daemon=True) for each in self._sendings]
+    def run(self, stop: Event, every_s: float, on_event: Callable[[RuleEvent], None]) -> None:
+        """Check every `every_s` seconds until `stop` is set, while a thread per receiver sends."""
+        threads = [Thread(target=sender.run, args=(stop,), daemon=True) for sender in self._senders]
         for thread in threads:
             thread.start()
         try:
             while not stop.is_set():
-                self._look_and_tell(on_event)
+                try:
+                    for event in self.check(time.time_ns() // 1_000):
+                        on_event(event)
+                except RetryError as error:
+                    logger.warning("The rules cannot be checked now: %s", error)
                 stop.wait(every_s)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-
-    def _look_and_tell(self, on_event: Callable[[Event], None]) -> None:
-        try:
-            for event in self.look(time.time_ns() // 1_000):
-                on_event(event)
-        except RetryError as error:
-            logger.warning("Nothing can be watched now: %s", error)

@@ -1,9 +1,15 @@
-"""The command `headrace`: one file a command or group of them, listed in `headrace.cli.registry`.
+"""The command `headrace`.
 
-Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2
-wrong usage, 3 a lag threshold was passed, 4 `log verify` found damage, 5 `view diff` or `sync
---check` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as
-`head`, ends a command quietly with 0.
+    registry    the list of commands, imported when they are called, and how errors end them
+    options     the log, common options, durations and signals
+    output      tables, JSON lines and progress
+    row_files   rows from JSON lines, CSV and Parquet files
+    commands/   one module per command or group of commands
+
+Exit codes, for scripts: 0 done, 1 error (standard error says what happened and what to do), 2 wrong
+usage, 3 a threshold was exceeded, 4 `log verify` found damage, 5 `view diff` or `sync --check` found
+a difference, 130 ended by Ctrl-C. If a reader such as `head` closes the output early, a command ends
+with 0.
 """
 
 from __future__ import annotations
@@ -21,9 +27,9 @@ app = typer.Typer(
     cls=LazyGroup,
     help=(
         "Stream processing for Python: a durable log with topics, groups and queues, in a directory"
-        " or on Kafka, and pipelines over it, with views that are served.\n\nSay which log with"
+        " or on Kafka, and pipelines over it, with views that are served.\n\nName the log with"
         " --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\nExit"
-        " codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found,"
+        " codes: 0 done, 1 error, 2 wrong usage, 3 a threshold was exceeded, 4 damage was found,"
         " 5 views, or a sink and its topic, differ."
     ),
     no_args_is_help=True,
@@ -32,8 +38,8 @@ app = typer.Typer(
 register(app)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         version()
         raise typer.Exit
 
@@ -62,12 +68,12 @@ def version(json: JsonOption = False) -> None:
 
     Example: headrace version
     """
-    from headrace.cli.output import emit, say
+    from headrace.cli.output import echo, print_json
 
     if json:
-        emit({"headrace": __version__})
+        print_json({"headrace": __version__})
     else:
-        say(f"headrace {__version__}")
+        echo(f"headrace {__version__}")
 
 
 def main() -> None:

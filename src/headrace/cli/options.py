@@ -1,5 +1,5 @@
-"""What every command shares: which log it speaks to, the options they have in common, and how a
-place in a topic is written.
+"""What commands share: the log they open, their common options, how offsets and durations are
+written, and how signals stop them. Output is in `output.py`.
 """
 
 from __future__ import annotations
@@ -36,61 +36,61 @@ LogOption = Annotated[
         help=f"The log: file:PATH or kafka://HOST:PORT; else {LOG_VARIABLE}.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was said before the command's name."""
+    """The options before the command's name."""
 
     log: str | None = None
     debug: bool = False
 
 
-def chosen_log(context: typer.Context, address: str | None) -> str | None:
-    """The address of a log that was chosen: behind the command, before it, or in the environment,
-    in this order.
+def find_log_address(context: typer.Context, address: str | None) -> str | None:
+    """The address of the log: from the option after the command, the option before it, or the
+    environment, in this order.
     """
     settings = context.find_object(Settings) or Settings()
     return address or settings.log or os.environ.get(LOG_VARIABLE)
 
 
-def required_log(context: typer.Context, address: str | None) -> str:
-    """The same, of a command that cannot do without."""
-    chosen = chosen_log(context, address)
-    if not chosen:
+def require_log_address(context: typer.Context, address: str | None) -> str:
+    """The address of the log, as `find_log_address` finds it. BadParameter if there is none."""
+    found = find_log_address(context, address)
+    if not found:
         raise typer.BadParameter(
-            "Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set"
+            "Which log? Give --log file:PATH (a directory) or --log kafka://HOST:PORT, or set"
             f" {LOG_VARIABLE}.",
             param_hint="--log",
         )
-    return chosen
+    return found
 
 
 @contextmanager
-def opened(context: typer.Context, address: str | None, *, create: bool = False) -> Iterator[Log]:
-    """The log that was chosen.
-
-    A directory is made only with `create`, so that a misspelt address does not leave an empty log
-    behind.
+def open_chosen_log(
+    context: typer.Context, address: str | None, *, create: bool = False
+) -> Iterator[Log]:
+    """Open the log of a command. A directory is created only with `create`, so that a misspelt
+    address leaves no empty log behind.
     """
-    chosen = required_log(context, address)
+    log_address = require_log_address(context, address)
     from headrace.log import open_log
 
-    options = {"create": create} if chosen.startswith("file:") else {}
-    with open_log(chosen, **options) as log:
+    options = {"create": create} if log_address.startswith("file:") else {}
+    with open_log(log_address, **options) as log:
         yield log
 
 
-def place(text: str, *, option: str) -> str | int | datetime:
-    """`earliest`, `latest`, an offset, or a time: in ISO 8601 (UTC unless it names a zone), or back
-    from now, as in "1 hour ago".
+def parse_offset(text: str, *, option: str) -> str | int | datetime:
+    """The offset that an option names: `earliest`, `latest`, a number, or a time in ISO 8601 (UTC
+    unless it names a zone) or relative to now, as in "1 hour ago".
     """
-    from headrace.log.topic_config import place_word
+    from headrace.log.topic_config import resolve_offset_alias
 
-    if place_word(text) in {"earliest", "latest"}:
-        return place_word(text)
+    if resolve_offset_alias(text) in {"earliest", "latest"}:
+        return resolve_offset_alias(text)
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -103,7 +103,7 @@ def place(text: str, *, option: str) -> str | int | datetime:
         raise typer.BadParameter(message, param_hint=option) from None
 
 
-def seconds_of(text: str, *, option: str) -> float:
+def parse_seconds(text: str, *, option: str) -> float:
     """A duration such as "2 seconds", in seconds."""
     try:
         return to_us(text) / 1_000_000
@@ -112,24 +112,21 @@ def seconds_of(text: str, *, option: str) -> float:
 
 
 def confirm(question: str, *, to: str) -> None:
-    """Ask before what cannot be undone. Where nobody can be asked, it takes --yes."""
+    """Ask for confirmation before what cannot be undone. Without a terminal, --yes is required."""
     if not sys.stdin.isatty():
         raise typer.BadParameter(
-            f"Nobody can be asked here: say --yes to {to}.", param_hint="--yes"
+            f"There is no terminal to ask for confirmation: give --yes to {to}.",
+            param_hint="--yes",
         )
     typer.confirm(question, abort=True, err=True)
 
 
-# Ctrl-C and SIGTERM end a command that runs until it is told to stop: the first one asks, the
-# second one does not wait.
-
-
 @contextmanager
-def stopping(
-    told: str = "Stopping after the batch under way; once more ends it at once.",
+def stop_signals(
+    message: str = "Stopping after the current batch; press Ctrl-C again to stop at once.",
 ) -> Iterator[Event]:
-    """An event that the first signal sets; the second one raises KeyboardInterrupt, which does no
-    harm either.
+    """An event that the first Ctrl-C or SIGTERM sets, with a message on standard error. The second
+    one raises KeyboardInterrupt, which loses nothing either.
     """
     stop = Event()
 
@@ -137,8 +134,8 @@ def stopping(
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        if told:
-            print(told, file=sys.stderr, flush=True)
+        if message:
+            print(message, file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

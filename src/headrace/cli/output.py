@@ -1,6 +1,6 @@
-"""Tables for people and JSON lines for programs.
+"""The output of commands: tables and lines for people, JSON lines for programs, and progress.
 
-JSON follows the log's own rules: times in ISO 8601, bytes in base64, decimals and non-finite floats
+JSON follows the rules of the log: times in ISO 8601, bytes in base64, decimals and non-finite floats
 as strings.
 """
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from headrace.runtime.status import Status
 
 
-PIPED_WIDTH = 100_000  # a table that nobody sees in a window is not cut to fit one
+PIPED_WIDTH = 100_000  # the table is not cut if there is no terminal
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints what it is given as it is."""
+    """A console that prints text as it is, without markup."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         file=stream, markup=False, highlight=False, width=None if stream.isatty() else PIPED_WIDTH
     )
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     print(text)
 
 
-def emit(value: Any) -> None:
-    """One JSON line."""
-    print(json.dumps(plain(value), ensure_ascii=False))
+def print_json(value: Any) -> None:
+    """Print a value as one JSON line."""
+    print(json.dumps(to_json_value(value), ensure_ascii=False))
 
 
-def plain(value: Any) -> Any:
-    """A value in terms that JSON has."""
+def to_json_value(value: Any) -> Any:
+    """A value, such as a dataclass or a row, as JSON's types."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -58,21 +58,18 @@ def plain(value: Any) -> Any:
             else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
         )
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
+        members = {member.name: getattr(value, member.name) for member in fields(value)}
         return {
-            each.name: plain(getattr(value, each.name))
-            for each in fields(value)
-            if not isinstance(getattr(value, each.name), pa.Schema)
+            name: to_json_value(item)
+            for name, item in members.items()
+            if not isinstance(item, pa.Schema)
         }
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
-        return [plain(each) for each in value]
-    return _scalar(value)
-
-
-def _scalar(value: Any) -> Any:
+        return [to_json_value(item) for item in value]
     if isinstance(value, datetime):
-        return iso(value)
+        return iso_text(value)
     if isinstance(value, date | dt.time):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -84,15 +81,15 @@ def _scalar(value: Any) -> Any:
     return str(value)
 
 
-def iso(moment: datetime) -> str:
-    """With microseconds, and `Z` when it has a zone."""
+def iso_text(moment: datetime) -> str:
+    """A time in ISO 8601 with microseconds, and `Z` if it has a zone."""
     if moment.tzinfo is None:
         return moment.isoformat(timespec="microseconds")
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def cell(value: Any) -> str:
-    """A value as a table shows it."""
+def format_cell(value: Any) -> str:
+    """A value as text in a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -102,46 +99,48 @@ def cell(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, datetime):
-        return (
-            iso(value).replace("T", " ").replace(".000000", "")
-        )  # a narrow table breaks it at the blank
-    shown = plain(value)
-    return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        text = iso_text(value).replace(".000000", "")
+        return text.replace("T", " ")  # a narrow table can break it at the blank
+    json_value = to_json_value(value)
+    if isinstance(json_value, str):
+        return json_value
+    return json.dumps(json_value, ensure_ascii=False)
 
 
-def table(
+def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[Any]],
     *,
     empty: str = "Nothing there.",
     title: str | None = None,
 ) -> None:
-    """Print rows under headings; numbers on the right."""
+    """Print rows under headings, with numbers aligned to the right."""
     rows = list(rows)
     if not rows:
-        say(empty)
+        echo(empty)
         return
-    console().print(as_table(headings, rows, title=title))
+    console().print(make_table(headings, rows, title=title))
 
 
-def as_table(
+def make_table(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
 ) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for position, heading in enumerate(headings):
-        numbers = all(_is_number(row[position]) for row in rows)
-        drawn.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    """A table of rows under headings, with numbers aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for index, heading in enumerate(headings):
+        is_numeric = all(_is_number(row[index]) for row in rows)
+        table.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*map(cell, row))
-    return drawn
+        table.add_row(*map(format_cell, row))
+    return table
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal | None) and not isinstance(value, bool)
 
 
-def counted(count: int, thing: str) -> str:
-    """`1 row`, `2 rows`."""
+def count_text(count: int, thing: str) -> str:
+    """A count with its noun: `1 row`, `2 rows`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
@@ -165,17 +164,16 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} TB"
 
 
-# How far a run is behind, for the person who waits for it: a line on standard error every few
-# seconds while there are known ticks to do.
+# Progress
 
 
 EVERY_S = 5.0
 
 
 @dataclass
-class Progress:
-    """Hears of every batch, and now and then in between. `line` and `summary` say the same in
-    words.
+class RunProgress:
+    """Reports how far a run is behind: a line on standard error every few seconds while there are
+    ticks to process. The runner calls it after every batch, and now and then in between.
     """
 
     every_s: float = EVERY_S
@@ -183,48 +181,47 @@ class Progress:
     rows: int = 0
     last: Status | None = None
     _started_s: float = field(default_factory=time.monotonic)
-    _said_s: float = field(default_factory=time.monotonic)
-    _said_rows: int = 0
+    _reported_s: float = field(default_factory=time.monotonic)
+    _reported_rows: int = 0
 
     def __call__(self, status: Status) -> None:
-        if self.last is None and self.opening:  # whatever can be refused has not been
-            say(self.opening)
+        if self.last is None and self.opening:  # the run has started: nothing was refused
+            echo(self.opening)
         if status.batches > (self.last.batches if self.last is not None else 0):
             self.rows += status.batch_rows
         self.last = status
         now_s = time.monotonic()
-        if status.tick < status.newest_tick and now_s - self._said_s >= self.every_s:
-            print(self.line(status, now_s - self._said_s), file=sys.stderr, flush=True)
-            self._said_s, self._said_rows = now_s, self.rows
+        if status.tick < status.newest_tick and now_s - self._reported_s >= self.every_s:
+            print(self.line(status, now_s - self._reported_s), file=sys.stderr, flush=True)
+            self._reported_s, self._reported_rows = now_s, self.rows
 
     def line(self, status: Status, seconds: float) -> str:
-        rate = (self.rows - self._said_rows) / max(seconds, 1e-9)
+        """The progress in the last seconds, as one line."""
+        rate = (self.rows - self._reported_rows) / max(seconds, 1e-9)
         left = (
             f"about {seconds_text(status.rows_behind / rate)} left"
             if rate >= 1
-            else "time left not known"
+            else "time left unknown"
         )
         return (
-            f"tick {status.tick:,} of {status.newest_tick:,}, {counted(status.rows_behind, 'row')}"
+            f"tick {status.tick:,} of {status.newest_tick:,}, {count_text(status.rows_behind, 'row')}"
             f" behind, {rate:,.0f} rows/s, {left}"
         )
 
     def summary(self) -> str:
-        """When everything has been taken in."""
+        """The line at the end of a run that has caught up."""
         if self.last is None or not self.last.batches:
-            return "There was nothing to take in."
+            return "There was nothing to process."
         seconds = time.monotonic() - self._started_s
         return (
-            f"Caught up at tick {self.last.tick:,}: {counted(self.rows, 'row')} in"
+            f"Caught up at tick {self.last.tick:,}: {count_text(self.rows, 'row')} in"
             f" {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."
         )
 
 
-# How a process that goes on and on is doing: `headrace capture` and `headrace sync` say a line
-# every few seconds.
-
-
 class HasRows(Protocol):
+    """A status that counts rows."""
+
     @property
     def rows(self) -> int: ...
 
@@ -234,32 +231,32 @@ LongRunningStatus = TypeVar("LongRunningStatus", bound=HasRows)
 
 @dataclass
 class StatusLines(Generic[LongRunningStatus]):
-    """Status lines on standard error, now and then; JSON on standard output, if asked for. `line`
-    puts a status, and rows a second, into words.
+    """Reports the status of `headrace capture` and `headrace sync` every few seconds: lines on
+    standard error, or JSON on standard output. `line` formats a status and the rows per second.
     """
 
     line: Callable[[LongRunningStatus, float], str]
     as_json: bool = False
     last: LongRunningStatus | None = None
-    _said_s: float = field(default_factory=time.monotonic)
-    _said_rows: int = 0
+    _reported_s: float = field(default_factory=time.monotonic)
+    _reported_rows: int = 0
     _started_s: float = field(default_factory=time.monotonic)
 
     def __call__(self, status: LongRunningStatus) -> None:
         self.last = status
         now_s = time.monotonic()
-        if now_s - self._said_s < EVERY_S:
+        if now_s - self._reported_s < EVERY_S:
             return
-        rate = (status.rows - self._said_rows) / (now_s - self._said_s)
-        self._said_s, self._said_rows = now_s, status.rows
+        rate = (status.rows - self._reported_rows) / (now_s - self._reported_s)
+        self._reported_s, self._reported_rows = now_s, status.rows
         if self.as_json:
-            emit({**vars(status), "rows_per_second": rate})
+            print_json({**vars(status), "rows_per_second": rate})
         else:
             print(self.line(status, rate), file=sys.stderr, flush=True)
 
     def summary(self) -> str:
         rows = self.last.rows if self.last else 0
         return (
-            f"ended cleanly; {counted(rows, 'row')} in"
+            f"ended cleanly; {count_text(rows, 'row')} in"
             f" {seconds_text(time.monotonic() - self._started_s)}."
         )

@@ -1,8 +1,8 @@
-"""Which commands there are, where each is, and what `headrace --help` says of it: a command's
-module is imported when it is called.
+"""The list of commands: the module of each, and its line in `headrace --help`. A command's module is
+imported when the command is called.
 
-All of them together import Arrow, pandas and more, a second's work that nobody should wait for to
-read a list. The tests see that each line here is the first one of what the command says of itself.
+Importing all modules takes a second (Arrow, pandas and more), which is too long to wait for a list.
+A test checks that each line here equals the first line of the command's own help.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typer.main import get_command, get_group
 from headrace.cli.options import Settings
 from headrace.errors import HeadraceError
 
-# How the command ends when something goes wrong: a short red message with the way out, no
-# traceback, and a silent end for closed pipes.
+# Errors
 
 
-class QuietGroup(TyperGroup):
-    """The root of all commands: turns our errors into exit code 1, and a reader that went away into
-    a quiet end.
+class ErrorGroup(TyperGroup):
+    """The root of all commands. It turns Headrace errors into a short red message and exit code 1,
+    and a closed pipe into a silent end.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -36,15 +35,15 @@ class QuietGroup(TyperGroup):
         except HeadraceError as error:
             if isinstance(ctx.obj, Settings) and ctx.obj.debug:
                 raise
-            show(error)
+            print_error(error)
             raise typer.Exit(1) from None
         except BrokenPipeError:
-            _let_go_of_stdout()
+            _detach_stdout()
             raise typer.Exit(0) from None
 
 
-def show(error: HeadraceError) -> None:
-    """The error for a person: what happened in red, what to do below it."""
+def print_error(error: HeadraceError) -> None:
+    """Print an error on standard error: what happened in red, and below it what to do."""
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
@@ -55,9 +54,9 @@ def show(error: HeadraceError) -> None:
         console.print(f"To fix: {error.fix}")
 
 
-def _let_go_of_stdout() -> None:
-    """Nobody reads any more: what is still buffered must not raise again when the interpreter shuts
-    down.
+def _detach_stdout() -> None:
+    """Redirect standard output to nowhere after its reader has closed it, so that flushing the
+    buffer does not raise again when the interpreter shuts down.
     """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,8 +64,11 @@ def _let_go_of_stdout() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (it must stay open until the end)
 
 
-class Entry(NamedTuple):
-    """A command, or with the attribute `app` a group of them."""
+# Commands
+
+
+class CommandEntry(NamedTuple):
+    """A command, or with the attribute `app` a group of commands."""
 
     name: str
     module: str
@@ -75,165 +77,181 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry(
+    CommandEntry(
         "demo",
+        "pipeline.demo",
         "demo",
-        "demo",
-        "Show a small web shop at work, with its dashboard, until Ctrl-C; with --for, every number"
-        " is computed a second time in the end.",
+        "Run a small web shop with its dashboard, until Ctrl-C; with --for, every number is"
+        " computed a second time at the end.",
     ),
-    Entry("topic", "topic", "app", "Topics and tables: create, list, show, alter, delete."),
-    Entry(
-        "produce",
-        "produce",
-        "produce",
-        "Append rows. On a table they are upserts, unless a row says otherwise in _change_type"
-        " (insert, update_postimage, delete).",
+    CommandEntry(
+        "topic", "log.topic", "app", "Topics and tables: create, list, show, alter, delete."
     ),
-    Entry(
-        "consume",
-        "consume",
-        "consume",
-        "Print a topic's rows up to its end, or with --follow as they come.",
+    CommandEntry(
+        "produce",
+        "log.produce",
+        "produce",
+        "Append rows. In a table they are upserts, unless _change_type of a row is insert,"
+        " update_postimage or delete.",
     ),
-    Entry("group", "group", "app", "Consumer groups: list, show, reset."),
-    Entry(
+    CommandEntry(
+        "consume",
+        "log.consume",
+        "consume",
+        "Print a topic's rows up to its end, or with --follow as they arrive.",
+    ),
+    CommandEntry("group", "log.group", "app", "Consumer groups: list, show, reset."),
+    CommandEntry(
         "lag",
-        "group",
+        "log.lag",
         "lag",
-        "Show how far groups are behind. Exits with 3 when a threshold is passed (with --watch: was"
-        " passed).",
+        "Show how far consumer groups are behind. Exits with 3 if a threshold is exceeded, with"
+        " --watch if it was exceeded at any time.",
     ),
-    Entry("queue", "queue", "app", "A topic as a queue, for scripts: receive, ack, nack."),
-    Entry("dead", "dead", "app", "Dead letters: list, show, replay."),
-    Entry("log", "log", "app", "Care of the log: verify, stats, compact."),
-    Entry(
+    CommandEntry(
+        "queue", "log.queue", "app", "A topic as a queue, for scripts: receive, ack, nack."
+    ),
+    CommandEntry("dead", "log.dead", "app", "Dead letters: list, show, replay."),
+    CommandEntry("log", "log.log", "app", "Maintain the log: verify, stats, compact."),
+    CommandEntry(
         "plan",
-        "plan",
+        "pipeline.plan",
         "plan",
         "Show the plan of a pipeline: its steps, their names, inputs and outputs. Nothing is"
         " started.",
     ),
-    Entry(
+    CommandEntry(
         "run",
+        "pipeline.run",
         "run",
-        "run",
-        "Run a pipeline: take in its topics, keep its views and derived topics, and serve the views"
-        " on this machine, until Ctrl-C or SIGTERM.",
+        "Run a pipeline: process its topics, update its views and derived topics, and serve the"
+        " views on this machine, until Ctrl-C or SIGTERM.",
     ),
-    Entry(
+    CommandEntry(
         "status",
+        "pipeline.status",
         "status",
-        "status",
-        "Show a pipeline's run: its tick, how far it is behind, rows a second, the size of its"
-        " state, clocks and who holds them back, errors.",
+        "Show the status of a pipeline: its tick, how far it is behind, rows per second, the size"
+        " of its state, watermarks and the producers that hold them back, errors.",
     ),
-    Entry(
+    CommandEntry(
         "explain",
+        "pipeline.explain",
         "explain",
-        "explain",
-        "Say what a step waits for: its open windows, a key's partial matches, its clocks, the"
-        " producers that hold them back, and what would release them.",
+        "Explain what a step waits for: its open windows, a key's partial matches, its watermarks,"
+        " the producers that hold them back, and what would release them.",
     ),
-    Entry(
+    CommandEntry(
         "dashboard",
-        "serve",
+        "pipeline.serve",
         "dashboard",
-        "Show a pipeline in the browser: its graph, topics, time, views as they change, matches,"
-        " dead letters, SQL. Until Ctrl-C.",
+        "Show a pipeline in the browser: its graph, topics, watermarks, views as they change,"
+        " matches, dead letters, SQL. Until Ctrl-C.",
     ),
-    Entry(
+    CommandEntry(
         "top",
-        "status",
+        "pipeline.top",
         "top",
-        "Show a pipeline at a glance: rates, steps, time, dead letters. Until Ctrl-C.",
+        "Show a pipeline at a glance: rates, steps, watermarks, dead letters. Until Ctrl-C.",
     ),
-    Entry(
+    CommandEntry(
         "serve",
-        "serve",
+        "pipeline.serve",
         "serve",
         "Serve the views of a pipeline over HTTP, until Ctrl-C: rows, SQL, and changes as they"
         " happen. With a log, its topics too.",
     ),
-    Entry("view", "view", "app", "Views: list, show, compare and switch versions."),
-    Entry(
-        "state", "state", "app", "A pipeline's state: list its steps, show one, verify the files."
+    CommandEntry("view", "pipeline.view", "app", "Views: list, show, compare and switch versions."),
+    CommandEntry(
+        "state",
+        "pipeline.state",
+        "app",
+        "A pipeline's state: list its steps, show one, verify the files.",
     ),
-    Entry(
+    CommandEntry(
         "replay",
-        "run",
+        "pipeline.replay",
         "replay",
-        "Build a version of a pipeline beside it: the same ticks over again, with state, topics and"
+        "Build a version of a pipeline next to it: replay the same ticks, with state, topics and"
         " views of its own.",
     ),
-    Entry(
+    CommandEntry(
         "rescale",
-        "run",
+        "pipeline.rescale",
         "rescale",
-        "Choose how many shards a pipeline has: how many tasks of a stage can work at once. Its"
-        " rows stay the same.",
+        "Choose how many shards a pipeline has, which is how many tasks of a stage can run at once."
+        " Its rows stay the same.",
     ),
-    Entry(
+    CommandEntry(
         "capture",
-        "capture",
+        "edges.capture",
         "capture",
         "Capture the changes of databases into the log, until Ctrl-C or SIGTERM.",
     ),
-    Entry(
+    CommandEntry(
         "sync",
-        "sync",
+        "edges.sync",
         "sync",
         "Keep another system equal to a topic, exactly once, until Ctrl-C or SIGTERM.",
     ),
-    Entry("gateway", "gateway", "app", "Take rows in from outside: HTTP, StatsD, ZeroMQ, AMQP."),
-    Entry(
+    CommandEntry(
+        "gateway", "edges.gateway", "app", "Accept rows from outside: HTTP, StatsD, ZeroMQ, AMQP."
+    ),
+    CommandEntry(
         "watch",
-        "alert",
+        "edges.watch",
         "watch",
         "Watch lag, watermarks, late and dropped rows, failed batches and dead letters, until"
         " Ctrl-C.",
     ),
-    Entry("alert", "alert", "app", "Show what alerts have told, and silence them for a while."),
-    Entry("events", "events", "app", "Event stores: list, history, state, digest, excise, forget."),
-    Entry("search", "search", "search", "Search an index; the best rows first."),
-    Entry(
+    CommandEntry(
+        "alert",
+        "edges.alert",
+        "app",
+        "Show the messages of alerts, and silence an alert for a while.",
+    ),
+    CommandEntry(
+        "events", "log.events", "app", "Event stores: list, history, state, digest, excise, forget."
+    ),
+    CommandEntry("search", "log.search", "search", "Search an index, with the best matches first."),
+    CommandEntry(
         "search-test",
-        "search",
+        "log.search",
         "search_test",
-        "Try a search query on a topic's history: the rows that it would have found, and how many"
-        " of all.",
+        "Try a search query on a topic's history: show the rows that it would have found, and count"
+        " them.",
     ),
 )
 
 
-class LazyGroup(QuietGroup):
-    """Lists commands as the table says, and imports the one that is called."""
+class LazyGroup(ErrorGroup):
+    """Lists commands from `COMMANDS`, and imports the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         entry = next((entry for entry in COMMANDS if entry.name == name), None)
-        return name, command if entry is None else loaded(entry), rest
+        return name, command if entry is None else load_command(entry), rest
 
 
 def register(app: typer.Typer) -> None:
-    """Put a name and a line of help for each command into a group; `LazyGroup` puts the command
-    itself in its place.
+    """Add a placeholder with a name and a line of help for each command; `LazyGroup` replaces it by
+    the command itself.
     """
     for entry in COMMANDS:
-        app.command(entry.name, help=entry.help)(_stand_in)
+        app.command(entry.name, help=entry.help)(_placeholder)
 
 
-def _stand_in() -> None:
-    """Never called: a command is loaded before."""
+def _placeholder() -> None:
+    """Never called: the command is loaded first."""
 
 
-def loaded(entry: Entry) -> Any:
-    """The command itself, imported now."""
-    found = getattr(import_module(f"headrace.cli.commands.{entry.module}"), entry.attribute)
-    if isinstance(found, typer.Typer):
-        group = get_group(found)
+def load_command(entry: CommandEntry) -> Any:
+    """Import the module of a command, and return the command."""
+    command = getattr(import_module(f"headrace.cli.commands.{entry.module}"), entry.attribute)
+    if isinstance(command, typer.Typer):
+        group = get_group(command)
         group.name = entry.name
         return group
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(entry.name)(found)
-    return get_command(alone)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(entry.name)(command)
+    return get_command(app)

@@ -1,7 +1,6 @@
-"""Reads rows out of files and standard input: JSON lines and CSV as text rows with their line
-numbers, Parquet as Arrow batches.
-
-`produce` uses it. Files of any size are read in pieces; nothing is held but the rows of one append.
+"""Reads rows from files and standard input, for `headrace produce`: JSON lines and CSV as text rows
+with their line numbers, Parquet as Arrow batches. Files of any size are read in chunks; only the rows
+of one append are in memory.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ import pyarrow.parquet as pq
 from headrace.errors import BadRows, InputError, nearest
 from headrace.types.text import TextRow
 
-Progress = Callable[[int], None]
-"""Told how many bytes (of Parquet: rows) were read since the last time."""
+OnRead = Callable[[int], None]
+"""Called with the number of bytes (for Parquet: rows) that were read since the last call."""
 
 
 PIPE_BYTES = 1 << 16
 
 
 class Format(StrEnum):
-    """How the rows of a file are written."""
+    """The format of a file of rows."""
 
     jsonl = "jsonl"
     csv = "csv"
@@ -48,33 +47,33 @@ SUFFIXES = {
 
 
 def format_of(path: Path) -> Format:
-    """What a file's name says about its format."""
-    found = SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    """The format that a file's suffix names."""
+    file_format = SUFFIXES.get(path.suffix.lower())
+    if file_format is None:
         raise InputError(
-            f"{path} does not say by its name how it is written: {nearest(path.suffix, SUFFIXES)}",
-            fix="say --format jsonl, csv or parquet.",
+            f"The name of {path} does not show its format: {nearest(path.suffix, SUFFIXES)}",
+            fix="give --format jsonl, csv or parquet.",
         )
-    return found
+    return file_format
 
 
-def opened_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"There is no file {path}: {nearest(path.name, beside)}") from None
+        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"There is no file {path}: {nearest(path.name, siblings)}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def file_lines(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """The lines of a file, none of which has to be waited for."""
+    """The lines of a file, in the form of `arriving_lines`: its sender never pauses."""
     return ((line, False) for line in stream)
 
 
 def arriving_lines(descriptor: int) -> Iterator[tuple[bytes, bool]]:
-    """Lines as they come through a pipe or a terminal, each with whether the sender pauses behind
+    """Lines as they arrive through a pipe or a terminal, each with whether the sender pauses after
     it.
     """
     rest = b""
@@ -87,47 +86,52 @@ def arriving_lines(descriptor: int) -> Iterator[tuple[bytes, bool]]:
 
 
 def json_chunks(
-    lines: Iterable[tuple[bytes, bool]], source: str, *, most: int, decimals: bool, told: Progress
+    lines: Iterable[tuple[bytes, bool]],
+    source: str,
+    *,
+    max_rows: int,
+    decimals: bool,
+    on_read: OnRead,
 ) -> Iterator[list[TextRow]]:
-    """JSON lines, `most` at a time, and fewer where the sender pauses."""
+    """The rows of JSON lines, `max_rows` at a time, or fewer if the sender pauses."""
     parse = json.JSONDecoder(parse_float=Decimal if decimals else None).decode
     rows: list[TextRow] = []
     for number, (line, pauses) in enumerate(lines, 1):
-        told(len(line))
+        on_read(len(line))
         if text := line.strip():
             rows.append(TextRow(number, _json_row(parse, text, f"{source}, line {number}")))
-        if rows and (pauses or len(rows) >= most):
+        if rows and (pauses or len(rows) >= max_rows):
             yield rows
             rows = []
     if rows:
         yield rows
 
 
-def _json_row(parse: Callable[[str], Any], text: bytes, place: str) -> dict[str, Any]:
+def _json_row(parse: Callable[[str], Any], text: bytes, position: str) -> dict[str, Any]:
     try:
         row = parse(text.decode())
     except json.JSONDecodeError as error:
         raise BadRows(
-            f"{place} is not JSON: {error.msg} at character {error.pos + 1}.",
+            f"{position} is not JSON: {error.msg} at character {error.pos + 1}.",
             fix="write one JSON object a line.",
         ) from None
     except UnicodeDecodeError as error:
         raise BadRows(
-            f"{place} is not UTF-8 text: byte {error.start + 1} cannot be read."
+            f"{position} is not UTF-8 text: byte {error.start + 1} cannot be read."
         ) from None
     if not isinstance(row, dict):
         raise BadRows(
-            f"{place} holds a {type(row).__name__}, not an object.",
+            f"{position} holds a {type(row).__name__}, not an object.",
             fix='write one JSON object a line, such as {"id": 1}.',
         )
     return row
 
 
 def csv_chunks(
-    stream: BinaryIO, source: str, *, most: int, told: Progress
+    stream: BinaryIO, source: str, *, max_rows: int, on_read: OnRead
 ) -> Iterator[list[TextRow]]:
-    """CSV with a heading, `most` rows at a time. An empty field is null."""
-    reader = csv.reader(_csv_lines(stream, source, told), strict=True)
+    """The rows of a CSV file with a heading, `max_rows` at a time. An empty field is null."""
+    reader = csv.reader(_csv_lines(stream, source, on_read), strict=True)
     rows: list[TextRow] = []
     try:
         names = next(reader, None)
@@ -142,7 +146,7 @@ def csv_chunks(
                     reader.line_num, _csv_row(names, fields, f"{source}, line {reader.line_num}")
                 )
             )
-            if len(rows) >= most:
+            if len(rows) >= max_rows:
                 yield rows
                 rows = []
     except csv.Error as error:
@@ -151,9 +155,9 @@ def csv_chunks(
         yield rows
 
 
-def _csv_lines(stream: BinaryIO, source: str, told: Progress) -> Iterator[str]:
+def _csv_lines(stream: BinaryIO, source: str, on_read: OnRead) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
-        told(len(line))
+        on_read(len(line))
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -171,18 +175,18 @@ def _check_heading(names: list[str], source: str) -> None:
             )
 
 
-def _csv_row(names: list[str], fields: list[str], place: str) -> dict[str, Any]:
+def _csv_row(names: list[str], fields: list[str], position: str) -> dict[str, Any]:
     if len(fields) != len(names):
-        raise BadRows(f"{place} has {len(fields)} fields, but the heading has {len(names)}.")
+        raise BadRows(f"{position} has {len(fields)} fields, but the heading has {len(names)}.")
     return {name: field or None for name, field in zip(names, fields, strict=True)}
 
 
-def parquet_batches(path: Path, *, most: int, told: Progress) -> Iterator[pa.RecordBatch]:
-    """The batches of a Parquet file, at most `most` rows each."""
+def parquet_batches(path: Path, *, max_rows: int, on_read: OnRead) -> Iterator[pa.RecordBatch]:
+    """The batches of a Parquet file, with at most `max_rows` rows each."""
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=most):
-                told(batch.num_rows)
+            for batch in file.iter_batches(batch_size=max_rows):
+                on_read(batch.num_rows)
                 yield batch
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}.") from None

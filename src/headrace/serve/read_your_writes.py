@@ -145,7 +145,7 @@ class OffsetWaiter:
                     f"This log has no ticks of the pipeline {pipeline!r}.",
                     fix="start the server with the pipeline's own log.",
                 )
-            self._journals[pipeline] = TickJournal(log, pipeline)
+            self._journals[pipeline] = TickJournal.open(log, pipeline)
         return self._journals[pipeline]
 
 

@@ -83,7 +83,7 @@ def start(
     """
     check_listening(host, token)
     chosen = limits or Limits()
-    listening = listen(host, port, slow_s=chosen.slow_s)
+    listening = listen(host, port, peer_timeout_s=chosen.slow_s)
     try:
         opened = _open(log) if isinstance(log, str) else log
         server = Server(
@@ -93,7 +93,7 @@ def start(
             token=token,
             own_log=opened if isinstance(log, str) else None,
         )
-        server.begin()
+        server.start()
     except BaseException:
         listening.close()
         raise

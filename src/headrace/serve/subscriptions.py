@@ -149,7 +149,7 @@ def parse_resume_id(text: str | None) -> ResumePoint | None:
     return ResumePoint(match[1], int(match[2]))
 
 
-class ViewSource:
+class ViewEventSource:
     """The changes of one view, as the events of a channel."""
 
     def __init__(self, location: ViewLocation, stores: ViewStores) -> None:
@@ -213,7 +213,7 @@ class Subscription:
     async def info(self) -> ViewInfo:
         """The description of the view. UnknownView if there is none."""
         source = (await self._channel(self._stores.locate(self._name))).source
-        assert isinstance(source, ViewSource)
+        assert isinstance(source, ViewEventSource)
         assert source.info is not None
         return source.info
 
@@ -258,7 +258,7 @@ class Subscription:
 
     async def _channel(self, location: ViewLocation) -> Channel:
         return await self._hub.channel(
-            ("view", location), lambda: ViewSource(location, self._stores)
+            ("view", location), lambda: ViewEventSource(location, self._stores)
         )
 
 
@@ -434,7 +434,7 @@ def parse_offsets_id(text: str | None) -> dict[int, int] | None:
     return {int(match[1]): int(match[2]) for match in matches if match}
 
 
-class TopicSource:
+class TopicEventSource:
     """The rows of one topic, as the events of a channel."""
 
     def __init__(self, log: Log, topic: str) -> None:
@@ -501,7 +501,7 @@ def tail_start(log: Log, topic: str, resume: Offsets | None, last: int) -> dict[
 async def tail(
     log: Log, hub: Hub, topic: str, after: Offsets, select: Selector | None
 ) -> AsyncGenerator[bytes, None]:
-    channel = await hub.channel(("topic", topic), lambda: TopicSource(log, topic))
+    channel = await hub.channel(("topic", topic), lambda: TopicEventSource(log, topic))
     with hub.subscribed(channel):
         async for data in hub.follow(channel, after, select):
             yield data

@@ -1,36 +1,36 @@
-// The dashboard: asks for the figures once a second, and follows views and topics as they change. No library, nothing from elsewhere.
+// The dashboard: requests the measurements once a second, and subscribes to views and topics. No libraries; nothing is loaded from elsewhere.
 
 import { barChart, brief, bytes, clockSpan, el, lineChart, number, ownTable, plain, replaceKeeping, right, rowsOf, shortRate, tableOf, when } from "./drawing.js";
 
-const EVERY_MS = 1000, MOST_ROWS = 200, MOST_TAIL = 50;
+const EVERY_MS = 1000, MAX_ROWS = 200, MAX_TAIL_ROWS = 50;
 const $ = (id) => document.getElementById(id);
-let facts = null, tab = "pipeline", shown = {}, streams = new AbortController();
+let measurements = null, tab = "pipeline", shown = {}, streams = new AbortController();
 
-// ---- asking
+// ---- requests
 
 function headers(more = {}) {
   const token = sessionStorage.getItem("token");
   return token ? { ...more, Authorization: `Bearer ${token}` } : more;
 }
 
-async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: headers(options.headers) });
-  if (answer.status === 401 && !options.again) {
+async function request(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (response.status === 401 && !options.again) {
     const token = prompt("The token of this server:");
-    if (token) { sessionStorage.setItem("token", token); return ask(path, { ...options, again: true }); }
+    if (token) { sessionStorage.setItem("token", token); return request(path, { ...options, again: true }); }
   }
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.fix ? `${told.message}\nTo fix: ${told.fix}` : told.message);
-  return told;
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.fix ? `${body.message}\nTo fix: ${body.fix}` : body.message);
+  return body;
 }
 
-async function follow(path, signal, hear) {
+async function subscribe(path, signal, onEvent) {
   let last = null, wait = 500;
   while (!signal.aborted) {
     try {
-      const answer = await fetch(path, { headers: headers(last ? { "Last-Event-ID": last } : {}), signal });
-      if (!answer.ok || !answer.body) throw new Error(String(answer.status));
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const response = await fetch(path, { headers: headers(last ? { "Last-Event-ID": last } : {}), signal });
+      if (!response.ok || !response.body) throw new Error(String(response.status));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       wait = 500;
       for (;;) {
@@ -39,10 +39,10 @@ async function follow(path, signal, hear) {
         text += value;
         let end;
         while ((end = text.indexOf("\n\n")) >= 0) {
-          const event = parsed(text.slice(0, end));
+          const event = parseEvent(text.slice(0, end));
           text = text.slice(end + 2);
           if (event.id) last = event.id;
-          if (event.data) hear(event.kind, JSON.parse(event.data));
+          if (event.data) onEvent(event.kind, JSON.parse(event.data));
         }
       }
     } catch (problem) {
@@ -54,7 +54,7 @@ async function follow(path, signal, hear) {
   }
 }
 
-function parsed(block) {
+function parseEvent(block) {
   const event = { kind: "message", data: "", id: null };
   for (const line of block.split("\n")) {
     const at = line.indexOf(":");
@@ -71,9 +71,9 @@ function parsed(block) {
 const ONE_TO_ONE = new Set(["select", "key_by"]);
 
 function flowOf(node, byId) {
-  if (node.topic) { const known = facts.topics.find((topic) => topic.name === node.topic); if (known) return known.rows_per_second; }
-  const told = facts.rates[`${node.id}.rows_out`];
-  if (told !== undefined) return Math.max(0, told);
+  if (node.topic) { const topic = measurements.topics.find((each) => each.name === node.topic); if (topic) return topic.rows_per_second; }
+  const rate = measurements.rates[`${node.id}.rows_out`];
+  if (rate !== undefined) return Math.max(0, rate);
   if ((ONE_TO_ONE.has(node.kind) || node.kind === "view") && node.inputs.length === 1) return flowOf(byId.get(node.inputs[0]), byId);
   return undefined;
 }
@@ -82,7 +82,7 @@ function layout(nodes) {
   const byId = new Map(nodes.map((node) => [node.id, node])), depth = new Map();
   const deep = (node) => { if (!depth.has(node.id)) { depth.set(node.id, 0); depth.set(node.id, Math.max(0, ...node.inputs.filter((id) => byId.has(id)).map((id) => deep(byId.get(id)) + 1))); } return depth.get(node.id); };
   nodes.forEach(deep);
-  // An edge over several columns has a place in each of those between, and so passes no box; edges from the same box share them.
+  // An edge over several columns has a slot in each column between, so it crosses no box; edges from the same box share the slots.
   const columns = [], behind = new Map(), routes = [];
   for (const node of nodes) (columns[depth.get(node.id)] ??= []).push(node.id);
   for (const node of nodes) {
@@ -98,29 +98,29 @@ function layout(nodes) {
       routes.push([...route, node.id]);
     }
   }
-  const place = new Map();
+  const position = new Map();
   columns.forEach((column) => {
-    const wish = (id) => { const known = behind.get(id).map((from) => place.get(from)).filter((at) => at !== undefined); return known.length ? known.reduce((sum, at) => sum + at, 0) / known.length : 1e6; };
+    const wish = (id) => { const positions = behind.get(id).map((from) => position.get(from)).filter((at) => at !== undefined); return positions.length ? positions.reduce((sum, at) => sum + at, 0) / positions.length : 1e6; };
     column.sort((one, other) => wish(one) - wish(other));
-    column.forEach((id, at) => place.set(id, column.length > 1 ? at / (column.length - 1) : 0.5));
+    column.forEach((id, at) => position.set(id, column.length > 1 ? at / (column.length - 1) : 0.5));
   });
   return { byId, columns, routes };
 }
 
 function healthOf(node) {
-  const names = Object.keys(facts.rates).filter((name) => name.startsWith(`${node.id}.`));
-  if (names.some((name) => /\.(diverted|late|errors|given_up)$/.test(name) && facts.rates[name] > 0)) return "warn";
-  if (facts.dead.some((letters) => letters.of === node.id || letters.of === node.topic)) return "warn";
+  const names = Object.keys(measurements.rates).filter((name) => name.startsWith(`${node.id}.`));
+  if (names.some((name) => /\.(diverted|late|errors|given_up)$/.test(name) && measurements.rates[name] > 0)) return "warn";
+  if (measurements.dead.some((dead) => dead.of === node.id || dead.of === node.topic)) return "warn";
   return "";
 }
 
 function graph() {
-  const { byId, columns, routes } = layout(facts.plan.nodes);
+  const { byId, columns, routes } = layout(measurements.plan.nodes);
   const wide = 146, gap = 40, tall = 40, space = 14, at = new Map(); // so that seven columns fit a screen of 1366
   const height = (id) => (byId.has(id) ? tall : 4), stack = (column) => column.reduce((sum, id) => sum + height(id) + space, 0);
   const tallest = Math.max(...columns.map(stack)), width = columns.length * (wide + gap) - gap + 8;
   columns.forEach((column, x) => { let y = 12 + (tallest - stack(column)) / 2; for (const id of column) { at.set(id, [x * (wide + gap) + 4, y + height(id) / 2]); y += height(id) + space; } });
-  const edges = [], labels = [], said = new Map();
+  const edges = [], labels = [], labelCounts = new Map();
   for (const route of routes) {
     const flow = flowOf(byId.get(route[0]), byId);
     let [x, y] = at.get(route[0]), path = `M${(x += wide)},${y}`;
@@ -131,12 +131,12 @@ function graph() {
       if (!byId.has(id)) path += `L${(x += wide)},${y}`;
     }
     edges.push(el("path", { class: `edge ${flow > 0 ? "flows" : ""}`, d: path }));
-    const nth = said.get(route.at(-1)) ?? 0; // where several edges end, above and below them
+    const nth = labelCounts.get(route.at(-1)) ?? 0; // where several edges end, above and below them
     if (flow === undefined || flow <= 0 || nth > 1) continue;
-    said.set(route.at(-1), nth + 1);
+    labelCounts.set(route.at(-1), nth + 1);
     labels.push(el("text", { x: x - 3, y: nth ? y + 13 : y - 5, "text-anchor": "end", class: "soft flow" }, `${shortRate(flow)}/s`));
   }
-  const boxes = facts.plan.nodes.map((node) => {
+  const boxes = measurements.plan.nodes.map((node) => {
     const [x, middle] = at.get(node.id), y = middle - tall / 2, name = node.label.length > 20 ? node.label.slice(0, 19) + "…" : node.label;
     const pick = () => { shown.node = shown.node === node.id ? null : node.id; draw(); };
     return el("g", { class: `node ${node.kind} ${node.stateful ? "keeps" : ""} ${healthOf(node)}`, transform: `translate(${x},${y})`, tabindex: 0, role: "button", "aria-pressed": String(shown.node === node.id), "aria-label": `${node.kind} ${node.label}`, "data-at": `node ${node.id}`, onclick: pick, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
@@ -146,17 +146,17 @@ function graph() {
 }
 
 function detail() {
-  const node = facts.plan.nodes.find((each) => each.id === shown.node);
-  if (!node) return el("p", { class: "soft" }, "Choose a box to see what it does, what it counted, and what it waits for.");
-  const rows = Object.entries(facts.run?.counts ?? {}).filter(([name]) => name.startsWith(`${node.id}.`)).map(([name, count]) => ({ what: name.slice(node.id.length + 1).replaceAll("_", " "), since_the_beginning: count, a_second: Math.round(10 * (facts.rates[name] ?? 0)) / 10 }));
-  const due = Object.values(facts.run?.queries ?? {}).map((query) => query.due_us?.[node.id]).find((time) => time !== undefined);
-  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [facts.state[node.id] !== undefined ? `keeps ${bytes(facts.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? ownTable(["what", "since_the_beginning", "a_second"], rowsOf(rows)) : null);
+  const node = measurements.plan.nodes.find((each) => each.id === shown.node);
+  if (!node) return el("p", { class: "soft" }, "Choose a box to see its step, its counts, and what it waits for.");
+  const rows = Object.entries(measurements.run?.counts ?? {}).filter(([name]) => name.startsWith(`${node.id}.`)).map(([name, count]) => ({ what: name.slice(node.id.length + 1).replaceAll("_", " "), since_start: count, per_second: Math.round(10 * (measurements.rates[name] ?? 0)) / 10 }));
+  const due = Object.values(measurements.run?.queries ?? {}).map((query) => query.due_us?.[node.id]).find((time) => time !== undefined);
+  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [measurements.state[node.id] !== undefined ? `state ${bytes(measurements.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? ownTable(["what", "since_start", "per_second"], rowsOf(rows)) : null);
 }
 
 // ---- what each tab shows
 
 const PAGES = {
-  pipeline: { title: "Pipeline", draw: () => (facts.plan ? [el("section", { class: "card", "aria-label": "Graph" }, graph()), el("section", { class: "card", "aria-live": "off" }, detail()), el("section", { class: "card" }, lineChart("Rows behind", facts.series.at, { rows: facts.series.behind }))] : [el("section", { class: "card" }, "No pipeline has run with this state directory yet.")]) },
+  pipeline: { title: "Pipeline", draw: () => (measurements.plan ? [el("section", { class: "card", "aria-label": "Graph" }, graph()), el("section", { class: "card", "aria-live": "off" }, detail()), el("section", { class: "card" }, lineChart("Rows behind", measurements.series.at, { rows: measurements.series.behind }))] : [el("section", { class: "card" }, "No pipeline has run with this state directory yet.")]) },
   views: { title: "Views", begin: beginViews, draw: null },
   topics: { title: "Topics", begin: beginTopics, draw: drawTopics },
   time: { title: "Time", draw: drawTime },
@@ -167,13 +167,13 @@ const PAGES = {
 
 function draw() {
   const page = PAGES[tab];
-  if (page.draw && facts) { const made = page.draw(); if (made) replaceKeeping($("panel"), ...made); }
+  if (page.draw && measurements) { const sections = page.draw(); if (sections) replaceKeeping($("panel"), ...sections); }
 }
 
 // Views: a live table and a chart
 
 async function beginViews(signal) {
-  const { views } = facts?.run ? await ask("/views") : { views: [] };
+  const { views } = measurements?.run ? await request("/views") : { views: [] };
   if (signal.aborted) return;
   if (!views.length) {
     setTimeout(() => { if (!signal.aborted) show("views"); }, EVERY_MS);
@@ -187,26 +187,26 @@ async function beginViews(signal) {
   followView(views.find((view) => view.name === shown.view), signal, live);
 }
 
-function followView(view, signal, place) {
+function followView(view, signal, section) {
   let rows = new Map(), tick = view.tick, waiting = false;
   const keyOf = (row) => JSON.stringify(view.key.map((name) => row[name]));
   const redraw = () => { if (!waiting) { waiting = true; setTimeout(() => { waiting = false; if (!signal.aborted) paint(); }, 200); } };
   const paint = () => {
     const list = [...rows.values()], ranking = rankingOf(view), names = list.length ? Object.keys(list[0].cells) : [];
-    const some = ranking ? list.sort(inOrder(ranking)).slice(0, MOST_ROWS) : list.slice(-MOST_ROWS).reverse();
+    const some = ranking ? list.sort(inOrder(ranking)).slice(0, MAX_ROWS) : list.slice(-MAX_ROWS).reverse();
     const column = charted(view, ranking, names, list), bars = column ? some.slice(0, 12).map((row) => [labelOf(view, ranking, row.cells), parseFloat(row.cells[column]) || 0]) : [];
-    replaceKeeping(place, el("h2", {}, view.name), el("p", { class: "soft", role: "status", id: "seen" }, `tick ${number(tick)}, ${number(list.length)} rows${list.length > MOST_ROWS ? `, of which the ${ranking ? "first" : "newest"} ${MOST_ROWS} are shown` : ""}`), barChart(column ?? "", bars), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Rows of ${view.name}`, "data-at": "rows" }, tableOf(names, some)));
+    replaceKeeping(section, el("h2", {}, view.name), el("p", { class: "soft", role: "status", id: "seen" }, `tick ${number(tick)}, ${number(list.length)} rows${list.length > MAX_ROWS ? `, of which the ${ranking ? "first" : "newest"} ${MAX_ROWS} are shown` : ""}`), barChart(column ?? "", bars), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Rows of ${view.name}`, "data-at": "rows" }, tableOf(names, some)));
     for (const row of rows.values()) row.how = null;
   };
   let fresh = null;
-  follow(`/views/${encodeURIComponent(view.name)}/changes`, signal, (kind, told) => {
+  subscribe(`/views/${encodeURIComponent(view.name)}/changes`, signal, (kind, data) => {
     if (kind === "snapshot") {
       fresh ??= new Map();
-      for (const cells of told.rows) fresh.set(keyOf(cells), { cells, how: null });
-      if (told.last) { rows = fresh; fresh = null; tick = told.tick; redraw(); }
+      for (const cells of data.rows) fresh.set(keyOf(cells), { cells, how: null });
+      if (data.last) { rows = fresh; fresh = null; tick = data.tick; redraw(); }
     } else if (kind === "changes") {
-      tick = told.tick;
-      for (const change of told.changes) {
+      tick = data.tick;
+      for (const change of data.changes) {
         const { _change_type: how, ...cells } = change, key = keyOf(cells);
         if (how === "delete") rows.delete(key);
         else if (how !== "update_preimage") { rows.delete(key); rows.set(key, { cells, how: how === "insert" ? "fresh" : "corrected" }); }
@@ -217,13 +217,13 @@ function followView(view, signal, place) {
   });
 }
 
-// A leaderboard is shown in its order, which the plan tells: within each of `per`, by `order`
+// A leaderboard is shown in the order that the plan has: within each of `per`, by `order`
 
 const isNumber = (value) => !isNaN(parseFloat(value)) && isFinite(value);
 const isTime = (value) => /^\d{4}-\d\d-\d\dT/.test(value);
 
 function rankingOf(view) {
-  const node = (facts?.plan?.nodes ?? []).find((each) => each.kind === "view" && each.label === view.name);
+  const node = (measurements?.plan?.nodes ?? []).find((each) => each.kind === "view" && each.label === view.name);
   return node?.order?.length ? node : null;
 }
 
@@ -242,7 +242,7 @@ function inOrder(ranking) {
 }
 
 function charted(view, ranking, names, list) {
-  // What is ranked; else the last number that is not of the key: aggregates stand behind what they are made of.
+  // The ranked column; else the last number outside the key, because aggregates come after their inputs.
   const numbers = names.filter((name) => !view.key.includes(name) && list.some((row) => isNumber(row.cells[name]))), first = ranking?.order[0][0];
   return numbers.includes(first) ? first : numbers.at(-1);
 }
@@ -255,98 +255,98 @@ function labelOf(view, ranking, cells) {
 
 // Topics, groups
 
-function beginTopics(signal) { shown.tail = null; if (shown.topic) followTopic(shown.topic, signal, MOST_TAIL, (rows) => { shown.tail = rows; }); }
+function beginTopics(signal) { shown.tail = null; if (shown.topic) followTopic(shown.topic, signal, MAX_TAIL_ROWS, (rows) => { shown.tail = rows; }); }
 
-function followTopic(topic, signal, most, hear) {
+function followTopic(topic, signal, maxRows, onRows) {
   let rows = [];
-  follow(`/topics/${encodeURIComponent(topic)}/tail?last=${most}`, signal, (kind, told) => {
-    const fresh = told.rows ?? [];
-    rows = [...fresh.map((cells) => ({ cells, how: "fresh" })).reverse(), ...rows.map((row) => ({ cells: row.cells }))].slice(0, most);
-    if (fresh.length) hear(rows);
+  subscribe(`/topics/${encodeURIComponent(topic)}/tail?last=${maxRows}`, signal, (kind, data) => {
+    const fresh = data.rows ?? [];
+    rows = [...fresh.map((cells) => ({ cells, how: "fresh" })).reverse(), ...rows.map((row) => ({ cells: row.cells }))].slice(0, maxRows);
+    if (fresh.length) onRows(rows);
   });
 }
 
 function drawTopics() {
-  const rows = facts.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, offsets: topic.rows ?? topic.end, size: right(topic.bytes === undefined ? "" : bytes(topic.bytes)), a_second: Math.round(topic.rows_per_second) } }));
+  const rows = measurements.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, offsets: topic.rows ?? topic.end, size: right(topic.bytes === undefined ? "" : bytes(topic.bytes)), per_second: Math.round(topic.rows_per_second) } }));
   const tail = shown.topic ? el("section", { class: "card" }, el("h2", {}, `The newest rows of ${shown.topic}`), shown.tail ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Newest rows", "data-at": "tail" }, tableOf(Object.keys(shown.tail[0]?.cells ?? {}), shown.tail)) : el("p", { class: "soft" }, "None yet.")) : null;
-  const groups = Object.keys(facts.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), ownTable(["group", "rows_behind"], rowsOf(Object.entries(facts.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", facts.series.at, facts.series.lag)) : null;
-  return [el("section", { class: "card" }, el("h2", {}, "Topics"), ownTable(["topic", "partitions", "offsets", "size", "a_second"], rows)), tail, groups];
+  const groups = Object.keys(measurements.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), ownTable(["group", "rows_behind"], rowsOf(Object.entries(measurements.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", measurements.series.at, measurements.series.lag)) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Topics"), ownTable(["topic", "partitions", "offsets", "size", "per_second"], rows)), tail, groups];
 }
 
 // Time
 
 function drawTime() {
-  const clocks = Object.entries(facts.run?.watermarks ?? {});
-  if (!clocks.length) return [el("section", { class: "card" }, "No input has event time, or none has begun.")];
-  const held = clocks.flatMap(([input, clock]) => (clock.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_heard: when(each.heard_us / 1e6) })));
-  const rows = clocks.map(([input, clock]) => ({ input, watermark: when(clock.watermark_us === null ? null : clock.watermark_us / 1e6), behind_the_wall_clock: clock.watermark_us === null ? null : right(clockSpan(Math.max(0, facts.at - clock.watermark_us / 1e6))), producers: clock.producers }));
-  const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : Math.max(0, facts.series.at[at] - seconds)))]));
-  const counts = facts.run?.counts ?? {}, due = Object.assign({}, ...Object.values(facts.run?.queries ?? {}).map((query) => query.due_us ?? {}));
+  const watermarks = Object.entries(measurements.run?.watermarks ?? {});
+  if (!watermarks.length) return [el("section", { class: "card" }, "No input has event time, or none has rows yet.")];
+  const held = watermarks.flatMap(([input, watermark]) => (watermark.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_report: when(each.heard_us / 1e6) })));
+  const rows = watermarks.map(([input, { watermark_us: us, producers }]) => ({ input, watermark: when(us === null ? null : us / 1e6), behind_the_wall_clock: us === null ? null : right(clockSpan(Math.max(0, measurements.at - us / 1e6))), producers }));
+  const behind = Object.fromEntries(Object.entries(measurements.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : Math.max(0, measurements.series.at[at] - seconds)))]));
+  const counts = measurements.run?.counts ?? {}, due = Object.assign({}, ...Object.values(measurements.run?.queries ?? {}).map((query) => query.due_us ?? {}));
   const steps = [...new Set([...Object.keys(due), ...Object.keys(counts).filter((name) => name.endsWith(".windows_waiting")).map((name) => name.slice(0, -16))])].sort();
-  const countsCorrections = (step) => /^(tumbling|hopping)/.test((facts.plan?.nodes ?? []).find((node) => node.id === step)?.window);
-  const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows_used: counts[`${step}.corrected`] ?? (countsCorrections(step) ? 0 : null), rows_too_late: counts[`${step}.late`] ?? 0 }));
+  const countsCorrections = (step) => /^(tumbling|hopping)/.test((measurements.plan?.nodes ?? []).find((node) => node.id === step)?.window);
+  const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, retained_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows_used: counts[`${step}.corrected`] ?? (countsCorrections(step) ? 0 : null), rows_too_late: counts[`${step}.late`] ?? 0 }));
   return [
-    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "watermark", "behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, clockSpan)),
-    el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? ownTable(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
-    el("section", { class: "card" }, el("h2", {}, "What waits for time"), ownTable(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows_used", "rows_too_late"], rowsOf(open))),
+    el("section", { class: "card" }, el("h2", {}, "Watermarks and the wall clock"), ownTable(["input", "watermark", "behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", measurements.series.at, behind, clockSpan)),
+    el("section", { class: "card" }, el("h2", {}, "Producers that hold watermarks back"), held.length ? ownTable(["input", "producer", "newest_event", "last_report"], rowsOf(held)) : el("p", { class: "soft" }, "None.")),
+    el("section", { class: "card" }, el("h2", {}, "Steps that wait for event time"), ownTable(["step", "windows_open", "retained_for_corrections", "waits_for", "late_rows_used", "rows_too_late"], rowsOf(open))),
   ];
 }
 
 // Matches of patterns and searches, and alerts
 
 function matching() {
-  const byId = new Map((facts?.plan?.nodes ?? []).map((node) => [node.id, node])), through = new Set(["select", "where", "key_by", "union"]);
+  const byId = new Map((measurements?.plan?.nodes ?? []).map((node) => [node.id, node])), through = new Set(["select", "where", "key_by", "union"]);
   const origin = (node) => { let at = byId.get(node.inputs[0]); while (at && through.has(at.kind)) at = byId.get(at.inputs[0]); return at?.kind; };
-  return [...byId.values()].filter((node) => node.kind === "written" && ["match", "search", "gather", "alert"].includes(origin(node))).map((node) => node.topic).concat((facts?.topics ?? []).map((topic) => topic.name).filter((name) => name === "alerts")).filter((name, at, all) => all.indexOf(name) === at);
+  return [...byId.values()].filter((node) => node.kind === "written" && ["match", "search", "gather", "alert"].includes(origin(node))).map((node) => node.topic).concat((measurements?.topics ?? []).map((topic) => topic.name).filter((name) => name === "alerts")).filter((name, at, all) => all.indexOf(name) === at);
 }
 
 function beginMatches(signal) {
   const topics = matching();
-  if (!topics.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline looks for no patterns and has no stored searches."));
+  if (!topics.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline has no patterns and no stored searches."));
   $("panel").replaceChildren(...topics.map((topic) => {
-    const place = el("section", { class: "card" }, el("h2", {}, topic), el("p", { class: "soft" }, "None yet."));
-    followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(place, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells).filter((name) => name !== "_partition" && name !== "_offset"), rows))); });
-    return place;
+    const section = el("section", { class: "card" }, el("h2", {}, topic), el("p", { class: "soft" }, "None yet."));
+    followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(section, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells).filter((name) => name !== "_partition" && name !== "_offset"), rows))); });
+    return section;
   }));
 }
 
 // Dead letters
 
-function beginDead(signal) { shown.letters = null; if (shown.dead) followTopic(shown.dead, signal, MOST_TAIL, (rows) => { shown.letters = rows; }); }
+function beginDead(signal) { shown.deadRows = null; if (shown.dead) followTopic(shown.dead, signal, MAX_TAIL_ROWS, (rows) => { shown.deadRows = rows; }); }
 
 function drawDead() {
-  if (!facts.dead.length) return [el("section", { class: "card" }, "There are no dead letters.")];
-  const again = (letters) => async () => {
-    try { const told = await ask(`/dead/${encodeURIComponent(letters.of)}/replay`, { method: "POST" }); shown.replayed = `${letters.of}: ${number(told.replayed)} replayed, ${number(told.failed.length)} failed again${told.failed.length ? `: ${told.failed[0].reason}` : ""}.`; } catch (problem) { shown.replayed = problem.message; }
+  if (!measurements.dead.length) return [el("section", { class: "card" }, "There are no dead letters.")];
+  const replay = (dead) => async () => {
+    try { const result = await request(`/dead/${encodeURIComponent(dead.of)}/replay`, { method: "POST" }); shown.replayed = `${dead.of}: ${number(result.replayed)} replayed, ${number(result.failed.length)} failed again${result.failed.length ? `: ${result.failed[0].reason}` : ""}.`; } catch (problem) { shown.replayed = problem.message; }
     draw();
   };
-  const rows = facts.dead.map((letters) => ({ cells: { letters_of: letters.of, rows: letters.rows, look: el("button", { "aria-pressed": String(shown.dead === letters.name), "data-at": `dead ${letters.name}`, onclick: () => { shown.dead = letters.name; show("dead"); } }, "Show"), again: el("button", { "data-at": `replay ${letters.name}`, "aria-label": `Replay the letters of ${letters.of}`, onclick: again(letters) }, "Replay") } }));
-  const letters = shown.dead && shown.letters ? el("section", { class: "card" }, el("h2", {}, shown.dead), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Letters", "data-at": "letters" }, ownTable(["at", "place", "reason", "row"], shown.letters.map((row) => ({ ...row, cells: { at: row.cells.at, place: row.cells.place, reason: row.cells.reason, row: row.cells.row } }))))) : null;
-  return [el("section", { class: "card" }, el("h2", {}, "Dead letters: rows that could not be used"), ownTable(["letters_of", "rows", "look", "again"], rows), el("p", { role: "status", id: "replayed" }, shown.replayed ?? "")), letters];
+  const rows = measurements.dead.map((dead) => ({ cells: { dead_letters_of: dead.of, rows: dead.rows, show: el("button", { "aria-pressed": String(shown.dead === dead.name), "data-at": `dead ${dead.name}`, onclick: () => { shown.dead = dead.name; show("dead"); } }, "Show"), replay: el("button", { "data-at": `replay ${dead.name}`, "aria-label": `Replay the dead letters of ${dead.of}`, onclick: replay(dead) }, "Replay") } }));
+  const deadRows = shown.dead && shown.deadRows ? el("section", { class: "card" }, el("h2", {}, shown.dead), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Dead letters", "data-at": "dead letters" }, ownTable(["at", "source", "reason", "row"], shown.deadRows.map((row) => ({ ...row, cells: { at: row.cells.at, source: row.cells.place, reason: row.cells.reason, row: row.cells.row } }))))) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Dead letters: rows that could not be processed"), ownTable(["dead_letters_of", "rows", "show", "replay"], rows), el("p", { role: "status", id: "replayed" }, shown.replayed ?? "")), deadRows];
 }
 
 // SQL
 
 async function beginSql(signal) {
-  const { views } = facts?.run ? await ask("/views") : { views: [] };
+  const { views } = measurements?.run ? await request("/views") : { views: [] };
   if (signal.aborted) return;
   if (!views.length) {
     setTimeout(() => { if (!signal.aborted) show("sql"); }, EVERY_MS);
-    $("panel").replaceChildren(el("section", { class: "card" }, "There are no views to ask yet."));
+    $("panel").replaceChildren(el("section", { class: "card" }, "There are no views to query yet."));
     return;
   }
   const text = el("textarea", { id: "query", "aria-label": "A query over the views", spellcheck: "false" });
   text.value = shown.query ?? `SELECT * FROM "${views[0].name}" LIMIT 20`;
-  const answer = el("div", { class: "scroll", id: "answer", tabindex: 0, role: "region", "aria-label": "The answer", "aria-live": "polite" });
+  const output = el("div", { class: "scroll", id: "answer", tabindex: 0, role: "region", "aria-label": "The result", "aria-live": "polite" });
   const run = async () => {
     shown.query = text.value;
     try {
-      const told = await ask("/sql", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ query: text.value }) });
-      answer.replaceChildren(el("p", { class: "soft" }, `tick ${number(Math.max(...Object.values(told.ticks)))}, ${number(told.rows.length)} rows`), tableOf(told.columns, rowsOf(told.rows)));
-    } catch (problem) { answer.replaceChildren(el("pre", { class: "bad" }, problem.message)); }
+      const result = await request("/sql", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ query: text.value }) });
+      output.replaceChildren(el("p", { class: "soft" }, `tick ${number(Math.max(...Object.values(result.ticks)))}, ${number(result.rows.length)} rows`), tableOf(result.columns, rowsOf(result.rows)));
+    } catch (problem) { output.replaceChildren(el("pre", { class: "bad" }, problem.message)); }
   };
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
-  $("panel").replaceChildren(el("section", { class: "card" }, el("h2", {}, "SQL over the views, all at one tick"), text, el("p", {}, el("button", { id: "run", onclick: run }, "Run (Ctrl+Enter)"), el("span", { class: "soft" }, `  Views: ${views.map((view) => view.name).join(", ")}`)), answer));
+  $("panel").replaceChildren(el("section", { class: "card" }, el("h2", {}, "SQL over the views, all at one tick"), text, el("p", {}, el("button", { id: "run", onclick: run }, "Run (Ctrl+Enter)"), el("span", { class: "soft" }, `  Views: ${views.map((view) => view.name).join(", ")}`)), output));
 }
 
 // ---- the frame
@@ -363,22 +363,22 @@ function show(name) {
 }
 
 function head() {
-  const run = facts.run, health = $("health");
-  $("name").textContent = run?.pipeline ?? facts.plan?.pipeline ?? "Headrace";
+  const run = measurements.run, health = $("health");
+  $("name").textContent = run?.pipeline ?? measurements.plan?.pipeline ?? "Headrace";
   document.title = `${$("name").textContent} · Headrace`;
-  const failing = run && run.failures > 0 && run.last_error, late = run && !run.is_running;
-  health.className = `health ${!run ? "" : failing ? "bad" : late ? "warn" : "good"}`;
-  health.textContent = !run ? (facts.plan ? "starting" : "has not run yet") : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : late ? "not running" : "running";
-  const figures = run ? [["tick", number(run.tick)], ["rows a second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s`], ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
+  const failing = run && run.failures > 0 && run.last_error, stopped = run && !run.is_running;
+  health.className = `health ${!run ? "" : failing ? "bad" : stopped ? "warn" : "good"}`;
+  health.textContent = !run ? (measurements.plan ? "starting" : "has not run yet") : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : stopped ? "not running" : "running";
+  const figures = run ? [["tick", number(run.tick)], ["rows per second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s`], ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
   $("figures").replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
-  const letters = facts.dead.reduce((sum, each) => sum + each.rows, 0), badge = document.querySelector("[data-tab=dead] .count");
-  badge.textContent = letters ? number(letters) : "";
-  badge.hidden = !letters;
+  const deadRows = measurements.dead.reduce((sum, each) => sum + each.rows, 0), badge = document.querySelector("[data-tab=dead] .count");
+  badge.textContent = deadRows ? number(deadRows) : "";
+  badge.hidden = !deadRows;
 }
 
 async function poll() {
   if (!document.hidden) {
-    try { facts = await ask("/dashboard/facts"); head(); draw(); } catch (problem) { $("health").className = "health bad"; $("health").textContent = "the server does not answer"; }
+    try { measurements = await request("/dashboard/facts"); head(); draw(); } catch (problem) { $("health").className = "health bad"; $("health").textContent = "the server does not answer"; }
   }
   setTimeout(poll, EVERY_MS);
 }
@@ -392,7 +392,7 @@ $("tabs").addEventListener("keydown", (event) => {
   show(next);
   $(`tab-${next}`).focus();
 });
-facts = await ask("/dashboard/facts").catch(() => null);
-if (facts) head();
+measurements = await request("/dashboard/facts").catch(() => null);
+if (measurements) head();
 show(names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pipeline");
 poll();

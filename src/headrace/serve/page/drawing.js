@@ -1,4 +1,4 @@
-// What the dashboard draws with: elements, figures as people read them, tables and charts.
+// Drawing: elements, formatted numbers, tables and charts.
 
 // ---- elements
 

@@ -1,0 +1,1 @@
+"""Commands that connect a log with the outside: captures, sinks, gateways, alerts, watches."""

@@ -1,0 +1,1 @@
+"""Commands on a log: topics, rows, groups, queues, dead letters, event stores, search indexes."""

@@ -1,0 +1,88 @@
+"""`headrace log`: verifies the log, shows its size, and compacts it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import EXIT_DAMAGE, JsonOption, LogOption, open_chosen_log
+from headrace.cli.output import bytes_text, echo, print_json, print_table
+
+app = typer.Typer(help="Maintain the log: verify, stats, compact.", no_args_is_help=True)
+
+NO_DAMAGE = "No damage found."
+Topic = Annotated[str | None, typer.Argument(help="Only this topic.")]
+
+
+@app.command()
+def verify(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
+    """Read everything and verify its checksums. Exits with 4 if there is damage; nothing is
+    deleted.
+
+    Example: headrace log verify --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        findings = [each for each in opened_log.verify(topic) if each.kind != "ok"]
+    if json and not findings:
+        print_json({"kind": "ok", "topic": topic, "message": NO_DAMAGE})
+    elif json:
+        for each in findings:
+            print_json(each)
+    else:
+        rows = [
+            (
+                each.kind,
+                each.topic or "-",
+                each.partition if each.partition >= 0 else None,
+                each.file,
+                each.position,
+                each.message,
+            )
+            for each in findings
+        ]
+        print_table(["found", "topic", "partition", "file", "byte", "what"], rows, empty=NO_DAMAGE)
+    if findings:
+        raise typer.Exit(EXIT_DAMAGE)
+
+
+@app.command()
+def stats(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
+    """Show rows, bytes and segments of each topic.
+
+    Example: headrace log stats --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        found = opened_log.stats(topic)
+    if json:
+        for each in found:
+            print_json(asdict(each))
+        return
+    rows = [
+        (each.name, each.partitions, each.rows, bytes_text(each.bytes), each.segments)
+        for each in found
+    ]
+    print_table(["topic", "partitions", "rows", "size", "segments"], rows, empty="No topics yet.")
+
+
+@app.command()
+def compact(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
+    """Apply retention and compaction now, without waiting for a writer to do it in the background.
+
+    Example: headrace log compact customers --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        removed = opened_log.maintain(topic)
+    if json:
+        print_json(removed)
+    elif any(removed.values()):
+        print_table(["what", "removed"], sorted(removed.items()))
+    else:
+        echo("Nothing to remove.")

@@ -1,0 +1,134 @@
+"""`headrace queue`: receives, acknowledges and returns messages, for shell scripts."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import JsonOption, LogOption, open_chosen_log
+from headrace.cli.output import count_text, echo, print_json
+
+app = typer.Typer(help="A topic as a queue, for scripts: receive, ack, nack.", no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="The topic used as a queue.")]
+Group = Annotated[str, typer.Option(help="The group of workers that share the messages.")]
+Receipts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Receipts; none, or -, reads them (or what receive printed) from standard input."
+    ),
+]
+
+
+@app.command()
+def receive(
+    context: typer.Context,
+    topic: Topic,
+    group: Group,
+    max_rows: Annotated[int, typer.Option("--max", min=1, help="Receive at most this many.")] = 1,
+    visibility: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How long they are hidden from other workers."),
+    ] = "30 seconds",
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for the first message.")
+    ] = "0 seconds",
+    log: LogOption = None,
+    json: JsonOption = False,  # noqa: ARG001 - the output is always JSON; scripts may give --json
+) -> None:
+    """Receive messages: one JSON object a line, with the receipt to acknowledge it. Prints nothing
+    if there is none.
+
+    Example: headrace queue receive emails --group mailers --max 10 --visibility "1 minute"
+    """
+    with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
+        for each in queue.receive(max_rows, visibility=visibility, wait=wait):
+            print_json(
+                {
+                    "receipt": each.receipt,
+                    "topic": each.topic,
+                    "partition": each.partition,
+                    "offset": each.offset,
+                    "timestamp": each.timestamp,
+                    "deliveries": each.deliveries,
+                    "row": each.row,
+                    "headers": each.headers,
+                }
+            )
+
+
+@app.command()
+def ack(
+    context: typer.Context,
+    topic: Topic,
+    group: Group,
+    receipts: Receipts = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Acknowledge messages: they are not delivered again.
+
+    Example: headrace queue ack emails --group mailers RECEIPT
+    """
+    chosen = _receipts(receipts)
+    with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
+        queue.ack(chosen)
+    _report("acknowledged", len(chosen), json=json)
+
+
+@app.command()
+def nack(
+    context: typer.Context,
+    topic: Topic,
+    group: Group,
+    receipts: Receipts = None,
+    delay: Annotated[
+        str, typer.Option(metavar="DURATION", help="Deliver them again only after this long.")
+    ] = "0 seconds",
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Return messages: they are delivered again, to the next worker that receives.
+
+    Example: headrace queue nack emails --group mailers --delay "1 minute" RECEIPT
+    """
+    chosen = _receipts(receipts)
+    with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
+        queue.nack(chosen, delay)
+    _report("given back", len(chosen), json=json)
+
+
+def _receipts(arguments: list[str] | None) -> list[str]:
+    """Receipts from the command line, or one a line from standard input, where a line may also be
+    one that `receive` printed.
+    """
+    if arguments and arguments != ["-"]:
+        return arguments
+    receipts = [_receipt(line.strip()) for line in sys.stdin if line.strip()]
+    if not receipts:
+        raise typer.BadParameter(
+            "Name the receipts that `receive` printed, or pass them on standard input.",
+            param_hint="RECEIPTS",
+        )
+    return receipts
+
+
+def _receipt(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        return str(json_module.loads(line)["receipt"])
+    except (json_module.JSONDecodeError, KeyError):
+        raise typer.BadParameter(
+            f"{line[:80]!r} is not a line that `receive` prints.", param_hint="RECEIPTS"
+        ) from None
+
+
+def _report(done: str, count: int, *, json: bool) -> None:
+    if json:
+        print_json({done.replace(" ", "_"): count})
+    else:
+        echo(f"{count_text(count, 'message')} {done}.")

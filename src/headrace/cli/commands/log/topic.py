@@ -1,0 +1,414 @@
+"""`headrace topic`: creates, lists, shows, alters and deletes topics and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from headrace.cli.options import JsonOption, LogOption, YesOption, confirm, open_chosen_log
+from headrace.cli.output import bytes_text, count_text, echo, print_json, print_table
+from headrace.durations import format_us
+from headrace.errors import TopicExists
+from headrace.log.api import Log
+from headrace.log.values import TopicInfo
+from headrace.types.schema import to_ddl
+
+app = typer.Typer(
+    help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="The topic's name.")]
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help='Keep rows this long, such as "7 days"; "none" keeps them forever.',
+    ),
+]
+RetentionBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES", help='Keep at most this much per partition; "none" for no limit.'
+    ),
+]
+History = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help='A table\'s changes older than this may be compacted; "none" keeps all.',
+    ),
+]
+Tombstones = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION", help="How long a deletion stays visible in a compacted topic."
+    ),
+]
+SegmentBytes = Annotated[
+    int | None, typer.Option(min=1, help="Start a new segment file at this size.")
+]
+SegmentAge = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Start a new segment file at this age.")
+]
+Compression = Annotated[
+    str | None, typer.Option(help="How stored rows are compressed: none, lz4 or zstd.")
+]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Name,
+    schema: Annotated[
+        str, typer.Option(help='The columns, as in Spark: "id BIGINT, at TIMESTAMP".')
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="Rows with equal keys share a partition. Several: a,b."
+        ),
+    ] = None,
+    partitions: Annotated[int, typer.Option(min=1)] = 1,
+    primary_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Create a table: a topic of changes, with this primary key.",
+        ),
+    ] = None,
+    history: History = None,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Keep only the newest row of each key.")
+    ] = False,
+    tombstones: Tombstones = None,
+    segment_bytes: SegmentBytes = None,
+    segment_age: SegmentAge = None,
+    compression: Compression = None,
+    if_missing: Annotated[
+        bool,
+        typer.Option("--if-missing", help="Accept a topic that exists with the same settings."),
+    ] = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create a topic, or with --primary-key a table.
+
+    Example: headrace topic create orders --schema "id BIGINT, amount DOUBLE" --key id --partitions
+    4 --retention "7 days"
+    """
+    storage = _without_none(
+        tombstones=tombstones,
+        segment_bytes=segment_bytes,
+        segment_age=segment_age,
+        compression=compression,
+    )
+    with open_chosen_log(context, log, create=True) as opened_log, _command_line_errors():
+        if primary_key is None:
+            _refuse_option("--history", history, "only a table (--primary-key) has a history")
+            settings = storage | _without_none(
+                retention=retention and _parse_none(retention),
+                retention_bytes=_parse_bytes(retention_bytes),
+                key=_columns(key),
+            )
+            info = opened_log.create_topic(
+                name,
+                schema,
+                partitions=partitions,
+                compact=compact,
+                exist_ok=if_missing,
+                **settings,
+            )
+        else:
+            _refuse_option("--key", key, "a table is partitioned by its primary key")
+            _refuse_option(
+                "--retention",
+                retention or retention_bytes,
+                "a table keeps its rows; limit its history with --history",
+            )
+            _refuse_option("--compact", compact, "choose a table's compaction with --history")
+            settings = storage | _without_none(history=history and _parse_none(history))
+            info = opened_log.create_table(
+                name,
+                schema,
+                key=_columns(primary_key) or [],
+                partitions=partitions,
+                exist_ok=if_missing,
+                **settings,
+            )
+    _print_topic("Created", info, json=json)
+
+
+@app.command("list")
+def list_topics(
+    context: typer.Context,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Internal topics too (their names start with __).")
+    ] = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the topics.
+
+    Example: headrace topic list --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        names = [
+            name for name in sorted(opened_log.topics()) if everything or not name.startswith("__")
+        ]
+        topics = [
+            (opened_log.topic(name), opened_log.start_offsets(name), opened_log.end_offsets(name))
+            for name in names
+        ]
+    if json:
+        for info, start, end in topics:
+            print_json(_summary(info) | {"offsets": _offset_count(start, end)})
+        return
+    rows = [
+        (
+            info.name,
+            _kind(info),
+            info.partitions,
+            ", ".join(info.key) or "-",
+            _offset_count(start, end),
+        )
+        for info, start, end in topics
+    ]
+    print_table(
+        ["topic", "kind", "partitions", "key", "offsets"],
+        rows,
+        empty="No topics yet. Create one with `headrace topic create`.",
+    )
+
+
+@app.command()
+def show(
+    context: typer.Context, name: Name, log: LogOption = None, json: JsonOption = False
+) -> None:
+    """Show a topic's columns, settings and offsets.
+
+    Example: headrace topic show orders --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        info = opened_log.topic(name)
+        offsets = _offsets(opened_log, name)
+    if json:
+        print_json(_summary(info) | {"offsets": offsets})
+        return
+    echo(f"{_kind(info)} {info.name}")
+    print_table(
+        ["column", "type", "null", "key"],
+        [(f.name, _type_text(f), f.nullable, f.name in info.key) for f in info.arrow_schema],
+    )
+    print_table(["setting", "value"], _settings(info).items())
+    print_table(
+        ["partition", "earliest", "end"],
+        [(each["partition"], each["earliest"], each["end"]) for each in offsets],
+    )
+
+
+@app.command()
+def alter(
+    context: typer.Context,
+    name: Name,
+    add_columns: Annotated[
+        str | None, typer.Option(metavar="DDL", help='New columns, all nullable: "note STRING".')
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="The new number of partitions; it can only grow.")
+    ] = None,
+    allow_moving_keys: Annotated[
+        bool,
+        typer.Option(
+            "--allow-moving-keys",
+            help=(
+                "Add partitions to a keyed topic, although new rows of a key then may go to another"
+                " partition than its old rows."
+            ),
+        ),
+    ] = False,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
+    compact: Annotated[
+        bool | None,
+        typer.Option("--compact/--no-compact", help="Keep only the newest row of each key."),
+    ] = None,
+    history: History = None,
+    tombstones: Tombstones = None,
+    segment_bytes: SegmentBytes = None,
+    segment_age: SegmentAge = None,
+    compression: Compression = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add columns or partitions, or change retention and storage.
+
+    Example: headrace topic alter orders --add-columns "note STRING" --retention "30 days"
+    """
+    settings = _without_none(
+        add_columns=add_columns,
+        partitions=partitions,
+        compact=compact,
+        tombstones=tombstones,
+        segment_bytes=segment_bytes,
+        segment_age=segment_age,
+        compression=compression,
+    )
+    settings |= {
+        key: _parse_none(value)
+        for key, value in _without_none(retention=retention, history=history).items()
+    }
+    settings |= (
+        {"retention_bytes": _parse_bytes(retention_bytes)} if retention_bytes is not None else {}
+    )
+    if not settings:
+        raise typer.BadParameter("There is nothing to change: see `headrace topic alter --help`.")
+    with open_chosen_log(context, log) as opened_log:
+        info = opened_log.alter_topic(name, allow_moving_keys=allow_moving_keys, **settings)
+    _print_topic("Altered", info, json=json)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    name: Name,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete a topic and all its rows. Asks for confirmation on a terminal; elsewhere --yes is
+    required.
+
+    Example: headrace topic delete orders --yes
+    """
+    with open_chosen_log(context, log) as opened_log:
+        info = opened_log.topic(name)
+        if not yes:
+            confirm(f"Delete {_kind(info)} {name} and all its rows?", to="delete")
+        opened_log.delete_topic(name)
+    if json:
+        print_json({"deleted": name})
+    else:
+        echo(f"Deleted {_kind(info)} {name}.")
+
+
+@contextmanager
+def _command_line_errors() -> Iterator[None]:
+    """Name the command's options in errors of the log, which name its Python arguments."""
+    try:
+        yield
+    except TopicExists as error:
+        raise TopicExists(
+            error.message, fix=error.fix.replace("pass exist_ok=True", "give --if-missing")
+        ) from None
+
+
+def _without_none(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse_option(option: str, value: Any, why: str) -> None:
+    if value:
+        raise typer.BadParameter(f"{why}.", param_hint=option)
+
+
+def _columns(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def _parse_none(text: str) -> str | None:
+    return None if text.lower() == "none" else text
+
+
+def _parse_bytes(text: str | None) -> int | None:
+    if text is None or _parse_none(text) is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a number of bytes.", param_hint="--retention-bytes"
+        ) from None
+
+
+def _type_text(column: pa.Field) -> str:
+    """The type of a column as in a schema, with its comment."""
+    return to_ddl(pa.schema([column.with_name("c").with_nullable(True)])).removeprefix("c ")
+
+
+def _kind(info: TopicInfo) -> str:
+    return "table" if info.is_table else "topic"
+
+
+def _offset_count(start: dict[int, int], end: dict[int, int]) -> int:
+    """The number of retained offsets. It is an upper bound of the number of rows, because compaction
+    and control batches leave gaps.
+    """
+    return sum(end.values()) - sum(start.values())
+
+
+def _offsets(log: Log, name: str) -> list[dict[str, int]]:
+    start, end = log.start_offsets(name), log.end_offsets(name)
+    return [
+        {"partition": number, "earliest": start[number], "end": end[number]}
+        for number in sorted(end)
+    ]
+
+
+def _summary(info: TopicInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "kind": _kind(info),
+        "schema": info.schema,
+        "key": list(info.key),
+        "partitions": info.partitions,
+        "retention_us": info.retention_us,
+        "retention_bytes": info.retention_bytes,
+        "compact": info.compact,
+        "history_us": info.history_us,
+        "tombstone_us": info.tombstone_us,
+        "segment_bytes": info.segment_bytes,
+        "segment_us": info.segment_us,
+        "compression": info.compression,
+    }
+
+
+def _settings(info: TopicInfo) -> dict[str, str]:
+    """The settings of a topic as text."""
+    settings = {"partitions": str(info.partitions)}
+    if info.is_table:
+        settings["history"] = _duration_text(info.history_us)
+    else:
+        settings |= {
+            "retention": _duration_text(info.retention_us),
+            "retention bytes": (
+                "no limit" if info.retention_bytes is None else bytes_text(info.retention_bytes)
+            ),
+            "compact": "yes" if info.compact else "no",
+        }
+    if info.compact or info.history_us is not None:
+        settings["tombstones"] = _duration_text(info.tombstone_us)
+    return settings | {
+        "segments": f"{bytes_text(info.segment_bytes)} or {_duration_text(info.segment_us)}",
+        "compression": info.compression,
+    }
+
+
+def _duration_text(us: int | None) -> str:
+    return "forever" if us is None else format_us(us)
+
+
+def _print_topic(done: str, info: TopicInfo, *, json: bool) -> None:
+    if json:
+        print_json(_summary(info))
+    else:
+        echo(
+            f"{done} {_kind(info)} {info.name}: {info.schema}"
+            f" ({count_text(info.partitions, 'partition')})"
+        )

@@ -1,0 +1,1 @@
+"""Commands on a pipeline: its plan, runs, status, state, views and dashboard."""

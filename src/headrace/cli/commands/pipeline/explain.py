@@ -1,0 +1,124 @@
+"""`headrace explain`: why a window has not been emitted, and what a pattern waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.options import JsonOption, LogOption, open_chosen_log
+from headrace.cli.output import echo, print_json, print_table
+
+if TYPE_CHECKING:
+    from headrace.log.api import Log
+    from headrace.plan.plan import PipelinePlan
+
+
+MAX_SHOWN = 20
+
+
+def explain(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The Python file that declares the pipeline.", exists=True, dir_okay=False
+        ),
+    ],
+    step: Annotated[str, typer.Argument(help="The step's name, as `headrace plan` shows it.")],
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="TIME", help="Only the window that holds this time."),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="NAME=VALUE",
+            help="A pattern's partial matches of this key; once for each column of the key.",
+        ),
+    ] = None,
+    log: LogOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Its state directory. Default: NAME.state next to the file.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", help="Which one, if the file declares several.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Explain what a step waits for: its open windows, a key's partial matches, its watermarks, the
+    producers that hold them back, and what would release them.
+
+    Example: headrace explain shop.py minutes.window --window 2026-01-31T12:05:00Z
+    Example: headrace explain shop.py fraud.match --key card=4000-12
+    """
+    from headrace.pipeline.loader import load_pipeline
+    from headrace.runtime.arrangement import known_names
+    from headrace.runtime.explain import explain as explained
+    from headrace.runtime.explain import explanation_plain, explanation_text, time_text
+
+    loaded = load_pipeline(file, pipeline)
+    if key:
+        with open_chosen_log(context, log or loaded.log) as opened_log:
+            _show_key(
+                known_names(loaded.plan(), opened_log),
+                opened_log,
+                state or file.parent / f"{loaded.name}.state",
+                step,
+                key,
+                json=json,
+            )
+        return
+    with open_chosen_log(context, log or loaded.log) as opened_log:
+        found = explained(
+            known_names(loaded.plan(), opened_log),
+            opened_log,
+            state or file.parent / f"{loaded.name}.state",
+            step,
+            window,
+        )
+    if json:
+        print_json(explanation_plain(found))
+        return
+    for line in explanation_text(found):
+        echo(line)
+    if found.windows:
+        rows = [
+            (
+                time_text(each.start_us),
+                time_text(each.end_us),
+                "waiting" if each.waiting else "emitted",
+                f"{each.groups:,}",
+            )
+            for each in found.windows
+        ]
+        print_table(["from", "to", "window", "groups"], rows[:MAX_SHOWN])
+    if len(found.windows) > MAX_SHOWN:
+        echo(f"… and {len(found.windows) - MAX_SHOWN:,} more (--json shows all)")
+
+
+def _show_key(
+    plan: PipelinePlan, log: Log, state: Path, step: str, key: list[str], *, json: bool
+) -> None:
+    from headrace.runtime.explain import (
+        partial_matches,
+        partial_matches_plain,
+        partial_matches_text,
+    )
+
+    wrong = [each for each in key if "=" not in each]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} does not name a column.", param_hint="--key")
+    found = partial_matches(plan, log, state, step, dict(each.split("=", 1) for each in key))
+    if json:
+        print_json(partial_matches_plain(found))
+        return
+    for line in partial_matches_text(found):
+        echo(line)
