@@ -4,11 +4,6 @@ totals as without, none lost, none doubled, and in the same order.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -30,13 +25,16 @@ from headrace.testing.pipelines import (
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import GROUPS, Plan, numbers
+from tests.crash.engine_kills import (
+    DRIVER,
+    WORKER,
+    in_order,
+    in_turn,
+    run_through,
+)
 from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-WORKER, DRIVER = "self", "driver"
-PATIENCE_S = 1800
 SOME_POINTS = (
     "in the kernel",
     "files were written",
@@ -57,49 +55,6 @@ def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None
                 [{"n": n, "k": n * n % GROUPS, "v": n % 1000 - 300} for n in range(first, stop)],
             )
             assert test.cut() == 1
-
-
-def run_through(
-    root: Path, address: str, name: str, plan: Plan, *, deaths: int, kind: str = "numbers"
-) -> None:
-    """Start the program until it comes to its end; it must have died so many times, of nothing else
-    but SIGKILL.
-    """
-    armed = root / "armed"
-    armed.mkdir()
-    places = [str(HERE / "inject"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(places),
-        "HEADRACE_ARMED": str(armed),
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "tests.crash.engine_child",
-        kind,
-        name,
-        address,
-        str(root / "state"),
-        json.dumps(plan),
-    ]
-    for ending in [*[-signal.SIGKILL] * deaths, 0]:
-        said = root / "said"  # no pipe: what a killed driver started would hold it open
-        with said.open("w") as output:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                timeout=PATIENCE_S,
-                check=False,
-            )
-        assert done.returncode == ending, said.read_text()
-    assert {path.stem for path in armed.iterdir()} == {
-        point.replace(" ", "_") for point, _ in plan.values()
-    }
-    assert {path.suffix for path in armed.iterdir()} == {".struck"}
 
 
 class Outcome:
@@ -126,28 +81,6 @@ class Outcome:
         assert sum(row["s"] for row in self.views["totals"]) == sum(
             n % 1000 - 300 for n in range(rows)
         )
-
-
-def in_order(log: Log, topic: str) -> list[list[tuple[Any, ...]]]:
-    """Each partition's rows, without offsets and times, which a broker gives."""
-    names = log.topic(topic).arrow_schema.names
-    found = []
-    for partition in range(2):
-        table = log.read(topic, partition).to_table()
-        kinds = (
-            [table["_change_type"]]
-            if "_change_type" in table.column_names
-            else [table["_partition"]]
-        )
-        found.append(
-            list(
-                zip(
-                    *(column.to_pylist() for column in [*kinds, *(table[name] for name in names)]),
-                    strict=True,
-                )
-            )
-        )
-    return found
 
 
 def undisturbed(root: Path, address: str, name: str) -> Outcome:
@@ -191,11 +124,6 @@ def test_workers_and_drivers_killed_in_the_middle_of_it(tmp_path: Path) -> None:
         ("in the log's transaction", DRIVER),
     ]
     check_killed(tmp_path, [in_turn(*kills)], rows=5000, deaths=[2])
-
-
-def in_turn(*kills: tuple[str, str]) -> Plan:
-    """One a tick."""
-    return dict(enumerate(kills, 1))
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from tests.crash.workloads import (
     shrink,
     small_appends,
 )
-from tests.log.file.test_damage import flip_segments, make_original, rows_of, settle
+from tests.log.file.damage import flip_segments, make_original, rows_of, settle
 
 Mutate = Callable[[pytest.MonkeyPatch], dict[str, Any]]
 

@@ -17,7 +17,7 @@ from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import Plan
-from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
+from tests.crash.engine_kills import DRIVER, WORKER, in_turn, run_through
 from tests.e2e.patterned import OUTPUTS, START, disordered, feed_tick, patterned
 
 pytestmark = pytest.mark.spark

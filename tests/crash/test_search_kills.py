@@ -13,7 +13,7 @@ import pytest
 from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from tests.crash.engine_child import Plan
-from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
+from tests.crash.engine_kills import DRIVER, WORKER, in_turn, run_through
 from tests.e2e.searched import check, feed_tick, history, outputs, searched
 
 pytestmark = pytest.mark.spark

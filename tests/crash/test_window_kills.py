@@ -18,7 +18,7 @@ from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import Plan, windows
-from tests.crash.test_engine_kills import DRIVER, WORKER, in_order, in_turn, run_through
+from tests.crash.engine_kills import DRIVER, WORKER, in_order, in_turn, run_through
 
 pytestmark = pytest.mark.spark
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

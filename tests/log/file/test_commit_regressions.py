@@ -16,7 +16,7 @@ from headrace.errors import DiskFull, InputError, RetryError
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.log import FileLog
 from headrace.testing.power_loss import FullDisk, RebootedDisk, RecordingDisk
-from tests.log.file.test_once_broken import SCHEMA, fail_next_commit, fill, numbers
+from tests.log.file.small_log import SCHEMA, fail_next_commit, fill, numbers
 
 
 def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(

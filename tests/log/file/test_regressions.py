@@ -10,14 +10,12 @@ from threading import Event, Thread
 import pyarrow as pa
 import pytest
 
-from headrace.errors import CorruptBatch, DiskFull
+from headrace.errors import CorruptBatch
 from headrace.log.file import maintenance
 from headrace.log.file.journal import COMMIT, ROLL, decode_record, encode_record
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint, run_maintenance
-from headrace.testing.power_loss import RebootedDisk
-
-SCHEMA = "n BIGINT, text STRING"
+from tests.log.file.small_log import SCHEMA, fill, journals, numbers, reopened
 
 
 def test_verify_failed_on_a_topic_without_rows(tmp_path: Path) -> None:
@@ -41,14 +39,6 @@ def test_a_log_left_half_made_could_not_be_opened(tmp_path: Path) -> None:
     (tmp_path / "log" / ".headrace.json.12.ab").write_text("{")
     with FileLog(tmp_path / "log") as log:
         assert log.topics() == []
-
-
-def journals(root: Path) -> list[Path]:
-    return sorted((root / "journal").glob("*.journal"))
-
-
-def reopened(root: Path) -> FileLog:
-    return FileLog(root, disk=RebootedDisk())
 
 
 def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(
@@ -97,34 +87,6 @@ def test_a_copy_of_a_journal_record_in_a_row_was_taken_for_a_record() -> None:
     record = memoryview(b"".join(encode_record(64, COMMIT, 1, 0, {"t": 0, "ops": []})))
     assert decode_record(record, 0, 64) is not None
     assert decode_record(record, 0, 128) is None
-
-
-def fill(
-    log: FileLog,
-    topic: str,
-    first: int,
-    count: int,
-    text_bytes: int = 1,
-    partition: int | None = None,
-) -> None:
-    log.producer(topic).append(
-        [{"n": n, "text": "x" * text_bytes} for n in range(first, first + count)],
-        partition=partition,
-    )
-
-
-def numbers(log: FileLog, topic: str) -> list[int]:
-    return [row["n"] for row in log.read(topic).to_pylist()]
-
-
-def fail_next_commit(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next commit writes its rows, and then there is no room for its journal record."""
-
-    def no_room(*_: object) -> None:
-        monkeypatch.undo()
-        raise DiskFull("no room")
-
-    monkeypatch.setattr(log.committer, "_write_journal", no_room)
 
 
 def compacted(root: Path) -> FileLog:
