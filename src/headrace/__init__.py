@@ -1,8 +1,16 @@
-"""The public names of Headrace, and nothing else. Importing it starts no JVM and loads no optional
-package.
+"""Headrace: a durable log, and pipelines over it. These are its public names.
 
-A name is loaded when it is first used (PEP 562), so that a script which only appends to a log never
-pays for Spark.
+    import headrace as hr
+
+    log          open_log, Log, Producer, Consumer, Queue, Transaction, Message, Batches,
+                 AppendResult, Offsets, TopicInfo, GroupInfo, PartitionLag, spark
+    pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time,
+                 tumbling, hopping, sliding, session, late, agg, pattern, search, shed
+    edges        cdc, gateways, sinks, alerts, events
+    errors       errors
+
+A name is loaded when it is first used (PEP 562): importing the package starts no JVM and loads no
+optional package, so a script that only appends to a log does not pay for Spark.
 """
 
 from __future__ import annotations
@@ -29,22 +37,6 @@ if TYPE_CHECKING:
     from headrace.plan.event_time import EventTime, device_time, processing_time
 
 
-_HOMES = {
-    "EventTime": "headrace.plan.event_time",
-    "Pipeline": "headrace.pipeline.pipeline",
-    "device_time": "headrace.plan.event_time",
-    "open_log": "headrace.log",
-    "pattern": "headrace.pipeline.patterns",
-    "processing_time": "headrace.plan.event_time",
-    "shed": "headrace.pipeline.pipeline",
-    "spark": "headrace.log.spark.session",
-    "Stream": "headrace.pipeline.stream",
-    "Table": "headrace.pipeline.stream",
-}
-_HOMES |= dict.fromkeys(
-    ("hopping", "session", "sliding", "tumbling"),
-    "headrace.operators.windows.specs",
-)
 _MODULES = {
     "agg": "headrace.operators.aggregates.functions",
     "alerts": "headrace.alerts",
@@ -55,13 +47,29 @@ _MODULES = {
     "search": "headrace.pipeline.document_search",
     "sinks": "headrace.sinks",
 }
-_HOMES |= dict.fromkeys(
-    ("Batches", "Consumer", "Log", "Message", "Producer", "Queue", "Transaction"),
-    "headrace.log.api",
-)
-_HOMES |= dict.fromkeys(
-    ("GroupInfo", "PartitionLag", "AppendResult", "Offsets", "TopicInfo"), "headrace.log.values"
-)
+"""Public names that are modules, and where they are."""
+
+_NAMES_BY_MODULE = {
+    "headrace.log": ("open_log",),
+    "headrace.log.api": (
+        "Batches",
+        "Consumer",
+        "Log",
+        "Message",
+        "Producer",
+        "Queue",
+        "Transaction",
+    ),
+    "headrace.log.spark.session": ("spark",),
+    "headrace.log.values": ("AppendResult", "GroupInfo", "Offsets", "PartitionLag", "TopicInfo"),
+    "headrace.operators.windows.specs": ("hopping", "session", "sliding", "tumbling"),
+    "headrace.pipeline.patterns": ("pattern",),
+    "headrace.pipeline.pipeline": ("Pipeline", "shed"),
+    "headrace.pipeline.stream": ("Stream", "Table"),
+    "headrace.plan.event_time": ("EventTime", "device_time", "processing_time"),
+}
+_HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+"""The module of each other public name."""
 
 __all__ = [
     "AppendResult",

@@ -19,8 +19,8 @@ from headrace.plan.expressions import (
 )
 from headrace.plan.expressions.catalogue import (
     AGGREGATES,
-    NON_DETERMINISTIC,
     GENERATORS,
+    NON_DETERMINISTIC,
     WINDOW_FUNCTIONS,
 )
 from headrace.plan.expressions.functions import signatures

@@ -1,5 +1,5 @@
-"""Edits: which are gone on with, and under which name a step's state is found; which are refused,
-since what was told would never be taken back.
+"""Edits of a pipeline: which are continued, and under which name a step's state is found; which are
+refused, since rows that were emitted would never be retracted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headrace.plan.plan import PipelinePlan
 from headrace.runtime.arrangement import (
     Arrangement,
     arrange,
+    arrange_query,
     known_names,
     note_name,
-    arrange_query,
 )
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -55,7 +55,9 @@ def goes_on(log: Log, declare: Declared) -> Arrangement:
     plan = known_names(plan_of(declare), log)
     for output in plan.outputs:
         log.create_topic(output.name, "k BIGINT", exist_ok=True)
-    return arrange(plan, log, Ledger.open(log, "shop"), TickJournal.open(log, "shop"), lambda _view: 1)
+    return arrange(
+        plan, log, Ledger.open(log, "shop"), TickJournal.open(log, "shop"), lambda _view: 1
+    )
 
 
 def people(pipeline: hr.Pipeline, name: str = "people") -> Any:
@@ -97,7 +99,7 @@ def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
     run_once(log, plan_of(over_table()[who]))
     assert list(goes_on(log, over_table()[who]).queries) == [MAIN_QUERY]
     with pytest.raises(
-        PlanChanged, match=rf"{who} is given a table that comes about otherwise(.|\n)*grown: age > "
+        PlanChanged, match=rf"{who} reads a table that is computed differently(.|\n)*grown: age > "
     ):
         goes_on(log, over_table(**edit)[who])
 
@@ -113,7 +115,7 @@ def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
 
     run_once(log, plan_of(two("people", "others")))
     with pytest.raises(
-        PlanChanged, match="The output 'shown' is given a table that comes about otherwise"
+        PlanChanged, match="The output 'shown' reads a table that is computed differently"
     ):
         goes_on(log, two("others", "people"))
 

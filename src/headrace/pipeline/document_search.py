@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.operators.search.index import QueryIndex, Stored
+from headrace.operators.search.index import QueryIndex, StoredQuery
 from headrace.operators.search.kernel import (
     EXPLANATION,
     HIGHLIGHT_TYPE,
@@ -82,8 +82,8 @@ class Search:
             query, text, filters, language=language, stop_words=tuple(stop_words), default=default
         )
         self._language = search_language(schema, options, where="search.match")
-        self._index = QueryIndex.empty(self._language).changed(
-            {b"": Stored.of(self._language, query)}
+        self._index = QueryIndex.empty(self._language).with_changes(
+            {b"": StoredQuery.of(self._language, query)}
         )
 
     def match(self, documents: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -101,7 +101,7 @@ class Search:
             storms.match(pa.table({"title": ["a storm", "sunshine"]}))
             ```
         """
-        matches = self._index.match(documents, reasons=True)
+        matches = self._index.match(documents, explain=True)
         table = documents if isinstance(documents, pa.Table) else pa.Table.from_batches([documents])
         kept = table.take(pa.array(matches.documents))
         texts = {name: table.column(name) for name in self._language.fields.text}

@@ -214,12 +214,12 @@ def join_step(
 
 
 def _check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: str) -> None:
-    from headrace.operators.joins.sides import HOWS
+    from headrace.operators.joins.sides import JOIN_TYPES
 
-    if how not in HOWS:
+    if how not in JOIN_TYPES:
         raise PlanError(
             f"The step {where} joins how={how!r}.",
-            fix=f"choose one of {', '.join(map(repr, HOWS))}.",
+            fix=f"choose one of {', '.join(map(repr, JOIN_TYPES))}.",
         )
     if left.is_table and not right.is_table:
         raise StreamOnly(
@@ -440,8 +440,8 @@ def _check_versions(
         )
     if set(right_side.on) != set(right.key):
         raise PlanError(
-            f"The step {where} joins versions of {right.path} on {', '.join(right_side.on)}, and its"
-            f" key is {', '.join(right.key)}.",
+            f"The step {where} joins versions of {right.path} on {', '.join(right_side.on)}, and"
+            f" its key is {', '.join(right.key)}.",
             fix="join on the table's whole key.",
         )
     if late_versions == CORRECT and not left.key:

@@ -88,7 +88,7 @@ def pattern(
         found = orders.key_by("customer_id").match(
             {
                 "burst": hr.pattern("small{3,}", define={"small": "amount < 10"}),
-                "jump": hr.pattern("small big", define={"small": "amount < 10", "big": "amount > 99"}),
+                "jump": hr.pattern("any large", define={"large": "amount > 1000"}),
             }
         )
         ```
@@ -190,8 +190,8 @@ def check_match_options(options: MatchOptions, where: str) -> LatePolicy:
         raise PlanError(
             f"The step {where} has late={late!r}: a match that was emitted cannot be corrected.",
             fix=(
-                'use hr.late.drop() or hr.late.divert("late_rows"), and a longer delay= of the event'
-                " time."
+                'use hr.late.drop() or hr.late.divert("late_rows"), and a longer delay= of the'
+                " event time."
             ),
         )
     topics = [late.topic] if isinstance(late, Divert) else []
@@ -304,7 +304,7 @@ def _needs_every_row(pattern: CompiledPattern) -> bool:
     text = pattern.automaton.pattern
     return (
         pattern.automaton.is_strict
-        or bool(pattern.back)
+        or bool(pattern.look_back_rows)
         or text.is_anchored
         or not set(text.symbols) <= defined
     )

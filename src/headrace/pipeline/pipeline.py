@@ -1,5 +1,5 @@
-"""`hr.Pipeline`: the inputs, outputs and background services of a pipeline, declared. `plan()` returns
-the inert plan, `run()` runs it.
+"""`hr.Pipeline`: the inputs, outputs and background services of a pipeline, declared. `plan()`
+returns the inert plan, `run()` runs it.
 
 Declaring opens nothing and starts nothing. The operations between inputs and outputs are in
 `stream`; running is in `headrace.runtime`.
@@ -239,10 +239,8 @@ class Pipeline:
 
         Example:
             ```python
-            source = hr.cdc.sqlite("shop.db", tables=["customers"])
-            people = shop.capture(
-                source, "customers", schema="id BIGINT, name STRING", key="id"
-            )
+            source = hr.cdc.sqlite("shop.db", tables=["people"])
+            people = shop.capture(source, "people", schema="id BIGINT, name STRING", key="id")
             ```
         """
         from headrace.cdc.topics import topic_name
@@ -272,7 +270,7 @@ class Pipeline:
 
         Example:
             ```python
-            shop.gateway(hr.gateways.http({"/orders": "orders"}, port=8080))
+            shop.gateway(hr.gateways.http("orders", port=8080))
             ```
         """
         for name in gateway.topics:

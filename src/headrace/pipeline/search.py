@@ -76,9 +76,9 @@ def search_step(
     if not gathered:
         cols.check_columns(step.schema, where=f"The step {where}")
         return step
-    from headrace.operators.search.kernel import PLACE
+    from headrace.operators.search.kernel import DOCUMENT_ID
 
-    beside_matches = {*documents.schema.names, PLACE}
+    beside_matches = {*documents.schema.names, DOCUMENT_ID}
     matches = pa.schema([field for field in step.schema if field.name not in beside_matches])
     gather = GatherStep(
         name=f"{name}.gather" if name else "",
@@ -109,7 +109,7 @@ def _check_inputs(documents: Relation, queries: Any, *, where: str) -> None:
 
 def search_language(schema: pa.Schema, options: SearchOptions, *, where: str) -> Language:
     """The language of queries over some columns. Raises if a column does not fit."""
-    from headrace.operators.search.analyzer import Analysis
+    from headrace.operators.search.analyzer import Analyzer
     from headrace.operators.search.parser import AND, OR, Language
     from headrace.operators.search.syntax import Fields, filter_kind
 
@@ -145,10 +145,10 @@ def search_language(schema: pa.Schema, options: SearchOptions, *, where: str) ->
             f"The step {where} has default={options.default!r}.",
             fix='choose default="or" or default="and".',
         )
-    analysis = Analysis(options.language, frozenset(options.stop_words)).check()
+    analyzer = Analyzer(options.language, frozenset(options.stop_words)).check()
     return Language(
         Fields(text, tuple((name, kind) for name, kind in kinds if kind is not None)),
-        analysis,
+        analyzer,
         options.default,
     )
 

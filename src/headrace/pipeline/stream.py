@@ -1,5 +1,5 @@
-"""`Stream` and `Table`: what a pipeline chains operations on. Each operation checks its arguments and
-adds a step to the inert plan; nothing runs.
+"""`Stream` and `Table`: what a pipeline chains operations on. Each operation checks its arguments
+and adds a step to the inert plan; nothing runs.
 
 A stream only inserts rows. A table has a primary key, and its rows change. `GroupedRows` and
 `WindowedRows` are what `group_by` and `window` return, and wait for `aggregate`.

@@ -1,5 +1,5 @@
-"""Windows when they are declared: what `rows.window(…)` and `table.compare(…)` check, and the schema
-and steps they make. `check_side_outputs` checks the topics for late rows of a whole plan.
+"""Windows when they are declared: what `rows.window(…)` and `table.compare(…)` check, and the
+schema and steps they make. `check_side_outputs` checks the topics for late rows of a whole plan.
 
 The steps are in `headrace.plan.window_steps`, the kernels in `headrace.operators.windows`.
 """

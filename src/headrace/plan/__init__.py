@@ -1,1 +1,17 @@
-"""The inert plan of a pipeline: steps, names, fingerprints and expressions. Nothing here runs."""
+"""The inert plan of a pipeline. `headrace.pipeline` builds it, `headrace.runtime` turns it into
+Spark jobs; nothing here runs or opens a log.
+
+    event_time      hr.EventTime, hr.device_time, hr.processing_time
+    expressions/    Spark SQL expressions: parsed, type-checked, compiled to Arrow
+    columns         checks of columns, keys and conditions
+    plan            the plan, its base class of steps, row-local steps, aggregation, outputs
+    window_steps    windows
+    join_steps      joins, rankings, distinct rows, versions
+    match_steps     patterns
+    search_steps    search
+    names           stable names of steps
+    fingerprints    whether a step's state may be continued after an edit
+    rendering       Mermaid, SVG, plan.json
+
+What users call is in `headrace.pipeline`; the kernels of the steps are in `headrace.operators`.
+"""

@@ -54,8 +54,8 @@ class EventTime:
     idle_us: int = 60_000_000
     max_ahead_us: int = 86_400_000_000
     delay_given: bool = False
-    """Internal: whether a delay was declared. A table's watermark follows the ticks unless its event
-    time declares a delay or a producer.
+    """Internal: whether a delay was declared. A table's watermark follows the ticks unless its
+    event time declares a delay or a producer.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Fingerprints of steps: whether a step's state may be continued after an edit, and under which name
-it is found.
+"""Fingerprints of steps: whether a step's state may be continued after an edit, and under which
+name it is found.
 
 A stream's rows are processed once, so what happens to them on the way may change from one tick to
 the next. A table's changes retract rows that were emitted before, so everything between a table and

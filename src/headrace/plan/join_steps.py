@@ -1,8 +1,8 @@
 """The steps of joins and of other operations on tables: rankings, distinct rows, versions, and the
 steps that settle a join's changes.
 
-`headrace.pipeline.joins` and `headrace.pipeline.aggregates` check and build them; the kernels are in
-`headrace.operators.joins`.
+`headrace.pipeline.joins` and `headrace.pipeline.aggregates` check and build them; the kernels are
+in `headrace.operators.joins`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The steps of patterns: `MatchStep` for patterns that are written out, `RuleMatchStep` for patterns
-in a table.
+"""The steps of patterns: `MatchStep` for patterns that are written out, `RuleMatchStep` for
+patterns in a table.
 
 `headrace.pipeline.patterns` checks and builds them; the kernels are in
 `headrace.operators.patterns`.

@@ -2,10 +2,11 @@
 its operation.
 
 A step's state is found by its name after an edit, so edits elsewhere must not change it. A derived
-name is `OUTPUT.OPERATION`, where OUTPUT is the first declared output that the step feeds. Of several
-steps with the same operation, the one nearest to the input has the plain name and the next ones are
-`OUTPUT.OPERATION-2`, …. The branches of a union other than the first are named after their source,
-`OUTPUT.SOURCE.OPERATION`, so a union that is added later, or gets another branch, renames nothing.
+name is `OUTPUT.OPERATION`, where OUTPUT is the first declared output that the step feeds. Of
+several steps with the same operation, the one nearest to the input has the plain name and the next
+ones are `OUTPUT.OPERATION-2`, …. The branches of a union other than the first are named after their
+source, `OUTPUT.SOURCE.OPERATION`, so a union that is added later, or gets another branch, renames
+nothing.
 
 `fingerprints` finds the name under which a step's state is known when an edit has changed the
 derived one.

@@ -2,9 +2,9 @@
 runtime turns into Spark jobs.
 
 Steps are frozen values without a JVM or a log, so they can be printed, compared and drawn. A step
-knows its inputs, the schema of its rows (the user's columns, as Arrow types), whether it is a table,
-its kernel, and which state fits it (`identity`). Its name is stable: `names` derives one where the
-user gave none.
+knows its inputs, the schema of its rows (the user's columns, as Arrow types), whether it is a
+table, its kernel, and which state fits it (`identity`). Its name is stable: `names` derives one
+where the user gave none.
 
 This module has the base class, the steps over single rows, aggregation, outputs, the plan itself,
 and event time in a plan. Windows, joins, patterns and search are in `window_steps`, `join_steps`,
@@ -40,8 +40,8 @@ _MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The column that has a step's event time, which is its value plus `shift_us`. `producer` is the
-    column that says who sent a row.
+    """The column that has a step's event time, which is its value plus `shift_us`. `producer` is
+    the column that says who sent a row.
     """
 
     name: str
@@ -714,8 +714,8 @@ class PipelinePlan:
         return self._steps[name]
 
     def consumers(self, step: Step) -> tuple[Step | Output, ...]:
-        """Internal: the steps and outputs that a step feeds. A step that is joined with itself feeds
-        the join twice.
+        """Internal: the steps and outputs that a step feeds. A step that is joined with itself
+        feeds the join twice.
         """
         steps = [each for each in self.steps() for source in each.inputs if source is step]
         return (*steps, *(output for output in self.outputs if output.input is step))

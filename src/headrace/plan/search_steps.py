@@ -83,9 +83,9 @@ class SearchStep(Step):
         return inputs[0]
 
     def details(self) -> dict[str, Any]:
-        analysis = self.language.analysis
-        more: dict[str, Any] = {"language": analysis.language} if analysis.language else {}
-        more |= {"stop_words": sorted(analysis.stop_words)} if analysis.stop_words else {}
+        analyzer = self.language.analyzer
+        more: dict[str, Any] = {"language": analyzer.language} if analyzer.language else {}
+        more |= {"stop_words": sorted(analyzer.stop_words)} if analyzer.stop_words else {}
         more |= {"default": self.language.default} if self.language.default != "or" else {}
         fields = self.language.fields
         return {

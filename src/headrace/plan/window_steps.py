@@ -134,8 +134,8 @@ class WindowStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompareStep(Step):
-    """A table of windows, each with the columns of the same window a period earlier, whose names have
-    a prefix; null where there is none.
+    """A table of windows, each with the columns of the same window a period earlier, whose names
+    have a prefix; null where there is none.
     """
 
     operation: ClassVar[str] = "compare"

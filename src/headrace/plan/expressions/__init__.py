@@ -13,8 +13,8 @@ and what can fail on a row.
     functions           calls: by the catalogue, and functions with rules of their own
     arrow_evaluator     which expressions can be computed over Arrow columns instead of by Spark
 
-The nodes and functions form an allow-list: only what reads a single row, is deterministic and cannot
-crash a worker is let through.
+The nodes and functions form an allow-list: only what reads a single row, is deterministic and
+cannot crash a worker is let through.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Expression:
     safe: str
     """Spark SQL in which an operation that fails gives null."""
     failed: str | None
-    """A condition, never null, that is true exactly for the rows on which an operation fails although
-    its operands are not null; None if none can fail.
+    """A condition, never null, that is true exactly for the rows on which an operation fails
+    although its operands are not null; None if none can fail.
     """
 
 
@@ -77,8 +77,8 @@ def parse_expression(text: str, schema: pa.Schema, *, where: str) -> Expression:
 def parse_named_expression(
     text: str, schema: pa.Schema, *, where: str
 ) -> tuple[str | None, Expression]:
-    """Parse and check an expression that may end in `AS name`. The name of a column is its own; other
-    expressions without AS have none.
+    """Parse and check an expression that may end in `AS name`. The name of a column is its own;
+    other expressions without AS have none.
     """
     if text in schema.names:
         return text, _column(text, schema)

@@ -1,5 +1,5 @@
-"""Arithmetic on numbers, dates, times and intervals: the type of the result, and the form that gives
-null where an operation fails.
+"""Arithmetic on numbers, dates, times and intervals: the type of the result, and the form that
+gives null where an operation fails.
 """
 
 from __future__ import annotations

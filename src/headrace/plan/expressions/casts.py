@@ -1,4 +1,6 @@
-"""CAST in Spark's ANSI mode: which types can be cast to which, and which casts can fail on a row."""
+"""CAST in Spark's ANSI mode: which types can be cast to which, and which casts can fail on a
+row.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ _TIME_TEXT = re.compile(
 
 
 def cast(operand: TypedExpression, kind: pa.DataType, *, explicit: bool = True) -> TypedExpression:
-    """A value cast to another type. `explicit` is false for a cast that the user did not write, which
-    is left out if the type is right already.
+    """A value cast to another type. `explicit` is false for a cast that the user did not write,
+    which is left out if the type is right already.
     """
     if operand.type == kind and not explicit:
         return operand

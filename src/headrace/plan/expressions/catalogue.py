@@ -1,5 +1,5 @@
-"""The functions that expressions may call, one line each: arguments, result and, if it can fail on a
-row, the form that gives null instead.
+"""The functions that expressions may call, one line each: arguments, result and, if it can fail on
+a row, the form that gives null instead.
 
     STRING, INT, …      an argument of that type
     NUMBER, INTEGER     any number, any whole number
@@ -10,10 +10,11 @@ row, the form that gives null instead.
     [A]                 may be left out
     A...                may be repeated
     A#check             a literal that passes a check of `literals`
-    {0:within}          in the safe form: the timestamp is some years from the ends of Spark's range
+    = form              the form that gives null; it may stand on the next line
+    {0:within}          in that form: the timestamp is some years from the ends of Spark's range
 
-Other functions are refused: those that are not deterministic, read more than one row, or can crash a
-worker. A pipeline can call them on `Stream.df()`.
+Other functions are refused: those that are not deterministic, read more than one row, or can crash
+a worker. A pipeline can call them on `Stream.df()`.
 """
 
 from __future__ import annotations
@@ -130,13 +131,15 @@ second(TIMESTAMP|TIMESTAMP_NTZ) -> INT
 last_day(DATE) -> DATE
 next_day(DATE, STRING#weekday) -> DATE
 trunc(DATE, STRING#date_unit) -> DATE
-date_trunc(STRING#trunc_unit, TIMESTAMP) -> TIMESTAMP = (CASE WHEN {1:within} THEN date_trunc({0}, {1}) END)
+date_trunc(STRING#trunc_unit, TIMESTAMP) -> TIMESTAMP
+    = (CASE WHEN {1:within} THEN date_trunc({0}, {1}) END)
 date_add(DATE, TINYINT|SMALLINT|INT) -> DATE
 date_sub(DATE, TINYINT|SMALLINT|INT) -> DATE
 datediff(DATE, DATE) -> INT
 date_diff(DATE, DATE) -> INT
 add_months(DATE, INT) -> DATE = try_add({0}, make_ym_interval(0, {1}))
-months_between(TIMESTAMP, TIMESTAMP) -> DOUBLE = (CASE WHEN {0:within} AND {1:within} THEN months_between({0}, {1}) END)
+months_between(TIMESTAMP, TIMESTAMP) -> DOUBLE
+    = (CASE WHEN {0:within} AND {1:within} THEN months_between({0}, {1}) END)
 date_format(TIMESTAMP, STRING#write_format) -> STRING
 to_date(STRING, [STRING#read_format]) -> DATE = try_to_date({*})
 to_timestamp(STRING, [STRING#read_format]) -> TIMESTAMP = try_to_timestamp({*})
@@ -147,12 +150,16 @@ unix_seconds(TIMESTAMP) -> BIGINT
 unix_millis(TIMESTAMP) -> BIGINT
 unix_micros(TIMESTAMP) -> BIGINT
 date_from_unix_date(TINYINT|SMALLINT|INT) -> DATE
-timestamp_seconds(INTEGER) -> TIMESTAMP = timestamp_micros(try_multiply(CAST({0} AS BIGINT), 1000000))
+timestamp_seconds(INTEGER) -> TIMESTAMP
+    = timestamp_micros(try_multiply(CAST({0} AS BIGINT), 1000000))
 timestamp_millis(INTEGER) -> TIMESTAMP = timestamp_micros(try_multiply(CAST({0} AS BIGINT), 1000))
 timestamp_micros(INTEGER) -> TIMESTAMP
-make_date(INTEGER, INTEGER, INTEGER) -> DATE = CAST(try_make_timestamp_ntz({0}, {1}, {2}, 0, 0, 0) AS DATE)
-from_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP = (CASE WHEN {0:within} THEN from_utc_timestamp({0}, {1}) END)
-to_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP = (CASE WHEN {0:within} THEN to_utc_timestamp({0}, {1}) END)
+make_date(INTEGER, INTEGER, INTEGER) -> DATE
+    = CAST(try_make_timestamp_ntz({0}, {1}, {2}, 0, 0, 0) AS DATE)
+from_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP
+    = (CASE WHEN {0:within} THEN from_utc_timestamp({0}, {1}) END)
+to_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP
+    = (CASE WHEN {0:within} THEN to_utc_timestamp({0}, {1}) END)
 
 # arrays and maps
 size(ARRAY<T>) -> INT

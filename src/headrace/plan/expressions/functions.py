@@ -155,52 +155,54 @@ def _fit_plain_type(operand: TypedExpression, kind: pa.DataType) -> TypedExpress
 
 
 def call_by_signature(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """A call of a function of the catalogue. Raises ExpressionRefused, with what the function takes, if
-    the arguments do not fit.
+    """A call of a function of the catalogue. Raises ExpressionRefused, with what the function
+    takes, if the arguments do not fit.
     """
-    lines = signatures().get(name)
-    if lines is None:
+    matching = signatures().get(name)
+    if matching is None:
         raise _unknown_function(name)
-    for line in lines:
-        if line.accepts(len(arguments)):
-            result = _match_signature(line, arguments)
+    for signature in matching:
+        if signature.accepts(len(arguments)):
+            result = _match_signature(signature, arguments)
             if result is not None:
                 return result
     types = ", ".join(type_name(each.type) for each in arguments)
     raise ExpressionRefused(
         f"{name}({types}) does not fit.",
-        f"it takes {' or '.join(map(str, lines))}; cast what does not fit, as in CAST(… AS"
+        f"it takes {' or '.join(map(str, matching))}; cast what does not fit, as in CAST(… AS"
         " STRING).",
     )
 
 
 def _match_signature(
-    line: Signature, arguments: Sequence[TypedExpression]
+    signature: Signature, arguments: Sequence[TypedExpression]
 ) -> TypedExpression | None:
     binding = Binding()
     fitted: list[TypedExpression] = []
     for position, argument in enumerate(arguments):
-        options = (binding.fit(argument, pattern) for pattern in line.parameter(position).takes)
+        options = (
+            binding.fit(argument, pattern) for pattern in signature.parameter(position).takes
+        )
         operand = next((each for each in options if each is not None), None)
         if operand is None:
             return None
         fitted.append(operand)
     for position, argument in enumerate(arguments):
-        if wanted := line.parameter(position).check:
-            literals.check(wanted, argument, function=line.name)
-    return _apply_signature(line, binding.result(line.result), fitted)
+        if wanted := signature.parameter(position).check:
+            literals.check(wanted, argument, function=signature.name)
+    return _apply_signature(signature, binding.result(signature.result), fitted)
 
 
 def _apply_signature(
-    line: Signature, kind: pa.DataType, operands: Sequence[TypedExpression]
+    signature: Signature, kind: pa.DataType, operands: Sequence[TypedExpression]
 ) -> TypedExpression:
     slots = ", ".join(f"{{{index}}}" for index in range(len(operands)))
-    template = f"{line.name}({slots})"
-    if line.safe is None:
+    template = f"{signature.name}({slots})"
+    if signature.safe is None:
         return infallible(kind, template, *operands)
     safe = _WITHIN.sub(
         rf"unix_micros({{\1}}) BETWEEN -{MAX_MICROS} AND {MAX_MICROS}",
-        line.safe.replace("{*}", slots),
+        signature.safe.replace("{*}", slots),
     )
     return fallible(kind, template, safe, *operands)
 
@@ -241,10 +243,10 @@ SPECIAL_NAMES: set[str] = set()
 def signatures() -> dict[str, tuple[Signature, ...]]:
     """The catalogue's signatures, by function."""
     by_name: dict[str, tuple[Signature, ...]] = {}
-    for text in FUNCTIONS.splitlines():
+    for text in FUNCTIONS.replace("\n    = ", " = ").splitlines():
         if text and not text.startswith("#"):
-            line = _parse_signature(text)
-            by_name[line.name] = (*by_name.get(line.name, ()), line)
+            signature = _parse_signature(text)
+            by_name[signature.name] = (*by_name.get(signature.name, ()), signature)
     return by_name
 
 
@@ -311,8 +313,8 @@ def common_type(operands: Sequence[TypedExpression], *, what: str) -> pa.DataTyp
 def alternatives(
     operands: Sequence[TypedExpression], *, what: str
 ) -> tuple[pa.DataType, list[TypedExpression]]:
-    """Values of which one is the result, and their type. Times are cast to it; numbers are widened by
-    Spark.
+    """Values of which one is the result, and their type. Times are cast to it; numbers are widened
+    by Spark.
     """
     kind = common_type(operands, what=what)
     return kind, [
@@ -392,8 +394,8 @@ def comparable_sides(
 def element(
     sequence: TypedExpression, index: TypedExpression, *, from_zero: bool
 ) -> TypedExpression:
-    """`items[0]` and `element_at(items, 1)`. An index outside of an array is a failure; a key that a
-    map does not have gives null.
+    """`items[0]` and `element_at(items, 1)`. An index outside of an array is a failure; a key that
+    a map does not have gives null.
     """
     if pa.types.is_map(sequence.type):
         key = Binding({"K": sequence.type.key_type}).fit(index, "K")

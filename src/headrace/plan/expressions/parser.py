@@ -1,5 +1,5 @@
-"""Parses an expression's text to sqlglot's tree, in Spark's dialect. Calls stay as they are written;
-`functions` decides what a function is.
+"""Parses an expression's text to sqlglot's tree, in Spark's dialect. Calls stay as they are
+written; `functions` decides what a function is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _DIALECT = Dialect()
 
 
 def parse_sql(text: str, *, where: str) -> exp.Expr:
-    """The tree of one expression. Raises BadExpression, with the position, if it cannot be parsed."""
+    """The tree of one expression. Raises BadExpression, with the position, if it cannot be
+    parsed.
+    """
     if not isinstance(text, str):
         raise BadExpression(
             f"The step {where} was given a {type(text).__name__}, not an expression.",

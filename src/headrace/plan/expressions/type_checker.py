@@ -1,8 +1,8 @@
-"""Checks sqlglot's tree over a schema. Every kind of node that is allowed has a method here; any other
-is refused.
+"""Checks sqlglot's tree over a schema. Every kind of node that is allowed has a method here; any
+other is refused.
 
-Each node becomes a typed expression from those of its children, so types and failures are known from
-the leaves up.
+Each node becomes a typed expression from those of its children, so types and failures are known
+from the leaves up.
 """
 
 from __future__ import annotations

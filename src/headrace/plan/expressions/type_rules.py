@@ -117,8 +117,8 @@ def remainder_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 
 def adjust_precision(precision: int, scale: int) -> pa.DataType:
-    """A decimal type of at most 38 digits. Digits before the point are kept; those behind it are cut,
-    down to six.
+    """A decimal type of at most 38 digits. Digits before the point are kept; those behind it are
+    cut, down to six.
     """
     if precision <= MAX_DECIMAL_DIGITS:
         return pa.decimal128(precision, scale)
