@@ -106,7 +106,7 @@ class Drive:
     def on_shards(
         self, make: Make, ons: Sequence[Sequence[str]], shards: int, cuts: Sequence[int]
     ) -> list[tuple[list[Row], MemoryState]]:
-        """What each of some shards tells, of which each has the rows of its key groups."""
+        """The rows that each of some shards emits, of which each has the rows of its key groups."""
 
         def of_shard(shard: int) -> Callable[[pa.Table, int], pa.Table]:
             return lambda rows, number: rows.filter(

@@ -1,5 +1,5 @@
-"""Piles against lists: whatever comes and goes, in whatever portions, a pile has what a sorted list
-has.
+"""The row store against lists: whatever comes and goes, in whatever portions, a key has what a sorted
+list has.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
 
 
 @pytest.fixture(autouse=True)
-def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows make trees."""
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows make several chunks."""
     monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 4)
     monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
 
@@ -73,7 +73,7 @@ changes = st.lists(
 
 @given(st.lists(changes, max_size=12))
 @settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_pile_has_what_a_sorted_list_has(
+def test_a_row_store_has_what_a_sorted_list_has(
     steps: list[list[tuple[int, int, int, str, bytes]]],
 ) -> None:
     state = MemoryState()
@@ -97,7 +97,7 @@ def test_a_pile_has_what_a_sorted_list_has(
         there = row_store.load_all(section)
         writer.replace(section, StoredRows.empty(), there.keys, there.sort_keys)
     writer.save()
-    assert state.values == {}, "nothing is left of empty piles"
+    assert state.values == {}, "nothing is left of empty keys"
 
 
 def take_in(
@@ -162,7 +162,7 @@ def fill(state: MemoryState, count: int) -> None:
     writer.save()
 
 
-def test_looking_at_a_part_of_a_large_pile_gets_that_part() -> None:
+def test_loading_a_range_of_a_large_key_reads_that_range() -> None:
     state = MemoryState()
     fill(state, 100)
     row_store = opened(state, KEYS.slice(0, 1))
@@ -171,7 +171,7 @@ def test_looking_at_a_part_of_a_large_pile_gets_that_part() -> None:
     assert len(found) <= 6
 
 
-def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
+def test_changing_a_chunk_writes_that_chunk_alone() -> None:
     state = MemoryState()
     fill(state, 100)
     state.take_changes()
@@ -188,8 +188,8 @@ def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
     assert [name[:1] for name in state.take_changes()] == [b"l"]
 
 
-def test_rows_before_the_first_leaf() -> None:
-    """The first leaf has all that is below, also when it was not always the first."""
+def test_rows_before_the_first_chunk() -> None:
+    """The first chunk has all that is below, also when it was not always the first."""
     state = MemoryState()
     fill(state, 12)
     for comes, goes in (([], range(5)), (range(-9, 3), [])):
@@ -238,7 +238,7 @@ def test_state_of_a_newer_version_is_refused() -> None:
         opened(state, KEYS.slice(0, 1))
 
 
-def test_the_bytes_are_those_that_stored_piles_have() -> None:
+def test_the_stored_bytes() -> None:
     state = MemoryState()
     fill(state, 1)
     record = (0).to_bytes(8, "little") + b"\0" + (1).to_bytes(4, "little") + b"x"

@@ -117,7 +117,7 @@ class Oracle:
             ),
             ["k"],
         ).to_pylist()
-        # Rows that are alone are told in their left row's place; right ones behind all left ones of
+        # Unmatched rows are emitted at their left row's position; right ones behind all left ones of
         # their key. Pools are in order of time.
         at = [
             (key, left is None, self._place(left), self._place(right))
@@ -241,7 +241,7 @@ hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 @hows
 @given(data=st.data())
 @settings(max_examples=50)
-def test_rows_meet_within_their_bounds_and_are_told_alone_once(
+def test_rows_meet_within_their_bounds_and_are_emitted_unmatched_once(
     how: str, data: st.DataObject
 ) -> None:
     ticks = data.draw(st.integers(1, 6))
@@ -258,8 +258,8 @@ def test_rows_meet_within_their_bounds_and_are_told_alone_once(
 @hows
 @given(data=st.data())
 @settings(max_examples=25)
-def test_large_piles(how: str, data: st.DataObject) -> None:
-    """One key with many rows, in small leaves."""
+def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
+    """One key with many rows, in small chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
@@ -281,7 +281,7 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=25)
 def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
-    """Later than they could be, which changes nothing that is told; and all of them in the end."""
+    """Later than they could be, which changes nothing that is emitted; and all of them in the end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_stream, "_DROP_TIMES", 1)
         ticks = data.draw(st.integers(2, 6))
@@ -300,7 +300,7 @@ def test_nothing_is_left_once_the_clocks_have_passed(how: str) -> None:
     assert state.values == {}
 
 
-def test_told_exactly_when_the_other_side_s_clock_has_passed_all_it_could_meet() -> None:
+def test_emitted_exactly_when_the_other_side_s_watermark_has_passed_all_it_could_match() -> None:
     rows: Ticks = [[{"k": 1, "time": 5, "number": 0}], [], [], []]
     watermarks = Track([9, 9, 9, 9], [9, 9, 9, 9])
     others = Track([6, 7, 8, 9], [6, 7, 8, 9])

@@ -100,7 +100,7 @@ def test_each_row_meets_the_table_as_of_its_tick(on: str, data: st.DataObject) -
     )
 
 
-def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_of_a_key_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 8)
     monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 4)
     table = History(

@@ -210,7 +210,7 @@ def test_the_result_is_the_query_s_answer_at_every_tick(
 @pytest.mark.parametrize("how", ["inner", "left", "full"])
 @given(data=st.data())
 @settings(max_examples=15)
-def test_many_rows_of_a_key_in_leaves(how: str, data: st.DataObject) -> None:
+def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
@@ -279,7 +279,7 @@ def test_text_keys_of_several_columns() -> None:
     ]
 
 
-def test_an_update_that_no_one_sees_tells_nothing() -> None:
+def test_an_update_that_no_one_sees_emits_nothing() -> None:
     kernel = TableTableJoin(
         "j",
         Side(SCHEMA, ("k",), ("id",)),

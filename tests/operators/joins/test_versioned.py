@@ -154,7 +154,7 @@ def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
+def test_many_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.operators.joins.row_store import KeyedRowStore
-from headrace.operators.joins.sides import Side
+from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.kernel import UNSTARTED
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
@@ -22,6 +22,12 @@ STREAM = Side(
 TABLE = Side(
     pa.schema([("k", pa.int64()), ("v", pa.int64()), ("since", TIME)]), ("k",), ("k",), time="since"
 )
+CORRECTED_COLUMNS: list[ResultColumn] = [
+    ("left", "n", "n"),
+    ("left", "k", "k"),
+    ("left", "t", "t"),
+    ("right", "v", "v"),
+]
 
 
 @dataclass

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from headrace.operators.patterns.parser import (
-    DIRECTLY,
-    NEXT,
     NEXT_ROW,
     NO_SKIP,
     PAST_LAST,
+    SKIP_TILL_NEXT,
     STRICT,
+    STRICT_CONTIGUITY,
     TO_FIRST,
-    AfterMatch,
-    Either,
-    Link,
+    Alternation,
+    Concatenation,
+    Contiguity,
     Node,
     Pattern,
-    Permute,
-    Repeat,
-    Sequence,
+    Permutation,
+    Repetition,
+    SkipStrategy,
     Symbol,
 )
 
@@ -44,7 +44,7 @@ class Oracle:
     within: int | None = None
 
     def matches(
-        self, after: AfterMatch, members: Callable[[str], tuple[str, ...]] = lambda name: (name,)
+        self, after: SkipStrategy, members: Callable[[str], tuple[str, ...]] = lambda name: (name,)
     ) -> list[Path]:
         found: list[Path] = []
         start = 0
@@ -52,7 +52,7 @@ class Oracle:
             paths = list(self.from_row(start)) if after.kind == NO_SKIP else self.preferred(start)
             found += dict.fromkeys(paths)
             start = self._next(start, paths, after, members)
-            if self.pattern.from_first:
+            if self.pattern.is_anchored:
                 break
         return found
 
@@ -61,7 +61,10 @@ class Oracle:
 
     @staticmethod
     def _next(
-        start: int, paths: list[Path], after: AfterMatch, members: Callable[[str], tuple[str, ...]]
+        start: int,
+        paths: list[Path],
+        after: SkipStrategy,
+        members: Callable[[str], tuple[str, ...]],
     ) -> int:
         if not paths or after.kind in {NO_SKIP, NEXT_ROW}:
             return start + 1
@@ -83,41 +86,48 @@ class Oracle:
                 for row in range(len(self.times))
                 if self.times[row] <= self.times[start] + self.within
             )
-        for path, _ in self._node(self.pattern.root, (), DIRECTLY, start, last):
+        for path, _ in self._node(self.pattern.root, (), STRICT_CONTIGUITY, start, last):
             if path and not self._broken(path, last):
                 yield path
 
     def _broken(self, path: Path, last: int) -> bool:
         """Whether something comes that must be absent at the end."""
         behind = range(path[-1][0] + 1, last + 1)
-        if self.pattern.alone and behind:
+        if self.pattern.no_row_follows and behind:
             return True
-        return any(self.fits(symbol, row, path) for row in behind for symbol in self.pattern.absent)
+        return any(
+            self.fits(symbol, row, path) for row in behind for symbol in self.pattern.absent_symbols
+        )
 
     def _node(
-        self, node: Node, path: Path, link: Link, start: int, last: int
-    ) -> Iterator[tuple[Path, Link]]:
+        self, node: Node, path: Path, link: Contiguity, start: int, last: int
+    ) -> Iterator[tuple[Path, Contiguity]]:
         if isinstance(node, Symbol):
             yield from (
-                ((*path, (row, node.name)), DIRECTLY)
+                ((*path, (row, node.name)), STRICT_CONTIGUITY)
                 for row in self._rows(node.name, path, link, start, last)
             )
-        elif isinstance(node, Either):
+        elif isinstance(node, Alternation):
             for option in node.options:
                 yield from self._node(option, path, link, start, last)
-        elif isinstance(node, Sequence):
+        elif isinstance(node, Concatenation):
             yield from self._items(node.items, path, link, start, last)
-        elif isinstance(node, Permute):
+        elif isinstance(node, Permutation):
             for order in permutations(node.nodes):
                 yield from self._items(
-                    tuple((DIRECTLY, each) for each in order), path, link, start, last
+                    tuple((STRICT_CONTIGUITY, each) for each in order), path, link, start, last
                 )
-        elif isinstance(node, Repeat):
+        elif isinstance(node, Repetition):
             yield from self._repeat(node, 0, path, link, start, last)
 
     def _items(
-        self, items: tuple[tuple[Link, Node], ...], path: Path, link: Link, start: int, last: int
-    ) -> Iterator[tuple[Path, Link]]:
+        self,
+        items: tuple[tuple[Contiguity, Node], ...],
+        path: Path,
+        link: Contiguity,
+        start: int,
+        last: int,
+    ) -> Iterator[tuple[Path, Contiguity]]:
         if not items:
             yield path, link
             return
@@ -126,18 +136,20 @@ class Oracle:
             yield from self._items(tuple(rest), longer, pending, start, last)
 
     def _repeat(
-        self, node: Repeat, done: int, path: Path, link: Link, start: int, last: int
-    ) -> Iterator[tuple[Path, Link]]:
-        if not node.greedy and done >= node.least:
+        self, node: Repetition, done: int, path: Path, link: Contiguity, start: int, last: int
+    ) -> Iterator[tuple[Path, Contiguity]]:
+        if not node.is_greedy and done >= node.min_count:
             yield path, link
-        if node.most is None or done < node.most:
+        if node.max_count is None or done < node.max_count:
             for longer, pending in self._node(node.node, path, link, start, last):
-                if len(longer) > len(path) or done < node.least or node.most is not None:
+                if len(longer) > len(path) or done < node.min_count or node.max_count is not None:
                     yield from self._repeat(node, done + 1, longer, pending, start, last)
-        if node.greedy and done >= node.least:
+        if node.is_greedy and done >= node.min_count:
             yield path, link
 
-    def _rows(self, symbol: str, path: Path, link: Link, start: int, last: int) -> Iterator[int]:
+    def _rows(
+        self, symbol: str, path: Path, link: Contiguity, start: int, last: int
+    ) -> Iterator[int]:
         """The rows that a symbol may take next."""
         if not path:
             yield from [start] if self.fits(symbol, start, path) else []
@@ -145,7 +157,9 @@ class Oracle:
         for row in range(path[-1][0] + 1, last + 1):
             if self.fits(symbol, row, path):
                 yield row
-                if link.mode == NEXT:
+                if link.mode == SKIP_TILL_NEXT:
                     return
-            if link.mode == STRICT or any(self.fits(absent, row, path) for absent in link.absent):
+            if link.mode == STRICT or any(
+                self.fits(absent_symbols, row, path) for absent_symbols in link.absent_symbols
+            ):
                 return

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.operators.kernel import UNSTARTED, Watermarks
-from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
-from headrace.operators.patterns.condition_parser import Names, read
+from headrace.operators.patterns.compiled_pattern import PatternSpec, compile_pattern
+from headrace.operators.patterns.condition_parser import PatternNames, compile_measure
 from headrace.operators.patterns.kernel import PatternKernel
 from headrace.operators.patterns.parser import ALL_ROWS
 from headrace.operators.patterns.settings import MatchSettings
@@ -70,20 +70,20 @@ def settings_of(case: Case, rows: list[dict[str, object]]) -> tuple[MatchSetting
     """Conditions that rows alone decide come as columns, as a pipeline makes them; without any,
     letters decide.
     """
-    pattern = compiled(spec_of(case), SCHEMA, where=case["name"])
+    pattern = compile_pattern(spec_of(case), SCHEMA, where=case["name"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     fits: list[tuple[str, int]] = []
     columns: list[pa.Array] = []
     for symbol in pattern.automaton.pattern.symbols:
-        alone = pattern.by_symbol[symbol].alone if symbol in pattern.by_symbol else ()
+        by_row = pattern.by_symbol[symbol].by_row if symbol in pattern.by_symbol else ()
         if "define" not in case and symbol != "any":
             columns.append(pa.array([str(row["name"])[0] == symbol for row in rows], pa.bool_()))
-        elif alone:
-            condition = read(
-                " AND ".join(f"({each})" for each in alone), Names(SCHEMA, ()), where="test"
+        elif by_row:
+            condition = compile_measure(
+                " AND ".join(f"({each})" for each in by_row), PatternNames(SCHEMA, ()), where="test"
             )
             columns.append(
-                condition.over(
+                condition.evaluate(
                     [table[term.column].combine_chunks() for term in condition.terms], len(rows)
                 )[0]
             )
@@ -105,7 +105,7 @@ def settings_of(case: Case, rows: list[dict[str, object]]) -> tuple[MatchSetting
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_case(case: Case, one_by_one: bool) -> None:
     settings, table = settings_of(case, rows_of(case))
-    state, told, closed = MemoryState(), [], UNSTARTED
+    state, emitted, closed = MemoryState(), [], UNSTARTED
     cuts = [(at, at + 1) for at in range(table.num_rows)] if one_by_one else [(0, table.num_rows)]
     for tick, (first, stop) in enumerate([*cuts, (table.num_rows, table.num_rows)]):
         now = (
@@ -117,7 +117,7 @@ def test_a_case(case: Case, one_by_one: bool) -> None:
         rows = table.slice(first, stop - first).append_column(
             "_tick", pa.array(np.full(stop - first, tick))
         )
-        told += (
+        emitted += (
             PatternKernel(settings)
             .step_timed(
                 state, [rows], [Watermarks(np.array([tick]), times, times, times, closed, closed)]
@@ -126,10 +126,10 @@ def test_a_case(case: Case, one_by_one: bool) -> None:
         )
         closed = now
     by_match: dict[int, list[dict[str, object]]] = {}
-    for row in told:
+    for row in emitted:
         by_match.setdefault(row["match_number"], []).append(row)
     found = sorted([str(row["name"]) for row in match] for match in by_match.values())
     expected = [match.split() for match in case["matches"].split("|") if match.strip()]
     assert found == sorted(expected)
     if "as" in case:
-        assert [row["classifier"] for row in told] == case["as"].split()
+        assert [row["classifier"] for row in emitted] == case["as"].split()

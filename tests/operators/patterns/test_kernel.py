@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product, starmap
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,69 +16,27 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadPattern
 from headrace.operators.patterns.compiled_pattern import PatternSpec
-from headrace.operators.patterns.conditions import Source, Term
-from headrace.operators.patterns.parser import after_match, parse_pattern
-from headrace.operators.patterns.walker import Entries
-from tests.operators.patterns.feeding import MEASURES, SYMBOLS, Feed, Row, feed_to, row, settings
+from headrace.operators.patterns.conditions import MatchSource, Term
+from headrace.operators.patterns.parser import parse_pattern, parse_skip_strategy
+from headrace.operators.patterns.walker import MatchRows
 from tests.operators.patterns.oracle import Oracle, Path
-from tests.operators.patterns.test_matching import AFTER, AFTERS, doubt, patterns
+from tests.operators.patterns.pattern_driver import (
+    MEASURES,
+    Feed,
+    Row,
+    feed_to,
+    row,
+    settings,
+)
+from tests.operators.patterns.strategies import AFTER, AFTERS, doubt, feeds, patterns
 
 DOUBTS = (("b", "sum(v) % 3 <> 0"), ("c", "sum(v) - v < 20"))
 
 
-@st.composite
-def feeds(draw: Any) -> Feed:
-    """Rows of two keys at different times, which come at most 3 later than their time says, or too
-    late.
-    """
-    gaps = draw(
-        st.lists(
-            st.tuples(
-                st.integers(1, 3),
-                st.integers(0, 1),
-                st.integers(0, 15),
-                st.integers(0, 9),
-                st.integers(0, 3),
-            ),
-            max_size=14,
-        )
-    )
-    at, rows = 0, []
-    for number, (gap, key, bits, value, delay) in enumerate(gaps):
-        at += gap
-        rows.append(
-            (
-                at + delay,
-                row(
-                    key,
-                    at,
-                    "".join(name for place, name in enumerate(SYMBOLS) if bits >> place & 1),
-                    number,
-                    value,
-                ),
-            )
-        )
-    rows.sort(key=lambda each: each[0])
-    ticks: list[list[Row]] = [[]]
-    for _, each in rows:
-        if draw(st.booleans()):
-            ticks.append([])
-        ticks[-1].append(each)
-    closed, newest = [], 0
-    late = draw(st.integers(2, 4))
-    for tick in ticks:
-        newest = max([newest, *(found["t"] for found in tick)])
-        closed.append(newest - late)
-    for _ in range(draw(st.integers(1, 3))):
-        ticks.append([])
-        closed.append(closed[-1] + draw(st.integers(0, 4)))
-    ticks.append([])
-    closed.append(10_000)
-    return Feed(ticks, closed)
-
-
-def expected(text: str, feed: Feed, within: int, after: str, doubtful: frozenset[str]) -> list[Row]:
-    """The oracle's matches as rows, without when they were told."""
+def expected(
+    text: str, feed: Feed, within: int, after: str, match_dependent: frozenset[str]
+) -> list[Row]:
+    """The oracle's matches as rows, without when they were emitted."""
     found: list[Row] = []
     pattern = parse_pattern(text)
     for key in (0, 1):
@@ -89,12 +46,12 @@ def expected(text: str, feed: Feed, within: int, after: str, doubtful: frozenset
 
         def fits(symbol: str, at: int, path: Path, rows: list[Row] = rows) -> bool:
             return rows[at][f"_{symbol}"] and (
-                symbol not in doubtful
+                symbol not in match_dependent
                 or doubt(symbol, rows[at]["v"], sum(rows[each]["v"] for each, _ in path))
             )
 
         oracle = Oracle(pattern, [each["t"] for each in rows], fits, within)
-        for path in oracle.matches(after_match(after, tuple("abcx"), where="test")):
+        for path in oracle.matches(parse_skip_strategy(after, tuple("abcx"), where="test")):
             mine = [rows[at] for at, _ in path]
             bs = sum(symbol == "b" for _, symbol in path)
             found.append(
@@ -110,11 +67,11 @@ def expected(text: str, feed: Feed, within: int, after: str, doubtful: frozenset
     return sorted(found, key=str)
 
 
-def without_time(told: list[Row]) -> list[Row]:
+def without_time(emitted: list[Row]) -> list[Row]:
     return sorted(
         (
             {name: value for name, value in each.items() if name not in {"_tick", "matched_at"}}
-            for each in told
+            for each in emitted
         ),
         key=str,
     )
@@ -141,7 +98,7 @@ def run(
     given_settings = settings(spec, timed_out=True)
     whole = feed_to(given_settings, feed)
     plain = expected(text, feed, within, after, frozenset(name for name, _ in used))
-    assert without_time(whole.told) == sorted(
+    assert without_time(whole.emitted) == sorted(
         (
             {name: value for name, value in each.items() if name != "bs" or "b" in names}
             for each in plain
@@ -149,8 +106,8 @@ def run(
         key=str,
     )
     pieces = feed_to(given_settings, feed, cuts, shards)
-    assert sorted(pieces.told, key=str) == sorted(whole.told, key=str)
-    assert sorted(pieces.aside, key=str) == sorted(whole.aside, key=str)
+    assert sorted(pieces.emitted, key=str) == sorted(whole.emitted, key=str)
+    assert sorted(pieces.timed_out_rows, key=str) == sorted(whole.timed_out_rows, key=str)
     assert pieces.counts == whole.counts
     assert whole.state == pieces.state == {}, "when the time is up, a key holds nothing"
     assert pieces.due[-1] is None
@@ -171,7 +128,7 @@ def test_any_cut_gives_the_oracles_matches(
     try:
         run(text, feed, within, after, (), cuts, shards)
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
 
 
 @hypothesis_settings(max_examples=80, deadline=None)
@@ -189,7 +146,7 @@ def test_conditions_that_look_back_give_the_oracles_matches(
     try:
         run(text, feed, within, after, DOUBTS, cuts, shards)
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -207,11 +164,11 @@ def test_absence_gives_the_oracles_matches(
     try:
         run(text + absent, feed, within, after, (), cuts, [1, 2])
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5, 6, 7]])
-def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
+def test_a_match_is_emitted_as_soon_as_it_is_certain(cuts: list[int]) -> None:
     ticks = [
         [row(0, 10, "a", 0)],
         [row(0, 20, "b", 1)],
@@ -221,18 +178,18 @@ def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
     ]
     feed = Feed(ticks, [11, 21, 31, 41, 1000])
 
-    def told(pattern: str) -> list[tuple[int, int]]:
+    def emitted(pattern: str) -> list[tuple[int, int]]:
         found = feed_to(
             settings(PatternSpec(pattern, (), (("last_id", "last(id)"),), 100)), feed, cuts
-        ).told
+        ).emitted
         return [(each["_tick"], each["last_id"]) for each in found]
 
-    assert told("a b+?") == [(1, 1)], "with its last row, if nothing else would be preferred"
-    assert told("a b+") == [(3, 2)], "with the row that ends the run"
-    assert told("a b+ c") == [(3, 3)]
-    assert told("a (-> b)+") == [(4, 2)], "when the time is up, since another b could have come"
-    assert told("a !x") == [(4, 0)], "absence, by the clock alone"
-    assert told("a !b") == []
+    assert emitted("a b+?") == [(1, 1)], "with its last row, if nothing else would be preferred"
+    assert emitted("a b+") == [(3, 2)], "with the row that ends the run"
+    assert emitted("a b+ c") == [(3, 3)]
+    assert emitted("a (-> b)+") == [(4, 2)], "when the time is up, since another b could have come"
+    assert emitted("a !x") == [(4, 0)], "absence, by the clock alone"
+    assert emitted("a !b") == []
 
 
 def _wanted(text: str, within: int, after: str) -> PatternSpec:
@@ -265,21 +222,21 @@ SOME_PATTERNS = [
 def test_many_patterns_at_once_give_what_each_gives_alone(
     feed: Feed, specs: list[PatternSpec], cuts: list[int]
 ) -> None:
-    alone = [settings(spec) for spec in specs]
-    patterns_by_name = tuple((f"p{at}", each.patterns[0][1]) for at, each in enumerate(alone))
+    by_row = [settings(spec) for spec in specs]
+    patterns_by_name = tuple((f"p{at}", each.patterns[0][1]) for at, each in enumerate(by_row))
     together = replace(
-        alone[0],
+        by_row[0],
         patterns=patterns_by_name,
-        fits=tuple(each.fits[0] for each in alone),
+        fits=tuple(each.fits[0] for each in by_row),
         several=True,
     )
     found = feed_to(together, feed, cuts, [1, 2])
     expected_rows = [
         {**row, "pattern": f"p{at}"}
-        for at, each in enumerate(alone)
-        for row in feed_to(each, feed).told
+        for at, each in enumerate(by_row)
+        for row in feed_to(each, feed).emitted
     ]
-    assert sorted(found.told, key=_text) == sorted(expected_rows, key=_text)
+    assert sorted(found.emitted, key=_text) == sorted(expected_rows, key=_text)
     assert found.state == {}
 
 
@@ -287,15 +244,15 @@ def _text(row: Row) -> str:
     return str(sorted(row.items()))
 
 
-def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_long_matches_are_emitted_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(0, number, "a", number, number) for number in range(40)]
     feed = Feed([[*rows, row(0, 40, "c", 40, 0)], []], [41, 1000])
     given_settings = settings(
         PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all"
     )
-    monkeypatch.setattr("headrace.operators.patterns.settings.MAX_AT_ONCE", 50)
-    told = feed_to(given_settings, feed).told
-    assert [(each["n"], each["total"]) for each in told] == [
+    monkeypatch.setattr("headrace.operators.patterns.settings.MAX_PREFIX_ROWS", 50)
+    emitted = feed_to(given_settings, feed).emitted
+    assert [(each["n"], each["total"]) for each in emitted] == [
         (at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)
     ]
 
@@ -322,12 +279,12 @@ def test_beginnings_that_are_looked_at_one_by_one_give_the_oracles_matches(
     cuts: list[int],
     looks_back: bool,
 ) -> None:
-    monkeypatch.setattr("headrace.operators.patterns.matcher.FEW", few)
-    monkeypatch.setattr("headrace.operators.patterns.matcher.WORTHWHILE", 0)
+    monkeypatch.setattr("headrace.operators.patterns.matcher.MIN_QUEUE_STEP", few)
+    monkeypatch.setattr("headrace.operators.patterns.matcher.MIN_STARTS_FOR_QUEUE", 0)
     try:
         run(text, feed, within, after, DOUBTS if looks_back else (), cuts, [1, 2])
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
 
 
 @pytest.mark.parametrize("last", ["c", "a"])
@@ -335,21 +292,21 @@ def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_r
     monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     looked_at = 0
-    plain = Source.values
+    plain = MatchSource.values
 
     def counting(
-        source: Source, terms: Sequence[Term], entries: Entries, count: int
+        source: MatchSource, terms: Sequence[Term], match_rows: MatchRows, count: int
     ) -> list[pa.Array]:
         nonlocal looked_at
-        looked_at += len(entries.row)
-        return plain(source, terms, entries, count)
+        looked_at += len(match_rows.row)
+        return plain(source, terms, match_rows, count)
 
-    monkeypatch.setattr(Source, "values", counting)
+    monkeypatch.setattr(MatchSource, "values", counting)
     rows = [row(0, number, "a", number) for number in range(200)]
     feed = Feed([[*rows, row(0, 200, last, 200)]], [201])
-    told = feed_to(
+    emitted = feed_to(
         settings(PatternSpec("a+ c?", (("a", "sum(a.v) < 1000"),), (("n", "count(*)"),), 1000)),
         feed,
-    ).told
-    assert [each["n"] for each in told] == ([201] if last == "c" else [])
+    ).emitted
+    assert [each["n"] for each in emitted] == ([201] if last == "c" else [])
     assert looked_at < 10 * 200 * 200, "not the third power"

@@ -23,17 +23,17 @@ from headrace.errors import NewerFormat
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.patterns.compiled_pattern import PatternSpec
 from headrace.operators.patterns.rules import (
-    Rule,
+    PatternRule,
     RuledKernel,
     RuleSettings,
-    from_bytes,
-    prototype,
-    to_bytes,
+    decode_rules,
+    encode_rules,
+    prototype_settings,
 )
 from headrace.operators.patterns.settings import MatchSettings
 from headrace.testing.kernels import MemoryState
-from tests.operators.patterns.feeding import SCHEMA, Feed, Row, feed_to, row, settings
-from tests.operators.patterns.test_kernel import feeds
+from tests.operators.patterns.pattern_driver import SCHEMA, Feed, Row, feed_to, row, settings
+from tests.operators.patterns.strategies import feeds
 from tests.operators.windows.feeding import spread
 
 FITS: dict[str, Callable[[int], bool]] = {
@@ -59,7 +59,9 @@ Change = tuple[int, str, str | None, int]
 
 
 def rule_settings(**more: Any) -> RuleSettings:
-    matching = prototype(MatchSettings("test", SCHEMA, ("k",), "t", (), timed_out=True), MEASURES)
+    matching = prototype_settings(
+        MatchSettings("test", SCHEMA, ("k",), "t", (), timed_out=True), MEASURES
+    )
     return replace(
         RuleSettings(matching, RULES, "name", MEASURES, None, "skip past last row", 5, 1000, 1000),
         **more,
@@ -106,25 +108,25 @@ def ruled(
     feed: Feed, changes: Sequence[Change], cuts: Sequence[int], shards: Sequence[int]
 ) -> tuple[list[Row], list[Row], list[MemoryState]]:
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(feed.ticks)}), len(feed.ticks)]
-    states, told, aside = [MemoryState()], list[Row](), list[Row]()
+    states, emitted, timed_out_rows = [MemoryState()], list[Row](), list[Row]()
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
         rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
         for number, state in enumerate(states):
             kernel = pickle.loads(pickle.dumps(RuledKernel(rule_settings())))
-            told += kernel.step_timed(
+            emitted += kernel.step_timed(
                 state,
                 [rows.filter(pa.array(of_row == number)), changes_of(changes, first, stop)],
                 [watermarks, watermarks],
             ).to_pylist()
-            aside += kernel.take_aside().to_pylist()
-    return told, aside, states
+            timed_out_rows += kernel.take_side_output().to_pylist()
+    return emitted, timed_out_rows, states
 
 
 def expected(feed: Feed, changes: Sequence[Change]) -> tuple[list[Row], list[Row]]:
     """Each life of a rule as a pattern that was declared, over the rows that it looks at."""
-    told, aside = list[Row](), list[Row]()
+    emitted, timed_out_rows = list[Row](), list[Row]()
     for at, (tick, name, text, within) in enumerate(changes):
         before = next((each for each in reversed(changes[:at]) if each[1] == name), None)
         if text is None or (before is not None and before[2:] == (text, within)):
@@ -141,10 +143,16 @@ def expected(feed: Feed, changes: Sequence[Change]) -> tuple[list[Row], list[Row
             ],
             feed.closed,
         )
-        alone = feed_to(settings(PatternSpec(text, (), MEASURES, within), timed_out=True), seen)
-        told += [{**each, "pattern": name} for each in alone.told if tick <= each["_tick"] < end]
-        aside += [{**each, "pattern": name} for each in alone.aside if tick <= each["_tick"] < end]
-    return told, aside
+        by_row = feed_to(settings(PatternSpec(text, (), MEASURES, within), timed_out=True), seen)
+        emitted += [
+            {**each, "pattern": name} for each in by_row.emitted if tick <= each["_tick"] < end
+        ]
+        timed_out_rows += [
+            {**each, "pattern": name}
+            for each in by_row.timed_out_rows
+            if tick <= each["_tick"] < end
+        ]
+    return emitted, timed_out_rows
 
 
 def in_order(rows: list[Row]) -> list[str]:
@@ -167,22 +175,22 @@ def in_order(rows: list[Row]) -> list[str]:
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
 )
 def test_a_rule_gives_what_a_pattern_gives_while_it_is_in_force(
-    feed: Feed, drawn: list[Change], cuts: list[int], shards: list[int]
+    feed: Feed, describe: list[Change], cuts: list[int], shards: list[int]
 ) -> None:
     feed = fitted(feed)
-    once = {(each[0], each[1]): each for each in drawn if each[0] < len(feed.ticks)}
+    once = {(each[0], each[1]): each for each in describe if each[0] < len(feed.ticks)}
     changes = sorted(once.values(), key=lambda each: each[0])
-    told, aside, states = ruled(feed, changes, cuts, shards)
+    emitted, timed_out_rows, states = ruled(feed, changes, cuts, shards)
     wanted, wanted_aside = expected(feed, changes)
-    assert in_order(told) == in_order(wanted)
-    assert in_order(aside) == in_order(wanted_aside)
+    assert in_order(emitted) == in_order(wanted)
+    assert in_order(timed_out_rows) == in_order(wanted_aside)
     left = {key for state in states for key in state.values if key[:1] != b"R"}
     assert left == set(), "when the time is up, a key holds nothing"
 
 
 def test_the_format_of_rules_is_checked() -> None:
     rules = (
-        Rule(
+        PatternRule(
             "one",
             3,
             UNSTARTED,
@@ -198,6 +206,6 @@ def test_the_format_of_rules_is_checked() -> None:
             ),
         ),
     )
-    assert from_bytes(to_bytes(rules), rule_settings()) == rules
+    assert decode_rules(encode_rules(rules), rule_settings()) == rules
     with pytest.raises(NewerFormat, match="newer Headrace"):
-        from_bytes(b"\x02" + to_bytes(rules)[1:], rule_settings())
+        decode_rules(b"\x02" + encode_rules(rules)[1:], rule_settings())

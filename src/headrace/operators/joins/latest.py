@@ -116,14 +116,14 @@ class LatestKernel:
     def key_fields(self) -> list[pa.Field]:
         return [self.schema.field(name) for name in self.key]
 
-    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:  # noqa: ARG002 - the row has the key's columns
+    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:  # noqa: ARG002
         """The latest row of each key, for people."""
         return pa.Table.from_arrays(self._decode(values), schema=self.schema)
 
 
 class NewestKernel:
-    """Keeps the row with the latest event time of each key. It runs behind a join that corrects what
-    it emitted (`CorrectedJoin`), whose stream may bring a key more than once.
+    """Keeps the row with the latest event time of each key. It runs behind a join that corrects
+    what it emitted (`CorrectedJoin`), whose stream may bring a key more than once.
 
     `key` is the key of the result; `own` are the stream's columns, of which `time` is the event
     time. A row of the stream is recognized by its own columns, which corrections leave as they are.
@@ -222,7 +222,7 @@ class NewestKernel:
     def key_fields(self) -> list[pa.Field]:
         return [self.schema.field(name) for name in self.key]
 
-    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:  # noqa: ARG002 - the row has the key's columns
+    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:  # noqa: ARG002
         """The newest row of each key and whether it was retracted, for people."""
         rows = pa.Table.from_arrays(self._decode(values), schema=self.schema)
         return rows.append_column("_taken_back", pa.array(~_exists_mask(values)))

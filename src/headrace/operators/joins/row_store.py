@@ -12,7 +12,7 @@ of the same key once its left section has outgrown the header:
 
     b"h" b"k"                 header: registers, counts (3, 0), sizes, the three rows
                               ------
-    b"h" b"k"                 header: registers, counts (2 chunks, 0), sizes, lowest sort keys 10, 90
+    b"h" b"k"                 header: registers, counts (2 chunks, 0), sizes, lows 10, 90
     b"l" section=0 10 b"k"    chunk: rows with sort keys below 90
     b"l" section=0 90 b"k"    chunk: rows with sort keys from 90 on
 

@@ -142,8 +142,8 @@ class Arrivals:
 
 
 class BufferedSide:
-    """All rows of one side that a batch looks at, stored and new, in order of key and time; of equal
-    times the stored ones first, then in order of arrival.
+    """All rows of one side that a batch looks at, stored and new, in order of key and time; of
+    equal times the stored ones first, then in order of arrival.
     """
 
     def __init__(

@@ -385,8 +385,8 @@ class HistoryKernel:
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Load the neighbours of the versions that arrived. 2. Leave out late versions. 3. Store.
-        4. Emit the versions whose content or end changed.
+        """1. Load the neighbours of the versions that arrived. 2. Leave out late versions. 3.
+        Store. 4. Emit the versions whose content or end changed.
         """
         (changes,), (clock,) = inputs, watermarks
         if not len(clock):

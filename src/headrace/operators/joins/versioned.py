@@ -1,6 +1,6 @@
-"""The joins of a stream with the versions of a table: each row matches the version that was valid at
-the row's own time, whatever arrives when. `VersionedJoin` waits and emits a stream; `CorrectedJoin`
-emits at once, and corrects.
+"""The joins of a stream with the versions of a table: each row matches the version that was valid
+at the row's own time, whatever arrives when. `VersionedJoin` waits and emits a stream;
+`CorrectedJoin` emits at once, and corrects.
 
 Example: orders joined with the price at their time (key `item`, event time `since`).
 
@@ -74,7 +74,9 @@ from headrace.operators.kernel import KeyedState, Times, Watermarks, microsecond
 _VERSIONS, _ROWS = 0, 1
 """The sections of the row store."""
 _ROW_TIMER = 0
-"""The kind of timer at which waiting rows are emitted, or rows that can be corrected are dropped."""
+"""The kind of timer at which waiting rows are emitted, or rows that can be corrected are
+dropped.
+"""
 
 
 def _checked_columns(
@@ -344,8 +346,8 @@ class CorrectedJoin:
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Find the keys. 2. Load versions, and the rows that new versions are valid for. 3. Store
-        what may be corrected. 4. Emit and correct.
+        """1. Find the keys. 2. Load versions, and the rows that new versions are valid for. 3.
+        Store what may be corrected. 4. Emit and correct.
         """
         rows, changes = inputs
         own, table = watermarks

@@ -1,3 +1,23 @@
-"""Patterns: what is said about sequences of rows, and the kernel that finds them. `parsing` reads
-them, `automaton` says what may follow what, `matching` finds.
+"""Patterns over sequences of rows (MATCH_RECOGNIZE, complex event processing).
+
+From what a user writes to an automaton:
+
+- `parser`: the text of a pattern to a tree; skip strategies; defaults and bounds.
+- `automaton`: the tree to states and transitions.
+- `condition_parser`: conditions and measures, in Spark SQL, to trees.
+- `conditions`: these trees, evaluated over the rows of matches.
+- `compiled_pattern`: all of it together, checked.
+
+From rows to matches:
+
+- `kernel`: the kernel: buffers rows, matches them, emits matches, retains what is needed.
+- `row_buffer`: the buffered rows, in the state and sorted.
+- `match_pass`: the patterns of a batch, one after the other.
+- `matcher`: one pattern over sorted rows: skip strategies, backtracking, what is certain when.
+- `walker`: runs of the automaton from many rows at once, with look-ahead.
+- `settings`: the settings of the kernel, and the rows and columns of its result.
+- `rules`: patterns as rows of a table, and their kernel.
+
+The steps that build these kernels are in `plan/match_steps.py`; what users write is in
+`pipeline/patterns.py` and `pipeline/sql.py`.
 """

@@ -1,8 +1,15 @@
-"""What may follow what: a pattern as numbered places, each with its symbol, and from each the ways
-on, in the order in which they are tried.
+"""The automaton of a pattern: numbered states, each of which takes a row of one symbol, and the
+transitions between them, in the order in which they are tried.
 
-A place is one occurrence of a symbol; `{3,}` has three. Built by way of states that take no row,
-which are then left out: what remains is small and is walked quickly.
+A state is one occurrence of a symbol: `{3,}` has three. The pattern `a b+ (-> c)?` has the states
+
+    0: a    transitions  -> 1 (directly)
+    1: b    transitions  -> 1 (directly), -> 2 (skip till next), accept
+    2: c    transitions  accept
+
+and starts in state 0. The automaton is built by way of an NFA with epsilon transitions, which are
+then removed: what remains is small and quick to run. The tree of a pattern comes from `parser.py`;
+`walker.py` and `matcher.py` run the automaton.
 """
 
 from __future__ import annotations
@@ -13,299 +20,326 @@ from functools import cached_property
 from headrace.errors import BadPattern
 from headrace.operators.patterns.parser import (
     CONTIGUITIES,
-    DIRECTLY,
     STRICT,
-    Either,
-    Link,
+    STRICT_CONTIGUITY,
+    Alternation,
+    Concatenation,
+    Contiguity,
     Node,
     Pattern,
-    Permute,
-    Repeat,
-    Sequence,
+    Permutation,
+    Repetition,
     Symbol,
-    pointed,
+    caret_excerpt,
 )
 
-MAX_PLACES = 500
+MAX_STATES = 500
 ACCEPT = -1
+"""The target of a transition that completes a match."""
 
 
 @dataclass(frozen=True)
-class Edge:
-    """A way from one place to another, or (ACCEPT) to the end."""
+class Transition:
+    """A transition to another state, or to ACCEPT."""
 
-    to: int
-    link: Link = DIRECTLY
+    target: int
+    contiguity: Contiguity = STRICT_CONTIGUITY
 
 
 @dataclass(frozen=True)
 class Automaton:
-    """`symbols`: of each place. `first`: where a match can begin, in order. `edges`: the ways from
-    each place, in order.
+    """The states of a pattern by number: the symbol of each, and its transitions in the order in
+    which they are tried. A match begins in one of the start states, tried in order, too.
     """
 
     pattern: Pattern
     symbols: tuple[str, ...]
-    first: tuple[int, ...]
-    edges: tuple[tuple[Edge, ...], ...]
+    start_states: tuple[int, ...]
+    transitions: tuple[tuple[Transition, ...], ...]
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     @cached_property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Places that can be reached from each other, later ones first: what can be known of a
-        place follows from those behind it.
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """The strongly connected components, each behind those that it leads to: what is known of a
+        state follows from the states that it leads to.
         """
-        return tuple(tuple(sorted(group)) for group in _components(self))
+        return tuple(tuple(sorted(component)) for component in _components(self))
 
     @cached_property
-    def before(self) -> dict[str, frozenset[str]]:
-        """For each symbol those that a match can have before it, itself included if it can come
-        again.
+    def symbols_before(self) -> dict[str, frozenset[str]]:
+        """For each symbol the symbols that a match can have before it; the symbol itself is one of
+        them if it can repeat.
         """
-        reach = [{edge.to for edge in each if edge.to != ACCEPT} for each in self.edges]
+        reachable = [
+            {transition.target for transition in transitions} - {ACCEPT}
+            for transitions in self.transitions
+        ]
         changed = True
         while changed:
             changed = False
-            for place, to in enumerate(reach):
-                more = to.union(*(reach[each] for each in to)) if to else to
-                changed, reach[place] = changed or len(more) > len(to), more
-        found: dict[str, set[str]] = {name: set() for name in self.symbols}
-        for place, to in enumerate(reach):
-            for other in to:
-                found[self.symbols[other]].add(self.symbols[place])
-        return {name: frozenset(names) for name, names in found.items()}
+            for state, targets in enumerate(reachable):
+                more = targets.union(*(reachable[target] for target in targets))
+                changed = changed or len(more) > len(targets)
+                reachable[state] = more
+        before: dict[str, set[str]] = {symbol: set() for symbol in self.symbols}
+        for state, targets in enumerate(reachable):
+            for target in targets:
+                before[self.symbols[target]].add(self.symbols[state])
+        return {symbol: frozenset(symbols) for symbol, symbols in before.items()}
 
     @cached_property
-    def required(self) -> tuple[str, ...]:
+    def required_symbols(self) -> tuple[str, ...]:
         """The symbols of which every match has a row."""
         return tuple(
-            symbol
-            for symbol in dict.fromkeys(self.symbols)
-            if not self._reaches_end_without(symbol)
+            symbol for symbol in dict.fromkeys(self.symbols) if not self._accepts_without(symbol)
         )
 
-    def _reaches_end_without(self, symbol: str) -> bool:
-        left, seen = [place for place in self.first if self.symbols[place] != symbol], set[int]()
-        while left:
-            place = left.pop()
-            if place == ACCEPT:
+    def _accepts_without(self, symbol: str) -> bool:
+        pending = [state for state in self.start_states if self.symbols[state] != symbol]
+        seen: set[int] = set()
+        while pending:
+            state = pending.pop()
+            if state == ACCEPT:
                 return True
-            if place not in seen:
-                seen.add(place)
-                left += [
-                    edge.to
-                    for edge in self.edges[place]
-                    if edge.to == ACCEPT or self.symbols[edge.to] != symbol
+            if state not in seen:
+                seen.add(state)
+                pending += [
+                    transition.target
+                    for transition in self.transitions[state]
+                    if transition.target == ACCEPT or self.symbols[transition.target] != symbol
                 ]
         return False
 
     @cached_property
-    def ways_to(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each place those from which it can be reached, and how directly it must follow."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.edges]
-        for place, edges in enumerate(self.edges):
-            for edge in edges:
-                if edge.to != ACCEPT:
-                    found[edge.to].append((place, edge.link.mode))
-        return tuple(tuple(each) for each in found)
+    def predecessors(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each state the states that lead to it, and the mode of contiguity."""
+        predecessors: list[list[tuple[int, int]]] = [[] for _ in self.transitions]
+        for state, transitions in enumerate(self.transitions):
+            for transition in transitions:
+                if transition.target != ACCEPT:
+                    predecessors[transition.target].append((state, transition.contiguity.mode))
+        return tuple(tuple(states) for states in predecessors)
 
     @property
     def is_strict(self) -> bool:
         """Whether some row must directly follow another: then every row of a key matters."""
-        return self.pattern.alone or any(
-            edge.to != ACCEPT and edge.link.mode == STRICT for each in self.edges for edge in each
+        return self.pattern.no_row_follows or any(
+            transition.target != ACCEPT and transition.contiguity.mode == STRICT
+            for transitions in self.transitions
+            for transition in transitions
         )
-
-    def drawn(self) -> list[str]:
-        """For people: each place, and where it leads to."""
-        names = self.names
-        lines = [
-            "begins with"  # noqa: ISC004
-            f" {', '.join(names[place] for place in self.first)}{' at the first row of the key' if self.pattern.from_first else ''}"
-        ]
-        for place, each in enumerate(self.edges):
-            lines.append(f"{names[place]} → {', '.join(self._way(edge) for edge in each)}")
-        return lines
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Places by their symbols, numbered where one has several."""
+        """The states by their symbols, numbered where a symbol has several."""
         seen: dict[str, int] = {}
-        found = []
-        for name in self.symbols:
-            seen[name] = seen.get(name, 0) + 1
-            found.append(name if self.symbols.count(name) == 1 else f"{name}.{seen[name]}")
-        return tuple(found)
+        names = []
+        for symbol in self.symbols:
+            seen[symbol] = seen.get(symbol, 0) + 1
+            is_unique = self.symbols.count(symbol) == 1
+            names.append(symbol if is_unique else f"{symbol}.{seen[symbol]}")
+        return tuple(names)
 
-    def _way(self, edge: Edge) -> str:
-        if edge.to == ACCEPT:
-            absent = " or ".join(self.pattern.absent) or ("any row" if self.pattern.alone else "")
+    def describe(self) -> list[str]:
+        """Lines for people: each state, and where it leads to."""
+        starts = ", ".join(self.names[state] for state in self.start_states)
+        anchor = " at the first row of the key" if self.pattern.is_anchored else ""
+        lines = [f"begins with {starts}{anchor}"]
+        for name, transitions in zip(self.names, self.transitions, strict=True):
+            targets = ", ".join(self._describe_target(transition) for transition in transitions)
+            lines.append(f"{name} → {targets}")
+        return lines
+
+    def _describe_target(self, transition: Transition) -> str:
+        pattern, contiguity = self.pattern, transition.contiguity
+        if transition.target == ACCEPT:
+            absent = " or ".join(pattern.absent_symbols)
+            absent = absent or ("any row" if pattern.no_row_follows else "")
             return f"done unless {absent} comes before the time is up" if absent else "done"
-        how = [] if edge.link.mode == STRICT else [CONTIGUITIES[edge.link.mode]]
-        how += [f"no {' or '.join(edge.link.absent)} between"] if edge.link.absent else []
-        return self.names[edge.to] + (f" ({', '.join(how)})" if how else "")
+        how = [] if contiguity.mode == STRICT else [CONTIGUITIES[contiguity.mode]]
+        if contiguity.absent_symbols:
+            how.append(f"no {' or '.join(contiguity.absent_symbols)} between")
+        return self.names[transition.target] + (f" ({', '.join(how)})" if how else "")
 
 
-def build(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
-    """The automaton of a pattern. BadPattern if it is too large, or if no row at all would be a
-    match.
+def build_automaton(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
+    """Build the automaton of a pattern.
+
+    Raises:
+        BadPattern: the pattern is too large, or would match without any row.
     """
-    maker = _Maker(pattern, where)
-    end = maker.state()
-    begin = maker.state()
-    maker.ways[begin].append((maker.made(pattern.root, end), DIRECTLY))
-    first = maker.follow(begin, end)
-    if any(edge.to == ACCEPT for edge in first):
+    nfa = _EpsilonNfa(pattern, where)
+    end = nfa.add_state()
+    begin = nfa.add_state()
+    nfa.epsilons[begin].append((nfa.add_node(pattern.root, end), STRICT_CONTIGUITY))
+    starts = nfa.closure(begin, end)
+    if any(transition.target == ACCEPT for transition in starts):
         raise BadPattern(
             f"The step {where} has a pattern that nothing at all would match: every part of it may"
-            f" be left out.\n{pointed(pattern.text, 0)}",
+            f" be left out.\n{caret_excerpt(pattern.text, 0)}",
             fix="let at least one row be needed: a+ instead of a*.",
         )
-    places = sorted(maker.places)
-    number = {place: at for at, place in enumerate(places)}
-    edges = tuple(
-        tuple(Edge(number.get(edge.to, ACCEPT), edge.link) for edge in maker.follow(place, end))
-        for place in places
+    states = sorted(nfa.symbols)
+    numbers = {state: number for number, state in enumerate(states)}
+    return Automaton(
+        pattern=pattern,
+        symbols=tuple(nfa.symbols[state] for state in states),
+        start_states=tuple(dict.fromkeys(numbers[transition.target] for transition in starts)),
+        transitions=tuple(
+            tuple(
+                Transition(numbers.get(transition.target, ACCEPT), transition.contiguity)
+                for transition in nfa.closure(state, end)
+            )
+            for state in states
+        ),
     )
-    begins = tuple(dict.fromkeys(number[edge.to] for edge in first))
-    return Automaton(pattern, tuple(maker.places[place] for place in places), begins, edges)
 
 
 @dataclass
-class _Maker:
-    """States in the making: those with a symbol take a row; from each, ways that take none, in
-    order.
+class _EpsilonNfa:
+    """An NFA under construction. States with a symbol take a row; every state has epsilon
+    transitions, which take none, in the order in which they are tried.
     """
 
     pattern: Pattern
     where: str
-    ways: list[list[tuple[int, Link]]] = field(default_factory=list)
-    places: dict[int, str] = field(default_factory=dict)
+    epsilons: list[list[tuple[int, Contiguity]]] = field(default_factory=list)
+    symbols: dict[int, str] = field(default_factory=dict)
 
-    def state(self) -> int:
-        self.ways.append([])
-        return len(self.ways) - 1
+    def add_state(self) -> int:
+        self.epsilons.append([])
+        return len(self.epsilons) - 1
 
-    def made(self, node: Node, end: int) -> int:
-        """The state in which a node begins, if it leads to `end`."""
+    def add_node(self, node: Node, end: int) -> int:
+        """Add a node of the pattern that leads to `end`; return the state in which it begins."""
         if isinstance(node, Symbol):
-            return self._symbol(node, end)
-        if isinstance(node, Sequence):
-            return self._sequence(node, end)
-        if isinstance(node, Repeat):
-            return self._repeat(node, end)
-        begin = self.state()
-        if isinstance(node, Either):
-            self.ways[begin] += [(self.made(each, end), DIRECTLY) for each in node.options]
+            return self._add_symbol(node, end)
+        if isinstance(node, Concatenation):
+            return self._add_concatenation(node, end)
+        if isinstance(node, Repetition):
+            return self._add_repetition(node, end)
+        begin = self.add_state()
+        if isinstance(node, Alternation):
+            starts = [self.add_node(option, end) for option in node.options]
         else:
-            self.ways[begin] += [
-                (self._permuted(node, at, end), DIRECTLY) for at in range(len(node.nodes))
-            ]
+            starts = [self._add_permutation(node, index, end) for index in range(len(node.nodes))]
+        self.epsilons[begin] += [(start, STRICT_CONTIGUITY) for start in starts]
         return begin
 
-    def _symbol(self, node: Symbol, end: int) -> int:
-        if len(self.places) >= MAX_PLACES:
+    def _add_symbol(self, node: Symbol, end: int) -> int:
+        if len(self.symbols) >= MAX_STATES:
             raise BadPattern(
-                f"The step {self.where} has a pattern of more than {MAX_PLACES} symbols, counting"
-                f" repeated ones.\n{pointed(self.pattern.text, node.at)}",
+                f"The step {self.where} has a pattern of more than {MAX_STATES} symbols, counting"
+                f" repeated ones.\n{caret_excerpt(self.pattern.text, node.position)}",
                 fix="repeat fewer times, or without an upper bound: a{3,}.",
             )
-        place = self.state()
-        self.places[place] = node.name
-        self.ways[place].append((end, DIRECTLY))
-        return place
+        state = self.add_state()
+        self.symbols[state] = node.name
+        self.epsilons[state].append((end, STRICT_CONTIGUITY))
+        return state
 
-    def _sequence(self, node: Sequence, end: int) -> int:
-        """Made in the order of the text, so that places are numbered in it."""
-        states = [self.state() for _ in node.items]
-        for (link, item), state, following in zip(
+    def _add_concatenation(self, node: Concatenation, end: int) -> int:
+        """Items are added in the order of the text, so that states are numbered in it."""
+        states = [self.add_state() for _ in node.items]
+        for (contiguity, item), state, following in zip(
             node.items, states, [*states[1:], end], strict=True
         ):
-            self.ways[state].append((self.made(item, following), link))
+            self.epsilons[state].append((self.add_node(item, following), contiguity))
         return states[0]
 
-    def _permuted(self, node: Permute, at: int, end: int) -> int:
-        rest = node.nodes[:at] + node.nodes[at + 1 :]
+    def _add_permutation(self, node: Permutation, index: int, end: int) -> int:
+        """The permutations that begin with one of the nodes."""
+        rest = node.nodes[:index] + node.nodes[index + 1 :]
         following = end
-        inner = self.state()
-        begin = self.made(node.nodes[at], inner)
+        middle = self.add_state()
+        begin = self.add_node(node.nodes[index], middle)
         if rest:
-            following = self.made(Permute(rest), end) if len(rest) > 1 else self.made(rest[0], end)
-        self.ways[inner].append((following, DIRECTLY))
+            remaining = Permutation(rest) if len(rest) > 1 else rest[0]
+            following = self.add_node(remaining, end)
+        self.epsilons[middle].append((following, STRICT_CONTIGUITY))
         return begin
 
-    def _repeat(self, node: Repeat, end: int) -> int:
-        begin = self.state()
-        here = begin
-        for _ in range(node.least - 1 if node.most is None and node.least else node.least):
-            following = self.state()
-            self.ways[here].append((self.made(node.node, following), DIRECTLY))
-            here = following
-        if node.most is not None:
-            for _ in range(node.most - node.least):
-                following = self.state()
-                self._choose(here, self.made(node.node, following), end, greedy=node.greedy)
-                here = following
-            self.ways[here].append((end, DIRECTLY))
-        elif node.least:
-            again = self.state()
-            inner = self.made(node.node, again)
-            self.ways[here].append((inner, DIRECTLY))
-            self._choose(again, inner, end, greedy=node.greedy)
+    def _add_repetition(self, node: Repetition, end: int) -> int:
+        begin = current = self.add_state()
+        is_open = node.max_count is None
+        # The required repetitions; the last one of an open repetition is the loop.
+        for _ in range(node.min_count - 1 if is_open and node.min_count else node.min_count):
+            following = self.add_state()
+            self.epsilons[current].append((self.add_node(node.node, following), STRICT_CONTIGUITY))
+            current = following
+        if node.max_count is not None:
+            for _ in range(node.max_count - node.min_count):
+                following = self.add_state()
+                again = self.add_node(node.node, following)
+                self._add_choice(current, again, end, is_greedy=node.is_greedy)
+                current = following
+            self.epsilons[current].append((end, STRICT_CONTIGUITY))
+        elif node.min_count:
+            loop = self.add_state()
+            inner = self.add_node(node.node, loop)
+            self.epsilons[current].append((inner, STRICT_CONTIGUITY))
+            self._add_choice(loop, inner, end, is_greedy=node.is_greedy)
         else:
-            self._choose(here, self.made(node.node, here), end, greedy=node.greedy)
+            inner = self.add_node(node.node, current)
+            self._add_choice(current, inner, end, is_greedy=node.is_greedy)
         return begin
 
-    def _choose(self, state: int, inner: int, end: int, *, greedy: bool) -> None:
-        self.ways[state] += [(inner, DIRECTLY), (end, DIRECTLY)][:: 1 if greedy else -1]
+    def _add_choice(self, state: int, again: int, end: int, *, is_greedy: bool) -> None:
+        """Repeat or go on; a greedy repetition tries to repeat first."""
+        choices = [(again, STRICT_CONTIGUITY), (end, STRICT_CONTIGUITY)]
+        self.epsilons[state] += choices if is_greedy else choices[::-1]
 
-    def follow(self, state: int, end: int) -> list[Edge]:
-        """The places that can come directly behind a state, in the order in which they are
-        tried.
+    def closure(self, state: int, end: int) -> list[Transition]:
+        """The transitions from a state to states with a symbol or to the end, without epsilons, in
+        the order in which they are tried.
         """
-        found: dict[Edge, None] = {}
-        seen: set[tuple[int, Link]] = set()
-        left = [(to, link) for to, link in reversed(self.ways[state])]
-        while left:
-            here, link = left.pop()
-            if (here, link) in seen:
+        transitions: dict[Transition, None] = {}
+        seen: set[tuple[int, Contiguity]] = set()
+        pending = list(reversed(self.epsilons[state]))
+        while pending:
+            target, contiguity = pending.pop()
+            if (target, contiguity) in seen:
                 continue
-            seen.add((here, link))
-            if here == end:
-                found[Edge(ACCEPT)] = None
-            elif here in self.places:
-                found[Edge(here, link)] = None
+            seen.add((target, contiguity))
+            if target == end:
+                transitions[Transition(ACCEPT)] = None
+            elif target in self.symbols:
+                transitions[Transition(target, contiguity)] = None
             else:
-                left += [(to, link.then(more)) for to, more in reversed(self.ways[here])]
-        return list(found)
+                pending += [
+                    (next_target, contiguity.then(following))
+                    for next_target, following in reversed(self.epsilons[target])
+                ]
+        return list(transitions)
 
 
 def _components(automaton: Automaton) -> list[list[int]]:
-    """Tarjan's strongly connected components: each comes after all that it leads to."""
+    """Tarjan's strongly connected components: each comes behind all that it leads to."""
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
-    found: list[list[int]] = []
+    components: list[list[int]] = []
 
-    def visit(place: int) -> None:
-        order[place] = low[place] = len(order)
-        stack.append(place)
-        for edge in automaton.edges[place]:
-            if edge.to == ACCEPT:
+    def visit(state: int) -> None:
+        order[state] = low[state] = len(order)
+        stack.append(state)
+        for transition in automaton.transitions[state]:
+            target = transition.target
+            if target == ACCEPT:
                 continue
-            if edge.to not in order:
-                visit(edge.to)
-                low[place] = min(low[place], low[edge.to])
-            elif edge.to in stack:
-                low[place] = min(low[place], order[edge.to])
-        if low[place] == order[place]:
-            at = stack.index(place)
-            found.append(stack[at:])
-            del stack[at:]
+            if target not in order:
+                visit(target)
+                low[state] = min(low[state], low[target])
+            elif target in stack:
+                low[state] = min(low[state], order[target])
+        if low[state] == order[state]:
+            index = stack.index(state)
+            components.append(stack[index:])
+            del stack[index:]
 
-    for place in range(len(automaton)):
-        if place not in order:
-            visit(place)
-    return found
+    for state in range(len(automaton)):
+        if state not in order:
+            visit(state)
+    return components

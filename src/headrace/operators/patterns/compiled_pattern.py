@@ -1,5 +1,5 @@
-"""A pattern as a user gave it, and as the kernel works with it: automaton, conditions taken apart,
-measures. Everything that can be wrong with it is found here.
+"""A pattern as a user gave it (`PatternSpec`), and compiled for the kernel (`CompiledPattern`): its
+automaton, its conditions, its measures. Every mistake in a pattern is found here.
 """
 
 from __future__ import annotations
@@ -11,28 +11,35 @@ import pyarrow as pa
 
 from headrace.durations import format_us
 from headrace.errors import BadPattern, nearest
-from headrace.operators.patterns.automaton import Automaton, build
-from headrace.operators.patterns.condition_parser import Definition, Names, definition, read
-from headrace.operators.patterns.conditions import MATCH_NUMBER, Expression
-from headrace.operators.patterns.matcher import Rules
+from headrace.operators.patterns.automaton import Automaton, build_automaton
+from headrace.operators.patterns.condition_parser import (
+    Definition,
+    PatternNames,
+    compile_measure,
+    parse_definition,
+    parse_measure_sql,
+)
+from headrace.operators.patterns.conditions import MATCH_NUMBER, ConditionExpression
+from headrace.operators.patterns.matcher import MatchRules
 from headrace.operators.patterns.parser import (
     MAX_MATCHES,
     MAX_ROWS,
     NO_SKIP,
     PAST_LAST,
     TO_FIRST,
-    AfterMatch,
-    after_match,
+    SkipStrategy,
     parse_pattern,
+    parse_skip_strategy,
 )
 
 Texts = tuple[tuple[str, str], ...]
+"""Expressions by name."""
 
 
 @dataclass(frozen=True)
 class PatternSpec:
-    """A pattern, in plain values: its text, its symbols' conditions, its measures, how long it may
-    take, where the next match may begin.
+    """A pattern in plain values: its text, the conditions of its symbols, its measures, how long a
+    match may take, and where the next one may begin.
     """
 
     pattern: str
@@ -51,12 +58,12 @@ class PatternSpec:
 
 @dataclass(frozen=True)
 class CompiledPattern:
-    """Ready to run over rows of a schema."""
+    """A pattern that is ready to run over rows of a schema."""
 
     spec: PatternSpec
-    rules: Rules
+    rules: MatchRules
     definitions: tuple[Definition, ...]
-    measures: tuple[tuple[str, Expression], ...]
+    measures: tuple[tuple[str, ConditionExpression], ...]
 
     @property
     def automaton(self) -> Automaton:
@@ -64,20 +71,25 @@ class CompiledPattern:
 
     @cached_property
     def by_symbol(self) -> dict[str, Definition]:
-        return {each.symbol: each for each in self.definitions}
+        return {definition.symbol: definition for definition in self.definitions}
 
     @property
-    def back(self) -> int:
-        """How many rows before a match conditions and measures look at."""
-        expressions = [
-            each
-            for found in self.definitions
-            for each in (found.background, found.so_far)
-            if each is not None
+    def _expressions(self) -> list[ConditionExpression]:
+        """The measures, and the conditions that are not decided by a row alone."""
+        conditions = [
+            expression
+            for definition in self.definitions
+            for expression in (definition.by_neighbors, definition.by_match)
+            if expression is not None
         ]
-        expressions += [expression for _, expression in self.measures]
+        return conditions + [expression for _, expression in self.measures]
+
+    @property
+    def look_back_rows(self) -> int:
+        """How many rows before a match conditions and measures look at."""
         return max(
-            (term.back for expression in expressions for term in expression.terms), default=0
+            (term.look_back for expression in self._expressions for term in expression.terms),
+            default=0,
         )
 
     @property
@@ -90,83 +102,84 @@ class CompiledPattern:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that must be kept of rows."""
-        expressions = [
-            each
-            for found in self.definitions
-            for each in (found.background, found.so_far)
-            if each is not None
-        ]
-        expressions += [expression for _, expression in self.measures]
-        return tuple(
-            dict.fromkeys(
-                term.column
-                for expression in expressions
-                for term in expression.terms
-                if term.column is not None
-            )
-        )
+        """The columns of rows that must be stored."""
+        terms = [term for expression in self._expressions for term in expression.terms]
+        return tuple(dict.fromkeys(term.column for term in terms if term.column is not None))
 
 
-def compiled(
+def compile_pattern(
     spec: PatternSpec, schema: pa.Schema, *, where: str, lenient: bool = False
 ) -> CompiledPattern:
-    """A pattern over rows of a schema. With `lenient`, a measure may look at symbols that this
-    pattern does not have: they have no rows.
+    """Compile a pattern over rows of a schema.
+
+    Args:
+        spec: the pattern.
+        schema: the columns of the rows.
+        where: the name of the step, for errors.
+        lenient: whether a measure may use symbols that the pattern does not have: they have no
+            rows.
+
+    Raises:
+        BadPattern: the pattern, or how its parts fit together, is wrong.
+        BadExpression: a condition or a measure is wrong.
     """
     pattern = parse_pattern(spec.pattern, where=where)
-    automaton = build(pattern, where=where)
-    if pattern.waits and spec.within_us is None:
-        absent = " or ".join(pattern.absent) or "every row"
+    automaton = build_automaton(pattern, where=where)
+    if pattern.waits_for_deadline and spec.within_us is None:
+        absent = " or ".join(pattern.absent_symbols) or "every row"
         raise BadPattern(
             f"The step {where} has a pattern that ends with the absence of {absent}, and no time"
             " until which it must be absent.",
             fix='say within="2 days".',
         )
     _check_names(spec, pattern.symbols, schema, where)
-    names = Names(schema, pattern.symbols, spec.subsets)
+    names = PatternNames(schema, pattern.symbols, spec.subsets)
     definitions = tuple(
-        definition(symbol, text, names, automaton.before.get(symbol, pattern.symbols), where=where)
+        parse_definition(
+            symbol,
+            text,
+            names,
+            automaton.symbols_before.get(symbol, pattern.symbols),
+            where=where,
+        )
         for symbol, text in spec.define
     )
-    after = after_match(
-        spec.after_match, (*pattern.taken, *(name for name, _ in spec.subsets)), where=where
+    skip_strategy = parse_skip_strategy(
+        spec.after_match, (*pattern.match_symbols, *(name for name, _ in spec.subsets)), where=where
     )
     _check_absent(automaton, definitions, where)
-    _check_target(automaton, after, spec, where)
-    doubtful = frozenset(each.symbol for each in definitions if each.so_far is not None)
-    rules = Rules(
-        automaton, doubtful, spec.within_us, after, spec.subsets, spec.max_rows, spec.max_matches
+    _check_skip_target(automaton, skip_strategy, spec, where)
+    rules = MatchRules(
+        automaton=automaton,
+        match_dependent=frozenset(
+            definition.symbol for definition in definitions if definition.by_match is not None
+        ),
+        within_us=spec.within_us,
+        skip_strategy=skip_strategy,
+        subsets=spec.subsets,
+        max_rows=spec.max_rows,
+        max_matches=spec.max_matches,
     )
-    symbols = (
-        names
-        if not lenient
-        else Names(schema, pattern.symbols, (*spec.subsets, *_unknown(spec, names)))
+    if lenient:
+        subsets = (*spec.subsets, *_unknown_symbols(spec, names))
+        names = PatternNames(schema, pattern.symbols, subsets)
+    measures = tuple(
+        (name, compile_measure(text, names, where=where)) for name, text in spec.measures
     )
-    measures = tuple((name, _measure(text, symbols, where)) for name, text in spec.measures)
     return CompiledPattern(spec, rules, definitions, measures)
 
 
-def _measure(text: str, names: Names, where: str) -> Expression:
-    """`final sum(amount)` is of the whole match, also where its rows are told one by one; `running`
-    is how it is anyway.
-    """
-    return read(text, names, where=where)
-
-
-def _unknown(spec: PatternSpec, names: Names) -> list[tuple[str, tuple[str, ...]]]:
-    """Names that measures use and the pattern does not have."""
+def _unknown_symbols(spec: PatternSpec, names: PatternNames) -> list[tuple[str, tuple[str, ...]]]:
+    """The symbols that measures use and the pattern does not have, as subsets without members."""
     from sqlglot import exp
 
-    from headrace.operators.patterns.condition_parser import parse_measure
-
-    found = {
+    used = {
         node.table
         for _, text in spec.measures
-        for node in parse_measure(text, where="measures").find_all(exp.Column)
+        for node in parse_measure_sql(text, where="measures").find_all(exp.Column)
         if node.table
     }
-    return [(name, ()) for name in sorted(found) if names.members(name) is None]
+    return [(name, ()) for name in sorted(used) if names.members(name) is None]
 
 
 def _check_names(
@@ -179,44 +192,46 @@ def _check_names(
                 f" {spec.pattern!r}: {nearest(name, symbols)}"
             )
     for name, members in spec.subsets:
-        if name in symbols or not members or any(each not in symbols for each in members):
-            wrong = next((each for each in members if each not in symbols), name)
+        if name in symbols or not members or any(member not in symbols for member in members):
+            wrong = next((member for member in members if member not in symbols), name)
             raise BadPattern(
                 f"The step {where} has a subset {name!r} of {', '.join(members) or 'nothing'}, and"
                 f" {wrong!r} is not right there: {nearest(wrong, symbols)}"
             )
-    twice = [
-        name for name, _ in spec.measures if [each for each, _ in spec.measures].count(name) > 1
-    ]
-    if twice:
+    measure_names = [name for name, _ in spec.measures]
+    duplicates = [name for name in measure_names if measure_names.count(name) > 1]
+    if duplicates:
         raise BadPattern(
-            f"The step {where} has two measures named {twice[0]!r}.", fix="rename one."
+            f"The step {where} has two measures named {duplicates[0]!r}.", fix="rename one."
         )
     if not schema.names:
         raise BadPattern(f"The step {where} has rows without columns.")
 
 
 def _check_absent(automaton: Automaton, definitions: tuple[Definition, ...], where: str) -> None:
-    """What must be absent is known of a row alone."""
-    absent = {
-        name for edges in automaton.edges for edge in edges for name in edge.link.absent
-    } | set(automaton.pattern.absent)
-    for each in definitions:
-        if each.symbol in absent and each.so_far is not None:
+    """Whether a symbol is absent must be decided by a row alone."""
+    absent = set(automaton.pattern.absent_symbols)
+    for transitions in automaton.transitions:
+        for transition in transitions:
+            absent.update(transition.contiguity.absent_symbols)
+    for definition in definitions:
+        if definition.symbol in absent and definition.by_match is not None:
             raise BadPattern(
-                f"The step {where} says that {each.symbol!r} must be absent, and its condition"
-                f" looks at the rows of a match: {each.so_far.text!r}.",
+                f"The step {where} says that {definition.symbol!r} must be absent, and its"
+                f" condition looks at the rows of a match: {definition.by_match.text!r}.",
                 fix="let it look at its own row alone, or at the rows before it with prev().",
             )
 
 
-def _check_target(automaton: Automaton, after: AfterMatch, spec: PatternSpec, where: str) -> None:
-    """Going on with the row with which the match began would find it again."""
-    if after.kind == TO_FIRST:
-        members = dict(spec.subsets).get(after.symbol or "", (after.symbol,))
-        if all(automaton.symbols[place] in members for place in automaton.first):
+def _check_skip_target(
+    automaton: Automaton, strategy: SkipStrategy, spec: PatternSpec, where: str
+) -> None:
+    """A search that goes on with the first row of a match would find the match again."""
+    if strategy.kind == TO_FIRST:
+        members = dict(spec.subsets).get(strategy.symbol or "", (strategy.symbol,))
+        if all(automaton.symbols[state] in members for state in automaton.start_states):
             raise BadPattern(
-                f"The step {where} skips to the first {after.symbol!r} of a match, with which it"
+                f"The step {where} skips to the first {strategy.symbol!r} of a match, with which it"
                 " begins: it would be found for ever.",
                 fix=f"use {NO_SKIP!r} or 'skip to next row'.",
             )

@@ -1,6 +1,14 @@
-"""Conditions and measures as users write them, in Spark SQL, to trees of `conditions`; and a
-condition taken apart into what a row alone tells, what needs the row before, and what needs the
-match.
+"""The parser of conditions and measures, which users write in Spark SQL; it builds the trees of
+`conditions.py`.
+
+A condition is split at its ANDs into what a row alone decides, what needs rows before it, and what
+needs the match so far:
+
+    amount > 10 AND amount > prev(amount) AND amount > avg(b.amount)
+
+    by_row        amount > 10              a bit of the row, computed when it arrives
+    by_neighbors  amount > prev(amount)    computed when the row is certain to be in order
+    by_match      amount > avg(b.amount)   computed during matching
 """
 
 from __future__ import annotations
@@ -28,54 +36,56 @@ from headrace.operators.patterns.conditions import (
     LAST,
     MATCH_NUMBER,
     NAVIGATION,
+    ConditionExpression,
     Convert,
-    Expression,
-    Given,
     Literal,
     Node,
     Operation,
     Term,
+    TermReference,
 )
-from headrace.operators.patterns.parser import pointed
+from headrace.operators.patterns.parser import caret_excerpt
 
 # FINAL and RUNNING, which SQL writes before a call in a measure, as calls around it: `final sum(a)
-# - sum(a)` is `final(sum(a)) - sum(a)`.
+# - sum(a)` becomes `final(sum(a)) - sum(a)`
 
 
 FINAL, RUNNING = "final", "running"
 
 
-def with_calls(text: str) -> str:
-    """The text, with parentheses. What cannot be cut into tokens stays as it is: who reads it says
-    so.
+def parenthesize_modifiers(text: str) -> str:
+    """The text with parentheses behind FINAL and RUNNING. A text that cannot be tokenized is
+    returned unchanged: the parser reports it.
     """
     try:
         tokens = list(Spark().tokenize(text))
     except TokenError:
         return text
-    opened, closed = _marks(tokens)
-    parts, at = [], 0
+    opened, closed = _call_bounds(tokens)
+    parts, index = [], 0
     for number, token in enumerate(tokens):
         parts += [
-            text[at : token.end + 1],
+            text[index : token.end + 1],
             "(" if number in opened else "",
             ")" * closed.get(number, 0),
         ]
-        at = token.end + 1
-    return "".join([*parts, text[at:]])
+        index = token.end + 1
+    return "".join([*parts, text[index:]])
 
 
-def _marks(tokens: list[Token]) -> tuple[set[int], dict[int, int]]:
-    """The words that get a parenthesis behind them, and the tokens behind which it is closed."""
+def _call_bounds(tokens: list[Token]) -> tuple[set[int], dict[int, int]]:
+    """The indices of the modifiers that get an opening parenthesis, and how many are closed behind
+    which tokens.
+    """
     opened, closed = set(), dict[int, int]()
-    for at in range(len(tokens) - 1):
+    for index in range(len(tokens) - 1):
         if (
-            tokens[at].text.lower() in (FINAL, RUNNING)
-            and tokens[at + 1].token_type not in (TokenType.L_PAREN, TokenType.DOT)
-            and _is_name(tokens[at + 1])
+            tokens[index].text.lower() in (FINAL, RUNNING)
+            and tokens[index + 1].token_type not in (TokenType.L_PAREN, TokenType.DOT)
+            and _is_name(tokens[index + 1])
         ):
-            opened.add(at)
-            end = _end(tokens, at + 1)
+            opened.add(index)
+            end = _call_end(tokens, index + 1)
             closed[end] = closed.get(end, 0) + 1
     return opened, closed
 
@@ -84,14 +94,14 @@ def _is_name(token: Token) -> bool:
     return token.text[:1].isalpha() or token.text[:1] == "_"
 
 
-def _end(tokens: list[Token], at: int) -> int:
+def _call_end(tokens: list[Token], index: int) -> int:
     """The last token of a call, or of a column."""
-    while at + 2 < len(tokens) and tokens[at + 1].token_type == TokenType.DOT:
-        at += 2
-    if at + 1 >= len(tokens) or tokens[at + 1].token_type != TokenType.L_PAREN:
-        return at
+    while index + 2 < len(tokens) and tokens[index + 1].token_type == TokenType.DOT:
+        index += 2
+    if index + 1 >= len(tokens) or tokens[index + 1].token_type != TokenType.L_PAREN:
+        return index
     depth = 0
-    for number in range(at + 1, len(tokens)):
+    for number in range(index + 1, len(tokens)):
         depth += (tokens[number].token_type == TokenType.L_PAREN) - (
             tokens[number].token_type == TokenType.R_PAREN
         )
@@ -128,8 +138,8 @@ _CASTS = {
 }
 
 
-class Dialect(Spark):
-    """Spark's, with calls left as they are written."""
+class PatternDialect(Spark):
+    """Spark's dialect, with function calls left as they are written."""
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar = {}
@@ -140,12 +150,12 @@ class Dialect(Spark):
         NO_PAREN_FUNCTIONS: ClassVar = {}
 
 
-_DIALECT = Dialect()
+_DIALECT = PatternDialect()
 
 
 @dataclass(frozen=True)
-class Names:
-    """What names mean in a pattern: the columns of its rows, its symbols, and subsets of these."""
+class PatternNames:
+    """The names in a pattern: the columns of its rows, its symbols, and subsets of these."""
 
     schema: pa.Schema
     symbols: tuple[str, ...]
@@ -160,27 +170,31 @@ class Names:
 
 @dataclass(frozen=True)
 class Definition:
-    """A symbol's condition: the parts that a row alone decides, as Spark SQL; those that need rows
-    before it in its key; and those that need the match so far.
+    """The condition of a symbol: the parts that a row alone decides, as Spark SQL; the part that
+    needs rows before it in its key; and the part that needs the match so far.
     """
 
     symbol: str
-    alone: tuple[str, ...] = ()
-    background: Expression | None = None
-    so_far: Expression | None = None
+    by_row: tuple[str, ...] = ()
+    by_neighbors: ConditionExpression | None = None
+    by_match: ConditionExpression | None = None
 
     @property
     def condition(self) -> str:
         """What a row alone decides, as one condition."""
         return (
-            self.alone[0]
-            if len(self.alone) == 1
-            else " AND ".join(f"({each})" for each in self.alone)
+            self.by_row[0]
+            if len(self.by_row) == 1
+            else " AND ".join(f"({each})" for each in self.by_row)
         )
 
 
-def parse(text: Any, *, where: str) -> exp.Expr:
-    """The tree of one expression. BadExpression, with the place, if it cannot be read."""
+def parse_sql(text: Any, *, where: str) -> exp.Expr:
+    """Parse one expression with sqlglot.
+
+    Raises:
+        BadExpression: the text is no single expression; the message points at the position.
+    """
     if not isinstance(text, str) or not text.strip():
         raise BadExpression(
             f"The step {where} has {text!r} where an expression is needed.",
@@ -189,10 +203,13 @@ def parse(text: Any, *, where: str) -> exp.Expr:
     try:
         trees = _DIALECT.parse(text)
     except ParseError as error:
-        found = error.errors[0] if error.errors else {}
-        start = max(0, int(found.get("col") or 1) - len(str(found.get("highlight") or "")))
+        error_details = error.errors[0] if error.errors else {}
+        start = max(
+            0, int(error_details.get("col") or 1) - len(str(error_details.get("highlight") or ""))
+        )
         raise BadExpression(
-            f"The step {where} has an expression that cannot be read:\n{pointed(text, start)}",
+            f"The step {where} has an expression that cannot be read:"
+            f"\n{caret_excerpt(text, start)}",
             fix="write it as Spark SQL does.",
         ) from None
     except (TokenError, RecursionError):
@@ -208,97 +225,105 @@ def parse(text: Any, *, where: str) -> exp.Expr:
     return trees[0]
 
 
-def parse_measure(text: Any, *, where: str) -> exp.Expr:
-    """The same for a measure, which may say FINAL or RUNNING before calls."""
-    return parse(with_calls(text) if isinstance(text, str) else text, where=where)
+def parse_measure_sql(text: Any, *, where: str) -> exp.Expr:
+    """Parse a measure, which may have FINAL or RUNNING before calls, with sqlglot."""
+    return parse_sql(parenthesize_modifiers(text) if isinstance(text, str) else text, where=where)
 
 
-def read(text: str, names: Names, *, where: str) -> Expression:
-    """A measure: an expression over the rows of a match."""
-    return _compiled(parse_measure(text, where=where), text, names, where=where, is_measure=True)
+def compile_measure(text: str, names: PatternNames, *, where: str) -> ConditionExpression:
+    """Compile a measure: an expression over the rows of a match."""
+    return _compile(parse_measure_sql(text, where=where), text, names, where=where, is_measure=True)
 
 
-def condition(symbol: str, text: str, names: Names, *, where: str) -> Expression:
-    """What a row alone decides about a symbol, computed here. BadExpression if it is no condition,
-    or more than can be computed here.
+def compile_row_condition(
+    symbol: str, text: str, names: PatternNames, *, where: str
+) -> ConditionExpression:
+    """Compile what a row alone decides about a symbol.
+
+    Raises:
+        BadExpression: the text is no condition, or more than can be computed here.
     """
-    made = _all_of([parse(text, where=where)], text, names, symbol, where)
-    assert made is not None
-    return made
+    result = _compile_conjunction([parse_sql(text, where=where)], text, names, symbol, where)
+    assert result is not None
+    return result
 
 
-def _compiled(
-    tree: exp.Expr, text: str, names: Names, *, where: str, is_measure: bool = False
-) -> Expression:
-    reader = Reader(names, text, where, is_measure=is_measure)
-    expression = Expression(text, reader.node(tree), tuple(reader.terms))
+def _compile(
+    tree: exp.Expr, text: str, names: PatternNames, *, where: str, is_measure: bool = False
+) -> ConditionExpression:
+    reader = ExpressionReader(names, text, where, is_measure=is_measure)
+    expression = ConditionExpression(text, reader.node(tree), tuple(reader.terms))
     try:
         expression.type(names.schema)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError, UnfitType) as error:
-        told = str(error).splitlines()[0]
+        message = str(error).splitlines()[0]
         raise BadExpression(
-            f"The step {where} cannot compute {text!r}: {told}",
+            f"The step {where} cannot compute {text!r}: {message}",
             fix="cast what is of another type, as in CAST(amount AS DOUBLE).",
         ) from None
     return expression
 
 
-def definition(
-    symbol: str, text: str, names: Names, before: Collection[str], *, where: str
+def parse_definition(
+    symbol: str, text: str, names: PatternNames, before: Collection[str], *, where: str
 ) -> Definition:
-    """A symbol's condition, taken apart at its ANDs. `before`: the symbols that a match can have
-    before it.
+    """Parse the condition of a symbol and split it at its ANDs. `before` are the symbols that a
+    match can have before it.
     """
-    alone: list[str] = []
-    background: list[exp.Expr] = []
-    so_far: list[exp.Expr] = []
-    whole = parse(text, where=where)
+    by_row: list[str] = []
+    by_neighbors: list[exp.Expr] = []
+    by_match: list[exp.Expr] = []
+    whole = parse_sql(text, where=where)
     parts = list(whole.flatten()) if isinstance(whole, exp.And) else [whole]
     for part in parts:
         plain = _without_own_name(part, symbol, names)
         if not _looks_at_match(plain, names):
-            alone.append(text if len(parts) == 1 and plain == part else plain.sql(dialect=_DIALECT))
+            by_row.append(
+                text if len(parts) == 1 and plain == part else plain.sql(dialect=_DIALECT)
+            )
             continue
-        expression = _compiled(part, text, names, where=where)
+        expression = _compile(part, text, names, where=where)
         _check_order(symbol, expression, before, where=where)
-        (background if all(_is_beside(term, symbol) for term in expression.terms) else so_far).append(
-            part
-        )
+        (
+            by_neighbors
+            if all(_is_by_neighbors(term, symbol) for term in expression.terms)
+            else by_match
+        ).append(part)
     return Definition(
         symbol,
-        tuple(alone),
-        _all_of(background, text, names, symbol, where),
-        _all_of(so_far, text, names, symbol, where),
+        tuple(by_row),
+        _compile_conjunction(by_neighbors, text, names, symbol, where),
+        _compile_conjunction(by_match, text, names, symbol, where),
     )
 
 
-def _all_of(
-    parts: Sequence[exp.Expr], text: str, names: Names, symbol: str, where: str
-) -> Expression | None:
+def _compile_conjunction(
+    parts: Sequence[exp.Expr], text: str, names: PatternNames, symbol: str, where: str
+) -> ConditionExpression | None:
     if not parts:
         return None
-    made = _compiled(exp.and_(*parts) if len(parts) > 1 else parts[0], text, names, where=where)
-    if made.type(names.schema) != pa.bool_():
+    result = _compile(exp.and_(*parts) if len(parts) > 1 else parts[0], text, names, where=where)
+    if result.type(names.schema) != pa.bool_():
         raise BadExpression(
-            f"The step {where} defines {symbol!r} by {text!r}, which is {made.type(names.schema)}"
+            f"The step {where} defines {symbol!r} by {text!r}, which is {result.type(names.schema)}"
             " and no condition.",
             fix="compare it with something.",
         )
     own = (symbol,)
     return replace(
-        made,
+        result,
         terms=tuple(
             (
                 replace(term, symbols=None)
                 if term.kind == LAST and term.symbols == own and not term.offset
                 else term
             )
-            for term in made.terms
+            for term in result.terms
         ),
     )
 
 
-def _is_beside(term: Term, symbol: str) -> bool:
+def _is_by_neighbors(term: Term, symbol: str) -> bool:
     return (
         term.kind == LAST
         and not term.offset
@@ -307,7 +332,7 @@ def _is_beside(term: Term, symbol: str) -> bool:
 
 
 def _check_order(
-    symbol: str, expression: Expression, before: Collection[str], *, where: str
+    symbol: str, expression: ConditionExpression, before: Collection[str], *, where: str
 ) -> None:
     for term in expression.terms:
         later = [name for name in term.symbols or () if name != symbol and name not in before]
@@ -322,8 +347,8 @@ def _check_order(
             )
 
 
-def _without_own_name(tree: exp.Expr, symbol: str, names: Names) -> exp.Expr:
-    """`big.amount` in the condition of `big` is the row's own amount."""
+def _without_own_name(tree: exp.Expr, symbol: str, names: PatternNames) -> exp.Expr:
+    """Replace `big.amount` in the condition of `big` by the row's own amount."""
 
     def plain(node: exp.Expr) -> exp.Expr:
         own = (
@@ -346,7 +371,7 @@ def _inside_a_call(node: exp.Expr) -> bool:
     return False
 
 
-def _looks_at_match(tree: exp.Expr, names: Names) -> bool:
+def _looks_at_match(tree: exp.Expr, names: PatternNames) -> bool:
     for node in tree.walk():
         if isinstance(node, exp.Anonymous) and str(node.this).lower() in (
             *PATTERN_FUNCTIONS,
@@ -362,18 +387,20 @@ def _looks_at_match(tree: exp.Expr, names: Names) -> bool:
     return False
 
 
-class Reader:
-    """From sqlglot's tree. What has no maker here is refused."""
+class ExpressionReader:
+    """Builds the tree of an expression from sqlglot's. What has no handler here is refused."""
 
-    def __init__(self, names: Names, text: str, where: str, *, is_measure: bool = False) -> None:
+    def __init__(
+        self, names: PatternNames, text: str, where: str, *, is_measure: bool = False
+    ) -> None:
         self.names, self.text, self.where, self.is_measure = names, text, where, is_measure
         self.terms: list[Term] = []
         self._final = False
         self._depth = 0
 
     def node(self, tree: exp.Expr) -> Node:
-        maker = self._makers.get(type(tree))
-        if maker is None:
+        handler = self._handlers.get(type(tree))
+        if handler is None:
             self._refuse(
                 f"{type(tree).__name__} ({tree.sql(dialect=_DIALECT)}) is not among what can be"
                 " computed over a match"
@@ -385,35 +412,37 @@ class Reader:
                 f" {MAX_DEPTH} deep.",
                 fix="write it with fewer parts.",
             )
-        made = maker(self, tree)
+        result = handler(self, tree)
         self._depth -= 1
-        return made
+        return result
 
     def _refuse(
         self,
         what: str,
-        fix: str = "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns.",
+        fix: str = (
+            "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns."
+        ),
     ) -> NoReturn:
         raise BadExpression(f"The step {self.where} cannot use {self.text!r}: {what}.", fix=fix)
 
     # Terms
 
-    def _given(self, term: Term) -> Node:
+    def _reference(self, term: Term) -> Node:
         term = replace(term, final=self._final)
         if term not in self.terms:
             self.terms.append(term)
-        return Given(self.terms.index(term))
+        return TermReference(self.terms.index(term))
 
     def _column(self, tree: exp.Column) -> Node:
-        return self._given(self._navigated(tree, LAST))
+        return self._reference(self._column_term(tree, LAST))
 
-    def _navigated(self, tree: exp.Expr, kind: str, offset: int = 0, back: int = 0) -> Term:
+    def _column_term(self, tree: exp.Expr, kind: str, offset: int = 0, look_back: int = 0) -> Term:
         if not isinstance(tree, exp.Column) or isinstance(tree.this, exp.Star):
             self._refuse(
                 f"{tree.sql(dialect=_DIALECT)} is not a column",
                 "compute it before the pattern, with with_columns(…), and name that column.",
             )
-        return Term(kind, self._symbols(tree), self._name(tree), offset, back)
+        return Term(kind, self._symbols(tree), self._name(tree), offset, look_back)
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
         if not tree.table:
@@ -445,13 +474,13 @@ class Reader:
                 "put the condition on the symbol that comes later, with prev().",
             )
         if name in (FINAL, RUNNING) and self.is_measure:
-            return self._finally(tree, name)
+            return self._modified(tree, name)
         if name in (CLASSIFIER, MATCH_NUMBER):
-            return self._given(self._about_match(tree, name))
+            return self._reference(self._match_term(tree, name))
         if name in NAVIGATION:
-            return self._given(self._navigation(tree))
+            return self._reference(self._navigation(tree))
         if name in AGGREGATES:
-            return self._given(self._aggregate(name, tree.expressions))
+            return self._reference(self._aggregate(name, tree.expressions))
         if name not in FUNCTIONS:
             known = (*FUNCTIONS, *PATTERN_FUNCTIONS)
             self._refuse(
@@ -464,16 +493,16 @@ class Reader:
             )
         return Operation(name, tuple(self.node(each) for each in tree.expressions))
 
-    def _finally(self, tree: exp.Anonymous, name: str) -> Node:
+    def _modified(self, tree: exp.Anonymous, name: str) -> Node:
         if len(tree.expressions) != 1:
             self._refuse(f"{name} stands before one call", f"write it as in {name} sum(amount).")
         before, self._final = self._final, name == FINAL
-        made = self.node(tree.expressions[0])
+        result = self.node(tree.expressions[0])
         self._final = before
-        return made
+        return result
 
-    def _about_match(self, tree: exp.Anonymous, name: str) -> Term:
-        """classifier(), classifier(both), match_number()."""
+    def _match_term(self, tree: exp.Anonymous, name: str) -> Term:
+        """The term of classifier(), classifier(both) or match_number()."""
         if name == MATCH_NUMBER and not self.is_measure:
             self._refuse(
                 "a match has a number when it is certain, so conditions cannot look at it",
@@ -481,10 +510,10 @@ class Reader:
             )
         if not tree.expressions:
             return Term(name)
-        said, *more = tree.expressions
+        argument, *more = tree.expressions
         members = (
-            self.names.members(said.name)
-            if isinstance(said, exp.Column) and not said.table
+            self.names.members(argument.name)
+            if isinstance(argument, exp.Column) and not argument.table
             else None
         )
         if name == MATCH_NUMBER or more or members is None:
@@ -495,7 +524,7 @@ class Reader:
         return Term(name, members)
 
     def _navigation(self, tree: exp.Anonymous) -> Term:
-        """first(a.x, 1), last(a.x), prev(x, 2), prev(last(a.x), 1)."""
+        """The term of first(a.x, 1), last(a.x), prev(x, 2) or prev(last(a.x), 1)."""
         name = str(tree.this).lower()
         if not 1 <= len(tree.expressions) <= 2:
             self._refuse(f"{name}() takes a column, and how many rows from it")
@@ -506,10 +535,10 @@ class Reader:
             else int(name == "prev")
         )
         if name != "prev":
-            return self._navigated(inner, name, offset)
+            return self._column_term(inner, name, offset)
         if isinstance(inner, exp.Anonymous) and str(inner.this).lower() in (FIRST, LAST):
-            return replace(self._navigation(inner), back=offset)
-        return self._navigated(inner, LAST, back=offset)
+            return replace(self._navigation(inner), look_back=offset)
+        return self._column_term(inner, LAST, look_back=offset)
 
     def _offset(self, name: str, arguments: Sequence[exp.Expr]) -> int:
         (tree,) = arguments
@@ -530,7 +559,7 @@ class Reader:
             return Term(COUNT)
         if name == COUNT and isinstance(tree, exp.Column) and isinstance(tree.this, exp.Star):
             return Term(COUNT, self._symbols(tree))
-        term = self._navigated(tree, LAST)
+        term = self._column_term(tree, LAST)
         kind = self.names.schema.field(term.column or "").type
         if name != COUNT and pa.types.is_nested(kind):
             self._refuse(f"{name}() does not take {term.column!r}, which is {kind}")
@@ -624,11 +653,11 @@ class Reader:
     def _case(self, tree: exp.Case) -> Node:
         value = None if tree.this is None else self.node(tree.this)
         parts: list[Node] = []
-        for each in tree.args["ifs"]:
-            condition = self.node(each.this)
+        for branch in tree.args["ifs"]:
+            condition = self.node(branch.this)
             parts += [
                 condition if value is None else Operation("=", (value, condition)),
-                self.node(each.args["true"]),
+                self.node(branch.args["true"]),
             ]
         default = tree.args.get("default")
         return Operation(
@@ -644,7 +673,7 @@ class Reader:
             )
         return Convert(self.node(tree.this), kind)
 
-    _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], Node]]] = {
+    _handlers: ClassVar[dict[type[exp.Expr], Callable[[ExpressionReader, Any], Node]]] = {
         exp.Column: _column,
         exp.Anonymous: _call,
         exp.Literal: _literal,

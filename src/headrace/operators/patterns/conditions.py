@@ -1,8 +1,15 @@
-"""Expressions over what a match has so far, as a tree of a few kinds of nodes: made by `reading`
-from what a user wrote, computed over whole columns. Nothing else is ever run.
+"""Conditions and measures over the rows of a match: a tree of a few kinds of nodes, evaluated over
+whole columns. `condition_parser.py` builds it from what a user wrote; nothing else is ever run.
 
-They mean what they mean in Spark SQL. What fails on a row (a division by zero, a number that is too
-large) is null there, and counted; a condition that is null does not hold.
+The tree of `amount > 2 * avg(b.amount)`:
+
+    Operation(">", (TermReference(0), Operation("*", (Literal(2), TermReference(1)))))
+    terms: 0 is the amount of the newest row, 1 the average amount of the rows of b
+
+Expressions mean what they mean in Spark SQL. What fails on a row (a division by zero, a number that
+is too large) is null there, and counted; a condition that is null does not hold.
+
+From top to bottom: CAST; the terms, which read the rows of matches; the nodes and operations.
 """
 
 from __future__ import annotations
@@ -18,55 +25,50 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.keys import whole
+from headrace.columnar.keys import as_array
 from headrace.operators.aggregates.specs import AggregateSpec, result_type
 from headrace.operators.kernel import Times
-from headrace.operators.patterns.walker import Entries
+from headrace.operators.patterns.walker import MatchRows
 
-# CAST in conditions and measures, as Spark has it: what is no number fails on its row, and the
-# others do not notice.
+# CAST, as Spark has it: a value that cannot be cast fails on its own row alone
 
 
 Values = Any
-Note = Callable[[Any], None]
-"""Told where something failed."""
-_TRUE, _FALSE = (
-    ("t", "true", "y", "yes", "1"),
-    (
-        "f",
-        "false",
-        "n",
-        "no",
-        "0",
-    ),
-)  # no Arrow arrays: making one loads pandas, which a declaration need not wait for
+"""A column, or a single value that stands for all rows."""
+NoteFailures = Callable[[Any], None]
+"""Takes the mask of the rows on which something failed."""
+# Tuples, not Arrow arrays: making one loads pandas, which a declaration need not wait for.
+_TRUE = ("t", "true", "y", "yes", "1")
+_FALSE = ("f", "false", "n", "no", "0")
 _INTEGER_TEXT = r"^[+-]?[0-9]{1,37}$"
 _NUMBER = r"(?i)^[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|nan|inf|infinity)$"
 _LARGEST_DECIMAL = pa.decimal128(38, 0)
 
 
-def converted(values: Values, kind: pa.DataType, note: Note) -> Values:
-    """Values as another type; null where that fails."""
-    given = values.type
-    if pa.types.is_string(given) and kind != given:
-        return _from_text(values, kind, note)
-    if pa.types.is_timestamp(given) and _is_number(kind):
-        seconds = _seconds(values)
-        return converted(pc.floor(seconds) if pa.types.is_integer(kind) else seconds, kind, note)
-    if pa.types.is_duration(given) and kind != given:
+def cast_values(values: Values, kind: pa.DataType, note_failures: NoteFailures) -> Values:
+    """Cast values to another type; null where that fails."""
+    source = values.type
+    if pa.types.is_string(source) and kind != source:
+        return _cast_text(values, kind, note_failures)
+    if pa.types.is_timestamp(source) and _is_number(kind):
+        seconds = _epoch_seconds(values)
+        return cast_values(
+            pc.floor(seconds) if pa.types.is_integer(kind) else seconds, kind, note_failures
+        )
+    if pa.types.is_duration(source) and kind != source:
         raise pa.ArrowNotImplementedError("an interval is no number: compare it with an INTERVAL")
     if kind == pa.string() and not (
-        pa.types.is_string(given)
-        or pa.types.is_integer(given)
-        or pa.types.is_boolean(given)
-        or pa.types.is_decimal(given)
-        or pa.types.is_null(given)
+        pa.types.is_string(source)
+        or pa.types.is_integer(source)
+        or pa.types.is_boolean(source)
+        or pa.types.is_decimal(source)
+        or pa.types.is_null(source)
     ):
         raise pa.ArrowNotImplementedError(
-            f"a cast from {given} to STRING is not computed over a match"
+            f"a cast from {source} to STRING is not computed over a match"
         )
-    if pa.types.is_integer(kind) and not _always_fits(given, kind):
-        return _whole(values, kind, note)
+    if pa.types.is_integer(kind) and not _fits_always(source, kind):
+        return _to_integers(values, kind, note_failures)
     return pc.cast(values, kind, safe=False)
 
 
@@ -74,61 +76,60 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _always_fits(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether every value is a whole number of this type."""
+def _fits_always(source: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether every value of a type is a value of an integer type."""
     return bool(
-        pa.types.is_boolean(given)
-        or pa.types.is_null(given)
-        or (pa.types.is_integer(given) and given.bit_width <= kind.bit_width)
+        pa.types.is_boolean(source)
+        or pa.types.is_null(source)
+        or (pa.types.is_integer(source) and source.bit_width <= kind.bit_width)
     )
 
 
-def _seconds(times: Values) -> Values:
+def _epoch_seconds(times: Values) -> Values:
     kind = times.type
     micros = pc.cast(pc.cast(times, pa.timestamp("us", kind.tz)), pa.int64())
     return pc.divide(pc.cast(micros, pa.float64(), safe=False), pa.scalar(1e6))
 
 
-def _whole(numbers: Values, kind: pa.DataType, note: Note) -> Values:
-    """Whole numbers of so many bits."""
+def _to_integers(numbers: Values, kind: pa.DataType, note_failures: NoteFailures) -> Values:
+    """Numbers as integers of a type; null where they do not fit."""
     limit = float(2 ** (kind.bit_width - 1))
     about = pc.cast(numbers, pa.float64(), safe=False)
     fits = pc.and_(pc.greater(about, pa.scalar(-limit - 1)), pc.less(about, pa.scalar(limit)))
-    note(pc.invert(fits))
+    note_failures(pc.invert(fits))
     return pc.cast(pc.if_else(fits, numbers, pa.scalar(None, numbers.type)), kind, safe=False)
 
 
-def _from_text(texts: Values, kind: pa.DataType, note: Note) -> Values:
+def _cast_text(texts: Values, kind: pa.DataType, note_failures: NoteFailures) -> Values:
     try:
         return pc.cast(texts, kind)
     except pa.ArrowInvalid:
         texts = pc.utf8_trim_whitespace(texts)
     if pa.types.is_boolean(kind):
-        return _truth(pc.utf8_lower(texts), note)
+        return _text_to_boolean(pc.utf8_lower(texts), note_failures)
     fits = pc.match_substring_regex(texts, _INTEGER_TEXT if pa.types.is_integer(kind) else _NUMBER)
-    note(pc.invert(fits))
+    note_failures(pc.invert(fits))
     plain = pc.replace_substring_regex(
         pc.if_else(fits, texts, pa.scalar(None, pa.string())), r"^\+", ""
     )
     return (
-        _whole(pc.cast(plain, _LARGEST_DECIMAL), kind, note)
+        _to_integers(pc.cast(plain, _LARGEST_DECIMAL), kind, note_failures)
         if pa.types.is_integer(kind)
         else pc.cast(plain, kind)
     )
 
 
-def _truth(texts: Values, note: Note) -> Values:
+def _text_to_boolean(texts: Values, note_failures: NoteFailures) -> Values:
     is_true, is_false = (
         pc.is_in(texts, value_set=pa.array(_TRUE)),
         pc.is_in(texts, value_set=pa.array(_FALSE)),
     )
     known = pc.or_(is_true, is_false)
-    note(pc.and_(pc.is_valid(texts), pc.invert(known)))
+    note_failures(pc.and_(pc.is_valid(texts), pc.invert(known)))
     return pc.if_else(known, is_true, pa.scalar(None, pa.bool_()))
 
 
-# What conditions and measures take from the rows of a match: a column of its first or last row (of
-# a symbol), or an aggregate over its rows. For many matches at once.
+# Terms: what conditions and measures read of the rows of a match
 
 
 FIRST, LAST, COUNT, CLASSIFIER, MATCH_NUMBER = (
@@ -144,22 +145,24 @@ NAVIGATION = (FIRST, LAST, "prev")
 
 @dataclass(frozen=True)
 class Term:
-    """`symbols`: whose rows, None for all of the match. `offset`: how many rows of those from the
-    first or last one. `back`: how many rows of the key before that one.
+    """A column of the first or last row of a match, or an aggregate over its rows.
 
-    `final`: of the whole match, also where a row of it is told before its end.
+    `symbols` are those whose rows count, None for all rows of the match. `offset` is how many of
+    those rows from the first or last one, `look_back` how many rows of the key before that one. A
+    `final` term is over the whole match, even where a row of it is emitted with what is known up to
+    it.
     """
 
     kind: str
     symbols: tuple[str, ...] | None = None
     column: str | None = None
     offset: int = 0
-    back: int = 0
+    look_back: int = 0
     final: bool = False
 
     @property
     def is_current(self) -> bool:
-        """Whether it is a column of the newest row itself, whatever came before."""
+        """Whether the term is a column of the newest row itself, whatever came before."""
         return self.kind == LAST and self.symbols is None and not self.offset
 
     def type(self, schema: pa.Schema) -> pa.DataType:
@@ -179,9 +182,9 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows for terms to read: their columns, and where in them each row is, in order; when they
-    were, and the first row of each one's key. `symbols`: of each place.
+class MatchSource:
+    """The rows that terms read: their columns, the index of each row in them, its time, and the
+    first row of its key. `symbols` are those of the states of the automaton.
     """
 
     rows: pa.Table
@@ -191,94 +194,82 @@ class Source:
     symbols: tuple[str, ...]
     within_us: int | None = None
 
-    def column(self, name: str, at: Ints, there: Mask | None = None) -> pa.Array:
-        """A column's values at these rows; null where there is none."""
-        indices = pa.array(self.order[at], mask=None if there is None else ~there)
-        return whole(self.rows.column(name)).take(indices)
+    def column(self, name: str, rows: Ints, exists: Mask | None = None) -> pa.Array:
+        """The values of a column at some rows; null where a row does not exist."""
+        indices = pa.array(self.order[rows], mask=None if exists is None else ~exists)
+        return as_array(self.rows.column(name)).take(indices)
 
-    def values(self, terms: Sequence[Term], entries: Entries, count: int) -> list[pa.Array]:
-        """What each term is for each of so many owners of entries."""
-        return [self._value(term, entries, count) for term in terms]
+    def values(self, terms: Sequence[Term], match_rows: MatchRows, count: int) -> list[pa.Array]:
+        """The value of each term for each of `count` owners of match rows."""
+        return [self._value(term, match_rows, count) for term in terms]
 
-    def _value(self, term: Term, entries: Entries, count: int) -> pa.Array:
-        mine = self._mine(term, entries)
-        owner, row = (
-            (entries.owner, entries.row)
-            if mine is None
-            else (entries.owner[mine], entries.row[mine])
-        )
+    def _value(self, term: Term, match_rows: MatchRows, count: int) -> pa.Array:
+        owner, row, state = match_rows.owner, match_rows.row, match_rows.state
+        if term.symbols is not None:
+            is_member = np.array([symbol in term.symbols for symbol in self.symbols], np.bool_)
+            counted = is_member[state]
+            if not counted.all():
+                owner, row, state = owner[counted], row[counted], state[counted]
         if term.kind in AGGREGATES:
             return self._aggregate(term, owner, row, count)
         bounds = np.searchsorted(owner, np.arange(count + 1))
-        at = bounds[:-1] + term.offset if term.kind == FIRST else bounds[1:] - 1 - term.offset
-        there = (at >= bounds[:-1]) & (at < bounds[1:])
+        first, end = bounds[:-1], bounds[1:]
+        index = first + term.offset if term.kind == FIRST else end - 1 - term.offset
+        exists = (index >= first) & (index < end)
+        index = np.where(exists, index, 0)
         if term.kind == CLASSIFIER:
-            places = entries.place if mine is None else entries.place[mine]
-            return (
-                pa.array(self.symbols, pa.string()).take(
-                    pa.array(places[np.where(there, at, 0)], mask=~there)
-                )
-                if len(places)
-                else pa.nulls(count, pa.string())
-            )
+            if not len(state):
+                return pa.nulls(count, pa.string())
+            symbols = pa.array(self.symbols, pa.string())
+            return symbols.take(pa.array(state[index], mask=~exists))
         assert term.column is not None
-        rows = row[np.where(there, at, 0)] if len(row) else np.zeros(count, np.int64)
-        if term.back:
-            rows, there = self._before(rows, there, term.back)
-        return self.column(term.column, rows, there)
+        rows = row[index] if len(row) else np.zeros(count, np.int64)
+        if term.look_back:
+            rows, exists = self._look_back(rows, exists, term.look_back)
+        return self.column(term.column, rows, exists)
 
-    def _before(self, rows: Ints, there: Mask, back: int) -> tuple[Ints, Mask]:
-        """So many rows of the key earlier. What lies further back than a match may take is not
-        looked at: it may have been forgotten.
+    def _look_back(self, rows: Ints, exists: Mask, row_count: int) -> tuple[Ints, Mask]:
+        """The rows so many rows of the key earlier, and which exist. Rows further back than a match
+        may be long are not looked at: they may have been dropped.
         """
-        earlier = rows - back
-        known = there & (earlier >= self.start[rows])
-        safe = np.where(known, earlier, rows)
+        earlier = rows - row_count
+        exists = exists & (earlier >= self.start[rows])
         if self.within_us is not None:
-            known &= self.times[safe] >= self.times[rows] - self.within_us
-        return np.where(known, earlier, rows), known
-
-    def _mine(self, term: Term, entries: Entries) -> Mask | None:
-        if term.symbols is None:
-            return None
-        fits = np.array([symbol in term.symbols for symbol in self.symbols], np.bool_)
-        mine: Mask = fits[entries.place]
-        return None if mine.all() else mine
+            times = self.times[np.where(exists, earlier, rows)]
+            exists &= times >= self.times[rows] - self.within_us
+        return np.where(exists, earlier, rows), exists
 
     def _aggregate(self, term: Term, owner: Ints, row: Ints, count: int) -> pa.Array:
         if term.column is None:
             return pa.array(np.bincount(owner, minlength=count).astype(np.int64))
         values = self.column(term.column, row)
         kind = term.type(self.rows.schema)
-        if _is_plain(values.type) and term.kind != "count":
-            there = values.is_valid().to_numpy(zero_copy_only=False)
-            return _reduced(term.kind, values.drop_null(), owner[there], count).cast(kind)
-        name = {"avg": "mean"}.get(term.kind, term.kind)
+        if _is_number(values.type) and term.kind != "count":
+            is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+            reduced = _reduce_by_owner(term.kind, values.drop_null(), owner[is_valid], count)
+            return reduced.cast(kind)
+        function = {"avg": "mean"}.get(term.kind, term.kind)
         values = values.cast(pa.float64()) if term.kind == "avg" else values
         grouped = (
             pa.table({"owner": owner, "v": values})
             .group_by("owner", use_threads=False)
-            .aggregate([("v", name)])
+            .aggregate([("v", function)])
         )
-        places = np.full(count, -1)
-        places[grouped["owner"].to_numpy()] = np.arange(grouped.num_rows)
-        found = whole(grouped[f"v_{name}"]).take(pa.array(places, mask=places < 0))
-        return (found.fill_null(0) if term.kind == "count" else found).cast(kind)
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+        source = np.full(count, -1)
+        source[grouped["owner"].to_numpy()] = np.arange(grouped.num_rows)
+        result = as_array(grouped[f"v_{function}"]).take(pa.array(source, mask=source < 0))
+        return (result.fill_null(0) if term.kind == "count" else result).cast(kind)
 
 
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "min": np.fmin, "max": np.maximum}
 """NaN is greater than any number."""
-_TOO_LARGE = float(2**63)
+_BIGINT_LIMIT = float(2**63)
 
 
-def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
-    """Numbers without nulls, in order of owner: one after the other."""
+def _reduce_by_owner(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
+    """An aggregate over numbers without nulls, in order of owner."""
     counts = np.bincount(owner, minlength=count)
-    there = counts > 0
+    has_values = counts > 0
     numbers: npt.NDArray[np.generic] = values.to_numpy()
     if kind == "avg" or (kind == "sum" and numbers.dtype.kind == "f"):
         numbers = numbers.astype(np.float64)
@@ -286,22 +277,24 @@ def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
         numbers = numbers.astype(np.int64)
     if not len(numbers):
         return pa.nulls(count, pa.from_numpy_dtype(numbers.dtype))
-    starts = (np.cumsum(counts) - counts)[there]
+    starts = (np.cumsum(counts) - counts)[has_values]
     reduced = _REDUCERS[kind].reduceat(numbers, starts)
+    is_too_large = None
     if kind == "avg":
-        reduced = reduced / counts[there]
+        reduced = reduced / counts[has_values]
     elif kind == "sum" and numbers.dtype.kind == "i":
-        too_large = np.abs(np.add.reduceat(numbers.astype(np.float64), starts)) >= _TOO_LARGE
-        return pa.array(reduced, mask=too_large).take(pa.array(np.cumsum(there) - 1, mask=~there))
-    return pa.array(reduced).take(pa.array(np.cumsum(there) - 1, mask=~there))
+        about = np.add.reduceat(numbers.astype(np.float64), starts)
+        is_too_large = np.abs(about) >= _BIGINT_LIMIT
+    source = pa.array(np.cumsum(has_values) - 1, mask=~has_values)
+    return pa.array(reduced, mask=is_too_large).take(source)
 
 
-"""A column, or a single value that stands for all rows."""
+# Nodes
 
 
 @dataclass
 class Failures:
-    """On which rows something failed."""
+    """The rows on which something failed."""
 
     rows: Mask
 
@@ -312,13 +305,13 @@ class Failures:
 
 
 @dataclass(frozen=True)
-class Given:
+class TermReference:
     """A term, by its number."""
 
     number: int
 
-    def over(self, given: Sequence[pa.Array], _: Failures) -> Values:
-        return given[self.number]
+    def evaluate(self, term_values: Sequence[pa.Array], _: Failures) -> Values:
+        return term_values[self.number]
 
 
 @dataclass(frozen=True)
@@ -326,71 +319,71 @@ class Literal:
     value: Any
     type: pa.DataType
 
-    def over(self, _: Sequence[pa.Array], __: Failures) -> Values:
+    def evaluate(self, _: Sequence[pa.Array], __: Failures) -> Values:
         return pa.scalar(self.value, self.type)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One of OPERATIONS, over its operands."""
+    """One of OPERATIONS, with its operands."""
 
     name: str
     operands: tuple[Node, ...]
 
-    def over(self, given: Sequence[pa.Array], failures: Failures) -> Values:
+    def evaluate(self, term_values: Sequence[pa.Array], failures: Failures) -> Values:
         return OPERATIONS[self.name](
-            [each.over(given, failures) for each in self.operands], failures
+            [each.evaluate(term_values, failures) for each in self.operands], failures
         )
 
 
 @dataclass(frozen=True)
 class Convert:
-    """A cast that gives null where it fails."""
+    """A cast that is null where it fails."""
 
     operand: Node
     type: pa.DataType
 
-    def over(self, given: Sequence[pa.Array], failures: Failures) -> Values:
-        return converted(self.operand.over(given, failures), self.type, failures.add)
+    def evaluate(self, term_values: Sequence[pa.Array], failures: Failures) -> Values:
+        return cast_values(self.operand.evaluate(term_values, failures), self.type, failures.add)
 
 
-Node = Given | Literal | Operation | Convert
+Node = TermReference | Literal | Operation | Convert
 
 
 @dataclass(frozen=True)
-class Expression:
-    """A tree and the terms that it is over."""
+class ConditionExpression:
+    """A tree and the terms that it reads."""
 
     text: str
     node: Node
     terms: tuple[Term, ...]
     _type: list[pa.DataType] = field(default_factory=list, repr=False, compare=False)
 
-    def over(self, given: Sequence[pa.Array], count: int) -> tuple[pa.Array, Mask]:
-        """Its values, and where it failed."""
+    def evaluate(self, term_values: Sequence[pa.Array], count: int) -> tuple[pa.Array, Mask]:
+        """The values of the expression, and the rows on which it failed."""
         failures = Failures(np.zeros(count, np.bool_))
-        found = self.node.over(given, failures)
-        return (pa.repeat(found, count) if isinstance(found, pa.Scalar) else found), failures.rows
+        values = self.node.evaluate(term_values, failures)
+        column = pa.repeat(values, count) if isinstance(values, pa.Scalar) else values
+        return column, failures.rows
 
-    def holds(self, given: Sequence[pa.Array], count: int) -> tuple[Mask, Mask]:
-        """Where it is true, and where it failed."""
-        found, failed = self.over(given, count)
-        return found.fill_null(False).to_numpy(zero_copy_only=False), failed
+    def holds(self, term_values: Sequence[pa.Array], count: int) -> tuple[Mask, Mask]:
+        """The rows for which the expression is true, and those on which it failed."""
+        values, failed = self.evaluate(term_values, count)
+        return values.fill_null(False).to_numpy(zero_copy_only=False), failed
 
     def type(self, schema: pa.Schema) -> pa.DataType:
-        """Found out by computing it over no rows at all."""
+        """The type of the expression, found by evaluating it over no rows."""
         nothing = [pa.nulls(0, term.type(schema)) for term in self.terms]
-        return self.over(nothing, 0)[0].type
+        return self.evaluate(nothing, 0)[0].type
 
 
 # Operations
 
 _INTEGER = pa.int64()
-_LARGEST = float(2**63)
 
 
-def _numbers(values: Sequence[Values]) -> list[Values]:
-    """Whole numbers as BIGINT; with others among them, all as DOUBLE."""
+def _common_numbers(values: Sequence[Values]) -> list[Values]:
+    """Integers as BIGINT; with other numbers among them, all as DOUBLE."""
     kinds = [value.type for value in values]
     if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
         return list(values)
@@ -398,27 +391,29 @@ def _numbers(values: Sequence[Values]) -> list[Values]:
     return [value if value.type == kind else pc.cast(value, kind, safe=False) for value in values]
 
 
-def _checked(
+def _checked_arithmetic(
     plain: Callable[..., Any], checked: Callable[..., Any]
 ) -> Callable[[Sequence[Values], Failures], Values]:
     def computed(values: Sequence[Values], failures: Failures) -> Values:
-        values = _numbers(values)
+        values = _common_numbers(values)
         if values[0].type != _INTEGER or values[-1].type != _INTEGER:
             return plain(*values)
         try:
             return checked(*values)
         except pa.ArrowInvalid:
             about = plain(*(pc.cast(value, pa.float64(), safe=False) for value in values))
-            too_large = pc.greater_equal(pc.abs(about), _LARGEST)
+            too_large = pc.greater_equal(pc.abs(about), _BIGINT_LIMIT)
             failures.add(too_large)
             return pc.if_else(too_large, pa.scalar(None, _INTEGER), plain(*values))
 
     return computed
 
 
-def _divided(values: Sequence[Values], failures: Failures) -> Values:
+def _divide(values: Sequence[Values], failures: Failures) -> Values:
     left, right = (
-        value if pa.types.is_duration(value.type) else converted(value, pa.float64(), failures.add)
+        value
+        if pa.types.is_duration(value.type)
+        else cast_values(value, pa.float64(), failures.add)
         for value in values
     )
     zero = pc.equal(right, pa.scalar(0.0))
@@ -427,7 +422,7 @@ def _divided(values: Sequence[Values], failures: Failures) -> Values:
 
 
 def _remainder(values: Sequence[Values], failures: Failures) -> Values:
-    left, right = _numbers(values)
+    left, right = _common_numbers(values)
     zero = pc.equal(right, pa.scalar(0, right.type))
     failures.add(pc.and_(zero, pc.is_valid(left)))
     right = pc.if_else(zero, pa.scalar(None, right.type), right)
@@ -436,74 +431,74 @@ def _remainder(values: Sequence[Values], failures: Failures) -> Values:
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
 
 
-def _compared(sign: str) -> Callable[[Sequence[Values], Failures], Values]:
-    """NaN equals itself, and is greater than any number."""
+def _comparison(sign: str) -> Callable[[Sequence[Values], Failures], Values]:
+    """A comparison in which NaN equals itself, and is greater than any number."""
 
     def computed(values: Sequence[Values], _: Failures) -> Values:
-        left, right = _numbers(values)
+        left, right = _common_numbers(values)
         if sign in ("=", "<>"):
-            same = _same(left, right)
+            same = _equal(left, right)
             return same if sign == "=" else pc.invert(same)
         if sign in (">", "<="):
             left, right = right, left
-        less = _less(left, right)
+        less = _less_than(left, right)
         return less if sign in ("<", ">") else pc.invert(less)
 
     return computed
 
 
-def _same(left: Values, right: Values) -> Values:
+def _equal(left: Values, right: Values) -> Values:
     plain = pc.equal(left, right)
     if not (pa.types.is_floating(left.type) and pa.types.is_floating(right.type)):
         return plain
     return pc.or_(plain, pc.and_(pc.is_nan(left), pc.is_nan(right)))
 
 
-def _less(left: Values, right: Values) -> Values:
+def _less_than(left: Values, right: Values) -> Values:
     plain = pc.less(left, right)
     if not (pa.types.is_floating(left.type) and pa.types.is_floating(right.type)):
         return plain
     return pc.or_(plain, pc.and_(pc.invert(pc.is_nan(left)), pc.is_nan(right)))
 
 
-def _chosen(values: Sequence[Values], _: Failures) -> Values:
-    """CASE: conditions and results in turn, and what is left at the end."""
-    *pairs, found = values
+def _case(values: Sequence[Values], _: Failures) -> Values:
+    """CASE: conditions and results in turn, and the default at the end."""
+    *pairs, chosen = values
     for condition, result in zip(reversed(pairs[::2]), reversed(pairs[1::2]), strict=True):
-        found = pc.if_else(pc.coalesce(condition, pa.scalar(False)), result, found)
-    return found
+        chosen = pc.if_else(pc.coalesce(condition, pa.scalar(False)), result, chosen)
+    return chosen
 
 
-def _simple(function: Callable[..., Any]) -> Callable[[Sequence[Values], Failures], Values]:
+def _plain_function(function: Callable[..., Any]) -> Callable[[Sequence[Values], Failures], Values]:
     return lambda values, _: function(*values)
 
 
 OPERATIONS: dict[str, Callable[[Sequence[Values], Failures], Values]] = {
-    "+": _checked(pc.add, pc.add_checked),
-    "-": _checked(pc.subtract, pc.subtract_checked),
-    "*": _checked(pc.multiply, pc.multiply_checked),
-    "negative": _checked(pc.negate, pc.negate_checked),
-    "abs": _checked(pc.abs, pc.abs_checked),
-    "/": _divided,
+    "+": _checked_arithmetic(pc.add, pc.add_checked),
+    "-": _checked_arithmetic(pc.subtract, pc.subtract_checked),
+    "*": _checked_arithmetic(pc.multiply, pc.multiply_checked),
+    "negative": _checked_arithmetic(pc.negate, pc.negate_checked),
+    "abs": _checked_arithmetic(pc.abs, pc.abs_checked),
+    "/": _divide,
     "%": _remainder,
-    **{sign: _compared(sign) for sign in ("=", "<>", "<", "<=", ">", ">=")},
+    **{sign: _comparison(sign) for sign in ("=", "<>", "<", "<=", ">", ">=")},
     "and": lambda values, _: reduce(pc.and_kleene, values),
     "or": lambda values, _: reduce(pc.or_kleene, values),
-    "not": _simple(pc.invert),
-    "is null": _simple(pc.is_null),
+    "not": _plain_function(pc.invert),
+    "is null": _plain_function(pc.is_null),
     "is true": lambda values, _: pc.coalesce(values[0], pa.scalar(False)),
-    "case": _chosen,
-    "coalesce": lambda values, _: pc.coalesce(*_numbers(values)),
-    "least": lambda values, _: pc.min_element_wise(*_numbers(values)),
-    "greatest": lambda values, _: pc.max_element_wise(*_numbers(values)),
+    "case": _case,
+    "coalesce": lambda values, _: pc.coalesce(*_common_numbers(values)),
+    "least": lambda values, _: pc.min_element_wise(*_common_numbers(values)),
+    "greatest": lambda values, _: pc.max_element_wise(*_common_numbers(values)),
     "like": lambda values, _: pc.match_like(values[0], values[1].as_py()),
-    "lower": _simple(pc.utf8_lower),
-    "upper": _simple(pc.utf8_upper),
+    "lower": _plain_function(pc.utf8_lower),
+    "upper": _plain_function(pc.utf8_upper),
     "length": lambda values, _: pc.cast(pc.utf8_length(values[0]), pa.int32()),
-    "floor": lambda values, failures: converted(
-        pc.floor(converted(values[0], pa.float64(), failures.add)), _INTEGER, failures.add
+    "floor": lambda values, failures: cast_values(
+        pc.floor(cast_values(values[0], pa.float64(), failures.add)), _INTEGER, failures.add
     ),
-    "sqrt": lambda values, failures: pc.sqrt(converted(values[0], pa.float64(), failures.add)),
+    "sqrt": lambda values, failures: pc.sqrt(cast_values(values[0], pa.float64(), failures.add)),
 }
 FUNCTIONS = {
     "abs": (1, 1),

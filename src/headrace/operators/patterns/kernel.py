@@ -1,9 +1,22 @@
-"""The kernel of patterns: rows wait until they are certain to be in order, then the matcher looks
-at them; what is certain is told, and what may still be needed is kept.
+"""The kernel of patterns: it buffers rows until they are certain to be in order, matches them,
+emits the matches that are certain, and retains the rows that may still be needed.
 
-A row is taken in when the closed clock has passed it. A match is told in the tick in which it
-becomes certain: by a row, or by the clock alone (absence, time-outs). So nothing depends on the
-order in which rows came, nor on how ticks were put into calls.
+Example: `failed{2,} ok` within 5 minutes, by `user`.
+
+    tick 1   (ann, failed, 10:00), (ann, failed, 10:02)    state of ann: both rows
+    tick 2   horizon passes 10:03                          both rows are certain; a row may follow:
+                                                           state: both rows, timer at 10:05
+    tick 3   (ann, ok, 10:04)                              state: three rows
+    tick 4   horizon passes 10:04                          the match is certain at 10:04: emits
+                                                           (ann, measures…, matched_at=10:04)
+                                                           state of ann: none
+
+A row is looked at once the horizon has passed it. A match is emitted in the tick in which it
+becomes certain: by a row, or by time alone (absence, deadlines). So nothing depends on the order in
+which rows arrived, nor on how ticks were put into batches.
+
+`match_pass.py` runs the patterns of a batch; `row_buffer.py` has the state; `rules.py` is the
+kernel of patterns in a table.
 """
 
 from __future__ import annotations
@@ -17,391 +30,361 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import TICK, TICK_FIELD
-from headrace.columnar.keys import encode_keys, key_groups, whole
-from headrace.columnar.lookup import ranked, sorting
+from headrace.columnar.keys import as_array, encode_keys, key_groups
+from headrace.columnar.lookup import rank_keys, sort_order
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.patterns.automaton import ACCEPT
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
-from headrace.operators.patterns.match_pass import Work
+from headrace.operators.patterns.match_pass import MatchPass
 from headrace.operators.patterns.matcher import FOREVER
 from headrace.operators.patterns.parser import ALL_ROWS
 from headrace.operators.patterns.row_buffer import (
     BITS,
-    MARK,
     NO_TIMER,
-    Accounts,
-    Batch,
-    Bits,
+    TIMER,
+    BufferedBatch,
+    MatchCounters,
+    RowBits,
     bit_fields,
-    by_time,
-    marks_of,
-    merged,
-    packed,
-    put_rows,
+    merge_by_key,
+    pack_bits,
+    sort_by_time,
+    store_rows,
+    timer_column,
     timers_of,
 )
 from headrace.operators.patterns.settings import MatchSettings, match_schema
 from headrace.operators.patterns.walker import Walker
 from headrace.operators.windows.late import Divert
-from headrace.operators.windows.late_rows import LateRows
-from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_until
+from headrace.operators.windows.late_rows import LateRowCounter
+from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_windows
 
 
 class PatternKernel:
-    """After each step `counts` has how many rows were late, on how many a condition failed, and how
-    many beginnings were given up; `aside` has partial matches whose time ran out.
+    """The kernel of one or more patterns.
+
+    After each step `counts` has the number of late rows (`late`), of rows on which a condition
+    failed (`errors`), and of starts that were abandoned (`given_up`). The side output has the
+    partial matches whose time ran out.
     """
 
     gauges: ClassVar[Mapping[str, bytes]] = {"keys_waiting": WAITING}
 
     def __init__(self, settings: MatchSettings, output: pa.Schema | None = None) -> None:
         self.settings, self.step_name, self._output = settings, settings.name, output
-        needed = dict.fromkeys(name for _, each in settings.patterns for name in each.columns)
-        every = (
-            settings.rows == ALL_ROWS or settings.in_force is not None
-        )  # a pattern that comes later may need any column
-        kept = settings.schema.names if every else [*settings.by, *needed]
-        self._columns = [name for name in settings.schema.names if name in set(kept)]
-        words = bit_fields(settings.stored_bits)
+        needed = {name for _, pattern in settings.patterns for name in pattern.columns}
+        needed.update(settings.by)
+        # A rule that is added later may need any column.
+        needs_all = settings.rows == ALL_ROWS or settings.active_rules is not None
+        self._columns = [name for name in settings.schema.names if needs_all or name in needed]
         self._store = RowStore(
             settings.name,
             [
-                pa.field(MARK, pa.int64()),
-                *words,
+                pa.field(TIMER, pa.int64()),
+                *bit_fields(settings.stored_bits),
                 *(settings.schema.field(name) for name in self._columns),
             ],
             with_id=False,
         )
-        self._accounts = (
-            Accounts(settings.name, len(settings.patterns)) if settings.has_accounts else None
+        self._counters = (
+            MatchCounters(settings.name, len(settings.patterns)) if settings.has_counters else None
         )
-        self.late = LateRows(
+        self.late = LateRowCounter(
             settings.schema, settings.producer, divert=isinstance(settings.late, Divert)
         )
         self.counts: dict[str, int] = {}
-        self._aside: list[pa.Table] = []
+        self._timed_out: list[pa.Table] = []
 
     @cached_property
     def output(self) -> pa.Schema:
         return self._output or match_schema(self.settings)
 
     def due(self, state: KeyedState) -> int | None:
-        """The earliest time at which something is certain, as the complete clock tells it."""
+        """The earliest watermark at which something becomes certain."""
         end = first_end(state, WAITING)
-        return None if end is None else end + self.settings.closed_behind_us
+        return None if end is None else end + self.settings.horizon_lag_us
 
-    def take_aside(self) -> pa.Table:
-        """Partial matches whose time ran out since the last time."""
-        tables, self._aside = self._aside, []
-        return (
-            pa.concat_tables(tables).sort_by(TICK)
-            if tables
-            else self.output.append(TICK_FIELD).empty_table()
-        )
-
-    # The step
+    def take_side_output(self) -> pa.Table:
+        """The partial matches whose time ran out since the last call."""
+        tables, self._timed_out = self._timed_out, []
+        if not tables:
+            return self.output.append(TICK_FIELD).empty_table()
+        return pa.concat_tables(tables).sort_by(TICK)
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """1. Leave out what is late. 2. Put rows of all keys that come up into order. 3. Match. 4.
-        Store what is still needed. 5. Tell.
+        """1. Leave out late rows. 2. Sort the rows of all keys that have new rows or due timers. 3.
+        Match. 4. Store the rows that are still needed. 5. Emit, in order of tick and key.
         """
         (rows,), (clock,) = inputs, watermarks
         self.counts = {}
+        nothing = self.output.append(TICK_FIELD).empty_table()
         if not len(clock):
-            return self.output.append(TICK_FIELD).empty_table()
-        batch = self._gather(state, self._in_time(rows, clock), clock)
+            return nothing
+        batch = self._load(state, self._without_late(rows, clock), clock)
         if not len(batch.by):
-            return self.output.append(TICK_FIELD).empty_table()
-        numbers = (
-            self._accounts.read(state, batch.by, batch.groups)
-            if self._accounts
+            return nothing
+        had_row, match_counts = (
+            self._counters.read(state, batch.by, batch.groups)
+            if self._counters
             else (np.zeros(0, np.bool_), np.zeros((0, 0), np.int64))
         )
-        work = Work(self.settings, self.output, batch, clock, *numbers)
-        told = [work.matched(at) for at in range(len(self.settings.patterns))]
-        self._keep(state, batch, work, clock)
-        self._aside += work.aside
-        for name, count in work.counts.items():
+        match_pass = MatchPass(self.settings, self.output, batch, clock, had_row, match_counts)
+        results = [match_pass.run_pattern(index) for index in range(len(self.settings.patterns))]
+        self._retain(state, match_pass, int(clock.horizon[-1]))
+        self._timed_out += match_pass.timed_out
+        for name, count in match_pass.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        found = [each for each in told if each is not None]
-        if not found:
-            return self.output.append(TICK_FIELD).empty_table()
-        return _in_order(
-            pa.concat_tables([table for table, _ in found]),
-            np.concatenate([key for _, key in found]),
-        )
+        emitted = [result for result in results if result is not None]
+        if not emitted:
+            return nothing
+        table = pa.concat_tables([table for table, _ in emitted])
+        keys = np.concatenate([keys for _, keys in emitted])
+        order = sort_order(as_array(table.column(TICK)).to_numpy(), keys)
+        return table.take(pa.array(order))
 
-    def _in_time(self, rows: pa.Table, clock: Watermarks) -> pa.Table:
+    def _without_late(self, rows: pa.Table, clock: Watermarks) -> pa.Table:
         if not rows.num_rows:
             return rows
-        places = clock.at(whole(rows.column(TICK)).to_numpy())
-        behind = clock.horizon_before[places] - self._times(rows)
-        late = (behind > 0) & (clock.horizon_before[places] != UNSTARTED)
-        if not late.any():
+        tick_index = clock.tick_indices(as_array(rows.column(TICK)).to_numpy())
+        horizon = clock.horizon_before[tick_index]
+        behind = horizon - self._times(rows)
+        is_late = (behind > 0) & (horizon != UNSTARTED)
+        if not is_late.any():
             return rows
-        self.counts["late"] = self.late.add(rows, late, clock.times_us[places], behind)
-        return rows.filter(pa.array(~late))
+        self.counts["late"] = self.late.add(rows, is_late, clock.times_us[tick_index], behind)
+        return rows.filter(pa.array(~is_late))
 
     def _times(self, rows: pa.Table) -> Times:
         return microseconds(rows.column(self.settings.time)) + self.settings.time_shift_us
 
-    def _gather(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> Batch:
-        now_us = int(clock.closed[-1])
-        woken = (
+    def _load(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> BufferedBatch:
+        """The stored and the new rows of all keys with new rows or due timers, sorted."""
+        now_us = int(clock.horizon[-1])
+        due_keys = (
             pa.nulls(0, pa.binary())
             if now_us == UNSTARTED
-            else scan_until(state, WAITING, UNSTARTED, now_us)[1].by
+            else scan_windows(state, WAITING, UNSTARTED, now_us)[1].by
         )
-        found = ranked([encode_keys(rows, self.settings.by), woken])
-        groups, names = key_groups(found.keys), RowStore.names(found.keys)
-        counts, stored = self._store.read(state, names, groups)
-        fresh = self._fresh(rows).select(stored.schema.names).cast(stored.schema)
-        everything = (
-            pa.concat_tables([stored, fresh]) if stored.num_rows else fresh
-        ).combine_chunks()
-        order, keys = merged(counts, found.ranks[0], found.orders[0])
-        order, times = by_time(order, keys, whole(everything.column(TIME)).to_numpy())
-        words = [
-            *self._computed(everything, stored.num_rows, order),
-            *_stored_words(self.settings, everything, order),
-        ]
-        timers = timers_of(whole(stored.column(MARK)).to_numpy(), counts)
-        return Batch(
-            found.keys,
-            groups,
-            names,
-            everything,
-            order,
-            keys,
-            times,
-            Bits(words),
-            counts,
-            timers,
-            np.flatnonzero(times < now_us),
+        ranked = rank_keys([encode_keys(rows, self.settings.by), due_keys])
+        groups, names = key_groups(ranked.keys), RowStore.names(ranked.keys)
+        stored_counts, stored = self._store.read(state, names, groups)
+        fresh = self._as_stored(rows).select(stored.schema.names).cast(stored.schema)
+        all_rows = pa.concat_tables([stored, fresh]) if stored.num_rows else fresh
+        all_rows = all_rows.combine_chunks()
+        order, keys = merge_by_key(stored_counts, ranked.ranks[0], ranked.orders[0])
+        order, times = sort_by_time(order, keys, as_array(all_rows.column(TIME)).to_numpy())
+        return BufferedBatch(
+            by=ranked.keys,
+            groups=groups,
+            names=names,
+            rows=all_rows,
+            order=order,
+            keys=keys,
+            times=times,
+            bits=self._bits(all_rows, stored.num_rows, order),
+            stored_counts=stored_counts,
+            timers=timers_of(as_array(stored.column(TIMER)).to_numpy(), stored_counts),
+            certain=np.flatnonzero(times < now_us),
         )
 
-    def _fresh(self, rows: pa.Table) -> pa.Table:
-        """New rows as they are stored."""
-        count = rows.num_rows
+    def _as_stored(self, rows: pa.Table) -> pa.Table:
+        """New rows in the columns in which rows are stored."""
         masks = [
-            whole(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False)
+            as_array(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False)
             for name in self.settings.bits
         ]
-        words = packed(masks, self.settings.stored_bits - len(masks), count)
+        words = pack_bits(masks, self.settings.stored_bits - len(masks), rows.num_rows)
         arrays = [
             pa.array(self._times(rows)),
-            pa.array(np.full(count, NO_TIMER)),
+            pa.array(np.full(rows.num_rows, NO_TIMER)),
             *words,
             *(rows.column(name) for name in self._columns),
         ]
-        return pa.Table.from_arrays(
-            arrays,
-            names=[TIME, MARK, *(f"{BITS}{word}" for word in range(len(words))), *self._columns],
-        )
+        word_names = [f"{BITS}{word}" for word in range(len(words))]
+        return pa.Table.from_arrays(arrays, names=[TIME, TIMER, *word_names, *self._columns])
 
-    def _computed(self, rows: pa.Table, stored: int, order: Ints) -> list[Ints]:
-        """The conditions of patterns that come and go, of rows in order. Those that fail are
-        counted when the row is new.
+    def _bits(self, rows: pa.Table, stored: int, order: Ints) -> RowBits:
+        """The bits of rows, sorted: the conditions of rules, which are computed, and the stored
+        bits. Conditions that fail are counted when the row is new.
         """
         masks = []
-        for condition in self.settings.in_force.conditions if self.settings.in_force else ():
-            holds, failed = condition.holds(
-                [whole(rows.column(str(term.column))) for term in condition.terms], rows.num_rows
-            )
+        rules = self.settings.active_rules
+        for condition in rules.conditions if rules else ():
+            columns = [as_array(rows.column(str(term.column))) for term in condition.terms]
+            holds, failed = condition.holds(columns, rows.num_rows)
             masks.append(holds[order])
             if count := int(failed[stored:].sum()):
                 self.counts["errors"] = self.counts.get("errors", 0) + count
-        return [word.to_numpy() for word in packed(masks, 0, len(order))]
+        computed = [word.to_numpy() for word in pack_bits(masks, 0, len(order))]
+        stored_words = [
+            as_array(rows.column(field.name)).to_numpy()[order]
+            for field in bit_fields(self.settings.stored_bits)
+        ]
+        return RowBits([*computed, *stored_words])
 
-    # What is kept
+    # What is retained
 
-    def _keep(self, state: KeyedState, batch: Batch, work: Work, clock: Watermarks) -> None:
-        """From the first row on that some pattern still needs; and rows before it, as many as
-        conditions look back.
+    def _retain(self, state: KeyedState, match_pass: MatchPass, now_us: int) -> None:
+        """Store the rows of each key from the first on that some pattern still needs, and as many
+        rows before it as conditions look back.
         """
-        keep = np.ones(len(batch.order), np.bool_)
-        keep[batch.certain] = work.needed
-        keep[batch.certain] |= self._looked_back_at(work, int(clock.closed[-1]))
-        which = np.flatnonzero(keep)
+        batch = match_pass.batch
+        is_retained = np.ones(len(batch.order), np.bool_)
+        is_retained[batch.certain] = match_pass.is_needed | self._looked_back_at(match_pass, now_us)
+        which = np.flatnonzero(is_retained)
         counts = np.bincount(batch.keys[which], minlength=len(batch.by))
-        timers = self._timers(batch, work, which, keep, int(clock.closed[-1]))
+        timers = self._next_timers(match_pass, which, now_us)
         table = batch.rows.take(pa.array(batch.order[which]))
-        words = [pa.array(word[which]) for word in batch.bits.words[self.settings.computed_words :]]
+        stored_words = batch.bits.words[self.settings.computed_words :]
         columns = {
             TIME: table[TIME],
-            MARK: pa.array(marks_of(timers, counts)),
-            **{f"{BITS}{at}": word for at, word in enumerate(words)},
+            TIMER: pa.array(timer_column(timers, counts)),
+            **{f"{BITS}{word}": pa.array(bits[which]) for word, bits in enumerate(stored_words)},
+            **{name: table[name] for name in self._columns},
         }
-        rows = pa.table({**columns, **{name: table[name] for name in self._columns}})
-        put_rows(
-            self._store,
-            state,
-            batch.by,
-            batch.groups,
-            batch.names,
-            rows,
-            (batch.stored, counts),
-            (batch.timers, timers),
-        )
-        if self._accounts is not None:
-            self._accounts.write(state, batch.by, batch.groups, work.numbers, work.accounted())
-
-    def _looked_back_at(self, work: Work, now_us: int) -> Mask:
-        back, within = self._back
-        rows = work.rows
-        if not back or not len(rows):
-            return np.zeros(len(rows), np.bool_)
-        needed = work.first[rows.keys]
-        first = np.where(needed < FOREVER, needed, rows.end)
-        near = (rows.at < first) & (rows.at >= first - back)
-        return near if within is None else near & (rows.times >= now_us - within)
+        store_rows(self._store, state, batch, pa.table(columns), counts, timers)
+        if self._counters is not None:
+            self._counters.write(
+                state,
+                batch.by,
+                batch.groups,
+                match_pass.match_counts,
+                match_pass.keys_with_counters(),
+            )
 
     @cached_property
-    def _back(self) -> tuple[int, int | None]:
-        """How many rows patterns look back, and how long for."""
-        withins = [each.spec.within_us for _, each in self.settings.patterns]
-        return max((each.back for _, each in self.settings.patterns), default=0), (
-            None if None in withins else max((each or 0 for each in withins), default=0)
-        )
+    def _look_back(self) -> tuple[int, int | None]:
+        """How many rows patterns look back, and for how long."""
+        patterns = [pattern for _, pattern in self.settings.patterns]
+        withins = [pattern.spec.within_us for pattern in patterns]
+        row_count = max((pattern.look_back_rows for pattern in patterns), default=0)
+        if None in withins:
+            return row_count, None
+        return row_count, max((within or 0 for within in withins), default=0)
 
-    def _timers(self, batch: Batch, work: Work, which: Ints, keep: Mask, now_us: int) -> Times:
+    def _looked_back_at(self, match_pass: MatchPass, now_us: int) -> Mask:
+        """The certain rows that conditions of later rows may look back at."""
+        row_count, within = self._look_back
+        rows = match_pass.rows
+        if not row_count or not len(rows):
+            return np.zeros(len(rows), np.bool_)
+        needed = match_pass.first_needed[rows.keys]
+        first = np.where(needed < FOREVER, needed, rows.end)
+        is_near = (rows.positions < first) & (rows.positions >= first - row_count)
+        return is_near if within is None else is_near & (rows.times >= now_us - within)
+
+    def _next_timers(self, match_pass: MatchPass, retained: Ints, now_us: int) -> Times:
         """When each key must be looked at again: when its next row is certain, when a deadline has
-        passed, or when what it looked back at can go.
+        passed, or when the rows that conditions looked back at can be dropped.
         """
+        batch = match_pass.batch
         timers = np.full(len(batch.by), FOREVER)
-        waits = np.ones(len(batch.order), np.bool_)
-        waits[batch.certain] = False
-        waiting = np.flatnonzero(waits)
-        np.minimum.at(timers, batch.keys[waiting], batch.times[waiting] + 1)
-        np.minimum.at(timers, work.rows.keys, np.where(work.wake < FOREVER, work.wake + 1, FOREVER))
-        back, within = self._back
-        if back and within is not None:
+        is_uncertain = np.ones(len(batch.order), np.bool_)
+        is_uncertain[batch.certain] = False
+        uncertain = np.flatnonzero(is_uncertain)
+        np.minimum.at(timers, batch.keys[uncertain], batch.times[uncertain] + 1)
+        deadlines = match_pass.deadlines
+        deadlines = np.where(deadlines < FOREVER, deadlines + 1, FOREVER)
+        np.minimum.at(timers, match_pass.rows.keys, deadlines)
+        row_count, within = self._look_back
+        if row_count and within is not None:
             newest = np.full(len(batch.by), -FOREVER)
-            np.maximum.at(newest, batch.keys[which], batch.times[which])
-            alone = (timers == FOREVER) & (newest > -FOREVER)
-            timers[alone] = newest[alone] + within + 1
-        some = np.zeros(len(timers), np.bool_)
-        some[batch.keys[keep]] = True
-        timers = np.where(some & (timers < FOREVER), timers, NO_TIMER)
-        early = (
-            (batch.timers != NO_TIMER) & (batch.timers > now_us) & (batch.timers < timers)
-        )  # who is woken too early sets a timer again: cheaper than moving it each time
-        return np.where(early, batch.timers, timers)
+            np.maximum.at(newest, batch.keys[retained], batch.times[retained])
+            is_alone = (timers == FOREVER) & (newest > -FOREVER)
+            timers[is_alone] = newest[is_alone] + within + 1
+        has_rows = np.zeros(len(timers), np.bool_)
+        has_rows[batch.keys[retained]] = True
+        timers = np.where(has_rows & (timers < FOREVER), timers, NO_TIMER)
+        # A timer that is too early stays: setting it again when it fires is cheaper than moving it
+        # in each batch.
+        is_early = (batch.timers != NO_TIMER) & (batch.timers > now_us) & (batch.timers < timers)
+        return np.where(is_early, batch.timers, timers)
 
-
-def certain_work(kernel: PatternKernel, stored: pa.Array, now_us: int) -> Work:
-    """The stored rows of keys, of which those before a time are certain: for those who only
-    look.
-    """
-    counts, rows = kernel._store.decoded(stored)  # noqa: SLF001
-    keys, times = np.repeat(np.arange(len(counts)), counts), whole(rows.column(TIME)).to_numpy()
-    order = np.arange(len(keys))
-    words = [
-        *kernel._computed(rows, 0, order),  # noqa: SLF001
-        *_stored_words(kernel.settings, rows, order),
-    ]
-    nothing = np.zeros(len(counts), np.uint8)
-    batch = Batch(
-        stored,
-        nothing,
-        stored,
-        rows,
-        order,
-        keys,
-        times,
-        Bits(words),
-        counts,
-        timers_of(keys, counts),
-        np.flatnonzero(times < now_us),
-    )
-    now = np.array([now_us], np.int64)
-    known = np.ones(len(counts), np.bool_)
-    return Work(
-        kernel.settings,
-        kernel.output,
-        batch,
-        Watermarks(now, now, now, now, now_us, now_us),
-        known,
-        np.zeros((len(counts), len(kernel.settings.patterns)), np.int64),
-    )
-
-
-def _stored_words(settings: MatchSettings, rows: pa.Table, order: Ints) -> list[Ints]:
-    return [
-        whole(rows.column(field.name)).to_numpy()[order]
-        for field in bit_fields(settings.stored_bits)
-    ]
-
-
-def _in_order(told: pa.Table, keys: Ints) -> pa.Table:
-    """In order of tick and key."""
-    order = sorting(whole(told.column(TICK)).to_numpy(), keys)
-    return told.take(pa.array(order))
-
-
-# What a key's stored rows say about matches in the making: for people who ask what a pattern waits
-# for.
-
-
-Partial = tuple[str, list[dict[str, Any]], list[str], int | None]
-"""The pattern's name, the rows taken, what may come next, and until when."""
-
-
-def partial(
-    settings: MatchSettings, output: pa.Schema, stored: bytes | None, now_us: int
-) -> tuple[list[Partial], int]:
-    """The partial matches of one key, from its stored rows; and how many rows are not certain yet.
-    Rows before `now_us` are.
-    """
-    work = certain_work(PatternKernel(settings, output), pa.array([stored], pa.binary()), now_us)
-    found: list[Partial] = []
-    for at, (name, pattern) in enumerate(settings.patterns):
-        view = work.view(at)
-        source, matcher = view.source, work.matcher(at, view)
-        outcome = matcher.run()
-        begin = np.flatnonzero((outcome.certain_us >= now_us) & matcher.may_begin)
-        entries = Walker(matcher.look, matcher.holds).partly(begin, view.rows.end[begin] - 1)
-        for owner, first in enumerate(begin.tolist()):
-            mine = entries.owner == owner
-            places = entries.place[mine].tolist()
-            if not places:
-                continue
-            columns = source.rows.take(pa.array(source.order[entries.row[mine]]))
-            times = whole(columns.column(TIME)).to_pylist()
-            rows = [
-                {"classifier": pattern.automaton.symbols[place], "time_us": time}
-                for place, time in zip(places, times, strict=True)
-            ]
-            kept = columns.select(
-                [each for each in columns.column_names if not each.startswith("_")]
-            ).to_pylist()
-            until = (
-                None
-                if pattern.spec.within_us is None
-                else int(view.rows.times[first]) + pattern.spec.within_us
-            )
-            found.append(
-                (
-                    name,
-                    [{**row, **more} for row, more in zip(rows, kept, strict=True)],
-                    _next(pattern, places[-1]),
-                    until,
-                )
-            )
-    return found, len(work.batch.order) - len(work.rows)
-
-
-def _next(pattern: CompiledPattern, place: int) -> list[str]:
-    """What may come behind a place."""
-    automaton = pattern.automaton
-    absent = " and ".join(f"no {each}" for each in automaton.pattern.absent) or "no row"
-    return [
-        (
-            (absent if automaton.pattern.waits else "what ends it")
-            if edge.to == ACCEPT
-            else automaton.symbols[edge.to]
+    def stored_pass(self, stored: pa.Array, now_us: int) -> MatchPass:
+        """A match pass over the stored rows of keys, of which those before a time are certain; for
+        readers that change nothing.
+        """
+        counts, rows = self._store.decode(stored)
+        keys, times = np.repeat(np.arange(len(counts)), counts), as_array(rows.column(TIME))
+        order = np.arange(len(keys))
+        batch = BufferedBatch(
+            by=stored,
+            groups=np.zeros(len(counts), np.uint8),
+            names=stored,
+            rows=rows,
+            order=order,
+            keys=keys,
+            times=times.to_numpy(),
+            bits=self._bits(rows, 0, order),
+            stored_counts=counts,
+            timers=np.full(len(counts), NO_TIMER),
+            certain=np.flatnonzero(times.to_numpy() < now_us),
         )
-        for edge in automaton.edges[place]
+        now = np.array([now_us], np.int64)
+        return MatchPass(
+            settings=self.settings,
+            output=self.output,
+            batch=batch,
+            clock=Watermarks(now, now, now, now, now_us, now_us),
+            had_row=np.ones(len(counts), np.bool_),
+            match_counts=np.zeros((len(counts), len(self.settings.patterns)), np.int64),
+        )
+
+
+# Partial matches, for people who ask what a pattern waits for
+
+
+PartialMatchTuple = tuple[str, list[dict[str, Any]], list[str], int | None]
+"""The name of the pattern, the rows taken, what may come next, and until when."""
+
+
+def partial_matches_of_key(
+    settings: MatchSettings, output: pa.Schema, stored: bytes | None, now_us: int
+) -> tuple[list[PartialMatchTuple], int]:
+    """The partial matches of one key, from its stored rows, of which those before `now_us` are
+    certain; and how many rows are not certain yet.
+    """
+    kernel = PatternKernel(settings, output)
+    match_pass = kernel.stored_pass(pa.array([stored], pa.binary()), now_us)
+    partial_matches: list[PartialMatchTuple] = []
+    for index, (name, pattern) in enumerate(settings.patterns):
+        view = match_pass.view(index)
+        matcher = match_pass.matcher(index, view)
+        outcome = matcher.run()
+        start = np.flatnonzero((outcome.decided_us >= now_us) & matcher.may_begin)
+        walker = Walker(matcher.lookahead, matcher.check)
+        match_rows = walker.partial_matches(start, view.rows.end[start] - 1)
+        for owner, first in enumerate(start.tolist()):
+            mine = match_rows.owner == owner
+            states = match_rows.state[mine].tolist()
+            if not states:
+                continue
+            row_index = view.source.order[match_rows.row[mine]]
+            columns = view.source.rows.take(pa.array(row_index))
+            user_columns = [name for name in columns.column_names if not name.startswith("_")]
+            rows = [
+                {"classifier": pattern.automaton.symbols[state], "time_us": time, **values}
+                for state, time, values in zip(
+                    states,
+                    as_array(columns.column(TIME)).to_pylist(),
+                    columns.select(user_columns).to_pylist(),
+                    strict=True,
+                )
+            ]
+            within = pattern.spec.within_us
+            until = None if within is None else int(view.rows.times[first]) + within
+            partial_matches.append((name, rows, _next_symbols(pattern, states[-1]), until))
+    return partial_matches, len(match_pass.batch.order) - len(match_pass.rows)
+
+
+def _next_symbols(pattern: CompiledPattern, state: int) -> list[str]:
+    """What may come after a state."""
+    tree = pattern.automaton.pattern
+    absent = " and ".join(f"no {symbol}" for symbol in tree.absent_symbols) or "no row"
+    end = absent if tree.waits_for_deadline else "what ends it"
+    return [
+        end if transition.target == ACCEPT else pattern.automaton.symbols[transition.target]
+        for transition in pattern.automaton.transitions[state]
     ]

@@ -1,5 +1,5 @@
-"""One call of the kernel at work: its certain rows, pattern after pattern; what each tells, and
-what of the rows is still needed.
+"""The match pass of a batch: its certain rows, pattern after pattern; the rows that each pattern
+emits, and which rows are still needed afterwards.
 """
 
 from __future__ import annotations
@@ -10,352 +10,353 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.columns import TICK_FIELD
-from headrace.columnar.lookup import sorting
+from headrace.columnar.lookup import group_start_mask, sort_order
 from headrace.errors import InputError
 from headrace.operators.kernel import Times, Watermarks
 from headrace.operators.patterns.automaton import Automaton
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
-from headrace.operators.patterns.conditions import Source
-from headrace.operators.patterns.matcher import FOREVER, Matcher, Outcome
+from headrace.operators.patterns.conditions import MatchSource
+from headrace.operators.patterns.matcher import FOREVER, Matcher, MatchOutcome
 from headrace.operators.patterns.parser import ALL_ROWS, STOP, STRICT
-from headrace.operators.patterns.row_buffer import WORD, Batch, Bits, Numbers, SortedRows
+from headrace.operators.patterns.row_buffer import (
+    WORD_BITS,
+    BufferedBatch,
+    MatchCounts,
+    RowBits,
+    SortedRows,
+)
 from headrace.operators.patterns.settings import (
     MatchSettings,
-    all_rows,
-    as_times,
+    as_timestamps,
     classifiers,
-    one_row,
+    measures_per_match,
+    measures_per_row,
 )
-from headrace.operators.patterns.walker import Entries, Walker
+from headrace.operators.patterns.walker import MatchRows, Walker
 
-# Which keys a pattern must look at, where there are many patterns: those in which a row of the
-# symbol that is rarest could be part of a match, as far as it and the rows directly before it tell.
-# It decides about speed alone: of keys that are not looked at, what may still be needed is kept.
-
-
-MANY = 8
+MIN_PATTERNS_FOR_FILTER = 8
 """From so many patterns on it pays to find out first which keys each needs to look at."""
-DEPTH = 4
-"""How many rows before one are looked at, to tell whether it can be part of a match."""
+FILTER_DEPTH = 4
+"""How many rows before a row are looked at, to decide whether it can be part of a match."""
 
 
-class Candidates:
-    """Of rows that are in order, `keys` of them different; `bits`: which conditions each meets."""
+# Which keys a pattern must look at
 
-    def __init__(self, settings: MatchSettings, rows: SortedRows, bits: Bits, keys: int) -> None:
+
+class CandidateFilter:
+    """Finds the keys that a pattern must look at, where there are many patterns: those in which a
+    row of the rarest required symbol could be part of a match, as far as it and the rows directly
+    before it tell.
+
+    This is for speed alone: of keys that are not looked at, the rows that may still be needed are
+    retained.
+    """
+
+    def __init__(
+        self, settings: MatchSettings, rows: SortedRows, bits: RowBits, key_count: int
+    ) -> None:
         self.settings, self.rows, self.bits = settings, rows, bits
-        self.bounds = np.searchsorted(rows.keys, np.arange(keys + 1))
-        self._shared_rows: dict[int, Ints] = {}
-        self._shared_keys: dict[int, Mask] = {}
-        self._rare_rows: dict[int, Ints] = {}
+        self.key_bounds = np.searchsorted(rows.keys, np.arange(key_count + 1))
+        self._rows_of_shared: dict[int, Ints] = {}
+        self._keys_of_shared: dict[int, Mask] = {}
+        self._rows_of_word: dict[int, Ints] = {}
 
-    def of(self, at: int) -> Ints | None:
-        """The rows of those keys, if they are far fewer than all; None for all."""
-        _, pattern = self.settings.patterns[at]
-        bits = dict(self.settings.fits[at])
-        needed = (
-            {
-                symbol: self._rows_with(bits[symbol])
-                for symbol in pattern.automaton.required
-                if symbol in bits
-            }
-            if self._is_fit(pattern)
-            else {}
-        )
-        if not needed:
+    def candidate_rows(self, index: int) -> Ints | None:
+        """The rows of the candidate keys of a pattern, if they are less than half of all; None for
+        all rows.
+        """
+        _, pattern = self.settings.patterns[index]
+        if not self._applies_to(pattern):
             return None
-        rarest = min(needed, key=lambda symbol: len(needed[symbol]))
-        found = needed[rarest][self._possible(pattern.automaton, rarest, needed[rarest], bits)]
-        has = np.zeros(len(self.bounds) - 1, np.bool_)
-        has[self.rows.keys[found]] = True
-        for symbol in needed.keys() - {rarest}:
-            has &= self._keys_with(bits[symbol])
-        keys = np.flatnonzero(has)
-        counts = self.bounds[keys + 1] - self.bounds[keys]
-        return runs(self.bounds[keys], counts) if 2 * int(counts.sum()) < len(self.rows) else None
+        bits = dict(self.settings.fits[index])
+        required = {
+            symbol: self._rows_with(bits[symbol])
+            for symbol in pattern.automaton.required_symbols
+            if symbol in bits
+        }
+        if not required:
+            return None
+        rarest = min(required, key=lambda symbol: len(required[symbol]))
+        rows = required[rarest]
+        rows = rows[self._possible_mask(pattern.automaton, rarest, rows, bits)]
+        is_candidate = np.zeros(len(self.key_bounds) - 1, np.bool_)
+        is_candidate[self.rows.keys[rows]] = True
+        for symbol in required.keys() - {rarest}:
+            is_candidate &= self._keys_with(bits[symbol])
+        keys = np.flatnonzero(is_candidate)
+        counts = self.key_bounds[keys + 1] - self.key_bounds[keys]
+        if 2 * int(counts.sum()) >= len(self.rows):
+            return None
+        return expand_ranges(self.key_bounds[keys], counts)
 
-    def _is_fit(self, pattern: CompiledPattern) -> bool:
-        settings, spec = self.settings, pattern.spec
-        unfit = (
-            spec.within_us is None
-            or settings.timed_out
-            or pattern.automaton.pattern.from_first
-            or len(settings.patterns) < MANY
+    def _applies_to(self, pattern: CompiledPattern) -> bool:
+        return (
+            pattern.spec.within_us is not None
+            and not self.settings.timed_out
+            and not pattern.automaton.pattern.is_anchored
+            and len(self.settings.patterns) >= MIN_PATTERNS_FOR_FILTER
+            and self._max_rows_per_key <= pattern.spec.max_rows
         )
-        return not unfit and self._longest <= spec.max_rows
 
     @cached_property
-    def _longest(self) -> int:
-        return int(np.diff(self.bounds).max(initial=0))
-
-    # Conditions
+    def _max_rows_per_key(self) -> int:
+        return int(np.diff(self.key_bounds).max(initial=0))
 
     def _rows_with(self, bit: int) -> Ints:
-        if bit in self.settings.shared:
-            if bit not in self._shared_rows:
-                self._shared_rows[bit] = np.flatnonzero(self.bits.get(bit))
-            return self._shared_rows[bit]
-        some = self._rows_with_own(bit // WORD)
-        return some[self.bits.get(bit, some)]
-
-    def _rows_with_own(self, word: int) -> Ints:
-        """The rows that meet any condition of a word that a single pattern has: there are few of
-        those.
-        """
-        if word not in self._rare_rows:
-            own = sum(
-                1 << bit % WORD
-                for bit in range(word * WORD, min((word + 1) * WORD, self.settings.conditions))
-                if bit not in self.settings.shared
+        """The rows that meet a condition."""
+        if bit in self.settings.shared_bits:
+            if bit not in self._rows_of_shared:
+                self._rows_of_shared[bit] = np.flatnonzero(self.bits.get(bit))
+            return self._rows_of_shared[bit]
+        # Few rows meet any of the conditions of a word that a single pattern has: they are found
+        # once for the whole word.
+        word = bit // WORD_BITS
+        if word not in self._rows_of_word:
+            last = min((word + 1) * WORD_BITS, self.settings.conditions)
+            unshared = sum(
+                1 << each % WORD_BITS
+                for each in range(word * WORD_BITS, last)
+                if each not in self.settings.shared_bits
             )
-            self._rare_rows[word] = np.flatnonzero(self.bits.words[word] & own)
-        return self._rare_rows[word]
+            self._rows_of_word[word] = np.flatnonzero(self.bits.words[word] & unshared)
+        rows = self._rows_of_word[word]
+        return rows[self.bits.get(bit, rows)]
 
     def _keys_with(self, bit: int) -> Mask:
-        if bit in self._shared_keys:
-            return self._shared_keys[bit]
-        has = np.zeros(len(self.bounds) - 1, np.bool_)
-        has[self.rows.keys[self._rows_with(bit)]] = True
-        if bit in self.settings.shared:
-            self._shared_keys[bit] = has
-        return has
+        """The keys that have a row that meets a condition."""
+        if bit in self._keys_of_shared:
+            return self._keys_of_shared[bit]
+        mask = np.zeros(len(self.key_bounds) - 1, np.bool_)
+        mask[self.rows.keys[self._rows_with(bit)]] = True
+        if bit in self.settings.shared_bits:
+            self._keys_of_shared[bit] = mask
+        return mask
 
-    # Rows before
-
-    def _possible(
+    def _possible_mask(
         self, automaton: Automaton, symbol: str, rows: Ints, bits: dict[str, int]
     ) -> Mask:
-        """Which of some rows of a symbol could be at one of its places."""
-        found = np.zeros(len(rows), np.bool_)
-        for place, each in enumerate(automaton.symbols):
-            if each == symbol:
-                found |= self._comes_to(automaton, place, rows, bits, DEPTH)
-        return found
+        """Which of some rows of a symbol could be in one of its states."""
+        mask = np.zeros(len(rows), np.bool_)
+        for state, state_symbol in enumerate(automaton.symbols):
+            if state_symbol == symbol:
+                mask |= self._reaches(automaton, state, rows, bits, FILTER_DEPTH)
+        return mask
 
-    def _comes_to(
-        self, automaton: Automaton, place: int, rows: Ints, bits: dict[str, int], depth: int
+    def _reaches(
+        self, automaton: Automaton, state: int, rows: Ints, bits: dict[str, int], depth: int
     ) -> Mask:
-        """Whether a match could come to a place with these rows, given that they fit it."""
-        before = automaton.ways_to[place]
-        if place in automaton.first or not depth or any(mode != STRICT for _, mode in before):
+        """Whether a match could reach a state with these rows, given that they fit it."""
+        predecessors = automaton.predecessors[state]
+        is_strict = all(mode == STRICT for _, mode in predecessors)
+        if state in automaton.start_states or not depth or not is_strict:
             return np.ones(len(rows), np.bool_)
-        found = np.zeros(len(rows), np.bool_)
+        mask = np.zeros(len(rows), np.bool_)
         inside = np.flatnonzero(rows > self.rows.start[rows])
-        for other, _ in before:
-            bit = bits.get(automaton.symbols[other])
-            fits = inside if bit is None else inside[self.bits.get(bit, rows[inside] - 1)]
-            found[fits] |= self._comes_to(automaton, other, rows[fits] - 1, bits, depth - 1)
-        return found
+        for predecessor, _ in predecessors:
+            bit = bits.get(automaton.symbols[predecessor])
+            fitting = inside if bit is None else inside[self.bits.get(bit, rows[inside] - 1)]
+            mask[fitting] |= self._reaches(
+                automaton, predecessor, rows[fitting] - 1, bits, depth - 1
+            )
+        return mask
+
+
+# The pass
 
 
 @dataclass(frozen=True)
-class View:
-    """The rows that a pattern looks at: which of the certain ones (None: all), with what they fit,
-    and what its conditions read. `fresh`: certain since this call.
+class PatternRows:
+    """The rows that a pattern looks at: their indices among the certain ones (None: all), the rows
+    with the symbols that they fit, the source of its conditions, and which rows are certain since
+    this batch.
     """
 
-    which: Ints | None
+    indices: Ints | None
     rows: SortedRows
-    source: Source
-    fresh: Mask
+    source: MatchSource
+    is_new: Mask
 
 
-class Work:
-    """One call at work: its certain rows, pattern after pattern. `needed`: which of them some
-    pattern still needs; `wake`: by row, the deadline of a beginning that is open.
+class MatchPass:
+    """The match pass of a batch.
+
+    When all patterns have run: `first_needed` is the first row of each key that some pattern still
+    needs, `deadlines` by row the deadline of an undecided start, `timed_out` the rows of partial
+    matches whose time ran out, `counts` the failures and abandoned starts.
     """
 
     def __init__(
         self,
         settings: MatchSettings,
         output: pa.Schema,
-        batch: Batch,
+        batch: BufferedBatch,
         clock: Watermarks,
-        known: Mask,
-        numbers: Numbers,
+        had_row: Mask,
+        match_counts: MatchCounts,
     ) -> None:
-        self.settings, self.output, self.batch, self.clock = settings, output, batch, clock
-        self.known, self.numbers = known, numbers
+        self.settings, self.output = settings, output
+        self.batch, self.clock = batch, clock
+        self.had_row, self.match_counts = had_row, match_counts
         self.counts: dict[str, int] = {}
-        certain = batch.certain
-        self.rows = SortedRows(batch.keys[certain], batch.times[certain], {})
-        self.wake = np.full(len(self.rows), FOREVER)
-        self.first = np.full(len(batch.by), FOREVER)  # of each key, the first row that is needed
-        self.aside: list[pa.Table] = []
-        self._known_in_time: dict[int, Ints] = {}
+        self.rows = SortedRows(batch.keys[batch.certain], batch.times[batch.certain], {})
+        self.deadlines = np.full(len(self.rows), FOREVER)
+        self.first_needed = np.full(len(batch.by), FOREVER)
+        self.timed_out: list[pa.Table] = []
+        self._first_in_time_by_within: dict[int, Ints] = {}
 
     @property
-    def needed(self) -> Mask:
-        return self.rows.at >= self.first[self.rows.keys]
+    def is_needed(self) -> Mask:
+        """The certain rows that some pattern still needs."""
+        return self.rows.positions >= self.first_needed[self.rows.keys]
 
-    def accounted(self) -> Mask:
-        """The keys of which something is to be remembered for good."""
-        some: Mask = np.any(self.numbers > 0, axis=1)
-        if self.settings.from_first:
-            some[self.rows.keys] = True
-        return some
+    def keys_with_counters(self) -> Mask:
+        """The keys that keep an entry for good."""
+        mask: Mask = np.any(self.match_counts > 0, axis=1)
+        if self.settings.is_anchored:
+            mask[self.rows.keys] = True
+        return mask
 
-    def matched(self, at: int) -> tuple[pa.Table, Ints] | None:
-        """What a pattern tells now, and the number of each row's key; None if that is nothing."""
-        _, pattern = self.settings.patterns[at]
-        view = self.view(at)
-        if view.which is not None and not len(view.which):
-            self._note(at, view, view.which)
-            return None
-        matcher = self.matcher(at, view)
-        outcome = matcher.run()
-        self._note(at, view, np.flatnonzero(outcome.certain_us >= int(self.clock.closed[-1])))
-        self._note_given_up(outcome)
-        if self.settings.timed_out:
-            self._time_out(at, pattern, view, matcher, outcome)
-        matches = outcome.matches.take(self._now(outcome.matches.certain_us))
-        return (
-            self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us)
-            if len(matches)
-            else None
-        )
-
-    # Which rows to look at
-
-    def view(self, at: int) -> View:
-        """The rows that a pattern must look at: those of keys that have a row of every symbol that
-        a match needs.
+    def run_pattern(self, index: int) -> tuple[pa.Table, Ints] | None:
+        """Run a pattern: the rows that it emits now, and the key of each; None if there are
+        none.
         """
-        _, pattern = self.settings.patterns[at]
-        which = self._since(at, self._candidates.of(at))
+        view = self.view(index)
+        if view.indices is not None and not len(view.indices):
+            self._note_needed(index, view, view.indices)
+            return None
+        matcher = self.matcher(index, view)
+        outcome = matcher.run()
+        horizon = int(self.clock.horizon[-1])
+        self._note_needed(index, view, np.flatnonzero(outcome.decided_us >= horizon))
+        self._note_abandoned(outcome)
+        if self.settings.timed_out:
+            self._emit_timed_out(index, view, matcher, outcome)
+        matches = outcome.matches.take(self._is_decided_now(outcome.matches.decided_us))
+        if not len(matches):
+            return None
+        return self._emit(index, view, matches.rows, matches.start, matches.decided_us)
+
+    # The rows of a pattern
+
+    def view(self, index: int) -> PatternRows:
+        """The rows that a pattern must look at, and what they fit."""
+        _, pattern = self.settings.patterns[index]
+        indices = self._candidates.candidate_rows(index)
+        # A rule that was added while others were active looks at no row from before.
+        rules = self.settings.active_rules
+        if rules is not None and rules.since_us[index] > self._oldest_us:
+            looked_at = self.rows.positions if indices is None else indices
+            indices = looked_at[self.rows.times[looked_at] >= rules.since_us[index]]
         rows = (
             self.rows
-            if which is None
-            else SortedRows(self.rows.keys[which], self.rows.times[which], {})
+            if indices is None
+            else SortedRows(self.rows.keys[indices], self.rows.times[indices], {})
         )
-        fits = {
-            symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]
-        }
-        order = self._certain_order if which is None else self._certain_order[which]
-        source = Source(
-            self.batch.rows,
-            order,
-            rows.times,
-            rows.start,
-            pattern.automaton.symbols,
-            pattern.spec.within_us,
+        order = self.batch.order[self.batch.certain]
+        source = MatchSource(
+            rows=self.batch.rows,
+            order=order if indices is None else order[indices],
+            times=rows.times,
+            start=rows.start,
+            symbols=pattern.automaton.symbols,
+            within_us=pattern.spec.within_us,
         )
-        fresh = rows.times >= self.clock.horizon_at_start
-        return View(
-            which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh
-        )
-
-    def _since(self, at: int, which: Ints | None) -> Ints | None:
-        """Of a pattern that came while others were there, the rows that are not from before."""
-        since_us = None if self.settings.in_force is None else self.settings.in_force.since_us[at]
-        if since_us is None or since_us <= self._oldest:
-            return which
-        mine = self.rows.at if which is None else which
-        return mine[self.rows.times[mine] >= since_us]
+        is_new = rows.times >= self.clock.horizon_at_start
+        fits: dict[str, Mask | None] = dict.fromkeys(pattern.automaton.pattern.symbols)
+        for symbol, bit in self.settings.fits[index]:
+            fits[symbol] = self._certain_bits.get(bit, indices)
+        for definition in pattern.definitions:
+            if definition.by_neighbors is not None:
+                each_row = MatchRows(rows.positions, rows.positions, np.zeros(len(rows), np.int64))
+                values = source.values(definition.by_neighbors.terms, each_row, len(rows))
+                holds, failed = definition.by_neighbors.holds(values, len(rows))
+                self.count_failures(failed & is_new)
+                by_row = fits[definition.symbol]
+                fits[definition.symbol] = holds if by_row is None else holds & by_row
+        return PatternRows(indices, replace(rows, fits=fits), source, is_new)
 
     @cached_property
-    def _oldest(self) -> int:
+    def _oldest_us(self) -> int:
         return int(self.rows.times.min(initial=FOREVER))
 
     @cached_property
-    def _certain_bits(self) -> Bits:
-        return Bits([word[self.batch.certain] for word in self.batch.bits.words])
+    def _certain_bits(self) -> RowBits:
+        return RowBits([word[self.batch.certain] for word in self.batch.bits.words])
 
     @cached_property
-    def _certain_order(self) -> Ints:
-        return self.batch.order[self.batch.certain]
+    def _candidates(self) -> CandidateFilter:
+        return CandidateFilter(self.settings, self.rows, self._certain_bits, len(self.batch.by))
 
-    @cached_property
-    def _candidates(self) -> Candidates:
-        return Candidates(self.settings, self.rows, self._certain_bits, len(self.batch.by))
-
-    def matcher(self, at: int, view: View) -> Matcher:
-        """A pattern's matcher over some rows."""
-        _, pattern = self.settings.patterns[at]
-        may_begin = self._certain_bits.get(self.settings.may_begin(at), view.which)
-        if pattern.automaton.pattern.from_first:
-            may_begin = may_begin & view.rows.begins & ~(self.known[view.rows.keys] & view.fresh)
+    def matcher(self, index: int, view: PatternRows) -> Matcher:
+        """The matcher of a pattern over some rows."""
+        _, pattern = self.settings.patterns[index]
+        may_begin = self._certain_bits.get(self.settings.may_begin_bit(index), view.indices)
+        if pattern.automaton.pattern.is_anchored:
+            is_later_row = self.had_row[view.rows.keys] & view.is_new
+            may_begin = may_begin & view.rows.is_first & ~is_later_row
         return Matcher(
-            pattern.rules,
-            view.rows,
-            int(self.clock.closed[-1]),
-            Holds(self, pattern, view),
-            may_begin,
+            rules=pattern.rules,
+            rows=view.rows,
+            now_us=int(self.clock.horizon[-1]),
+            check=ConditionCheck(self, pattern, view),
+            may_begin=may_begin,
         )
 
-    def _now(self, certain_us: Times) -> Mask:
-        """What is certain since this call."""
-        since: Mask = (certain_us >= self.clock.horizon_at_start) & (
-            certain_us < int(self.clock.closed[-1])
+    def _is_decided_now(self, decided_us: Times) -> Mask:
+        """What is certain since this batch."""
+        mask: Mask = (decided_us >= self.clock.horizon_at_start) & (
+            decided_us < int(self.clock.horizon[-1])
         )
-        return since
+        return mask
 
-    def _fits(
-        self,
-        pattern: CompiledPattern,
-        source: Source,
-        rows: SortedRows,
-        fresh: Mask,
-        alone: dict[str, Mask],
-    ) -> dict[str, Mask | None]:
-        fits: dict[str, Mask | None] = {**dict.fromkeys(pattern.automaton.pattern.symbols), **alone}
-        for definition in pattern.definitions:
-            if definition.background is not None:
-                count = len(rows)
-                each = Entries(rows.at, rows.at, np.zeros(count, np.int64))
-                holds, failed = definition.background.holds(
-                    source.values(definition.background.terms, each, count), count
-                )
-                self.failed(failed & fresh)
-                before = fits[definition.symbol]
-                fits[definition.symbol] = holds if before is None else holds & before
-        return fits
+    def count_failures(self, failed: Mask) -> None:
+        """Count the rows on which a condition failed."""
+        if failed.any():
+            self.counts["errors"] = self.counts.get("errors", 0) + int(failed.sum())
 
-    def failed(self, rows: Mask) -> None:
-        if rows.any():
-            self.counts["errors"] = self.counts.get("errors", 0) + int(rows.sum())
+    # What is still needed
 
-    def _note(self, at: int, view: View, undecided: Ints) -> None:
-        """From where on each key's rows are still needed, and until when. Of keys that were not
-        looked at, what is in time is.
+    def _note_needed(self, index: int, view: PatternRows, undecided: Ints) -> None:
+        """Note from where on a pattern needs the rows of each key, and until when. Of keys that it
+        did not look at it needs the rows that are not too old.
         """
-        within = self.settings.patterns[at][1].spec.within_us
-        first = (
-            np.full(len(self.batch.by), FOREVER)
-            if view.which is None
-            else self._in_time(within or 0).copy()
-        )
+        within = self.settings.patterns[index][1].spec.within_us
+        if view.indices is None:
+            first = np.full(len(self.batch.by), FOREVER)
+            looked_at = self.rows.positions
+        else:
+            first = self._first_in_time(within or 0).copy()
+            undecided = view.indices[undecided]
+            looked_at = view.indices
         first[view.rows.keys] = FOREVER
-        rows = undecided if view.which is None else view.which[undecided]
-        np.minimum.at(first, self.rows.keys[rows], rows)
-        self.first = np.minimum(self.first, first)
-        looked = self.rows.at if view.which is None else view.which
-        self.batch.bits.clear(
-            self.settings.may_begin(at), self.batch.certain[looked[looked < first[view.rows.keys]]]
-        )
+        np.minimum.at(first, self.rows.keys[undecided], undecided)
+        self.first_needed = np.minimum(self.first_needed, first)
+        decided = looked_at[looked_at < first[view.rows.keys]]
+        self.batch.bits.clear(self.settings.may_begin_bit(index), self.batch.certain[decided])
         if within is not None:
-            self._wake(
-                first if view.which is None else first[view.rows.keys[view.rows.begins]], within
+            is_all = view.indices is None
+            self._note_deadlines(
+                first if is_all else first[view.rows.keys[view.rows.is_first]], within
             )
 
-    def _wake(self, starts: Ints, within: int) -> None:
+    def _note_deadlines(self, starts: Ints, within: int) -> None:
         known = starts[starts < FOREVER]
-        self.wake[known] = np.minimum(self.wake[known], self.rows.times[known] + within)
+        self.deadlines[known] = np.minimum(self.deadlines[known], self.rows.times[known] + within)
 
-    def _in_time(self, within: int) -> Ints:
-        """The first row of each key that is not older than a match may be."""
-        if within not in self._known_in_time:
+    def _first_in_time(self, within: int) -> Ints:
+        """The first row of each key that is not older than a match may be long."""
+        if within not in self._first_in_time_by_within:
             first = np.full(len(self.batch.by), FOREVER)
-            young = np.flatnonzero(self.rows.times >= int(self.clock.closed[-1]) - within)
-            np.minimum.at(first, self.rows.keys[young], young)
-            self._wake(first, within)
-            self._known_in_time[within] = first
-        return self._known_in_time[within]
+            recent = np.flatnonzero(self.rows.times >= int(self.clock.horizon[-1]) - within)
+            np.minimum.at(first, self.rows.keys[recent], recent)
+            self._note_deadlines(first, within)
+            self._first_in_time_by_within[within] = first
+        return self._first_in_time_by_within[within]
 
-    def _note_given_up(self, outcome: Outcome) -> None:
-        count = int(self._now(outcome.certain_us[outcome.given_up]).sum())
+    def _note_abandoned(self, outcome: MatchOutcome) -> None:
+        count = int(self._is_decided_now(outcome.decided_us[outcome.abandoned]).sum())
         if count and self.settings.when_full == STOP:
             raise InputError(
                 f"The step {self.settings.name!r} has a match in the making that goes on for more"
@@ -368,104 +369,97 @@ class Work:
         if count:
             self.counts["given_up"] = self.counts.get("given_up", 0) + count
 
-    def _time_out(
-        self, at: int, pattern: CompiledPattern, view: View, matcher: Matcher, outcome: Outcome
+    # Emission
+
+    def _emit_timed_out(
+        self, index: int, view: PatternRows, matcher: Matcher, outcome: MatchOutcome
     ) -> None:
-        begin = outcome.timed_out[self._now(outcome.certain_us[outcome.timed_out])]
-        if not len(begin):
+        start = outcome.timed_out[self._is_decided_now(outcome.decided_us[outcome.timed_out])]
+        if not len(start):
             return
-        limit = matcher.last_in_time(begin)
-        entries = Walker(matcher.look, matcher.holds).partly(begin, limit)
-        some = np.bincount(entries.owner, minlength=len(begin)) > 0
-        table, _ = self._told(
-            at,
-            pattern,
+        walker = Walker(matcher.lookahead, matcher.check)
+        match_rows = walker.partial_matches(start, matcher.last_in_time(start))
+        has_rows = np.bincount(match_rows.owner, minlength=len(start)) > 0
+        table, _ = self._emit(
+            index,
             view,
-            entries.of(some),
-            begin[some],
-            outcome.certain_us[begin[some]],
-            count=False,
+            match_rows.of_owners(has_rows),
+            start[has_rows],
+            outcome.decided_us[start[has_rows]],
+            is_match=False,
         )
-        self.aside.append(table)
+        self.timed_out.append(table)
 
-    # Rows
-
-    def _told(
+    def _emit(
         self,
-        at: int,
-        pattern: CompiledPattern,
-        view: View,
-        entries: Entries,
-        begin: Ints,
-        certain_us: Times,
+        index: int,
+        view: PatternRows,
+        match_rows: MatchRows,
+        start: Ints,
+        decided_us: Times,
         *,
-        count: bool = True,
+        is_match: bool = True,
     ) -> tuple[pa.Table, Ints]:
-        places = np.searchsorted(self.clock.closed, certain_us, side="right")
-        source, keys = view.source, view.rows.keys[begin]
+        """The rows of matches, in the columns of the result, and the key of each."""
+        name, pattern = self.settings.patterns[index]
+        tick_index = np.searchsorted(self.clock.horizon, decided_us, side="right")
+        source, keys = view.source, view.rows.keys[start]
         numbers = (
-            self._numbered(at, keys, places)
-            if count and self.settings.has_accounts
-            else np.zeros(len(begin), np.int64)
+            self._number_matches(index, keys, tick_index)
+            if is_match and self.settings.has_counters
+            else np.zeros(len(start), np.int64)
         )
         if self.settings.rows == ALL_ROWS:
-            measures = all_rows(pattern, source, entries, numbers)
-            columns = [source.column(name, entries.row) for name in self.settings.schema.names]
-            columns += [classifiers(source, entries), pa.array(numbers[entries.owner])]
-            which = entries.owner
+            owner = match_rows.owner
+            measures = measures_per_row(pattern, source, match_rows, numbers)
+            columns = [
+                *(source.column(name, match_rows.row) for name in self.settings.schema.names),
+                classifiers(source, match_rows),
+                pa.array(numbers[owner]),
+            ]
         else:
-            measures = one_row(pattern, source, entries, numbers)
-            columns = [source.column(name, begin) for name in self.settings.by]
-            which = np.arange(len(begin))
+            owner = np.arange(len(start))
+            measures = measures_per_match(pattern, source, match_rows, numbers)
+            columns = [source.column(name, start) for name in self.settings.by]
         if self.settings.several:
-            columns.insert(
-                self.settings.pattern_at,
-                pa.repeat(pa.scalar(self.settings.patterns[at][0]), len(which)),
-            )
-        kind = self.settings.schema.field(self.settings.time).type
-        columns += [
-            *measures,
-            as_times(certain_us[which], kind, 0),
-            pa.array(self.clock.ticks[np.minimum(places, len(self.clock) - 1)[which]]),
-        ]
+            names = pa.repeat(pa.scalar(name), len(owner))
+            columns.insert(self.settings.pattern_column_index, names)
+        time_type = self.settings.schema.field(self.settings.time).type
+        ticks = self.clock.ticks[np.minimum(tick_index, len(self.clock) - 1)[owner]]
+        columns += [*measures, as_timestamps(decided_us[owner], time_type), pa.array(ticks)]
         schema = self.output.append(TICK_FIELD)
-        return (
-            pa.Table.from_arrays(
-                [
-                    column if column.type == field.type else column.cast(field.type)
-                    for column, field in zip(columns, schema, strict=True)
-                ],
-                schema=schema,
-            ),
-            keys[which],
-        )
+        arrays = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(columns, schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema), keys[owner]
 
-    def _numbered(self, at: int, keys: Ints, places: Ints) -> Ints:
-        """Each match's number among those of its key, in the order in which they became certain."""
-        order = sorting(keys, places)
-        begins = np.ones(len(order), np.bool_)
-        begins[1:] = keys[order][1:] != keys[order][:-1]
+    def _number_matches(self, index: int, keys: Ints, tick_index: Ints) -> Ints:
+        """The number of each match among those of its key, in the order in which they became
+        certain.
+        """
+        order = sort_order(keys, tick_index)
+        starts = group_start_mask(keys[order])
         turn = np.arange(len(order))
-        turn -= np.maximum.accumulate(np.where(begins, turn, 0)) if len(turn) else turn
+        turn -= np.maximum.accumulate(np.where(starts, turn, 0)) if len(turn) else turn
         numbers = np.empty(len(order), np.int64)
-        numbers[order] = self.numbers[keys[order], at] + 1 + turn
-        np.add.at(self.numbers[:, at], keys, 1)
+        numbers[order] = self.match_counts[keys[order], index] + 1 + turn
+        np.add.at(self.match_counts[:, index], keys, 1)
         return numbers
 
 
-class Holds:
-    """Whether the condition of a symbol holds, given the match so far."""
+class ConditionCheck:
+    """Checks conditions that look at earlier rows of the match, for the walker."""
 
-    def __init__(self, work: Work, pattern: CompiledPattern, view: View) -> None:
-        self._work, self._view, self._by_symbol = work, view, pattern.by_symbol
+    def __init__(self, match_pass: MatchPass, pattern: CompiledPattern, view: PatternRows) -> None:
+        self._pass, self._view, self._definitions = match_pass, view, pattern.by_symbol
 
-    def __call__(self, symbol: str, entries: Entries, count: int) -> Mask:
-        condition = self._by_symbol[symbol].so_far
+    def __call__(self, symbol: str, match_rows: MatchRows, count: int) -> Mask:
+        condition = self._definitions[symbol].by_match
         assert condition is not None
-        holds, failed = condition.holds(
-            self._view.source.values(condition.terms, entries, count), count
-        )
+        values = self._view.source.values(condition.terms, match_rows, count)
+        holds, failed = condition.holds(values, count)
         if failed.any():
-            last = entries.row[np.searchsorted(entries.owner, np.arange(count), side="right") - 1]
-            self._work.failed(failed & self._view.fresh[last])
+            ends = np.searchsorted(match_rows.owner, np.arange(count), side="right") - 1
+            self._pass.count_failures(failed & self._view.is_new[match_rows.row[ends]])
         return holds

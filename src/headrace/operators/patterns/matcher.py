@@ -1,9 +1,17 @@
-"""Finds the matches of one pattern in rows that are in order, of many keys at once; says which are
-certain, since when, and which rows are still needed.
+"""The matcher: finds the matches of one pattern in sorted rows of many keys at once, and says which
+are certain, since when, and which rows are still needed.
+
+Example: the pattern `a b`, within 10 s, rows of one key, and the horizon at 30 s.
+
+    rows     0: a at 1 s    1: b at 4 s    2: a at 25 s
+    match    rows 0 and 1, certain at 4 s, the time of the row that completed it
+    row 2    undecided: a b may follow until 35 s, so the row is still needed
 
 A row's fate as the first of a match is certain from a time on: that of the row that completed or
-ended it, or its deadline. Nothing depends on which rows came in which call: what is certain before
-a call was told then, what is certain at its end is told now.
+ended it, or its deadline. Nothing depends on which rows arrived in which batch: what is certain
+before a batch was emitted then, what is certain at its end is emitted now.
+
+Three parts: where the next match may begin (skip strategies), backtracking, and the matcher itself.
 """
 
 from __future__ import annotations
@@ -13,316 +21,53 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.columnar.buffers import Ints, Mask, runs
-from headrace.columnar.lookup import search
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
+from headrace.columnar.lookup import search_within
 from headrace.operators.kernel import Times
 from headrace.operators.patterns.automaton import ACCEPT, Automaton
 from headrace.operators.patterns.parser import (
+    DEFAULT_SKIP_STRATEGY,
     MAX_MATCHES,
     MAX_ROWS,
-    NEXT,
     NO_SKIP,
     PAST_LAST,
-    SKIP_PAST_LAST,
+    SKIP_TILL_NEXT,
     STRICT,
     TO_FIRST,
-    AfterMatch,
+    SkipStrategy,
 )
 from headrace.operators.patterns.row_buffer import NEVER, SortedRows
 from headrace.operators.patterns.walker import (
-    LOST,
+    FAILED,
     MATCHED,
     WAITING,
-    Entries,
-    Holds,
+    CheckCondition,
     Lookahead,
+    MatchRows,
+    RowTransition,
     Walker,
-    Way,
 )
 
-# Where the next match may begin: of all beginnings that match, those that are left when each is
-# skipped to by the one before.
-
-
-FEW, MANY = 8, 1 << 20
-"""How many beginnings of a key are looked at together, at first and at most."""
-
-
-def visited_starts(
-    rules: Rules, rows: SortedRows, may_begin: Mask, entries: Entries, begin: Ints
-) -> tuple[Mask, Mask]:
-    """Which matches stay, and which rows are looked at as a beginning at all. `begin` has no row
-    twice, and is in order.
-    """
-    chosen, targets = chosen_starts(rules, rows, entries, begin)
-    skipped = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(skipped, begin[chosen] + 1, 1)
-    np.add.at(skipped, np.minimum(targets[chosen], rows.end[begin[chosen]]), -1)
-    return chosen, may_begin & (np.cumsum(skipped[:-1]) == 0)
-
-
-def chosen_starts(
-    rules: Rules, rows: SortedRows, entries: Entries, begin: Ints
-) -> tuple[Mask, Ints]:
-    """Which matches stay, and the row at which the search goes on behind each."""
-    targets = np.maximum(_targets(rules, entries, begin), begin + 1)
-    return _chain(rows, begin, targets), targets
-
-
-def longest_turn(keys: Ints) -> int:
-    """How many beginnings one key has at most; `keys` are in order."""
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else keys
-    return int(np.diff(first, append=len(keys)).max(initial=0))
-
-
-class Turns:
-    """Beginnings that are looked at a few of each key at a time: more where matches are short,
-    fewer where each skips them all; none behind one that waits for rows which are not there yet.
-    """
-
-    def __init__(self, begin: Ints, keys: Ints) -> None:
-        """`begin` has no row twice, and is in order; `keys`: of each."""
-        self._begin = begin
-        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        self._next, self._stop, self._most = (
-            first,
-            np.append(first[1:], len(begin)),
-            np.full(len(first), FEW),
-        )
-
-    def take(self) -> Ints:
-        """The next ones, by their places among all."""
-        counts = np.minimum(self._most, self._stop - self._next)
-        found = runs(self._next, counts)
-        self._next = self._next + counts
-        return found
-
-    def go_on(self, begin: Ints, targets: Ints, waiting: Ints) -> None:
-        """Behind the matches that stay of those that were taken. `waiting`: those that wait."""
-        before = np.searchsorted(begin, waiting) - 1
-        seen = waiting[(before < 0) | (np.append(targets, 0)[before] <= waiting)]
-        last = np.full(len(self._next), -1)
-        np.maximum.at(last, self._key(begin), targets)
-        behind = np.minimum(np.searchsorted(self._begin, last), self._stop)
-        self._most = np.where(
-            behind > self._next, np.maximum(self._most // 2, 1), np.minimum(self._most * 2, MANY)
-        )
-        self._next = np.maximum(self._next, behind)
-        self._next[self._key(seen)] = self._stop[self._key(seen)]
-
-    def _key(self, rows: Ints) -> Ints:
-        return np.searchsorted(self._stop, np.searchsorted(self._begin, rows), side="right")
-
-
-def _targets(rules: Rules, entries: Entries, begin: Ints) -> Ints:
-    """The row at which the search goes on behind each match. Where a match has no row of the
-    symbol, that is the row behind its first.
-    """
-    count = len(begin)
-    last = np.searchsorted(entries.owner, np.arange(count), side="right") - 1
-    if rules.after.kind == PAST_LAST or rules.after.symbol is None:
-        return entries.row[last] + 1
-    members = rules.members(rules.after.symbol)
-    fits = np.array([symbol in members for symbol in rules.automaton.symbols])[entries.place]
-    mine = np.flatnonzero(fits)
-    owners = entries.owner[mine]
-    found = begin + 1
-    if rules.after.kind == TO_FIRST:
-        mine, owners = mine[::-1], owners[::-1]  # the last that is written stays
-    found[owners] = entries.row[mine]
-    return found
-
-
-def _chain(rows: SortedRows, begin: Ints, targets: Ints) -> Mask:
-    """Which matches are reached from the first of each key, going from each to the first at or
-    behind its target.
-    """
-    count = len(begin)
-    following = np.searchsorted(begin, np.minimum(targets, rows.end[begin]))
-    following = np.append(following, count)
-    key = np.append(rows.keys[begin], -1)
-    same = key[following] == key
-    following = np.where(same, following, count)
-    reached = np.zeros(count + 1, np.bool_)
-    if count:
-        reached[:-1] = np.append(True, key[1:-1] != key[:-2])
-    while (following[:-1] < count).any():
-        reached[following[reached]] = True
-        reached[count] = False
-        following = following[following]
-    return reached[:-1]
-
-
-# One start after the other, trying every way in order and turning back where one ends: for walks
-# that were lost although they could have gone another way, and for all matches of a start.
-#
-# It looks ahead as walks do, so it tries only what can still be complete in time. What it tries is
-# bounded; a start that takes more is given up.
-
-
-MAX_TRIES = 20_000
-Path = list[tuple[int, int]]
-"""Rows and their places."""
-
-
-class TooManyTries(Exception):
-    """A start that is given up."""
-
-
-@dataclass
-class Found:
-    """What became of a start: its matches, and the row that made it certain."""
-
-    status: int
-    certain: int
-    paths: list[Path] = field(default_factory=list)
-
-
-class Backtracker:
-    """Over one lookahead. `most`: how many matches of one start there may be."""
-
-    def __init__(self, look: Lookahead, holds: Holds, *, most: int = 1000) -> None:
-        self.look, self.holds, self.most = look, holds, most
-        self.automaton, self.rows = look.automaton, look.rows
-
-    def first(self, begin: int, limit: int) -> Found:
-        """The match that comes first in the order in which ways are tried."""
-        search = _Search(self, begin, limit)
-        for path in search.paths():
-            if path is None:
-                return Found(WAITING, NEVER)
-            return Found(
-                MATCHED,
-                max(search.certain, NEVER if self.look.unless is not None else path[-1][0]),
-                [path],
-            )
-        return Found(LOST, search.certain)
-
-    def all(self, begin: int, limit: int) -> Found:
-        """Every match. TooManyTries if there are too many."""
-        search = _Search(self, begin, limit)
-        found: dict[tuple[tuple[int, str], ...], Path] = {}
-        for path in search.paths():
-            if path is not None:
-                found.setdefault(
-                    tuple((row, self.automaton.symbols[place]) for row, place in path), path
-                )
-                if len(found) > self.most:
-                    raise TooManyTries
-        return Found(MATCHED if found else LOST, search.certain, list(found.values()))
-
-
-@dataclass
-class _Search:
-    """A search from one row. `certain`: the last row that ended a way so far."""
-
-    by: Backtracker
-    begin: int
-    limit: int
-    certain: int = 0
-    tries: int = 0
-
-    def __post_init__(self) -> None:
-        self.certain = self.begin
-        self.look, self.rows = self.by.look, self.by.rows
-
-    def paths(self) -> Iterator[Path | None]:
-        """Matches in order; None where a way waits for rows that are not there yet."""
-        path: Path = []
-        left: list[Iterator[tuple[int, int] | None]] = [self._beginnings()]
-        while left:
-            step = next(left[-1], ())
-            if step == ():
-                left.pop()
-                if path:
-                    path.pop()
-            elif step is None:
-                yield None
-            elif step[1] == ACCEPT:  # type: ignore[misc]
-                yield list(path)
-            else:
-                path.append(step)  # type: ignore[arg-type]
-                left.append(self._on(path))
-
-    def _beginnings(self) -> Iterator[tuple[int, int] | None]:
-        for place in self.by.automaton.first:
-            if self.look.complete[place][self.begin] <= self.limit and self._holds(
-                [], self.begin, place
-            ):
-                yield self.begin, place
-            self._ended(int(self.look.over[place][self.begin]))
-
-    def _on(self, path: Path) -> Iterator[tuple[int, int] | None]:
-        """The ways on from the last row of a path. Who comes back from one has found that it
-        ended.
-        """
-        before = list(path)
-        row, place = before[-1]
-        for way in self.look.ways[place]:
-            complete, over = (int(each[0]) for each in self.look.look(way, np.array([row])))
-            if way.edge.to == ACCEPT:
-                if self.look.unless is None or self.look.unless[row] > self.limit:
-                    yield row, ACCEPT
-            elif complete <= self.limit:
-                yield from self._along(before, way, row)
-            self._ended(over)
-
-    def _along(self, path: Path, way: Way, row: int) -> Iterator[tuple[int, int] | None]:
-        to, end = way.edge.to, int(self.rows.end[row])
-        if way.mode == STRICT:
-            if row + 1 >= end:
-                yield None
-            elif self.look.complete[to][row + 1] <= self.limit and self._holds(path, row + 1, to):
-                yield row + 1, to
-            return
-        assert way.following is not None
-        blocked = NEVER if way.blocked is None else int(way.blocked[row])
-        target = int(way.following[row])
-        while target < NEVER and target <= blocked:
-            if self._holds(path, target, to):
-                if self.look.complete[to][target] <= self.limit:
-                    yield target, to
-                if way.edge.link.mode == NEXT:
-                    return
-            target = int(way.following[target])
-        if blocked == NEVER and self.limit >= end:
-            yield None
-
-    def _holds(self, path: Path, row: int, place: int) -> bool:
-        self.tries += 1
-        if self.tries > MAX_TRIES:
-            raise TooManyTries
-        symbol = self.by.automaton.symbols[place]
-        if not self.rows.mask(symbol)[row]:
-            return False
-        if symbol not in self.look.doubtful:
-            return True
-        return bool(self.by.holds(symbol, entries_of([[*path, (row, place)]]), 1)[0])
-
-    def _ended(self, over: int) -> None:
-        self.certain = max(self.certain, over)
-
-
-def entries_of(paths: list[Path]) -> Entries:
-    """Paths as columns."""
-    lengths = np.array([len(path) for path in paths], np.int64)
-    both: Ints = np.array([step for path in paths for step in path], np.int64).reshape(-1, 2)
-    return Entries(np.repeat(np.arange(len(paths)), lengths), both[:, 0], both[:, 1])
-
-
 FOREVER = np.iinfo(np.int64).max
-WORTHWHILE = 64
-"""From so many beginnings of a key on it pays to look at them in turn."""
+"""A time that never comes."""
+MIN_STARTS_FOR_QUEUE = 64
+"""From so many starts of a key on it pays to look at them a few at a time."""
+MIN_QUEUE_STEP, MAX_QUEUE_STEP = 8, 1 << 20
+"""How many starts of a key are looked at together, at first and at most."""
+MAX_TRIES = 20_000
+"""The rows that backtracking tries for one start before it gives up."""
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the matcher needs to know of a pattern. `subsets`: names for several symbols."""
+class MatchRules:
+    """What the matcher needs to know of a pattern. `match_dependent` are the symbols whose
+    conditions look at earlier rows of the match, `subsets` names for several symbols.
+    """
 
     automaton: Automaton
-    doubtful: frozenset[str] = frozenset()
+    match_dependent: frozenset[str] = frozenset()
     within_us: int | None = None
-    after: AfterMatch = SKIP_PAST_LAST
+    skip_strategy: SkipStrategy = DEFAULT_SKIP_STRATEGY
     subsets: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_rows: int = MAX_ROWS
     max_matches: int = MAX_MATCHES
@@ -334,232 +79,504 @@ class Rules:
 
 @dataclass(frozen=True)
 class Matches:
-    """Matches in order of key and beginning: their rows, and the time since which each is
-    certain.
+    """Matches in order of key and start: their rows, the first row, and the time since which each
+    is certain.
     """
 
-    entries: Entries
-    begin: Ints
-    certain_us: Times
+    rows: MatchRows
+    start: Ints
+    decided_us: Times
 
     def __len__(self) -> int:
-        return len(self.begin)
+        return len(self.start)
 
-    def take(self, which: Mask) -> Matches:
-        return Matches(self.entries.of(which), self.begin[which], self.certain_us[which])
+    def take(self, is_wanted: Mask) -> Matches:
+        return Matches(
+            self.rows.of_owners(is_wanted), self.start[is_wanted], self.decided_us[is_wanted]
+        )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of rows: the matches; for each row as a beginning since when its fate is certain (FOREVER:
-    not yet); beginnings whose time ran out; and how many were given up as too long.
+# Skip strategies: of all starts that match, those that remain when each match skips some
+
+
+def visited_starts(
+    rules: MatchRules, rows: SortedRows, may_begin: Mask, match_rows: MatchRows, start: Ints
+) -> tuple[Mask, Mask]:
+    """Which matches remain, and which rows are looked at as a start at all. `start` is in order,
+    and has no row twice.
+    """
+    remains, targets = remaining_matches(rules, rows, match_rows, start)
+    skip_depth = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(skip_depth, start[remains] + 1, 1)
+    np.add.at(skip_depth, np.minimum(targets[remains], rows.end[start[remains]]), -1)
+    return remains, may_begin & (np.cumsum(skip_depth[:-1]) == 0)
+
+
+def remaining_matches(
+    rules: MatchRules, rows: SortedRows, match_rows: MatchRows, start: Ints
+) -> tuple[Mask, Ints]:
+    """Which matches remain, and the row at which the search goes on after each."""
+    targets = np.maximum(_skip_targets(rules, match_rows, start), start + 1)
+    return _reachable(rows, start, targets), targets
+
+
+def _skip_targets(rules: MatchRules, match_rows: MatchRows, start: Ints) -> Ints:
+    """The row at which the search goes on after each match. Where a match has no row of the symbol
+    of the skip strategy, that is the row after its first.
+    """
+    strategy = rules.skip_strategy
+    if strategy.kind == PAST_LAST or strategy.symbol is None:
+        return last_rows(match_rows, len(start)) + 1
+    members = rules.members(strategy.symbol)
+    is_member = np.array([symbol in members for symbol in rules.automaton.symbols])
+    index = np.flatnonzero(is_member[match_rows.state])
+    if strategy.kind == TO_FIRST:
+        index = index[::-1]  # of several assignments to an owner the last one counts
+    targets = start + 1
+    targets[match_rows.owner[index]] = match_rows.row[index]
+    return targets
+
+
+def _reachable(rows: SortedRows, start: Ints, targets: Ints) -> Mask:
+    """Which matches are reached from the first of each key, going from each to the first at or
+    after its target.
+    """
+    count = len(start)
+    following = np.searchsorted(start, np.minimum(targets, rows.end[start]))
+    following = np.append(following, count)
+    key = np.append(rows.keys[start], -1)
+    following = np.where(key[following] == key, following, count)
+    is_reached = np.zeros(count + 1, np.bool_)
+    if count:
+        is_reached[:-1] = np.append(True, key[1:-1] != key[:-2])
+    # Pointer doubling: each pass doubles the number of matches that are skipped over at once.
+    while (following[:-1] < count).any():
+        is_reached[following[is_reached]] = True
+        is_reached[count] = False
+        following = following[following]
+    return is_reached[:-1]
+
+
+def last_rows(match_rows: MatchRows, count: int) -> Ints:
+    """The last row of each owner."""
+    ends = np.searchsorted(match_rows.owner, np.arange(count), side="right") - 1
+    return match_rows.row[ends]
+
+
+class StartQueue:
+    """Starts that are looked at a few of each key at a time: more where matches are short, fewer
+    where each skips them all; none behind one that waits for rows that have not arrived.
     """
 
-    matches: Matches
-    certain_us: Times
-    timed_out: Ints
-    given_up: Ints
+    def __init__(self, start: Ints, keys: Ints) -> None:
+        """Queue starts, which are in order and have no row twice, and the key of each."""
+        self._start = start
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        self._next, self._stop = first, np.append(first[1:], len(start))
+        self._step = np.full(len(first), MIN_QUEUE_STEP)
+
+    def take(self) -> Ints:
+        """The indices of the next starts."""
+        counts = np.minimum(self._step, self._stop - self._next)
+        indices = expand_ranges(self._next, counts)
+        self._next = self._next + counts
+        return indices
+
+    def skip(self, start: Ints, targets: Ints, waiting: Ints) -> None:
+        """Go on behind the matches that remain of the starts that were taken, given by their start
+        and skip target; `waiting` are the starts that wait.
+        """
+        before = np.searchsorted(start, waiting) - 1
+        visited = waiting[(before < 0) | (np.append(targets, 0)[before] <= waiting)]
+        last = np.full(len(self._next), -1)
+        np.maximum.at(last, self._key(start), targets)
+        behind = np.minimum(np.searchsorted(self._start, last), self._stop)
+        self._step = np.where(
+            behind > self._next,
+            np.maximum(self._step // 2, 1),
+            np.minimum(self._step * 2, MAX_QUEUE_STEP),
+        )
+        self._next = np.maximum(self._next, behind)
+        self._next[self._key(visited)] = self._stop[self._key(visited)]
+
+    def _key(self, rows: Ints) -> Ints:
+        return np.searchsorted(self._stop, np.searchsorted(self._start, rows), side="right")
 
 
-class Matcher:
-    """One pattern over some rows, whose time is known up to `now_us`: rows of that time and later
-    are not there yet. `open`: which rows may begin a match.
+# Backtracking
+
+
+Path = list[tuple[int, int]]
+"""Rows and the states that took them."""
+
+
+class TooManyTries(Exception):
+    """The search from a start is abandoned."""
+
+
+@dataclass
+class SearchResult:
+    """The outcome of a start: its status, the row that made it certain, and its matches."""
+
+    status: int
+    decided_by: int
+    paths: list[Path] = field(default_factory=list)
+
+
+class Backtracker:
+    """Tries every transition in order from one start, and turns back where one ends: for runs that
+    failed although they had a choice, and for all matches of a start.
+
+    It looks ahead as the walker does, so it tries only what can still be complete in time. A start
+    that takes too many tries or has more than `max_matches` is abandoned.
     """
 
     def __init__(
-        self, rules: Rules, rows: SortedRows, now_us: int, holds: Holds, may_begin: Mask
+        self, lookahead: Lookahead, check: CheckCondition, *, max_matches: int = MAX_MATCHES
     ) -> None:
-        self.rules, self.rows, self.now_us, self.may_begin = rules, rows, now_us, may_begin
-        self.look = Lookahead(rules.automaton, rows, rules.doubtful)
-        self.holds = holds
+        self.lookahead, self.check, self.max_matches = lookahead, check, max_matches
+        self.automaton, self.rows = lookahead.automaton, lookahead.rows
+
+    def find_first(self, start: int, limit: int) -> SearchResult:
+        """The preferred match: the first in the order in which transitions are tried."""
+        search = _Search(self, start, limit)
+        for path in search.paths():
+            if path is None:
+                return SearchResult(WAITING, NEVER)
+            waits = self.lookahead.next_violation is not None
+            decided_by = max(search.decided_by, NEVER if waits else path[-1][0])
+            return SearchResult(MATCHED, decided_by, [path])
+        return SearchResult(FAILED, search.decided_by)
+
+    def find_all(self, start: int, limit: int) -> SearchResult:
+        """Every match."""
+        search = _Search(self, start, limit)
+        symbols = self.automaton.symbols
+        matches: dict[tuple[tuple[int, str], ...], Path] = {}
+        for path in search.paths():
+            if path is not None:
+                matches.setdefault(tuple((row, symbols[state]) for row, state in path), path)
+                if len(matches) > self.max_matches:
+                    raise TooManyTries
+        status = MATCHED if matches else FAILED
+        return SearchResult(status, search.decided_by, list(matches.values()))
+
+
+@dataclass
+class _Search:
+    """A search from one row. `decided_by` is the last row so far that ended a transition."""
+
+    backtracker: Backtracker
+    start: int
+    limit: int
+    decided_by: int = 0
+    tries: int = 0
+
+    def __post_init__(self) -> None:
+        self.decided_by = self.start
+        self.lookahead, self.rows = self.backtracker.lookahead, self.backtracker.rows
+
+    def paths(self) -> Iterator[Path | None]:
+        """Matches in order; None where a transition waits for rows that have not arrived."""
+        path: Path = []
+        pending: list[Iterator[tuple[int, int] | None]] = [self._first_steps()]
+        exhausted = object()
+        while pending:
+            step = next(pending[-1], exhausted)
+            if step is exhausted:
+                pending.pop()
+                if path:
+                    path.pop()
+            elif step is None:
+                yield None
+            else:
+                row, state = step  # type: ignore[misc]
+                if state == ACCEPT:
+                    yield list(path)
+                else:
+                    path.append((row, state))
+                    pending.append(self._next_steps(path))
+
+    def _first_steps(self) -> Iterator[tuple[int, int] | None]:
+        for state in self.backtracker.automaton.start_states:
+            is_viable = self.lookahead.completion[state][self.start] <= self.limit
+            if is_viable and self._holds([], self.start, state):
+                yield self.start, state
+            self._note_end(int(self.lookahead.exhausted[state][self.start]))
+
+    def _next_steps(self, path: Path) -> Iterator[tuple[int, int] | None]:
+        """The steps from the last row of a path. When the search comes back from one, that way has
+        ended.
+        """
+        before = list(path)
+        row, state = before[-1]
+        violation = self.lookahead.next_violation
+        for row_transition in self.lookahead.transitions[state]:
+            completion, exhausted = self.lookahead.look(row_transition, np.array([row]))
+            if row_transition.target == ACCEPT:
+                if violation is None or violation[row] > self.limit:
+                    yield row, ACCEPT
+            elif int(completion[0]) <= self.limit:
+                yield from self._follow(before, row_transition, row)
+            self._note_end(int(exhausted[0]))
+
+    def _follow(
+        self, path: Path, row_transition: RowTransition, row: int
+    ) -> Iterator[tuple[int, int] | None]:
+        target, end = row_transition.target, int(self.rows.end[row])
+        completion = self.lookahead.completion[target]
+        if row_transition.mode == STRICT:
+            if row + 1 >= end:
+                yield None
+            elif completion[row + 1] <= self.limit and self._holds(path, row + 1, target):
+                yield row + 1, target
+            return
+        assert row_transition.next_fit is not None
+        next_absent = row_transition.next_absent
+        ended_at = NEVER if next_absent is None else int(next_absent[row])
+        candidate = int(row_transition.next_fit[row])
+        while candidate < NEVER and candidate <= ended_at:
+            if self._holds(path, candidate, target):
+                if completion[candidate] <= self.limit:
+                    yield candidate, target
+                if row_transition.transition.contiguity.mode == SKIP_TILL_NEXT:
+                    return
+            candidate = int(row_transition.next_fit[candidate])
+        if ended_at == NEVER and self.limit >= end:
+            yield None
+
+    def _holds(self, path: Path, row: int, state: int) -> bool:
+        self.tries += 1
+        if self.tries > MAX_TRIES:
+            raise TooManyTries
+        symbol = self.backtracker.automaton.symbols[state]
+        if not self.rows.mask(symbol)[row]:
+            return False
+        if symbol not in self.lookahead.match_dependent:
+            return True
+        match_rows = match_rows_of([[*path, (row, state)]])
+        return bool(self.backtracker.check(symbol, match_rows, 1)[0])
+
+    def _note_end(self, row: int) -> None:
+        self.decided_by = max(self.decided_by, row)
+
+
+def match_rows_of(paths: list[Path]) -> MatchRows:
+    """Paths as columns."""
+    lengths = np.array([len(path) for path in paths], np.int64)
+    steps: Ints = np.array([step for path in paths for step in path], np.int64).reshape(-1, 2)
+    return MatchRows(np.repeat(np.arange(len(paths)), lengths), steps[:, 0], steps[:, 1])
+
+
+# The matcher
+
+
+@dataclass(frozen=True)
+class MatchOutcome:
+    """What the matcher finds: the matches; for each row since when its fate as a start is certain
+    (FOREVER: not yet); the starts whose time ran out; and those that were abandoned.
+    """
+
+    matches: Matches
+    decided_us: Times
+    timed_out: Ints
+    abandoned: Ints
+
+
+class Matcher:
+    """Matches one pattern over some rows. Rows at `now_us` and later have not arrived; `may_begin`
+    says which rows may begin a match.
+    """
+
+    def __init__(
+        self,
+        rules: MatchRules,
+        rows: SortedRows,
+        now_us: int,
+        check: CheckCondition,
+        may_begin: Mask,
+    ) -> None:
+        self.rules, self.rows, self.now_us = rules, rows, now_us
+        self.check, self.may_begin = check, may_begin
+        self.lookahead = Lookahead(rules.automaton, rows, rules.match_dependent)
         within = rules.within_us
         self.deadline = (
             np.full(len(rows), FOREVER)
             if within is None
             else np.where(rows.times > FOREVER - within, FOREVER, rows.times + within)
         )
-        self.cut = rows.at + rules.max_rows
-        self._gave_up: list[int] = []
+        self.row_limit = rows.positions + rules.max_rows  # the first row that is too many
+        self._abandoned: list[int] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> MatchOutcome:
         """Find everything."""
-        complete, over = self.look.beginning()
-        over = np.where(self.may_begin, over, self.rows.at)
-        decided_by, at_deadline = self._decided(self.rows.at, over)
-        matches, certain = self._found(complete)
-        own, late = self._decided(matches.begin, certain)
-        if self.rules.after.kind != NO_SKIP:
-            decided_by[matches.begin], at_deadline[matches.begin] = own, late
-        begin_at = np.zeros(len(self.rows), np.bool_)
-        begin_at[matches.begin] = True
-        if self.rules.after.in_turn:
-            chosen, visited = visited_starts(
-                self.rules, self.rows, self.may_begin, matches.entries, matches.begin
+        completion, exhausted = self.lookahead.look_from_start()
+        exhausted = np.where(self.may_begin, exhausted, self.rows.positions)
+        decided_by, at_deadline = self._decisions(self.rows.positions, exhausted)
+        matches, match_decided_by = self._find_matches(completion)
+        match_decided_by, match_at_deadline = self._decisions(matches.start, match_decided_by)
+        if self.rules.skip_strategy.kind != NO_SKIP:
+            decided_by[matches.start] = match_decided_by
+            at_deadline[matches.start] = match_at_deadline
+        is_match_start = np.zeros(len(self.rows), np.bool_)
+        is_match_start[matches.start] = True
+        if self.rules.skip_strategy.is_sequential:
+            remains, visited = visited_starts(
+                self.rules, self.rows, self.may_begin, matches.rows, matches.start
             )
-            matches = matches.take(chosen)
-            certain_us = self._in_turn(np.where(visited, decided_by, -1), at_deadline & visited)
-            matches = Matches(matches.entries, matches.begin, certain_us[matches.begin])
+            matches = matches.take(remains)
+            decided_us = self._sequential_times(
+                np.where(visited, decided_by, -1), at_deadline & visited
+            )
+            match_decided_us = decided_us[matches.start]
         else:
             visited = self.may_begin
-            certain_us = self._times(decided_by, at_deadline, self.rows.at)
-            matches = Matches(matches.entries, matches.begin, self._times(own, late, matches.begin))
-        certain_us = np.where(visited, certain_us, -FOREVER)
-        in_vain = visited & ~begin_at
-        return Outcome(
-            matches,
-            certain_us,
-            np.flatnonzero(in_vain & at_deadline),
-            self._given_up(in_vain & (decided_by == self.cut)),
+            decided_us = self._times(decided_by, at_deadline, self.rows.positions)
+            match_decided_us = self._times(match_decided_by, match_at_deadline, matches.start)
+        without_match = visited & ~is_match_start
+        is_too_long = without_match & (decided_by == self.row_limit)
+        return MatchOutcome(
+            matches=Matches(matches.rows, matches.start, match_decided_us),
+            decided_us=np.where(visited, decided_us, -FOREVER),
+            timed_out=np.flatnonzero(without_match & at_deadline),
+            abandoned=np.union1d(np.flatnonzero(is_too_long), np.array(self._abandoned, np.int64)),
         )
 
-    def _given_up(self, too_long: Mask) -> Ints:
-        return np.union1d(np.flatnonzero(too_long), np.array(self._gave_up, np.int64))
+    # When a start is decided
 
-    # When it is certain
-
-    def _decided(self, begin: Ints, over: Ints) -> tuple[Ints, Mask]:
-        """The row that decides over each beginning, -1 if its deadline does; a beginning that goes
-        on for too many rows is decided by the first that is too much.
+    def _decisions(self, start: Ints, exhausted: Ints) -> tuple[Ints, Mask]:
+        """The row that decides about each start (-1 if its deadline does), and which are decided by
+        their deadline. A start that goes on for too many rows is decided by the first that is too
+        many.
         """
-        cut, end = self.cut[begin], self.rows.end[begin]
-        over = np.minimum(over, np.where(cut < end, cut, NEVER))
-        known = over < end
-        there = np.where(known, over, begin)
-        in_time = known & (self.rows.times[there] <= self.deadline[begin])
-        return np.where(in_time, over, -1), ~in_time
+        row_limit, end = self.row_limit[start], self.rows.end[start]
+        exhausted = np.minimum(exhausted, np.where(row_limit < end, row_limit, NEVER))
+        has_arrived = exhausted < end
+        row = np.where(has_arrived, exhausted, start)
+        in_time = has_arrived & (self.rows.times[row] <= self.deadline[start])
+        return np.where(in_time, exhausted, -1), ~in_time
 
-    def _times(self, decided_by: Ints, at_deadline: Mask, begin: Ints) -> Times:
-        return np.where(at_deadline, self.deadline[begin], self.rows.times[decided_by])
+    def _times(self, decided_by: Ints, at_deadline: Mask, start: Ints) -> Times:
+        return np.where(at_deadline, self.deadline[start], self.rows.times[decided_by])
 
-    def _in_turn(self, decided_by: Ints, at_deadline: Mask) -> Times:
-        """What happens to a beginning is not certain before what happens to those before it is."""
-        rows = (
-            np.maximum.accumulate(decided_by) if len(decided_by) else decided_by
-        )  # rows of a key lie behind those of the keys before it
-        times = np.where(rows >= self.rows.start, self.rows.times[rows], -FOREVER)
+    def _sequential_times(self, decided_by: Ints, at_deadline: Mask) -> Times:
+        """When each start is decided, if it is not decided before those before it are."""
+        # Rows of a key lie behind those of the keys before it.
+        latest = np.maximum.accumulate(decided_by) if len(decided_by) else decided_by
+        times = np.where(latest >= self.rows.start, self.rows.times[latest], -FOREVER)
         if not at_deadline.any():
             return times
-        starts = np.maximum.accumulate(np.where(at_deadline, self.rows.at, -1))
-        later: Times = np.maximum(
-            times, np.where(starts >= self.rows.start, self.deadline[starts], -FOREVER)
-        )
-        return later
+        starts = np.maximum.accumulate(np.where(at_deadline, self.rows.positions, -1))
+        deadlines = np.where(starts >= self.rows.start, self.deadline[starts], -FOREVER)
+        latest_times: Times = np.maximum(times, deadlines)
+        return latest_times
 
     # What matches
 
-    def _found(self, complete: Ints) -> tuple[Matches, Ints]:
-        """Beginnings that match, at least those that are not skipped, and the row that makes each
+    def _find_matches(self, completion: Ints) -> tuple[Matches, Ints]:
+        """The starts that match, at least those that are not skipped, and the row that makes each
         certain.
         """
-        begin, limit = self._candidates(complete)
-        if self.rules.after.in_turn and longest_turn(self.rows.keys[begin]) > WORTHWHILE:
-            return self._found_in_turn(begin, limit)
-        return self._walked(begin, limit)[:2]
-
-    def _found_in_turn(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints]:
-        """Where a key has many beginnings, one match may skip all others, and each of these would
-        be about as long: they are left out.
-        """
-        turns = Turns(begin, self.rows.keys[begin])
-        found: list[tuple[Matches, Ints]] = []
-        while len(which := turns.take()):
-            matches, certain, waiting = self._walked(begin[which], limit[which])
-            chosen, targets = chosen_starts(self.rules, self.rows, matches.entries, matches.begin)
-            turns.go_on(matches.begin[chosen], targets[chosen], waiting)
-            found.append((matches, certain))
-        return self._sorted(
-            [matches.entries for matches, _ in found],
-            [matches.begin for matches, _ in found],
-            [certain for _, certain in found],
+        start, limit = self._candidate_starts(completion)
+        keys = self.rows.keys[start]
+        is_long = _max_starts_per_key(keys) > MIN_STARTS_FOR_QUEUE
+        if not (self.rules.skip_strategy.is_sequential and is_long):
+            return self._match_starts(start, limit)[:2]
+        # Where a key has many starts, one match may skip all others, each of which would be about
+        # as long: they are left out.
+        queue = StartQueue(start, keys)
+        parts: list[tuple[Matches, Ints]] = []
+        while len(which := queue.take()):
+            matches, decided_by, waiting = self._match_starts(start[which], limit[which])
+            remains, targets = remaining_matches(self.rules, self.rows, matches.rows, matches.start)
+            queue.skip(matches.start[remains], targets[remains], waiting)
+            parts.append((matches, decided_by))
+        return _merge_matches(
+            [matches.rows for matches, _ in parts],
+            [matches.start for matches, _ in parts],
+            [decided_by for _, decided_by in parts],
         )
 
-    def _walked(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints, Ints]:
-        """Those of some beginnings that match, the row that makes each certain, and the beginnings
-        that wait for rows which are not there yet.
-        """
-        everything = self.rules.after.kind == NO_SKIP
-        walks = Walker(self.look, self.holds, wary=everything).walk(begin, limit)
-        again = walks.chose if everything else walks.chose & (walks.status == LOST)
-        matched = np.flatnonzero((walks.status == MATCHED) & ~again)
-        parts, begins, certain = (
-            [walks.entries(matched)],
-            [begin[matched]],
-            [walks.certain[matched]],
-        )
-        if everything:
-            certain = [self._ends(parts[0], len(matched))]
-        waiting = [begin[(walks.status == WAITING) & ~again]]
-        for at in np.flatnonzero(again).tolist():
-            found = self._tried(int(begin[at]), int(limit[at]), everything=everything)
-            parts.append(entries_of(found.paths))
-            begins.append(np.full(len(found.paths), begin[at]))
-            certain.append(
-                self._ends(parts[-1], len(found.paths))
-                if everything
-                else np.full(len(found.paths), found.certain)
-            )
-            waiting += [begin[at : at + 1]] if found.status == WAITING else []
-        return *self._sorted(parts, begins, certain), np.sort(np.concatenate(waiting))
-
-    def _candidates(self, complete: Ints) -> tuple[Ints, Ints]:
-        """Rows that can begin a match with rows that are there, and the last row that each may
-        reach: behind all, if later ones may belong to it.
+    def _candidate_starts(self, completion: Ints) -> tuple[Ints, Ints]:
+        """The rows that can begin a match with rows that have arrived, and the last row that each
+        may reach: behind all rows of the key, if later ones may belong to it.
         """
         rows = self.rows
-        there = self.may_begin & (complete < rows.end)
-        begin = np.flatnonzero(there)
-        begin = begin[
-            (rows.times[complete[begin]] <= self.deadline[begin])
-            & (complete[begin] < self.cut[begin])
-        ]
-        end, deadline = rows.end[begin], self.deadline[begin]
-        last = self.last_in_time(begin)
+        start = np.flatnonzero(self.may_begin & (completion < rows.end))
+        in_time = rows.times[completion[start]] <= self.deadline[start]
+        start = start[in_time & (completion[start] < self.row_limit[start])]
+        end, deadline = rows.end[start], self.deadline[start]
+        last = self.last_in_time(start)
         last = np.where((last == end - 1) & (deadline >= self.now_us), end, last)
-        if self.look.unless is not None:
-            fine = (last < end) & (last < self.cut[begin])
-            return begin[fine], last[fine]
-        return begin, np.minimum(last, self.cut[begin] - 1)
+        if self.lookahead.next_violation is not None:
+            is_over = (last < end) & (last < self.row_limit[start])
+            return start[is_over], last[is_over]
+        return start, np.minimum(last, self.row_limit[start] - 1)
 
-    def last_in_time(self, begin: Ints) -> Ints:
-        """The last row before each one's deadline."""
-        return (
-            search(self.rows.times, begin, self.rows.end[begin], self.deadline[begin], right=True)
-            - 1
-        )
+    def last_in_time(self, start: Ints) -> Ints:
+        """The last row before the deadline of each start."""
+        end, deadline = self.rows.end[start], self.deadline[start]
+        return search_within(self.rows.times, start, end, deadline, right=True) - 1
 
-    def _tried(self, begin: int, limit: int, *, everything: bool) -> Found:
-        backtracker = Backtracker(self.look, self.holds, most=self.rules.max_matches)
-        try:
-            return backtracker.all(begin, limit) if everything else backtracker.first(begin, limit)
-        except TooManyTries:
-            self._gave_up.append(begin)
-            return Found(LOST, NEVER)
-
-    def _ends(self, entries: Entries, count: int) -> Ints:
-        """The last row of each; their deadline, if something must be absent until then."""
-        if self.look.unless is not None:
-            return np.full(count, NEVER)
-        return last_rows(entries, count)
-
-    @staticmethod
-    def _sorted(
-        parts: list[Entries], begins: list[Ints], certain: list[Ints]
-    ) -> tuple[Matches, Ints]:
-        entries = Entries.joined(parts, [len(each) for each in begins])
-        begin, certain_row = np.concatenate(begins), np.concatenate(certain)
-        if len(parts) > 1:
-            order = np.argsort(begin, kind="stable")
-            place = np.empty(len(order), np.int64)
-            place[order] = np.arange(len(order))
-            by_owner = np.argsort(place[entries.owner], kind="stable")
-            entries = Entries(
-                place[entries.owner][by_owner], entries.row[by_owner], entries.place[by_owner]
+    def _match_starts(self, start: Ints, limit: Ints) -> tuple[Matches, Ints, Ints]:
+        """Match from some starts: the matches, the row that makes each certain, and the starts that
+        wait for rows that have not arrived.
+        """
+        finds_all = self.rules.skip_strategy.kind == NO_SKIP
+        runs = Walker(self.lookahead, self.check, tracks_choices=finds_all).walk(start, limit)
+        repeated = runs.had_choice if finds_all else runs.had_choice & (runs.status == FAILED)
+        matched = np.flatnonzero((runs.status == MATCHED) & ~repeated)
+        rows, starts = [runs.rows_of(matched)], [start[matched]]
+        decided_by = [
+            self._last_rows(rows[0], len(matched)) if finds_all else runs.decided_by[matched]
+        ]
+        waiting = [start[(runs.status == WAITING) & ~repeated]]
+        backtracker = Backtracker(self.lookahead, self.check, max_matches=self.rules.max_matches)
+        find = backtracker.find_all if finds_all else backtracker.find_first
+        for index in np.flatnonzero(repeated).tolist():
+            try:
+                result = find(int(start[index]), int(limit[index]))
+            except TooManyTries:
+                self._abandoned.append(int(start[index]))
+                continue
+            count = len(result.paths)
+            rows.append(match_rows_of(result.paths))
+            starts.append(np.full(count, start[index]))
+            decided_by.append(
+                self._last_rows(rows[-1], count) if finds_all else np.full(count, result.decided_by)
             )
-            begin, certain_row = begin[order], certain_row[order]
-        return Matches(entries, begin, np.zeros(len(begin), np.int64)), certain_row
+            if result.status == WAITING:
+                waiting.append(start[index : index + 1])
+        matches, match_decided_by = _merge_matches(rows, starts, decided_by)
+        return matches, match_decided_by, np.sort(np.concatenate(waiting))
+
+    def _last_rows(self, match_rows: MatchRows, count: int) -> Ints:
+        """The last row of each match; NEVER if something must be absent until the deadline."""
+        if self.lookahead.next_violation is not None:
+            return np.full(count, NEVER)
+        return last_rows(match_rows, count)
 
 
-def last_rows(entries: Entries, count: int) -> Ints:
-    """The last row of each owner."""
-    ends = np.searchsorted(entries.owner, np.arange(count), side="right") - 1
-    return entries.row[ends]
+def _max_starts_per_key(keys: Ints) -> int:
+    """The largest number of equal keys; they are in order."""
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else keys
+    return int(np.diff(first, append=len(keys)).max(initial=0))
+
+
+def _merge_matches(
+    parts: list[MatchRows], starts: list[Ints], decided_by: list[Ints]
+) -> tuple[Matches, Ints]:
+    """Parts of matches in order of their starts, and the row that makes each certain. The times are
+    set by the caller.
+    """
+    rows = MatchRows.concat(parts, [len(start) for start in starts])
+    start, decided_by_row = np.concatenate(starts), np.concatenate(decided_by)
+    if len(parts) > 1:
+        order = np.argsort(start, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        owner = rank[rows.owner]
+        by_owner = np.argsort(owner, kind="stable")
+        rows = MatchRows(owner[by_owner], rows.row[by_owner], rows.state[by_owner])
+        start, decided_by_row = start[order], decided_by_row[order]
+    return Matches(rows, start, np.zeros(len(start), np.int64)), decided_by_row

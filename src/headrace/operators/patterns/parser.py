@@ -1,11 +1,14 @@
-"""A pattern's text to its tree. Every mistake is told with the place where it is.
+"""The parser of patterns: from text to a tree. Every mistake is reported with its position.
 
-small{3,} big            three or more small ones, directly followed by a big one
-a -> b ->> c             skipping what does not fit: to the next b; to any later c
-a (-> b)+ !x -> c        several b's, rows between; then a c, with no x before it
-(a | b)? c+? PERMUTE(d, e)
-placed !shipped          nothing shipped until the time is up
-^ a b $                  from the key's first row on; no row follows until the time is up
+    small{3,} big            three or more small ones, directly followed by a big one
+    a -> b ->> c             skipping rows that do not fit: to the next b; to any later c
+    a (-> b)+ !x -> c        several b's, rows between; then a c, with no x before it
+    (a | b)? c+? PERMUTE(d, e)
+    placed !shipped          nothing shipped until the time is up
+    ^ a b $                  from the key's first row on; no row follows until the time is up
+
+`automaton.py` turns the tree into an automaton. Also here: where the search goes on after a match
+(`SkipStrategy`), and the defaults and bounds of a pattern step.
 """
 
 from __future__ import annotations
@@ -16,136 +19,141 @@ from typing import Any, NoReturn
 
 from headrace.errors import BadPattern, PlanError, nearest
 
-# A pattern as a tree: what `parsing` makes of its text, and `automaton` takes apart.
+# The tree of a pattern
 
 
-STRICT, NEXT, ANY = 0, 1, 2
+STRICT, SKIP_TILL_NEXT, SKIP_TILL_ANY = 0, 1, 2
 """How a row follows the one before it: directly; as the next one that fits; as any later one that
-fits.
+fits. Numbers, so that the larger of two is the more relaxed one.
 """
-CONTIGUITIES = {STRICT: "directly", NEXT: "skip till next", ANY: "skip till any"}
+CONTIGUITIES = {
+    STRICT: "directly",
+    SKIP_TILL_NEXT: "skip till next",
+    SKIP_TILL_ANY: "skip till any",
+}
 
 
 @dataclass(frozen=True)
-class Link:
-    """What lies before an element: how far its row may be from the one before, and which symbols no
-    row in between may fit.
+class Contiguity:
+    """How the row of an element follows the row before it: the mode, and the symbols that no row in
+    between may fit.
     """
 
     mode: int = STRICT
-    absent: tuple[str, ...] = ()
+    absent_symbols: tuple[str, ...] = ()
 
-    def then(self, other: Link) -> Link:
-        """Both, one after the other, with nothing between them."""
-        if other == DIRECTLY:
+    def then(self, following: Contiguity) -> Contiguity:
+        """The contiguity of two elements that follow each other with no row between them."""
+        if following == STRICT_CONTIGUITY:
             return self
-        return Link(max(self.mode, other.mode), tuple(dict.fromkeys((*self.absent, *other.absent))))
+        absent = (*self.absent_symbols, *following.absent_symbols)
+        return Contiguity(max(self.mode, following.mode), tuple(dict.fromkeys(absent)))
 
 
-DIRECTLY = Link()
+STRICT_CONTIGUITY = Contiguity()
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A row that fits a condition. `at`: where it stands in the text."""
+    """A row that fits a condition, and the position of the symbol in the text."""
 
     name: str
-    at: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """One after the other."""
+class Concatenation:
+    """Elements that follow each other."""
 
-    items: tuple[tuple[Link, Node], ...]
+    items: tuple[tuple[Contiguity, Node], ...]
 
 
 @dataclass(frozen=True)
-class Either:
-    """The first that fits."""
+class Alternation:
+    """One of several options; the first that fits is preferred."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """So many times: as often as possible, or (reluctant) as rarely."""
+class Repetition:
+    """A repeated element: as often as possible (greedy), or as rarely (reluctant)."""
 
     node: Node
-    least: int
-    most: int | None
-    greedy: bool = True
-    at: int = 0
+    min_count: int
+    max_count: int | None
+    is_greedy: bool = True
+    position: int = 0
 
 
 @dataclass(frozen=True)
-class Permute:
-    """All of them in any order; the order in which they are written comes first."""
+class Permutation:
+    """Elements in any order; the order in which they are written is preferred."""
 
     nodes: tuple[Node, ...]
 
 
-Node = Symbol | Sequence | Either | Repeat | Permute
+Node = Symbol | Concatenation | Alternation | Repetition | Permutation
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A whole pattern. `from_first`: it begins with the first row of its key. `absent`: symbols
-    that no row may fit from its last row until its time is up; `alone`: no row at all.
+    """A whole pattern. It begins with the first row of its key if it is anchored. From its last row
+    until its time is up no row may fit one of the absent symbols; or, with `no_row_follows`, no row
+    may follow at all.
     """
 
     text: str
     root: Node
-    from_first: bool = False
-    absent: tuple[str, ...] = ()
-    alone: bool = False
+    is_anchored: bool = False
+    absent_symbols: tuple[str, ...] = ()
+    no_row_follows: bool = False
 
     @property
-    def waits(self) -> bool:
-        """Whether it is known only when its time is up."""
-        return bool(self.absent) or self.alone
+    def waits_for_deadline(self) -> bool:
+        """Whether a match is certain only when its time is up."""
+        return bool(self.absent_symbols) or self.no_row_follows
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """All names, in the order of the text."""
-        found: dict[str, None] = {}
-        _collect(self.root, found)
-        return tuple(dict.fromkeys((*found, *self.absent)))
+        """All symbols, in the order of the text."""
+        symbols: dict[str, None] = {}
+        _collect(self.root, symbols)
+        return tuple(dict.fromkeys((*symbols, *self.absent_symbols)))
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """The names of symbols that rows of a match can have."""
-        found: dict[str, None] = {}
-        _collect(self.root, found, absent=False)
-        return tuple(found)
+    def match_symbols(self) -> tuple[str, ...]:
+        """The symbols that rows of a match can have."""
+        symbols: dict[str, None] = {}
+        _collect(self.root, symbols, with_absent=False)
+        return tuple(symbols)
 
 
 def may_be_empty(node: Node) -> bool:
     """Whether a node fits no row at all."""
     if isinstance(node, Symbol):
         return False
-    if isinstance(node, Repeat):
-        return node.least == 0 or may_be_empty(node.node)
-    if isinstance(node, Either):
+    if isinstance(node, Repetition):
+        return node.min_count == 0 or may_be_empty(node.node)
+    if isinstance(node, Alternation):
         return any(may_be_empty(each) for each in node.options)
-    return all(
-        may_be_empty(each)
-        for each in (node.nodes if isinstance(node, Permute) else (item for _, item in node.items))
-    )
+    if isinstance(node, Permutation):
+        return all(may_be_empty(each) for each in node.nodes)
+    return all(may_be_empty(item) for _, item in node.items)
 
 
-def _collect(node: Node, found: dict[str, None], *, absent: bool = True) -> None:
+def _collect(node: Node, symbols: dict[str, None], *, with_absent: bool = True) -> None:
     if isinstance(node, Symbol):
-        found[node.name] = None
-    elif isinstance(node, Repeat):
-        _collect(node.node, found, absent=absent)
-    elif isinstance(node, Sequence):
-        for link, item in node.items:
-            found.update(dict.fromkeys(link.absent) if absent else {})
-            _collect(item, found, absent=absent)
+        symbols[node.name] = None
+    elif isinstance(node, Repetition):
+        _collect(node.node, symbols, with_absent=with_absent)
+    elif isinstance(node, Concatenation):
+        for contiguity, item in node.items:
+            symbols.update(dict.fromkeys(contiguity.absent_symbols) if with_absent else {})
+            _collect(item, symbols, with_absent=with_absent)
     else:
-        for each in node.options if isinstance(node, Either) else node.nodes:
-            _collect(each, found, absent=absent)
+        for child in node.options if isinstance(node, Alternation) else node.nodes:
+            _collect(child, symbols, with_absent=with_absent)
 
 
 MAX_CHARACTERS = 10_000
@@ -158,11 +166,22 @@ _FIX = 'write it as in "a b+ (c | d)?", "a -> b" or "placed !shipped".'
 class _Token:
     kind: str
     text: str
-    at: int
+    position: int
 
 
 def parse_pattern(text: Any, *, where: str = "a pattern") -> Pattern:
-    """The tree of a pattern. BadPattern, with the place, if it cannot be read."""
+    """Parse the text of a pattern.
+
+    Args:
+        text: the pattern.
+        where: the name of the step, for errors.
+
+    Returns:
+        The tree.
+
+    Raises:
+        BadPattern: the text is no pattern; the message points at the position.
+    """
     if not isinstance(text, str) or not text.strip():
         raise BadPattern(f"The step {where} has an empty pattern.", fix=_FIX)
     if len(text) > MAX_CHARACTERS:
@@ -174,239 +193,262 @@ def parse_pattern(text: Any, *, where: str = "a pattern") -> Pattern:
 
 
 class _Parser:
-    """One function for each rule of the grammar."""
+    """A recursive-descent parser: one method for each rule of the grammar."""
 
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where
         self._tokens = self._split()
-        self._at, self._depth = 0, 0
+        self._index, self._depth = 0, 0
 
     def _split(self) -> list[_Token]:
-        tokens, at = [], 0
-        while self._text[at:].strip():
-            found = _TOKENS.match(self._text, at)
-            if found is None:
-                at += len(self._text[at:]) - len(self._text[at:].lstrip())
-                self._fail(f"{self._text[at]!r} means nothing here", at)
-            kind = found.lastgroup or ""
-            tokens.append(_Token(kind, found[kind], found.start(kind)))
-            at = found.end()
+        tokens, position = [], 0
+        while self._text[position:].strip():
+            match = _TOKENS.match(self._text, position)
+            if match is None:
+                position += len(self._text[position:]) - len(self._text[position:].lstrip())
+                self._fail(f"{self._text[position]!r} means nothing here", position)
+            kind = match.lastgroup or ""
+            tokens.append(_Token(kind, match[kind], match.start(kind)))
+            position = match.end()
         return [*tokens, _Token("end", "", len(self._text.rstrip()))]
 
     # Tokens
 
     @property
     def _next(self) -> _Token:
-        return self._tokens[self._at]
+        return self._tokens[self._index]
 
-    def _takes(self, *signs: str) -> _Token | None:
-        """The next token, if it is one of these signs."""
+    def _accept(self, *signs: str) -> _Token | None:
+        """The next token, if it is one of these signs; None, and nothing is consumed, if it is
+        not.
+        """
         token = self._next
         if token.kind != "sign" or token.text not in signs:
             return None
-        self._at += 1
+        self._index += 1
         return token
 
     def _expect(self, sign: str) -> None:
-        if self._takes(sign) is None:
-            self._fail(f"{sign!r} was expected", self._next.at)
+        if self._accept(sign) is None:
+            self._fail(f"{sign!r} was expected", self._next.position)
 
-    def _fail(self, what: str, at: int) -> NoReturn:
+    def _fail(self, what: str, position: int) -> NoReturn:
         raise BadPattern(
-            f"The step {self._where} has a pattern that cannot be read at position {at + 1}:"
-            f" {what}.\n{pointed(self._text, at)}",
+            f"The step {self._where} has a pattern that cannot be read at position {position + 1}:"
+            f" {what}.\n{caret_excerpt(self._text, position)}",
             fix=_FIX,
         )
 
     # Rules
 
     def pattern(self) -> Pattern:
-        """The whole text."""
-        anchored = self._takes("^") is not None
-        root, absent = self._either(top=True)
-        alone = self._takes("$") is not None
+        """The rule for the whole text."""
+        is_anchored = self._accept("^") is not None
+        root, absent_symbols = self._alternation(top=True)
+        no_row_follows = self._accept("$") is not None
         if self._next.kind != "end":
-            said = {")": "there is no '(' for this ')'", "^": "'^' stands at the beginning only"}
+            messages = {
+                ")": "there is no '(' for this ')'",
+                "^": "'^' stands at the beginning only",
+            }
             self._fail(
-                said.get(self._next.text, f"{self._next.text!r} was not expected"), self._next.at
+                messages.get(self._next.text, f"{self._next.text!r} was not expected"),
+                self._next.position,
             )
-        return Pattern(self._text, root, anchored, absent, alone)
+        return Pattern(
+            text=self._text,
+            root=root,
+            is_anchored=is_anchored,
+            absent_symbols=absent_symbols,
+            no_row_follows=no_row_follows,
+        )
 
-    def _either(self, *, top: bool = False) -> tuple[Node, tuple[str, ...]]:
+    def _alternation(self, *, top: bool = False) -> tuple[Node, tuple[str, ...]]:
         options: list[Node] = []
-        begins = self._next.at
-        absent: tuple[str, ...] = ()
+        start = self._next.position
+        absent_symbols: tuple[str, ...] = ()
         while True:
-            option, found = self._sequence(top=top)
+            option, absent_at_end = self._concatenation(top=top)
             options.append(option)
-            absent += found
-            if self._takes("|") is None:
+            absent_symbols += absent_at_end
+            if self._accept("|") is None:
                 break
-        if absent and len(options) > 1:
-            self._fail("what must be absent at the end cannot be one of several choices", begins)
-        return (options[0] if len(options) == 1 else Either(tuple(options))), absent
+        if absent_symbols and len(options) > 1:
+            self._fail("what must be absent at the end cannot be one of several choices", start)
+        return (options[0] if len(options) == 1 else Alternation(tuple(options))), absent_symbols
 
-    def _sequence(self, *, top: bool) -> tuple[Node, tuple[str, ...]]:
-        """Elements with what lies before each; and what must be absent behind the last, which only
-        the whole pattern can have.
+    def _concatenation(self, *, top: bool) -> tuple[Node, tuple[str, ...]]:
+        """Elements with the contiguity of each; and the symbols that must be absent behind the
+        last, which only the whole pattern can have.
         """
-        items: list[tuple[Link, Node]] = []
-        link, last = DIRECTLY, self._next
+        items: list[tuple[Contiguity, Node]] = []
+        contiguity, last = STRICT_CONTIGUITY, self._next
         while True:
-            arrow = self._takes("->", "->>")
+            arrow = self._accept("->", "->>")
             if arrow is not None:
                 last = arrow
                 if top and not items:
                     self._fail(
-                        "nothing comes before the first row, so nothing can be skipped", arrow.at
+                        "nothing comes before the first row, so nothing can be skipped",
+                        arrow.position,
                     )
-                link = replace(link, mode=max(link.mode, NEXT if arrow.text == "->" else ANY))
-            if (sign := self._takes("!")) is not None:
+                mode = SKIP_TILL_NEXT if arrow.text == "->" else SKIP_TILL_ANY
+                contiguity = replace(contiguity, mode=max(contiguity.mode, mode))
+            if (sign := self._accept("!")) is not None:
                 last = sign
-                link = self._absence(link, items, sign)
+                contiguity = self._absence(contiguity, items, sign)
                 continue
-            if not self._begins_element():
+            if not self._starts_element():
                 break
-            if link.absent and not link.mode:
+            if contiguity.absent_symbols and not contiguity.mode:
                 self._fail(
                     "the rows on either side of what must be absent follow each other directly:"
                     " write -> before this one",
-                    self._next.at,
+                    self._next.position,
                 )
-            items.append((link, self._element()))
-            link = DIRECTLY
-        if link != DIRECTLY and not (link.absent and top):
+            items.append((contiguity, self._element()))
+            contiguity = STRICT_CONTIGUITY
+        if contiguity != STRICT_CONTIGUITY and not (contiguity.absent_symbols and top):
             self._fail(
                 (
                     "what must be absent is only known here when something follows it"
-                    if link.absent
+                    if contiguity.absent_symbols
                     else "something must follow"
                 ),
-                last.at,
+                last.position,
             )
         if not items:
-            self._fail("a symbol was expected", self._next.at)
-        plain = len(items) == 1 and items[0][0] == DIRECTLY
-        return (items[0][1] if plain else Sequence(tuple(items))), link.absent
+            self._fail("a symbol was expected", self._next.position)
+        plain = len(items) == 1 and items[0][0] == STRICT_CONTIGUITY
+        return (items[0][1] if plain else Concatenation(tuple(items))), contiguity.absent_symbols
 
-    def _absence(self, link: Link, items: list[tuple[Link, Node]], sign: _Token) -> Link:
+    def _absence(
+        self, contiguity: Contiguity, items: list[tuple[Contiguity, Node]], sign: _Token
+    ) -> Contiguity:
         if not items:
-            self._fail("what must be absent stands behind a row, not before the first", sign.at)
+            self._fail(
+                "what must be absent stands behind a row, not before the first", sign.position
+            )
         names: list[str] = []
-        if self._takes("("):
+        if self._accept("("):
             names.append(self._name())
-            while self._takes("|"):
+            while self._accept("|"):
                 names.append(self._name())
             self._expect(")")
         else:
             names.append(self._name())
-        if (more := self._takes("?", "*", "+", "{")) is not None:
-            self._fail("what must be absent has no number", more.at)
-        return replace(link, absent=(*link.absent, *names))
+        if (more := self._accept("?", "*", "+", "{")) is not None:
+            self._fail("what must be absent has no number", more.position)
+        return replace(contiguity, absent_symbols=(*contiguity.absent_symbols, *names))
 
     def _name(self) -> str:
         if self._next.kind != "name":
-            self._fail("a symbol was expected", self._next.at)
-        self._at += 1
-        return self._tokens[self._at - 1].text
+            self._fail("a symbol was expected", self._next.position)
+        self._index += 1
+        return self._tokens[self._index - 1].text
 
-    def _begins_element(self) -> bool:
+    def _starts_element(self) -> bool:
         return self._next.kind == "name" or (self._next.kind == "sign" and self._next.text == "(")
 
     def _element(self) -> Node:
         node = self._atom()
-        while (sign := self._takes("?", "*", "+", "{")) is not None:
-            if isinstance(node, Repeat):
-                self._fail("a number was given already: put the element in parentheses", sign.at)
-            least, most = self._bounds(sign)
-            if most is None and may_be_empty(node):
+        while (sign := self._accept("?", "*", "+", "{")) is not None:
+            if isinstance(node, Repetition):
+                self._fail(
+                    "a number was given already: put the element in parentheses", sign.position
+                )
+            min_count, max_count = self._bounds(sign)
+            if max_count is None and may_be_empty(node):
                 self._fail(
                     "what may be left out cannot be repeated for ever: write a* instead of (a?)*",
-                    sign.at,
+                    sign.position,
                 )
-            node = Repeat(node, least, most, self._takes("?") is None, sign.at)
+            node = Repetition(node, min_count, max_count, self._accept("?") is None, sign.position)
         return node
 
     def _atom(self) -> Node:
         token = self._next
-        self._at += 1
+        self._index += 1
         if token.kind == "name" and token.text.upper() == "PERMUTE" and self._next.text == "(":
-            self._at += 1
+            self._index += 1
             return self._permutation(token)
         if token.kind == "name":
-            return Symbol(token.text, token.at)
+            return Symbol(token.text, token.position)
         self._deeper(token)
-        node, _ = self._either()
+        node, _ = self._alternation()
         self._depth -= 1
-        if self._takes(")") is None:
+        if self._accept(")") is None:
             self._fail(
                 (
                     "this '(' is not closed"
                     if self._next.kind == "end"
                     else f"{self._next.text!r} was not expected"
                 ),
-                token.at if self._next.kind == "end" else self._next.at,
+                token.position if self._next.kind == "end" else self._next.position,
             )
         return (
             node
-            if isinstance(node, Symbol | Either)
-            else Sequence(node.items if isinstance(node, Sequence) else ((DIRECTLY, node),))
+            if isinstance(node, Symbol | Alternation)
+            else Concatenation(
+                node.items if isinstance(node, Concatenation) else ((STRICT_CONTIGUITY, node),)
+            )
         )
 
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", token.at)
+            self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", token.position)
 
     def _permutation(self, token: _Token) -> Node:
         self._deeper(token)
-        nodes = [self._either()[0]]
-        while self._takes(","):
-            nodes.append(self._either()[0])
+        nodes = [self._alternation()[0]]
+        while self._accept(","):
+            nodes.append(self._alternation()[0])
         self._depth -= 1
         self._expect(")")
         if not 2 <= len(nodes) <= MAX_PERMUTED:
-            self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.at)
-        return Permute(tuple(nodes))
+            self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.position)
+        return Permutation(tuple(nodes))
 
     def _bounds(self, sign: _Token) -> tuple[int, int | None]:
         if sign.text != "{":
             return {"?": (0, 1), "*": (0, None), "+": (1, None)}[sign.text]
-        least = self._number()
-        most = least
-        if self._takes(","):
-            most = self._number()
-        elif least is None:
-            self._fail("a number was expected", self._next.at)
+        min_count = self._number()
+        max_count = min_count
+        if self._accept(","):
+            max_count = self._number()
+        elif min_count is None:
+            self._fail("a number was expected", self._next.position)
         self._expect("}")
-        if most is not None and (most < (least or 0) or most == 0):
-            self._fail("the upper bound must be at least 1, and not below the lower one", sign.at)
-        return least or 0, most
+        if max_count is not None and (max_count < (min_count or 0) or max_count == 0):
+            self._fail(
+                "the upper bound must be at least 1, and not below the lower one", sign.position
+            )
+        return min_count or 0, max_count
 
     def _number(self) -> int | None:
         token = self._next
         if token.kind != "number":
             return None
-        self._at += 1
+        self._index += 1
         if len(token.text) > 6:
-            self._fail("this number is too large", token.at)
+            self._fail("this number is too large", token.position)
         return int(token.text)
 
 
 MAX_PERMUTED = 5
 
 
-def pointed(text: str, at: int) -> str:
-    """The line with a mark below a place."""
-    before = text[:at]
+def caret_excerpt(text: str, position: int) -> str:
+    """The line of a position, with a caret below the position."""
+    before = text[:position]
     line = text.splitlines()[before.count("\n")] if text else ""
-    start = at - (before.rfind("\n") + 1)
+    start = position - (before.rfind("\n") + 1)
     begin = max(0, start - 60)
     return f"    {line[begin : begin + 120]}\n    {' ' * (start - begin)}^"
 
 
-# What a pattern step is told, as plain values: which rows fit which symbol, what a match gives, how
-# long it may take, and where the next one may begin.
+# Options of a pattern step
 
 
 PAST_LAST, NEXT_ROW, TO_FIRST, TO_LAST, NO_SKIP = (
@@ -425,44 +467,50 @@ _SKIP_TO = re.compile(r"skip\s+to\s+(first|last)\s+(\w+)")
 
 
 @dataclass(frozen=True)
-class AfterMatch:
-    """Where the next match may begin. `symbol`: for those that go to the first or last row of
-    one.
+class SkipStrategy:
+    """Where the next match may begin after a match; with the symbol for the strategies that skip to
+    the first or last row of one.
     """
 
     kind: str = PAST_LAST
     symbol: str | None = None
 
     @property
-    def in_turn(self) -> bool:
-        """Whether where a match may begin depends on those before it."""
+    def is_sequential(self) -> bool:
+        """Whether where a match may begin depends on the matches before it."""
         return self.kind not in {NEXT_ROW, NO_SKIP}
 
     def __str__(self) -> str:
         return self.kind if self.symbol is None else f"{self.kind} {self.symbol}"
 
 
-SKIP_PAST_LAST = AfterMatch()
+DEFAULT_SKIP_STRATEGY = SkipStrategy()
 
 
-def after_match(text: str, symbols: tuple[str, ...], *, where: str) -> AfterMatch:
-    """`after_match=` as users write it."""
+def parse_skip_strategy(text: str, symbols: tuple[str, ...], *, where: str) -> SkipStrategy:
+    """Parse `after_match=` as users write it, such as "skip to last b".
+
+    Raises:
+        PlanError: there is no such strategy.
+        BadPattern: the symbol is not one of the pattern.
+    """
     plain = " ".join(str(text).split())
     for kind in (PAST_LAST, NEXT_ROW, NO_SKIP):
         if plain.lower() == kind:
-            return AfterMatch(kind)
-    found = _SKIP_TO.fullmatch(plain) or _SKIP_TO.fullmatch(
+            return SkipStrategy(kind)
+    # The words are case-insensitive, the symbol is not.
+    match = _SKIP_TO.fullmatch(plain) or _SKIP_TO.fullmatch(
         f"{' '.join(plain.split()[:-1]).lower()} {plain.split()[-1] if plain else ''}"
     )
-    if found is None:
+    if match is None:
         kinds = [PAST_LAST, NEXT_ROW, f"{TO_FIRST} a", f"{TO_LAST} a", NO_SKIP]
         raise PlanError(
             f"The step {where} has after_match={text!r}: {nearest(plain, kinds)}",
             fix=f"use one of {', '.join(map(repr, kinds))}.",
         )
-    if found[2] not in symbols:
+    if match[2] not in symbols:
         raise BadPattern(
-            f"The step {where} skips to {found[2]!r}, which is no symbol of the pattern:"
-            f" {nearest(found[2], symbols)}"
+            f"The step {where} skips to {match[2]!r}, which is no symbol of the pattern:"
+            f" {nearest(match[2], symbols)}"
         )
-    return AfterMatch(f"skip to {found[1]}", found[2])
+    return SkipStrategy(f"skip to {match[1]}", match[2])

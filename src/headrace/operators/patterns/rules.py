@@ -1,13 +1,19 @@
-"""Patterns as rows of a table, which analysts add, change and remove while a pipeline runs: which
-are in force, how they are kept, and what the kernel makes of them.
+"""Patterns as rows of a table (rules), which analysts add, change and remove while a pipeline runs:
+the rules that are active, how they are stored, and the kernel that applies them.
 
-A rule looks at rows from the closed clock on that it found when it came: those that were certain to
-be in order by then are history. A rule that is changed is a new one.
+Example: rules by `name`, rows by `user`; the horizon is 10:00 in tick 1 and 10:05 in tick 2.
 
-| entry | name | bytes |
-|---|---|---|
-| rules | `R`, key group | version 1, then all rules in force as compressed JSON; the same under
-each key group, since every shard needs them, however many there will be |
+    tick 1   rules: insert (burst, "failed{3,}", within "5 minutes")    state: rule burst, active
+                                                                        for rows from 10:00 on
+    tick 2   rows of ann: failed, failed, failed at 10:01 to 10:03      emits a match of burst
+    tick 3   rules: delete (burst)                                      state: no rules; later rows
+                                                                        match nothing
+
+A rule looks at rows from the horizon on that it met when it was added: rows before that are
+history. A rule that is changed is a new one. The entries in the state:
+
+    rules   `R`, key group   version 1, then all active rules as compressed JSON; the same under
+                             each key group, since every shard needs them, however many there are
 """
 
 from __future__ import annotations
@@ -30,16 +36,17 @@ from headrace.durations import to_us
 from headrace.errors import BadPattern, InputError, NewerFormat
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
-from headrace.operators.kernel import Diverted, KeyedState, Watermarks
+from headrace.operators.kernel import DeadLetterBuffer, KeyedState, Watermarks
 from headrace.operators.patterns.compiled_pattern import (
     CompiledPattern,
     PatternSpec,
     Texts,
-    compiled,
+    compile_pattern,
 )
-from headrace.operators.patterns.condition_parser import Names, condition
+from headrace.operators.patterns.condition_parser import PatternNames, compile_row_condition
+from headrace.operators.patterns.conditions import ConditionExpression
 from headrace.operators.patterns.kernel import PatternKernel
-from headrace.operators.patterns.settings import InForce, MatchSettings, match_schema
+from headrace.operators.patterns.settings import ActiveRules, MatchSettings, match_schema
 from headrace.operators.windows.specs import positive_us
 from headrace.operators.windows.state import WAITING
 
@@ -53,16 +60,16 @@ PATTERN, DEFINE, WITHIN, AFTER_MATCH, SUBSETS = (
     "subsets",
 )
 COLUMNS = (PATTERN, DEFINE, WITHIN, AFTER_MATCH, SUBSETS)
-MAX_KEPT = 8
-"""Sets of rules that a process keeps compiled: those of its shards now, and of a tick or two
+MAX_CACHED_RULE_SETS = 8
+"""Sets of rules that a process caches compiled: those of its shards now, and of a tick or two
 before.
 """
 
 
 @dataclass(frozen=True)
 class RuleSettings:
-    """What the kernel of rules is told. `matching`: everything but the patterns, of which it has
-    one that stands for any. `key`: the column that names a rule.
+    """The settings of the kernel of rules. `matching` has everything but the patterns, with one
+    pattern that stands for any; `key` is the column that names a rule.
     """
 
     matching: MatchSettings
@@ -76,7 +83,11 @@ class RuleSettings:
     max_matches: int
 
     def spec(self, row: dict[str, Any]) -> PatternSpec:
-        """A row of the table as a pattern. InputError if it is none."""
+        """The pattern of a row of the table.
+
+        Raises:
+            InputError: the row is no pattern.
+        """
         text = row[PATTERN]
         if text is None:
             raise BadPattern("it has no pattern.", fix="give it one.")
@@ -87,48 +98,56 @@ class RuleSettings:
                 "it does not say how long a match may take.",
                 fix='say within, as in "10 minutes": rows are kept for so long.',
             )
-        subsets = tuple(
-            (name, tuple(members)) for name, members in _pairs(row.get(SUBSETS), SUBSETS, list)
-        )
-        after = self.after_match if row.get(AFTER_MATCH) is None else row[AFTER_MATCH]
+        after_match = row.get(AFTER_MATCH)
         return PatternSpec(
-            text,
-            tuple(_pairs(row.get(DEFINE), DEFINE, str)),
-            self.measures,
-            within_us,
-            after,
-            subsets,
-            self.max_rows,
-            self.max_matches,
+            pattern=text,
+            define=tuple(_named_values(row.get(DEFINE), DEFINE, str)),
+            measures=self.measures,
+            within_us=within_us,
+            after_match=self.after_match if after_match is None else after_match,
+            subsets=tuple(
+                (name, tuple(members))
+                for name, members in _named_values(row.get(SUBSETS), SUBSETS, list)
+            ),
+            max_rows=self.max_rows,
+            max_matches=self.max_matches,
         )
 
-    def compiled(self, spec: PatternSpec) -> CompiledPattern:
-        found = compiled(spec, self.matching.schema, where=self.matching.name, lenient=True)
-        if found.automaton.pattern.from_first:
+    def compile(self, spec: PatternSpec) -> CompiledPattern:
+        """Compile the pattern of a rule.
+
+        Raises:
+            InputError: the pattern is wrong, or cannot be a rule.
+        """
+        schema, where = self.matching.schema, self.matching.name
+        pattern = compile_pattern(spec, schema, where=where, lenient=True)
+        if pattern.automaton.pattern.is_anchored:
             raise BadPattern(
                 f"{spec.pattern!r} begins with the first row of a key, which a rule that comes"
                 " later cannot know.",
                 fix="leave out ^.",
             )
-        conditions(found, self.matching)
-        return found
+        row_conditions(pattern, self.matching)
+        return pattern
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A rule in force: its place among those that there can be, and since when it looks at rows."""
+class PatternRule:
+    """An active rule: its slot among the rules that there can be, and the time from which on it
+    looks at rows.
+    """
 
     name: str
-    place: int
+    slot: int
     since_us: int
     spec: PatternSpec
 
 
-InForceRules = tuple[Rule, ...]
-"""By name, in order."""
+RuleSet = tuple[PatternRule, ...]
+"""The active rules, in order of name."""
 
 
-def _pairs(value: Any, column: str, kind: type) -> list[tuple[str, Any]]:
+def _named_values(value: Any, column: str, kind: type) -> list[tuple[str, Any]]:
     """What a column has by name: a MAP, or a JSON object."""
     if value is None:
         return []
@@ -149,41 +168,42 @@ def _is_text(value: Any) -> bool:
     return all(isinstance(each, str) for each in value)
 
 
-# What changes
+def add_rule(
+    rules: RuleSet, name: str, spec: PatternSpec, since_us: int, max_rules: int
+) -> RuleSet:
+    """Add a rule, or replace the one of that name. A rule that is added again stays as it is.
 
-
-def with_rule(
-    rules: InForceRules, name: str, spec: PatternSpec, since_us: int, most: int
-) -> InForceRules:
-    """One more, or one in another's place. The same one again stays as it is. InputError if there
-    are too many.
+    Raises:
+        InputError: there are too many rules.
     """
-    known = {rule.name: rule for rule in rules}
-    if name in known and known[name].spec == spec:
+    if any(rule.name == name and rule.spec == spec for rule in rules):
         return rules
-    others = without_rule(rules, name)
-    taken = {rule.place for rule in others}
-    place = next((place for place in range(most) if place not in taken), None)
-    if place is None:
+    others = remove_rule(rules, name)
+    used = {rule.slot for rule in others}
+    slot = next((slot for slot in range(max_rules) if slot not in used), None)
+    if slot is None:
         raise InputError(
-            f"{most:,} rules are in force already.",
+            f"{max_rules:,} rules are in force already.",
             fix="remove some, or allow more with max_rules=.",
         )
-    return tuple(sorted([*others, Rule(name, place, since_us, spec)], key=lambda rule: rule.name))
+    rule = PatternRule(name, slot, since_us, spec)
+    return tuple(sorted([*others, rule], key=lambda rule: rule.name))
 
 
-def without_rule(rules: InForceRules, name: str) -> InForceRules:
+def remove_rule(rules: RuleSet, name: str) -> RuleSet:
+    """Remove the rule of a name, if there is one."""
     return tuple(rule for rule in rules if rule.name != name)
 
 
-# How they are kept
+# How rules are stored
 
 
-def to_bytes(rules: InForceRules) -> bytes:
+def encode_rules(rules: RuleSet) -> bytes:
+    """The stored form of rules."""
     plain = [
         [
             rule.name,
-            rule.place,
+            rule.slot,
             rule.since_us,
             rule.spec.pattern,
             rule.spec.define,
@@ -196,7 +216,8 @@ def to_bytes(rules: InForceRules) -> bytes:
     return VERSION + zlib.compress(json.dumps(plain, separators=(",", ":")).encode())
 
 
-def from_bytes(stored: bytes | None, settings: RuleSettings) -> InForceRules:
+def decode_rules(stored: bytes | None, settings: RuleSettings) -> RuleSet:
+    """Rules from their stored form; none if nothing is stored."""
     if stored is None:
         return ()
     if stored[:1] != VERSION:
@@ -204,92 +225,90 @@ def from_bytes(stored: bytes | None, settings: RuleSettings) -> InForceRules:
             f"The rules of step {settings.matching.name!r} were written by a newer Headrace.",
             fix="upgrade Headrace.",
         )
-    return tuple(_rule(settings, *each) for each in json.loads(zlib.decompress(stored[1:])))
+    rules = []
+    for name, slot, since_us, pattern, define, within_us, after_match, subsets in json.loads(
+        zlib.decompress(stored[1:])
+    ):
+        spec = PatternSpec(
+            pattern=pattern,
+            define=tuple((symbol, text) for symbol, text in define),
+            measures=settings.measures,
+            within_us=within_us,
+            after_match=after_match,
+            subsets=tuple((subset, tuple(members)) for subset, members in subsets),
+            max_rows=settings.max_rows,
+            max_matches=settings.max_matches,
+        )
+        rules.append(PatternRule(name, slot, since_us, spec))
+    return tuple(rules)
 
 
-def _rule(
-    settings: RuleSettings,
-    name: str,
-    place: int,
-    since_us: int,
-    pattern: str,
-    define: Any,
-    within_us: int,
-    after: str,
-    subsets: Any,
-) -> Rule:
-    texts = tuple((symbol, text) for symbol, text in define)
-    members = tuple((subset, tuple(each)) for subset, each in subsets)
-    return Rule(
-        name,
-        place,
-        since_us,
-        PatternSpec(
-            pattern,
-            texts,
-            settings.measures,
-            within_us,
-            after,
-            members,
-            settings.max_rows,
-            settings.max_matches,
+# Compiled rules
+
+_cache: OrderedDict[tuple[bytes, bytes], MatchSettings] = OrderedDict()
+
+
+def rule_match_settings(
+    settings: RuleSettings, fingerprint: bytes, rules: RuleSet
+) -> MatchSettings:
+    """The settings of a pattern kernel for some rules; cached, since compiling a thousand takes a
+    while. `fingerprint` is that of the settings.
+    """
+    cache_key = fingerprint, encode_rules(rules)
+    if cache_key not in _cache:
+        _cache[cache_key] = _compile_rules(settings, rules)
+        while len(_cache) > MAX_CACHED_RULE_SETS:
+            _cache.popitem(last=False)
+    _cache.move_to_end(cache_key)
+    return _cache[cache_key]
+
+
+def _compile_rules(settings: RuleSettings, rules: RuleSet) -> MatchSettings:
+    patterns = [settings.compile(rule.spec) for rule in rules]
+    conditions = [row_conditions(pattern, settings.matching) for pattern in patterns]
+    by_text = {text: expression for parts in conditions for _, text, expression in parts}
+    bits = {text: bit for bit, text in enumerate(by_text)}
+    return replace(
+        settings.matching,
+        patterns=tuple((rule.name, pattern) for rule, pattern in zip(rules, patterns, strict=True)),
+        fits=tuple(
+            tuple((symbol, bits[text]) for symbol, text, _ in parts) for parts in conditions
+        ),
+        active_rules=ActiveRules(
+            conditions=tuple(by_text.values()),
+            slots=tuple(rule.slot for rule in rules),
+            since_us=tuple(rule.since_us for rule in rules),
+            max_rules=settings.max_rules,
         ),
     )
 
 
-# What the kernel makes of them
-
-_kept: OrderedDict[tuple[bytes, bytes], MatchSettings] = OrderedDict()
-
-
-def in_force(settings: RuleSettings, fingerprint: bytes, rules: InForceRules) -> MatchSettings:
-    """The settings of a kernel for these rules; kept, since compiling a thousand takes a while.
-    `fingerprint`: of the settings.
+def row_conditions(
+    pattern: CompiledPattern, matching: MatchSettings
+) -> list[tuple[str, str, ConditionExpression]]:
+    """What rows alone decide: of each symbol its name, the text of the condition, and the condition
+    compiled.
     """
-    name = fingerprint, to_bytes(rules)
-    if name not in _kept:
-        _kept[name] = _compiled(settings, rules)
-        while len(_kept) > MAX_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(name)
-    return _kept[name]
-
-
-def _compiled(settings: RuleSettings, rules: InForceRules) -> MatchSettings:
-    found = [settings.compiled(rule.spec) for rule in rules]
-    of_each = [conditions(each, settings.matching) for each in found]
-    every = {text: expression for each in of_each for _, text, expression in each}
-    places = {text: at for at, text in enumerate(every)}
-    fits = tuple(tuple((symbol, places[text]) for symbol, text, _ in each) for each in of_each)
-    force = InForce(
-        tuple(every.values()),
-        tuple(rule.place for rule in rules),
-        tuple(rule.since_us for rule in rules),
-        settings.max_rules,
-    )
-    patterns = tuple((rule.name, each) for rule, each in zip(rules, found, strict=True))
-    return replace(settings.matching, patterns=patterns, fits=fits, in_force=force)
-
-
-def conditions(found: CompiledPattern, matching: MatchSettings) -> list[tuple[str, str, Any]]:
-    """Of each symbol what a row alone decides: its name, the text, and how it is computed."""
-    names = Names(matching.schema, found.automaton.pattern.symbols, found.spec.subsets)
+    symbols, subsets = pattern.automaton.pattern.symbols, pattern.spec.subsets
+    names = PatternNames(matching.schema, symbols, subsets)
     return [
         (
-            each.symbol,
-            each.condition,
-            condition(each.symbol, each.condition, names, where=matching.name),
+            definition.symbol,
+            definition.condition,
+            compile_row_condition(
+                definition.symbol, definition.condition, names, where=matching.name
+            ),
         )
-        for each in found.definitions
-        if each.alone
+        for definition in pattern.definitions
+        if definition.by_row
     ]
 
 
-def prototype(settings: MatchSettings, measures: Texts) -> MatchSettings:
+def prototype_settings(settings: MatchSettings, measures: Texts) -> MatchSettings:
     """Settings with a pattern that stands for any: it has the measures, and so the columns of the
     result.
     """
-    any_row = compiled(
+    any_row = compile_pattern(
         PatternSpec("any_row", (), measures, to_us("1 second")),
         settings.schema,
         where=settings.name,
@@ -298,16 +317,15 @@ def prototype(settings: MatchSettings, measures: Texts) -> MatchSettings:
     return replace(settings, patterns=(("", any_row),), several=True)
 
 
-# The kernel of patterns that come and go: rows meet the rules in force at their tick. A call is cut
-# where rules change, and each piece is a call of the kernel of patterns.
-#
-# Every shard hears of every rule and keeps all of them; of one that cannot be read, the shard that
-# has its key tells.
+# The kernel
 
 
 class RuledKernel:
-    """Inputs: the rows, the changes of the rules. As `PatternKernel`, and `diverted` has rules that
-    cannot be read.
+    """The kernel of rules: rows are matched by the rules that are active in their tick. A batch is
+    cut where rules change, and each part is a batch of a `PatternKernel`.
+
+    Its inputs are the rows and the changes of the rules. Every shard receives every rule and stores
+    all of them; a rule that cannot be read goes to the dead letters of the shard that owns its key.
     """
 
     gauges: ClassVar[Mapping[str, bytes]] = {"keys_waiting": WAITING}
@@ -315,113 +333,113 @@ class RuledKernel:
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings
         self.output = match_schema(settings.matching)
-        self.diverted = Diverted(settings.schema)
+        self.dead_letters = DeadLetterBuffer(settings.schema)
         self.counts: dict[str, int] = {}
         self._fingerprint = pickle.dumps(settings)
-        self._any = PatternKernel(settings.matching)
-        self.late = self._any.late
-        self._aside: list[pa.Table] = []
+        self._prototype = PatternKernel(settings.matching)
+        self.late = self._prototype.late
+        self._timed_out: list[pa.Table] = []
 
     def due(self, state: KeyedState) -> int | None:
-        return self._any.due(state)
+        """The earliest watermark at which something becomes certain."""
+        return self._prototype.due(state)
 
-    def take_aside(self) -> pa.Table:
-        """Partial matches whose time ran out since the last time."""
-        tables, self._aside = self._aside, []
+    def take_side_output(self) -> pa.Table:
+        """The partial matches whose time ran out since the last call."""
+        tables, self._timed_out = self._timed_out, []
         return pa.concat_tables(tables) if tables else self.output.append(TICK_FIELD).empty_table()
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
-        """Piece by piece: what of the rules changes, then the rows of the ticks until they change
-        again.
+        """Part by part: apply the changes of the rules, then match the rows of the ticks until they
+        change again.
         """
         rows, changes = inputs
-        self.counts, told = {}, [self.output.append(TICK_FIELD).empty_table()]
-        if not state.at_hand:
-            return told[0]
-        before = rules = from_bytes(self._stored(state), self.settings)
-        for clock, some_rows, some_changes in _pieces(rows, changes, watermarks[0]):
-            if some_changes.num_rows:
-                rules = self._changed(
-                    rules, some_changes, int(clock.horizon_at_start), state.at_hand
+        self.counts, emitted = {}, [self.output.append(TICK_FIELD).empty_table()]
+        if not state.owned_groups:
+            return emitted[0]
+        first_group = state.owned_groups[0]
+        (stored,) = state.get([RULES + bytes([first_group])], np.array([first_group], np.uint8))
+        before = rules = decode_rules(stored, self.settings)
+        for clock, part_rows, part_changes in _split_at_changes(rows, changes, watermarks[0]):
+            if part_changes.num_rows:
+                rules = self._apply_changes(
+                    rules, part_changes, int(clock.horizon_at_start), state.owned_groups
                 )
-            told.append(self._matched(state, rules, some_rows, clock))
+            emitted.append(self._match(state, rules, part_rows, clock))
         if rules != before:
-            names = [RULES + bytes([group]) for group in state.at_hand]
-            state.put(names, [to_bytes(rules)] * len(names), np.array(state.at_hand, np.uint8))
-        return pa.concat_tables(told)
+            names = [RULES + bytes([group]) for group in state.owned_groups]
+            values = [encode_rules(rules)] * len(names)
+            state.put(names, values, np.array(state.owned_groups, np.uint8))
+        return pa.concat_tables(emitted)
 
-    @staticmethod
-    def _stored(state: KeyedState) -> bytes | None:
-        first = state.at_hand[0]
-        return state.get([RULES + bytes([first])], np.array([first], np.uint8))[0]
-
-    def _matched(
-        self, state: KeyedState, rules: InForceRules, rows: pa.Table, clock: Watermarks
+    def _match(
+        self, state: KeyedState, rules: RuleSet, rows: pa.Table, clock: Watermarks
     ) -> pa.Table:
-        kernel = PatternKernel(in_force(self.settings, self._fingerprint, rules), self.output)
+        settings = rule_match_settings(self.settings, self._fingerprint, rules)
+        kernel = PatternKernel(settings, self.output)
         kernel.late = self.late
-        told = kernel.step_timed(state, [rows], [clock])
-        self._aside.append(kernel.take_aside())
+        emitted = kernel.step_timed(state, [rows], [clock])
+        self._timed_out.append(kernel.take_side_output())
         for name, count in kernel.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        return told
+        return emitted
 
-    def _changed(
-        self, rules: InForceRules, changes: pa.Table, since_us: int, at_hand: Sequence[int]
-    ) -> InForceRules:
-        """What a tick makes of the rules. One that cannot be read is not in force, nor is what it
-        was before.
+    def _apply_changes(
+        self, rules: RuleSet, changes: pa.Table, since_us: int, owned_groups: Sequence[int]
+    ) -> RuleSet:
+        """The rules after the changes of a tick. A rule that cannot be read is not active, nor is
+        what it was before.
         """
-        mine = np.isin(
-            key_groups(encode_keys(changes, [self.settings.key])), np.array(at_hand, np.uint8)
-        )
-        wanted = [name for name in (self.settings.key, *COLUMNS) if name in changes.column_names]
-        for at, (kind, row) in enumerate(
-            zip(changes[CHANGE_TYPE].to_pylist(), changes.select(wanted).to_pylist(), strict=True)
-        ):
+        groups = key_groups(encode_keys(changes, [self.settings.key]))
+        is_owned = np.isin(groups, np.array(owned_groups, np.uint8))
+        columns = [name for name in (self.settings.key, *COLUMNS) if name in changes.column_names]
+        kinds, rows = changes[CHANGE_TYPE].to_pylist(), changes.select(columns).to_pylist()
+        for index, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
             name = row[self.settings.key]
             if kind == UPDATE_PREIMAGE:
                 continue
             if kind == DELETE:
-                rules = without_rule(rules, name)
+                rules = remove_rule(rules, name)
                 continue
             try:
                 spec = self.settings.spec(row)
-                self.settings.compiled(spec)
-                rules = with_rule(rules, name, spec, since_us, self.settings.max_rules)
-            except InputError as bad:
-                rules = without_rule(rules, name)
-                if mine[at]:
-                    self.diverted.add(changes, np.array([at]), PATTERN, str(bad))
+                self.settings.compile(spec)
+                rules = add_rule(rules, name, spec, since_us, self.settings.max_rules)
+            except InputError as error:
+                rules = remove_rule(rules, name)
+                if is_owned[index]:
+                    self.dead_letters.add(changes, np.array([index]), PATTERN, str(error))
         return rules
 
 
-def _pieces(
+def _split_at_changes(
     rows: pa.Table, changes: pa.Table, clock: Watermarks
 ) -> Iterator[tuple[Watermarks, pa.Table, pa.Table]]:
-    """Clocks, rows and changes of the ticks up to the next with changes, which come at the
-    beginning of a piece.
+    """The watermarks, rows and changes of each part of a batch: changes come in the first tick of a
+    part.
     """
-    of_rows, of_changes = ticks_of(rows), ticks_of(changes)
-    cuts = np.unique(np.concatenate([[0], clock.at(np.unique(of_changes)), [len(clock)]]))
+    row_ticks, change_ticks = ticks_of(rows), ticks_of(changes)
+    changed = clock.tick_indices(np.unique(change_ticks))
+    cuts = np.unique(np.concatenate([[0], changed, [len(clock)]]))
     horizon_before, watermark_before = clock.horizon_before, clock.watermark_before
     for first, stop in pairwise(cuts.tolist()):
-        some = slice(first, stop)
-        ticks = clock.ticks[some]
-        piece = Watermarks(
+        part = slice(first, stop)
+        ticks = clock.ticks[part]
+        part_clock = Watermarks(
             ticks,
-            clock.times_us[some],
-            clock.complete[some],
-            clock.closed[some],
+            clock.times_us[part],
+            clock.watermark[part],
+            clock.horizon[part],
             int(watermark_before[first]),
             int(horizon_before[first]),
         )
-        bounds = np.searchsorted(of_rows, [ticks[0], ticks[-1] + 1])
-        change_bounds = np.searchsorted(of_changes, [ticks[0], ticks[-1] + 1])
+        bounds = [ticks[0], ticks[-1] + 1]
+        first_row, end_row = np.searchsorted(row_ticks, bounds)
+        first_change, end_change = np.searchsorted(change_ticks, bounds)
         yield (
-            piece,
-            rows.slice(bounds[0], bounds[1] - bounds[0]),
-            changes.slice(change_bounds[0], change_bounds[1] - change_bounds[0]),
+            part_clock,
+            rows.slice(first_row, end_row - first_row),
+            changes.slice(first_change, end_change - first_change),
         )

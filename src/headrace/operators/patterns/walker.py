@@ -1,12 +1,20 @@
-"""Walks through the automaton, from many first rows at once: each goes on along the first way by
-which a match can still be complete in time (`lookahead`), so few ever have to turn back.
+"""Runs of an automaton from many first rows at once. Each run follows the first transition by which
+a match can still be complete in time (`Lookahead`), so few ever have to turn back.
 
-A walk ends as a match; or it waits, for rows that are not there yet; or it is lost: a condition
-that looks at earlier rows did not hold. A lost walk that could have gone another way is done again,
-one by one, with turning back (`backtracking`).
+Example: the pattern `a b+ c`, over the rows of one key.
 
-`certain` of a walk is the row that made it so: the last of the match, or the one that ended a way
-which would have been tried before.
+    row                  0    1    2    3    4
+    fits                 a    b    b    c    b
+    earliest completion  3    3    3    3    5 (= rows.end: a row that has not arrived)
+
+    run from row 0:  row 0 in state a, rows 1 and 2 in state b, row 3 in state c, accepted
+
+A run ends as a match; or it waits for rows that have not arrived; or it fails: a condition that
+looks at earlier rows of the match did not hold. A failed run that had a choice is repeated, one by
+one, with backtracking (`matcher.py`).
+
+`decided_by` of a run is the row that made its outcome certain: the last row of the match, or the
+row that ended a transition that would have been preferred.
 """
 
 from __future__ import annotations
@@ -16,559 +24,580 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.columnar.buffers import Ints, Mask, runs
-from headrace.columnar.lookup import search
-from headrace.operators.patterns.automaton import ACCEPT, Automaton, Edge
-from headrace.operators.patterns.parser import ANY, NEXT, STRICT
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
+from headrace.columnar.lookup import search_within
+from headrace.operators.patterns.automaton import ACCEPT, Automaton, Transition
+from headrace.operators.patterns.parser import SKIP_TILL_ANY, SKIP_TILL_NEXT, STRICT
 from headrace.operators.patterns.row_buffer import NEVER, SortedRows, suffix_max, suffix_min
 
-# What can become of a row at a place of the automaton, for all rows at once: the earliest row with
-# which a match could be complete, and the row at which every way on has ended.
-#
-# Both follow from the places behind, so they are computed from the last places to the first, each
-# for all rows in a few passes. A match that needs rows which are not there yet may be complete with
-# the next one (`rows.end`). Where a condition looks at earlier rows, it is taken to hold: what is
-# told here is never too pessimistic about the first, nor too optimistic about the second. A walk
-# (`walking`) needs no more than this to go the right way at once.
-
-
 MAX_PASSES = 32
+"""Passes over a component of the automaton after which its look-ahead stays approximate."""
+
+
+# Look-ahead
 
 
 @dataclass(frozen=True)
-class Way:
-    """An edge, over these rows. `later`: for edges that may pass over rows that fit, the least
-    completion and the last end from each row on.
+class RowTransition:
+    """A transition, with what is needed to follow it from any row.
+
+    `next_fit` is the next row that fits the target, `next_absent` the next row that ends the
+    transition. Where rows that fit may be skipped, `earliest_completion` and `latest_exhaustion`
+    are the extremes over all rows from each on.
     """
 
-    edge: Edge
+    transition: Transition
     mode: int
-    following: Ints | None = None
-    blocked: Ints | None = None
-    soonest: Ints | None = None
-    latest: Ints | None = None
+    next_fit: Ints | None = None
+    next_absent: Ints | None = None
+    earliest_completion: Ints | None = None
+    latest_exhaustion: Ints | None = None
+
+    @property
+    def target(self) -> int:
+        return self.transition.target
 
 
 class Lookahead:
-    """`complete[place][row]`, `over[place][row]`: see above; NEVER and the row itself where the row
-    does not fit. `doubtful`: symbols whose conditions look at earlier rows.
+    """What can become of each row in each state of the automaton, for all rows at once.
+
+    `completion[state][row]` is the earliest row with which a match could be complete, `rows.end` if
+    that row has not arrived, NEVER if the row does not fit. `exhausted[state][row]` is the row at
+    which every transition on has ended, the row itself if it does not fit.
+
+    Both follow from the states that a state leads to, so they are computed from the last states to
+    the first, each for all rows in a few passes. A condition that looks at earlier rows of the
+    match is taken to hold: `completion` is never too late, nor `exhausted` too early.
+
+    `match_dependent` are the symbols with such conditions.
     """
 
     def __init__(
-        self, automaton: Automaton, rows: SortedRows, doubtful: Collection[str] = ()
+        self, automaton: Automaton, rows: SortedRows, match_dependent: Collection[str] = ()
     ) -> None:
-        self.automaton, self.rows, self.doubtful = automaton, rows, frozenset(doubtful)
-        self.complete: list[Ints] = [np.zeros(0, np.int64)] * len(automaton)
-        self.over: list[Ints] = [np.zeros(0, np.int64)] * len(automaton)
-        self.exits: dict[
-            int, Ints
-            # of places that directly follow themselves: the rows up to each from which another way
-            # leads on, counted
-        ] = {}
-        self.run_end: dict[int, Ints] = {}
-        self.exact = not self.doubtful and not automaton.pattern.waits
-        self.unless = self._unless()
-        self.ways: list[tuple[Way, ...]] = [()] * len(automaton)
-        for group in automaton.groups:
-            self._group(group)
+        self.automaton, self.rows = automaton, rows
+        self.match_dependent = frozenset(match_dependent)
+        self.completion: list[Ints] = [np.zeros(0, np.int64)] * len(automaton)
+        self.exhausted: list[Ints] = [np.zeros(0, np.int64)] * len(automaton)
+        # Of states that directly follow themselves: the number of rows up to each from which
+        # another transition leads on, and the last row of each run of rows that fit.
+        self.exit_counts: dict[int, Ints] = {}
+        self.run_ends: dict[int, Ints] = {}
+        self.is_exact = not self.match_dependent and not automaton.pattern.waits_for_deadline
+        self.next_violation = self._next_violation()
+        self.transitions: list[tuple[RowTransition, ...]] = [()] * len(automaton)
+        for component in automaton.components:
+            self._compute_component(component)
 
-    def _unless(self) -> Ints | None:
-        """For each row the next one that would break what must be absent at the end."""
+    def _next_violation(self) -> Ints | None:
+        """For each row the next one that violates what must be absent at the end; None if nothing
+        must be.
+        """
         pattern = self.automaton.pattern
-        if pattern.alone:
-            following = self.rows.at + 1
+        if pattern.no_row_follows:
+            following = self.rows.positions + 1
             return np.where(following < self.rows.end, following, NEVER)
-        return self.rows.following(pattern.absent) if pattern.absent else None
+        return self.rows.next_fit(pattern.absent_symbols) if pattern.absent_symbols else None
 
-    def _group(self, group: tuple[int, ...]) -> None:
-        if len(group) == 1 and self._alone(group[0]):
+    def _compute_component(self, component: tuple[int, ...]) -> None:
+        if len(component) == 1 and self._compute_single(component[0]):
             return
-        for (
-            place
-        ) in group:  # what is not known yet: it might be complete at once, and it might never end
-            fits = self.rows.mask(self.automaton.symbols[place])
-            self.complete[place] = np.where(fits, self.rows.at, NEVER)
-            self.over[place] = np.where(fits, NEVER, self.rows.at)
+        # What is not known yet might be complete at once, and might never end.
+        for state in component:
+            fits = self.rows.mask(self.automaton.symbols[state])
+            self.completion[state] = np.where(fits, self.rows.positions, NEVER)
+            self.exhausted[state] = np.where(fits, NEVER, self.rows.positions)
         for _ in range(MAX_PASSES):
-            before = [(self.complete[place], self.over[place]) for place in group]
-            for place in reversed(group):
-                self._place(place, self.automaton.edges[place])
+            before = [(self.completion[state], self.exhausted[state]) for state in component]
+            for state in reversed(component):
+                self._compute_state(state, self.automaton.transitions[state])
             if all(
-                (was[0] == self.complete[place]).all() and (was[1] == self.over[place]).all()
-                for was, place in zip(before, group, strict=True)
+                (completion == self.completion[state]).all()
+                and (exhausted == self.exhausted[state]).all()
+                for (completion, exhausted), state in zip(before, component, strict=True)
             ):
                 return
-        self.exact = False
+        self.is_exact = False
 
-    def _alone(self, place: int) -> bool:
-        """A place that at most follows itself. False if that must be found out step by step."""
-        edges = self.automaton.edges[place]
-        own = [edge for edge in edges if edge.to == place]
-        if any(edge.link.absent for edge in own) or len(own) > 1:
+    def _compute_single(self, state: int) -> bool:
+        """Compute a state that at most follows itself. False if that takes several passes."""
+        transitions = self.automaton.transitions[state]
+        loops = [transition for transition in transitions if transition.target == state]
+        if any(loop.contiguity.absent_symbols for loop in loops) or len(loops) > 1:
             return False
-        self._place(place, [edge for edge in edges if edge.to != place])
-        if own:
-            self._loop(place, own[0].link.mode)
-        self.ways[place] = tuple(self.way(edge) for edge in edges)
+        self._compute_state(
+            state, [transition for transition in transitions if transition.target != state]
+        )
+        if loops:
+            self._compute_loop(state, loops[0].contiguity.mode)
+        self.transitions[state] = tuple(self._row_transition(each) for each in transitions)
         return True
 
-    def _place(self, place: int, edges: Collection[Edge]) -> None:
-        fits = self.rows.mask(self.automaton.symbols[place])
-        complete, over = np.full(len(self.rows), NEVER), self.rows.at
-        ways = tuple(self.way(edge) for edge in edges)
-        for way in ways:
-            its_watermark, its_over = self._everywhere(way)
-            complete, over = np.minimum(complete, its_watermark), np.maximum(over, its_over)
-        self.complete[place], self.over[place] = (
-            np.where(fits, complete, NEVER),
-            np.where(fits, over, self.rows.at),
-        )
-        self.ways[place] = ways
+    def _compute_state(self, state: int, transitions: Collection[Transition]) -> None:
+        fits = self.rows.mask(self.automaton.symbols[state])
+        completion, exhausted = np.full(len(self.rows), NEVER), self.rows.positions
+        row_transitions = tuple(self._row_transition(each) for each in transitions)
+        for row_transition in row_transitions:
+            its_completion, its_exhausted = self._look_from_all(row_transition)
+            completion = np.minimum(completion, its_completion)
+            exhausted = np.maximum(exhausted, its_exhausted)
+        self.completion[state] = np.where(fits, completion, NEVER)
+        self.exhausted[state] = np.where(fits, exhausted, self.rows.positions)
+        self.transitions[state] = row_transitions
 
-    def _loop(self, place: int, mode: int) -> None:
-        """A place that also follows itself, given what the other ways from it are like."""
-        rows, fits = self.rows, self.rows.mask(self.automaton.symbols[place])
+    def _compute_loop(self, state: int, mode: int) -> None:
+        """Compute a state that also follows itself, given what its other transitions lead to."""
+        rows, fits = self.rows, self.rows.mask(self.automaton.symbols[state])
         if mode != STRICT:
-            soonest = np.minimum(suffix_min(self.complete[place], rows.begins), rows.end)
-            self.complete[place], self.over[place] = (
-                np.where(fits, soonest, NEVER),
-                np.where(fits, NEVER, rows.at),
-            )
+            earliest = suffix_min(self.completion[state], rows.is_first)
+            earliest = np.minimum(earliest, rows.end)
+            self.completion[state] = np.where(fits, earliest, NEVER)
+            self.exhausted[state] = np.where(fits, NEVER, rows.positions)
             return
-        begins = rows.begins | ~fits
-        begins[1:] |= ~fits[:-1]
-        last = np.ones(len(rows), np.bool_)
-        last[:-1] = begins[1:]
-        at_end = rows.is_last
-        others = self.complete[place]
-        self.exits[place] = np.append(0, np.cumsum(others < NEVER))
-        self.run_end[place] = suffix_max(rows.at, begins)
-        complete = suffix_min(np.where(at_end, np.minimum(others, rows.end), others), begins)
-        over = suffix_max(
-            np.where(last, np.maximum(self.over[place], rows.at + 1), self.over[place]), begins
-        )
-        self.complete[place], self.over[place] = (
-            np.where(fits, complete, NEVER),
-            np.where(fits, over, rows.at),
+        run_starts = rows.is_first | ~fits
+        run_starts[1:] |= ~fits[:-1]
+        is_run_end = np.ones(len(rows), np.bool_)
+        is_run_end[:-1] = run_starts[1:]
+        completion, exhausted = self.completion[state], self.exhausted[state]
+        self.exit_counts[state] = np.append(0, np.cumsum(completion < NEVER))
+        self.run_ends[state] = suffix_max(rows.positions, run_starts)
+        # The last row of a key may be followed by one that has not arrived.
+        open_completion = np.where(rows.is_last, np.minimum(completion, rows.end), completion)
+        run_exhausted = np.where(is_run_end, np.maximum(exhausted, rows.positions + 1), exhausted)
+        self.completion[state] = np.where(fits, suffix_min(open_completion, run_starts), NEVER)
+        self.exhausted[state] = np.where(
+            fits, suffix_max(run_exhausted, run_starts), rows.positions
         )
 
-    # Edges
-
-    def way(self, edge: Edge) -> Way:
-        """An edge with what is needed to look along it from any row."""
-        if edge.to == ACCEPT or edge.link.mode == STRICT:
-            return Way(edge, STRICT)
-        symbol = self.automaton.symbols[edge.to]
-        following = self.rows.following((symbol,))
-        blocked = self.rows.following(edge.link.absent) if edge.link.absent else None
-        if edge.link.mode == NEXT and symbol not in self.doubtful:
-            return Way(edge, NEXT, following, blocked)
-        begins = self.rows.begins
-        if edge.link.absent:
-            begins = begins.copy()
-            begins[1:] |= self.rows.any_of(edge.link.absent)[:-1]
-        soonest = np.append(suffix_min(self.complete[edge.to], begins), NEVER)
-        latest = np.append(
-            suffix_max(np.where(self.rows.mask(symbol), self.over[edge.to], -1), begins), -1
+    def _row_transition(self, transition: Transition) -> RowTransition:
+        contiguity = transition.contiguity
+        if transition.target == ACCEPT or contiguity.mode == STRICT:
+            return RowTransition(transition, STRICT)
+        symbol = self.automaton.symbols[transition.target]
+        absent = contiguity.absent_symbols
+        next_fit = self.rows.next_fit((symbol,))
+        next_absent = self.rows.next_fit(absent) if absent else None
+        if contiguity.mode == SKIP_TILL_NEXT and symbol not in self.match_dependent:
+            return RowTransition(transition, SKIP_TILL_NEXT, next_fit, next_absent)
+        starts = self.rows.is_first
+        if absent:
+            starts = starts.copy()
+            starts[1:] |= self.rows.any_mask(absent)[:-1]
+        fitting_exhausted = np.where(self.rows.mask(symbol), self.exhausted[transition.target], -1)
+        return RowTransition(
+            transition=transition,
+            mode=SKIP_TILL_ANY,
+            next_fit=next_fit,
+            next_absent=next_absent,
+            earliest_completion=np.append(
+                suffix_min(self.completion[transition.target], starts), NEVER
+            ),
+            latest_exhaustion=np.append(suffix_max(fitting_exhausted, starts), -1),
         )
-        return Way(edge, ANY, following, blocked, soonest, latest)
 
-    def look(self, way: Way, at: Ints) -> tuple[Ints, Ints]:
-        """From these rows along an edge: the earliest completion, and when all ways there have
-        ended.
+    def look(self, row_transition: RowTransition, positions: Ints) -> tuple[Ints, Ints]:
+        """Look along a transition from some rows: the earliest completion, and the row at which
+        every way there has ended.
         """
-        if way.edge.to == ACCEPT:
-            return at, at if self.unless is None else self.unless[at]
-        if way.mode == STRICT:
-            return self._directly(way.edge.to, at)
-        if way.mode == NEXT:
-            return self._next(way, at)
-        return self._any(way, at)
+        if row_transition.target == ACCEPT:
+            violation = self.next_violation
+            return positions, positions if violation is None else violation[positions]
+        if row_transition.mode == STRICT:
+            return self._look_strict(row_transition.target, positions)
+        if row_transition.mode == SKIP_TILL_NEXT:
+            return self._look_till_next(row_transition, positions)
+        return self._look_till_any(row_transition, positions)
 
-    def _everywhere(self, way: Way) -> tuple[Ints, Ints]:
-        """From all rows: where the next one is taken, what is known of it is what is known of the
-        one behind.
+    def _look_from_all(self, row_transition: RowTransition) -> tuple[Ints, Ints]:
+        """Look along a transition from all rows. A strict one takes what is known of the row
+        behind.
         """
-        if way.edge.to == ACCEPT or way.mode != STRICT:
-            return self.look(way, self.rows.at)
+        target = row_transition.target
+        if target == ACCEPT or row_transition.mode != STRICT:
+            return self.look(row_transition, self.rows.positions)
         last = np.flatnonzero(self.rows.is_last)
-        complete, over = (
-            np.append(column[1:], NEVER)
-            for column in (self.complete[way.edge.to], self.over[way.edge.to])
-        )
-        complete[last], over[last] = last + 1, last + 1
-        return complete, over
+        completion = np.append(self.completion[target][1:], NEVER)
+        exhausted = np.append(self.exhausted[target][1:], NEVER)
+        completion[last], exhausted[last] = last + 1, last + 1
+        return completion, exhausted
 
-    def _directly(self, to: int, at: Ints) -> tuple[Ints, Ints]:
-        following, end = at + 1, self.rows.end[at]
-        inside = following < end
-        target = np.where(inside, following, at)
-        fits = inside & self.rows.mask(self.automaton.symbols[to])[target]
-        return np.where(inside, self.complete[to][target], end), np.where(
-            fits, self.over[to][target], following
-        )
-
-    def _next(self, way: Way, at: Ints) -> tuple[Ints, Ints]:
-        assert way.following is not None
-        target = way.following[at]
-        known = target < NEVER
-        there = np.where(known, target, at)
-        complete = np.where(known, self.complete[way.edge.to][there], self.rows.end[at])
-        over = np.where(known, self.over[way.edge.to][there], NEVER)
-        if way.blocked is None:
-            return complete, over
-        blocked = way.blocked[at]
-        return np.where(blocked < target, NEVER, complete), np.where(
-            blocked < target, blocked, over
+    def _look_strict(self, target: int, positions: Ints) -> tuple[Ints, Ints]:
+        following, end = positions + 1, self.rows.end[positions]
+        is_inside = following < end
+        row = np.where(is_inside, following, positions)
+        fits = is_inside & self.rows.mask(self.automaton.symbols[target])[row]
+        return (
+            np.where(is_inside, self.completion[target][row], end),
+            np.where(fits, self.exhausted[target][row], following),
         )
 
-    def _any(self, way: Way, at: Ints) -> tuple[Ints, Ints]:
-        assert way.soonest is not None
-        assert way.latest is not None
-        inside = at + 1 < self.rows.end[at]
-        blocked = np.full(len(at), NEVER) if way.blocked is None else way.blocked[at]
-        complete = np.where(inside, way.soonest[at + 1], NEVER)
-        complete = np.where(blocked < NEVER, complete, np.minimum(complete, self.rows.end[at]))
-        return complete, np.where(
-            blocked < NEVER, np.maximum(np.where(inside, way.latest[at + 1], -1), blocked), NEVER
+    def _look_till_next(self, row_transition: RowTransition, positions: Ints) -> tuple[Ints, Ints]:
+        assert row_transition.next_fit is not None
+        target = row_transition.target
+        next_fit = row_transition.next_fit[positions]
+        has_arrived = next_fit < NEVER
+        row = np.where(has_arrived, next_fit, positions)
+        completion = np.where(has_arrived, self.completion[target][row], self.rows.end[positions])
+        exhausted = np.where(has_arrived, self.exhausted[target][row], NEVER)
+        if row_transition.next_absent is None:
+            return completion, exhausted
+        next_absent = row_transition.next_absent[positions]
+        is_ended = next_absent < next_fit
+        return np.where(is_ended, NEVER, completion), np.where(is_ended, next_absent, exhausted)
+
+    def _look_till_any(self, row_transition: RowTransition, positions: Ints) -> tuple[Ints, Ints]:
+        assert row_transition.earliest_completion is not None
+        assert row_transition.latest_exhaustion is not None
+        end = self.rows.end[positions]
+        is_inside = positions + 1 < end
+        next_absent = (
+            np.full(len(positions), NEVER)
+            if row_transition.next_absent is None
+            else row_transition.next_absent[positions]
+        )
+        is_ended = next_absent < NEVER
+        completion = np.where(is_inside, row_transition.earliest_completion[positions + 1], NEVER)
+        latest = np.where(is_inside, row_transition.latest_exhaustion[positions + 1], -1)
+        return (
+            np.where(is_ended, completion, np.minimum(completion, end)),
+            np.where(is_ended, np.maximum(latest, next_absent), NEVER),
         )
 
-    # Beginnings
-
-    def beginning(self) -> tuple[Ints, Ints]:
-        """For each row as the first of a match: the earliest completion, and when all is over."""
-        complete, over = np.full(len(self.rows), NEVER), self.rows.at
-        for place in self.automaton.first:
-            complete, over = (
-                np.minimum(complete, self.complete[place]),
-                np.maximum(over, self.over[place]),
-            )
-        return complete, over
+    def look_from_start(self) -> tuple[Ints, Ints]:
+        """For each row as the first of a match: the earliest completion, and the row at which all
+        has ended.
+        """
+        completion, exhausted = np.full(len(self.rows), NEVER), self.rows.positions
+        for state in self.automaton.start_states:
+            completion = np.minimum(completion, self.completion[state])
+            exhausted = np.maximum(exhausted, self.exhausted[state])
+        return completion, exhausted
 
 
-MATCHED, WAITING, LOST = 1, 2, 3
+# Runs
+
+MATCHED, WAITING, FAILED = 1, 2, 3
+"""The status of a run that has ended."""
 
 
 @dataclass(frozen=True)
-class Entries:
-    """Rows of matches, in order of match and row: whose each is, which row, and at which place."""
+class MatchRows:
+    """Rows of matches, or of partial ones, in order of match and row: the number of the match, the
+    row, and the state of the automaton that took it.
+    """
 
     owner: Ints
     row: Ints
-    place: Ints
+    state: Ints
 
-    def of(self, which: Mask) -> Entries:
-        """Those of some owners, who are numbered anew."""
-        number = np.cumsum(which) - 1
-        mine = which[self.owner]
-        return Entries(number[self.owner[mine]], self.row[mine], self.place[mine])
+    def of_owners(self, is_wanted: Mask) -> MatchRows:
+        """The rows of some owners, who are numbered anew."""
+        number = np.cumsum(is_wanted) - 1
+        mine = is_wanted[self.owner]
+        return MatchRows(number[self.owner[mine]], self.row[mine], self.state[mine])
 
     @staticmethod
-    def joined(parts: list[Entries], counts: list[int]) -> Entries:
-        """Several, one behind the other; `counts`: how many owners each has."""
-        shifts = np.cumsum([0, *counts[:-1]])
-        owner = [part.owner + shift for part, shift in zip(parts, shifts, strict=True)]
-        return Entries(
-            _one(owner), _one([part.row for part in parts]), _one([part.place for part in parts])
+    def concat(parts: list[MatchRows], owner_counts: list[int]) -> MatchRows:
+        """Concatenate parts, given the number of owners of each."""
+        if not parts:
+            nothing = np.zeros(0, np.int64)
+            return MatchRows(nothing, nothing, nothing)
+        shifts = np.cumsum([0, *owner_counts[:-1]])
+        return MatchRows(
+            np.concatenate([part.owner + shift for part, shift in zip(parts, shifts, strict=True)]),
+            np.concatenate([part.row for part in parts]),
+            np.concatenate([part.state for part in parts]),
         )
 
 
-def _one(arrays: list[Ints]) -> Ints:
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-
-
-Holds = Callable[[str, Entries, int], Mask]
-"""Whether the condition of a symbol holds for the last entry of each of so many owners, given those
-before it.
+CheckCondition = Callable[[str, MatchRows, int], Mask]
+"""Whether the condition of a symbol holds for the last row of each of so many owners, given the
+rows before it.
 """
 
 
 @dataclass
-class Walks:
-    """Walks from rows, each with the last row that it may reach."""
+class Runs:
+    """Runs from some rows: the last row that each may reach, where it stands, and its outcome."""
 
-    begin: Ints
+    start: Ints
     limit: Ints
     row: Ints
-    place: Ints
-    certain: Ints
-    status: Ints
-    chose: Mask
+    state: Ints
+    decided_by: Ints
+    status: Ints  # 0 while a run goes on
+    had_choice: Mask  # whether another transition could have been taken
     _steps: list[tuple[Ints, Ints, Ints, Ints]] = field(
         default_factory=list
-    )  # walks, places, first and last rows
+    )  # runs, states, first and last rows
 
     @staticmethod
-    def over(begin: Ints, limit: Ints) -> Walks:
-        count = len(begin)
-        nowhere = np.full(count, ACCEPT)
-        return Walks(
-            begin,
-            limit,
-            begin.copy(),
-            nowhere,
-            begin.copy(),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.bool_),
+    def begin(start: Ints, limit: Ints) -> Runs:
+        count = len(start)
+        return Runs(
+            start=start,
+            limit=limit,
+            row=start.copy(),
+            state=np.full(count, ACCEPT),
+            decided_by=start.copy(),
+            status=np.zeros(count, np.int64),
+            had_choice=np.zeros(count, np.bool_),
         )
 
-    def took(self, which: Ints, place: int, first: Ints, last: Ints) -> None:
-        self.place[which], self.row[which] = place, last
-        self._steps.append((which, np.full(len(which), place), first, last))
+    def take_rows(self, which: Ints, state: int, first: Ints, last: Ints) -> None:
+        """Let some runs take the rows from first to last, in a state."""
+        self.state[which], self.row[which] = state, last
+        self._steps.append((which, np.full(len(which), state), first, last))
 
-    def entries(self, which: Ints) -> Entries:
-        """The rows that some walks have taken so far; owners are places in `which`, which is in
-        order.
+    def note_decision(self, which: Ints, rows: Ints | int) -> None:
+        """Note that the outcome of some runs is not certain before these rows."""
+        self.decided_by[which] = np.maximum(self.decided_by[which], rows)
+
+    def rows_of(self, which: Ints) -> MatchRows:
+        """The rows that some runs, given in order, have taken so far; owners are indices in
+        `which`.
         """
         if not self._steps:
-            return Entries(*(np.zeros(0, np.int64) for _ in range(3)))
-        walks, places, first, last = (
+            nothing = np.zeros(0, np.int64)
+            return MatchRows(nothing, nothing, nothing)
+        runs, states, first, last = (
             np.concatenate(column) for column in zip(*self._steps, strict=True)
         )
-        number = np.full(len(self.begin), -1)
-        number[which] = np.arange(len(which))
-        mine = np.flatnonzero(number[walks] >= 0)
-        mine = mine[np.argsort(number[walks[mine]], kind="stable")]
+        owner = np.full(len(self.start), -1)
+        owner[which] = np.arange(len(which))
+        mine = np.flatnonzero(owner[runs] >= 0)
+        mine = mine[np.argsort(owner[runs[mine]], kind="stable")]
         lengths = last[mine] - first[mine] + 1
-        return Entries(
-            np.repeat(number[walks[mine]], lengths),
-            runs(first[mine], lengths),
-            np.repeat(places[mine], lengths),
+        return MatchRows(
+            np.repeat(owner[runs[mine]], lengths),
+            expand_ranges(first[mine], lengths),
+            np.repeat(states[mine], lengths),
         )
 
 
 class Walker:
-    """Walks over one lookahead. `holds` decides conditions that look at earlier rows. `wary`: every
-    walk says whether it could have gone another way.
+    """Runs the automaton over one look-ahead. `check` decides conditions that look at earlier rows
+    of the match; `tracks_choices` makes every run record whether it had a choice.
     """
 
-    def __init__(self, look: Lookahead, holds: Holds, *, wary: bool = False) -> None:
-        self.look, self.holds = look, holds
-        self._wary = wary or not look.exact
-        self.automaton, self.rows = look.automaton, look.rows
-        self._jumps = frozenset(place for place in look.exits if self._may_jump(place))
-
-    def _may_jump(self, place: int) -> bool:
-        """Whether a place takes all rows of a run that it can, one after the other, without looking
-        back.
-        """
-        return (
-            self.automaton.edges[place][0].to == place
-            and self.automaton.symbols[place] not in self.look.doubtful
+    def __init__(
+        self, lookahead: Lookahead, check: CheckCondition, *, tracks_choices: bool = False
+    ) -> None:
+        self.lookahead, self.check = lookahead, check
+        self._tracks_choices = tracks_choices or not lookahead.is_exact
+        self.automaton, self.rows = lookahead.automaton, lookahead.rows
+        # The states that take all rows of a run of rows that fit, without looking back.
+        self._greedy_loops = frozenset(
+            state
+            for state in lookahead.exit_counts
+            if self.automaton.transitions[state][0].target == state
+            and self.automaton.symbols[state] not in lookahead.match_dependent
         )
 
-    def walk(self, begin: Ints, limit: Ints) -> Walks:
-        """From these rows, which can begin a match, up to these."""
-        walks = Walks.over(begin, limit)
-        self._begin(walks)
-        active = np.flatnonzero(walks.status == 0)
+    def walk(self, start: Ints, limit: Ints) -> Runs:
+        """Run from these rows, each of which can begin a match, up to these limits."""
+        runs = Runs.begin(start, limit)
+        self._enter_start_states(runs)
+        active = np.flatnonzero(runs.status == 0)
         while len(active):
-            for place in np.unique(walks.place[active]).tolist():
-                self._on(walks, active[walks.place[active] == place], place)
-            active = active[walks.status[active] == 0]
-        return walks
+            for state in np.unique(runs.state[active]).tolist():
+                self._step(runs, active[runs.state[active] == state], state)
+            active = active[runs.status[active] == 0]
+        return runs
 
-    def partly(self, begin: Ints, limit: Ints) -> Entries:
-        """How far walks had come that could have gone on: the first way of each that had not
-        ended.
-        """
-        walks = Walks.over(begin, limit)
-        for place in reversed(self.automaton.first):
-            walks.place[self.look.over[place][begin] > limit] = place
-        for place in set(walks.place.tolist()) - {ACCEPT}:
-            which = np.flatnonzero(walks.place == place)
-            walks.took(which, place, begin[which], begin[which])
-        active = np.flatnonzero(walks.place != ACCEPT)
-        while len(active):
-            moved = [
-                self._still(walks, active[walks.place[active] == place], place)
-                for place in np.unique(walks.place[active]).tolist()
-            ]
-            active = np.unique(np.concatenate(moved))
-        return walks.entries(np.arange(len(begin)))
-
-    def _still(self, walks: Walks, which: Ints, place: int) -> Ints:
-        """One step along the first ways that have not ended; the walks that took a row."""
-        free, here = np.ones(len(which), np.bool_), walks.row[which]
-        moved = []
-        for way in self.look.ways[place]:
-            if way.edge.to == ACCEPT:
-                continue
-            alive = np.flatnonzero(free & (self.look.look(way, here)[1] > walks.limit[which]))
-            free[alive] = False
-            target = here[alive] + 1 if way.following is None else way.following[here[alive]]
-            goes = target <= walks.limit[which[alive]]
-            goes[goes] = self.look.over[way.edge.to][target[goes]] > walks.limit[which[alive[goes]]]
-            alive, target = alive[goes], target[goes]
-            if self.automaton.symbols[way.edge.to] in self.look.doubtful and len(alive):
-                holds = self._holds(walks, which[alive], way.edge.to, target)
-                alive, target = alive[holds], target[holds]
-            walks.took(which[alive], way.edge.to, target, target)
-            moved.append(which[alive])
-        return np.concatenate(moved) if moved else which[:0]
-
-    def _begin(self, walks: Walks) -> None:
-        left = np.arange(len(walks.begin))
-        chosen: list[tuple[Ints, int]] = []
-        placed = np.zeros(len(left), np.bool_)
-        for place in self.automaton.first:
-            symbol = self.automaton.symbols[place]
-            viable = self.look.complete[place][walks.begin] <= walks.limit
-            walks.chose |= placed & viable
-            which = np.flatnonzero(viable & ~placed)
-            which = (
-                self._tried(walks, which, place, walks.begin[which])
-                if symbol in self.look.doubtful
-                else which
-            )
-            refused = ~placed
+    def _enter_start_states(self, runs: Runs) -> None:
+        entered: list[tuple[Ints, int]] = []
+        is_placed = np.zeros(len(runs.start), np.bool_)
+        for state in self.automaton.start_states:
+            is_viable = self.lookahead.completion[state][runs.start] <= runs.limit
+            runs.had_choice |= is_placed & is_viable
+            which = np.flatnonzero(is_viable & ~is_placed)
+            if self.automaton.symbols[state] in self.lookahead.match_dependent and len(which):
+                which = which[self._check(runs, which, state, runs.start[which])]
+            refused = ~is_placed
             refused[which] = False
-            walks.certain[refused] = np.maximum(
-                walks.certain[refused], self.look.over[place][walks.begin[refused]]
+            refused_runs = np.flatnonzero(refused)
+            runs.note_decision(
+                refused_runs, self.lookahead.exhausted[state][runs.start[refused_runs]]
             )
-            placed[which] = True
-            chosen.append((which, place))
-        for which, place in chosen:
-            walks.took(which, place, walks.begin[which], walks.begin[which])
-        walks.status[~placed] = LOST
+            is_placed[which] = True
+            entered.append((which, state))
+        for which, state in entered:
+            runs.take_rows(which, state, runs.start[which], runs.start[which])
+        runs.status[~is_placed] = FAILED
 
-    def _tried(self, walks: Walks, which: Ints, place: int, rows: Ints) -> Ints:
-        """Those of some walks for which the condition of a place holds on a row."""
-        if not len(which):
-            return which
-        return which[self._holds(walks, which, place, rows)]
+    def _step(self, runs: Runs, which: Ints, state: int) -> None:
+        """One step of the runs that are in a state: along the first transition by which a match can
+        be complete in time.
+        """
+        if state in self._greedy_loops:
+            self._jump(runs, which, state)
+        is_free, here = np.ones(len(which), np.bool_), runs.row[which]
+        violation = self.lookahead.next_violation
+        for row_transition in self.lookahead.transitions[state]:
+            if not self._tracks_choices and not is_free.any():
+                break
+            completion, exhausted = self.lookahead.look(row_transition, here)
+            is_viable = completion <= runs.limit[which]
+            if row_transition.target == ACCEPT and violation is not None:
+                is_viable &= violation[here] > runs.limit[which]
+            runs.had_choice[which[~is_free & is_viable]] = True
+            tried = np.flatnonzero(is_free & is_viable)
+            gone = tried[self._follow(runs, which[tried], row_transition)]
+            refused = is_free.copy()
+            refused[gone] = False
+            runs.note_decision(which[refused], exhausted[refused])
+            is_free[gone] = False
+        runs.status[which[is_free]] = FAILED
 
-    def _holds(self, walks: Walks, which: Ints, place: int, rows: Ints) -> Mask:
-        before = walks.entries(which)
-        owner = np.concatenate([before.owner, np.arange(len(which))])
-        order = np.argsort(owner, kind="stable")
-        row, places = (
-            np.concatenate([before.row, rows]),
-            np.concatenate([before.place, np.full(len(rows), place)]),
+    def _jump(self, runs: Runs, which: Ints, state: int) -> None:
+        """Take a run of rows that fit, up to the last from which a match can be complete in
+        time.
+        """
+        here = runs.row[which]
+        last = search_within(
+            self.lookahead.completion[state],
+            here + 1,
+            self.lookahead.run_ends[state][here] + 1,
+            runs.limit[which],
+            right=True,
         )
-        return self.holds(
-            self.automaton.symbols[place],
-            Entries(owner[order], row[order], places[order]),
+        last = last - 1
+        moves = last > here
+        exit_counts = self.lookahead.exit_counts[state]
+        passed_exit = exit_counts[last[moves]] > exit_counts[here[moves]]
+        runs.had_choice[which[moves]] |= passed_exit
+        runs.take_rows(which[moves], state, here[moves] + 1, last[moves])
+
+    def _follow(self, runs: Runs, which: Ints, row_transition: RowTransition) -> Mask:
+        """Let runs follow a transition; returns which of them could."""
+        if not len(which):
+            return np.zeros(0, np.bool_)
+        if row_transition.target == ACCEPT:
+            runs.status[which] = MATCHED
+            waits = self.lookahead.next_violation is not None
+            runs.note_decision(which, NEVER if waits else runs.row[which])
+            return np.ones(len(which), np.bool_)
+        rows = self._next_rows(runs, which, row_transition)
+        is_waiting = rows == NEVER
+        runs.status[which[is_waiting]] = WAITING
+        runs.decided_by[which[is_waiting]] = NEVER
+        has_row = (rows < NEVER) & (rows >= 0)
+        runs.take_rows(which[has_row], row_transition.target, rows[has_row], rows[has_row])
+        return rows >= 0
+
+    def _next_rows(self, runs: Runs, which: Ints, row_transition: RowTransition) -> Ints:
+        """The row that each run takes: NEVER if it has to wait for one, -1 if no row will do."""
+        here = runs.row[which]
+        if row_transition.mode == STRICT:
+            rows = np.where(here + 1 < self.rows.end[here], here + 1, NEVER)
+        else:
+            assert row_transition.next_fit is not None
+            rows = row_transition.next_fit[here].copy()
+            runs.had_choice[which] |= row_transition.earliest_completion is not None
+        unchecked = np.flatnonzero(rows < NEVER)
+        while len(unchecked):
+            unchecked = self._check_rows(runs, which, row_transition, rows, unchecked)
+        return rows
+
+    def _check_rows(
+        self,
+        runs: Runs,
+        which: Ints,
+        row_transition: RowTransition,
+        rows: Ints,
+        unchecked: Ints,
+    ) -> Ints:
+        """Replace rows that will not do by the next candidate, in place; returns the runs whose row
+        is new.
+        """
+        target, candidates = row_transition.target, rows[unchecked]
+        mode = row_transition.transition.contiguity.mode
+        is_fine = self.lookahead.completion[target][candidates] <= runs.limit[which[unchecked]]
+        # Where the next row that fits leads nowhere, and may not be skipped.
+        is_dead_end = np.zeros(len(unchecked), np.bool_)
+        if self.automaton.symbols[target] in self.lookahead.match_dependent:
+            tried = np.flatnonzero(is_fine) if mode == SKIP_TILL_ANY else np.arange(len(unchecked))
+            holds = np.zeros(len(unchecked), np.bool_)
+            if len(tried):
+                holds[tried] = self._check(runs, which[unchecked[tried]], target, candidates[tried])
+            is_dead_end = holds & ~is_fine & (mode == SKIP_TILL_NEXT)
+            is_fine &= holds
+        runs.note_decision(
+            which[unchecked[~is_fine]], self.lookahead.exhausted[target][candidates[~is_fine]]
+        )
+        if row_transition.mode == STRICT:
+            rows[unchecked[~is_fine]] = -1
+            return unchecked[:0]
+        rows[unchecked[is_dead_end]] = -1
+        # The next rows that fit: NEVER where one has to be waited for, -1 where there is none.
+        assert row_transition.next_fit is not None
+        bad = unchecked[~is_fine & ~is_dead_end]
+        following, here = row_transition.next_fit[rows[bad]], runs.row[which[bad]]
+        next_absent = (
+            np.full(len(bad), NEVER)
+            if row_transition.next_absent is None
+            else row_transition.next_absent[here]
+        )
+        is_open = (next_absent == NEVER) & (runs.limit[which[bad]] >= self.rows.end[here])
+        has_next = (following < NEVER) & (following <= next_absent)
+        waits = (following == NEVER) & is_open
+        rows[bad] = np.where(waits, NEVER, np.where(has_next, following, -1))
+        return bad[(rows[bad] >= 0) & (rows[bad] < NEVER)]
+
+    def _check(self, runs: Runs, which: Ints, state: int, rows: Ints) -> Mask:
+        """Whether the condition of a state holds on a row of each run, given the rows before."""
+        before = runs.rows_of(which)
+        owner = np.concatenate([before.owner, np.arange(len(which))])
+        row = np.concatenate([before.row, rows])
+        states = np.concatenate([before.state, np.full(len(rows), state)])
+        order = np.argsort(owner, kind="stable")
+        return self.check(
+            self.automaton.symbols[state],
+            MatchRows(owner[order], row[order], states[order]),
             len(which),
         )
 
-    def _on(self, walks: Walks, which: Ints, place: int) -> None:
-        """One step of the walks that stand at a place."""
-        if place in self._jumps:
-            self._jump(walks, which, place)
-        free, here = np.ones(len(which), np.bool_), walks.row[which]
-        for way in self.look.ways[place]:
-            if not self._wary and not free.any():
-                break
-            complete, over = self.look.look(way, here)
-            viable = complete <= walks.limit[which]
-            if way.edge.to == ACCEPT and self.look.unless is not None:
-                viable &= self.look.unless[here] > walks.limit[which]
-            walks.chose[which[~free & viable]] = True
-            tried = np.flatnonzero(free & viable)
-            gone = tried[self._go(walks, which[tried], way)]
-            refused = free.copy()
-            refused[gone] = False
-            self._note(walks, which[refused], over[refused])
-            free[gone] = False
-        walks.status[which[free]] = LOST
-
-    @staticmethod
-    def _note(walks: Walks, which: Ints, over: Ints) -> None:
-        walks.certain[which] = np.maximum(walks.certain[which], over)
-
-    def _jump(self, walks: Walks, which: Ints, place: int) -> None:
-        """Along a run of rows that the place takes, to the last from which a match can be complete
-        in time.
+    def partial_matches(self, start: Ints, limit: Ints) -> MatchRows:
+        """How far runs came that could have gone on: along the first transitions that had not
+        ended at the limit.
         """
-        here = walks.row[which]
-        last = (
-            search(
-                self.look.complete[place],
-                here + 1,
-                self.look.run_end[place][here] + 1,
-                walks.limit[which],
-                right=True,
-            )
-            - 1
-        )
-        moves = last > here
-        exits = self.look.exits[place]
-        walks.chose[which[moves]] |= exits[last[moves]] > exits[here[moves]]
-        walks.took(which[moves], place, here[moves] + 1, last[moves])
+        runs = Runs.begin(start, limit)
+        for state in reversed(self.automaton.start_states):
+            runs.state[self.lookahead.exhausted[state][start] > limit] = state
+        for state in set(runs.state.tolist()) - {ACCEPT}:
+            which = np.flatnonzero(runs.state == state)
+            runs.take_rows(which, state, start[which], start[which])
+        active = np.flatnonzero(runs.state != ACCEPT)
+        while len(active):
+            moved = [
+                self._step_partial(runs, active[runs.state[active] == state], state)
+                for state in np.unique(runs.state[active]).tolist()
+            ]
+            active = np.unique(np.concatenate(moved))
+        return runs.rows_of(np.arange(len(start)))
 
-    def _go(self, walks: Walks, which: Ints, way: Way) -> Mask:
-        """Take walks along an edge; which of them could go."""
-        if not len(which):
-            return np.zeros(0, np.bool_)
-        if way.edge.to == ACCEPT:
-            self._accept(walks, which)
-            return np.ones(len(which), np.bool_)
-        targets = self._targets(walks, which, way)
-        waiting = targets == NEVER
-        walks.status[which[waiting]] = WAITING
-        walks.certain[which[waiting]] = NEVER
-        go = (targets < NEVER) & (targets >= 0)
-        walks.took(which[go], way.edge.to, targets[go], targets[go])
-        return targets >= 0
-
-    def _accept(self, walks: Walks, which: Ints) -> None:
-        walks.status[which] = MATCHED
-        ends = walks.row[which] if self.look.unless is None else NEVER
-        walks.certain[which] = np.maximum(walks.certain[which], ends)
-
-    def _targets(self, walks: Walks, which: Ints, way: Way) -> Ints:
-        """The row that each takes: NEVER if it has to wait for one, -1 if the condition holds for
-        none.
+    def _step_partial(self, runs: Runs, which: Ints, state: int) -> Ints:
+        """One step along the first transitions that have not ended; returns the runs that took a
+        row.
         """
-        at, end = walks.row[which], self.rows.end[walks.row[which]]
-        if way.mode == STRICT:
-            first = np.where(at + 1 < end, at + 1, NEVER)
-        else:
-            assert way.following is not None
-            first = way.following[at]
-            walks.chose[which] |= way.soonest is not None
-        found = first.copy()
-        left = np.flatnonzero(first < NEVER)
-        while len(left):
-            left = self._checked(walks, which, way, found, left)
-        return found
-
-    def _checked(self, walks: Walks, which: Ints, way: Way, found: Ints, left: Ints) -> Ints:
-        """Put the next row in the place of one that will not do; those whose row is new."""
-        to, rows = way.edge.to, found[left]
-        fine = self.look.complete[to][rows] <= walks.limit[which[left]]
-        ends = np.zeros(
-            len(left), np.bool_
-        )  # where the next row that fits is one that leads nowhere
-        if self.automaton.symbols[to] in self.look.doubtful:
-            tried = np.flatnonzero(fine) if way.edge.link.mode == ANY else np.arange(len(left))
-            holds = np.zeros(len(left), np.bool_)
-            holds[tried] = (
-                self._holds(walks, which[left[tried]], to, rows[tried]) if len(tried) else False
-            )
-            ends = holds & ~fine & (way.edge.link.mode == NEXT)
-            fine &= holds
-        self._note(walks, which[left[~fine]], self.look.over[to][rows[~fine]])
-        if way.mode == STRICT:
-            found[left[~fine]] = -1
-            return left[:0]
-        found[left[ends]] = -1
-        return self._later(walks, which, way, found, left[~fine & ~ends])
-
-    def _later(self, walks: Walks, which: Ints, way: Way, found: Ints, bad: Ints) -> Ints:
-        """The rows behind those that will not do: NEVER where it has to be waited for, -1 where
-        there is none.
-        """
-        assert way.following is not None
-        following, here = way.following[found[bad]], walks.row[which[bad]]
-        blocked = np.full(len(bad), NEVER) if way.blocked is None else way.blocked[here]
-        waits = (
-            (following == NEVER)
-            & (blocked == NEVER)
-            & (walks.limit[which[bad]] >= self.rows.end[here])
-        )
-        found[bad] = np.where(
-            waits, NEVER, np.where((following < NEVER) & (following <= blocked), following, -1)
-        )
-        return bad[(found[bad] >= 0) & (found[bad] < NEVER)]
+        is_free, here = np.ones(len(which), np.bool_), runs.row[which]
+        moved = [which[:0]]
+        for row_transition in self.lookahead.transitions[state]:
+            target, next_fit = row_transition.target, row_transition.next_fit
+            if target == ACCEPT:
+                continue
+            _, exhausted = self.lookahead.look(row_transition, here)
+            alive = np.flatnonzero(is_free & (exhausted > runs.limit[which]))
+            is_free[alive] = False
+            rows = here[alive] + 1 if next_fit is None else next_fit[here[alive]]
+            goes = rows <= runs.limit[which[alive]]
+            limit = runs.limit[which[alive[goes]]]
+            goes[goes] = self.lookahead.exhausted[target][rows[goes]] > limit
+            alive, rows = alive[goes], rows[goes]
+            if self.automaton.symbols[target] in self.lookahead.match_dependent and len(alive):
+                holds = self._check(runs, which[alive], target, rows)
+                alive, rows = alive[holds], rows[holds]
+            runs.take_rows(which[alive], target, rows, rows)
+            moved.append(which[alive])
+        return np.concatenate(moved)

@@ -7,52 +7,15 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadPattern
-from headrace.operators.patterns.automaton import build
-from headrace.operators.patterns.matcher import Matcher, Rules
-from headrace.operators.patterns.parser import after_match, parse_pattern
+from headrace.operators.patterns.automaton import build_automaton
+from headrace.operators.patterns.matcher import Matcher, MatchRules
+from headrace.operators.patterns.parser import parse_pattern, parse_skip_strategy
 from headrace.operators.patterns.row_buffer import SortedRows
-from headrace.operators.patterns.walker import Entries
+from headrace.operators.patterns.walker import MatchRows
 from tests.operators.patterns.oracle import Oracle, Path
+from tests.operators.patterns.strategies import AFTER, ROWS, doubt, patterns
 
 SYMBOLS = "abcx"
-
-
-def patterns(depth: int = 2) -> st.SearchStrategy[str]:
-    """Patterns as texts; some of them cannot be used, and are refused."""
-    symbol = st.sampled_from("abc")
-    if depth == 0:
-        return symbol
-    inner = patterns(depth - 1)
-    count = st.sampled_from(
-        ["", "", "", "?", "*", "+", "+?", "??", "*?", "{2}", "{1,2}", "{2,}", "{,2}?"]
-    )
-    group = st.builds("({})".format, st.lists(inner, min_size=1, max_size=3).map(" | ".join))
-    lead = st.builds("(-> {})".format, inner)
-    permute = st.builds("PERMUTE({}, {})".format, symbol, symbol)
-    element = st.builds("{}{}".format, st.one_of(symbol, symbol, group, lead, permute), count)
-    link = st.sampled_from([" ", " ", " -> ", " ->> ", " !x -> ", " !x ->> "])
-    return st.builds(
-        lambda first, rest: first + "".join(before + each for before, each in rest),
-        element,
-        st.lists(st.tuples(link, element), max_size=2),
-    )
-
-
-ROWS = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3), st.integers(0, 9)), max_size=14)
-AFTERS = (
-    "skip past last row",
-    "skip to next row",
-    "skip to first b",
-    "skip to last b",
-    "skip to last c",
-    "no skip",
-)
-AFTER = st.sampled_from(AFTERS)
-
-
-def doubt(name: str, value: int, total: int) -> bool:
-    """A condition that looks back."""
-    return (total + value) % 3 != 0 if name == "b" else total < 20
 
 
 def matches(
@@ -60,13 +23,13 @@ def matches(
     rows: list[tuple[int, int, int]],
     within: int | None,
     after: str,
-    doubtful: frozenset[str] = frozenset(),
+    match_dependent: frozenset[str] = frozenset(),
 ) -> tuple[list[Path], list[Path]]:
     """What the matcher finds, and what the oracle does. A row is: which symbols it fits, the time
     since the last, a number.
     """
     pattern = parse_pattern(text)
-    automaton = build(pattern)
+    automaton = build_automaton(pattern)
     times = (
         np.cumsum([gap for _, gap, _ in rows]).astype(np.int64) if rows else np.zeros(0, np.int64)
     )
@@ -77,9 +40,9 @@ def matches(
     }
 
     def holds(
-        symbol: str, entries: Entries, count: int
+        symbol: str, match_rows: MatchRows, count: int
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        paths = [entries.row[entries.owner == at] for at in range(count)]
+        paths = [match_rows.row[match_rows.owner == at] for at in range(count)]
         return np.array(
             [
                 doubt(symbol, values[path[-1]], sum(values[row] for row in path[:-1]))
@@ -91,27 +54,27 @@ def matches(
     def fits_row(symbol: str, row: int, path: Path) -> bool:
         plain = bool(fits[symbol][row])
         return plain and (
-            symbol not in doubtful
+            symbol not in match_dependent
             or doubt(symbol, values[row], sum(values[each] for each, _ in path))
         )
 
-    strategy = after_match(after, tuple("abcx"), where="test")
-    rules = Rules(automaton, doubtful, within, strategy, max_matches=100_000)
+    strategy = parse_skip_strategy(after, tuple("abcx"), where="test")
+    rules = MatchRules(automaton, match_dependent, within, strategy, max_matches=100_000)
     sorted_rows = SortedRows(np.zeros(len(rows), np.int64), times, fits)
     may_begin = np.ones(len(rows), np.bool_)
-    if pattern.from_first:
+    if pattern.is_anchored:
         may_begin[1:] = False
     outcome = Matcher(rules, sorted_rows, 1 << 60, holds, may_begin).run()
     found = outcome.matches
     paths = [
         tuple(
-            (int(row), automaton.symbols[place])
-            for row, place in zip(found.entries.row[mine], found.entries.place[mine], strict=True)
+            (int(row), automaton.symbols[state])
+            for row, state in zip(found.rows.row[mine], found.rows.state[mine], strict=True)
         )
         for at in range(len(found))
-        for mine in [found.entries.owner == at]
+        for mine in [found.rows.owner == at]
     ]
-    certain = [path for path, when in zip(paths, found.certain_us, strict=True) if when < 1 << 60]
+    certain = [path for path, when in zip(paths, found.decided_us, strict=True) if when < 1 << 60]
     return certain, Oracle(pattern, times.tolist(), fits_row, within).matches(strategy)
 
 
@@ -124,7 +87,7 @@ def test_matches_are_the_oracles(
     try:
         found, expected = matches(text, rows, within, after)
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
     assert sorted(found) == sorted(expected)
 
 
@@ -136,7 +99,7 @@ def test_matches_with_conditions_that_look_back_are_the_oracles(
     try:
         found, expected = matches(text, rows, within, after, frozenset("bc"))
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
     assert sorted(found) == sorted(expected)
 
 
@@ -155,5 +118,5 @@ def test_what_must_be_absent_is_the_oracles(
     try:
         found, expected = matches(anchor + text + absent, rows, within, after)
     except BadPattern:
-        reject()  # Hypothesis tells if too few are left
+        reject()  # Hypothesis reports if too few are left
     assert sorted(found) == sorted(expected)

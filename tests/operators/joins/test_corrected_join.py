@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.joins import row_store
-from headrace.operators.joins.sides import ResultColumn, Side
+from headrace.operators.joins.sides import Side
 from headrace.operators.joins.timeline import HistoryKernel
 from headrace.operators.joins.versioned import CorrectedJoin
 from headrace.testing.kernels import MemoryState
@@ -27,6 +27,7 @@ from tests.operators.joins.join_driver import (
     tracks,
 )
 from tests.operators.joins.versions_oracle import (
+    CORRECTED_COLUMNS,
     STREAM,
     TABLE,
     Known,
@@ -37,20 +38,15 @@ from tests.operators.joins.versions_oracle import (
     version_history,
 )
 
-COLUMNS: list[ResultColumn] = [
-    ("left", "n", "n"),
-    ("left", "k", "k"),
-    ("left", "t", "t"),
-    ("right", "v", "v"),
-]
-
 
 def join(how: str, history: int) -> CorrectedJoin:
-    return restored(CorrectedJoin("j", STREAM, TABLE, COLUMNS, history_us=history, how=how))
+    return restored(
+        CorrectedJoin("j", STREAM, TABLE, CORRECTED_COLUMNS, history_us=history, how=how)
+    )
 
 
 class Oracle:
-    """All rows that may be corrected, with what was told of each; every tick, every row is answered
+    """All rows that may be corrected, with what was emitted of each; every tick, every row is matched
     anew.
     """
 
@@ -141,7 +137,7 @@ def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) 
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
+def test_many_rows_and_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
@@ -158,9 +154,11 @@ def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="lacks 'n'"):
-        CorrectedJoin("j", STREAM, TABLE, COLUMNS[1:], history_us=1)
+        CorrectedJoin("j", STREAM, TABLE, CORRECTED_COLUMNS[1:], history_us=1)
     with pytest.raises(InputError, match="lacks what identifies a row"):
-        CorrectedJoin("j", Side(STREAM.schema, ("k",), time="t"), TABLE, COLUMNS, history_us=1)
+        CorrectedJoin(
+            "j", Side(STREAM.schema, ("k",), time="t"), TABLE, CORRECTED_COLUMNS, history_us=1
+        )
     assert join("inner", 5).lateness_us == 5
 
 
@@ -168,7 +166,7 @@ def test_what_is_refused() -> None:
 
 
 class HistoryOracle:
-    """Moments of each key, and for each what was told of it."""
+    """Moments of each key, and for each what was emitted of it."""
 
     def __init__(self, history: int, clock: Track) -> None:
         self.history, self.clock, self.known = history, clock, Known(history)

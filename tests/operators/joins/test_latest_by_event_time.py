@@ -1,5 +1,5 @@
 """Of rows with one key the latest, behind a join that corrects, against a dictionary of all rows
-that were told.
+that were emitted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from headrace.operators.joins.versioned import CorrectedJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.join_driver import Drive, cuts, restored, tracks
-from tests.operators.joins.test_corrected import COLUMNS
 from tests.operators.joins.versions_oracle import (
+    CORRECTED_COLUMNS,
     STREAM,
     TABLE,
     moment,
@@ -35,7 +35,7 @@ def newest() -> NewestKernel:
 
 @st.composite
 def told_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
-    """What a join tells, tick by tick, of rows of which several have the same key, in one tick or
+    """What a join emits, tick by tick, of rows of which several have the same key, in one tick or
     in several, under one join key or several.
     """
     stream = draw(row_history(ticks, keys=1))
@@ -49,7 +49,7 @@ def told_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
     )
     how, history = draw(st.sampled_from(["inner", "left"])), draw(st.integers(0, 12))
     emitted, _ = drive.run(
-        lambda: CorrectedJoin("j", STREAM, TABLE, COLUMNS, history_us=history, how=how)
+        lambda: CorrectedJoin("j", STREAM, TABLE, CORRECTED_COLUMNS, history_us=history, how=how)
     )
     return [[row for row in emitted if row["_tick"] == tick] for tick in range(ticks)]
 
@@ -63,7 +63,7 @@ def identity(row: Row) -> tuple[object, bytes]:
 
 
 def oracle(ticks: list[list[Row]]) -> list[Row]:
-    """Of each key the latest row that was told, and what was told of it last."""
+    """Of each key the latest row that was emitted, and what was emitted of it last."""
     latest: dict[int, tuple[object, bytes]] = {}
     shown: dict[int, Row] = {}
     emitted: list[Row] = []
@@ -91,7 +91,7 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_the_latest_row_of_each_key_is_shown_as_it_was_told_last(data: st.DataObject) -> None:
+def test_the_latest_row_of_each_key_is_shown_as_it_was_emitted_last(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 7))
     emitted = data.draw(told_by_a_join(ticks))
     for cut in ([], list(range(1, ticks)), data.draw(cuts(ticks))):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Watermarks
-from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
+from headrace.operators.patterns.compiled_pattern import PatternSpec, compile_pattern
 from headrace.operators.patterns.kernel import PatternKernel
 from headrace.operators.patterns.parser import ONE_ROW
 from headrace.operators.patterns.settings import MatchSettings
@@ -84,7 +84,7 @@ class Feed:
 def settings(
     spec: PatternSpec, *, rows: str = ONE_ROW, timed_out: bool = False, **more: Any
 ) -> MatchSettings:
-    pattern = compiled(spec, SCHEMA, where="test")
+    pattern = compile_pattern(spec, SCHEMA, where="test")
     fits = tuple(
         (name, at) for at, name in enumerate(SYMBOLS) if name in pattern.automaton.pattern.symbols
     )
@@ -105,8 +105,8 @@ def settings(
 
 @dataclass
 class Fed:
-    told: list[Row]
-    aside: list[Row]
+    emitted: list[Row]
+    timed_out_rows: list[Row]
     state: dict[bytes, bytes]
     due: list[int | None]
     counts: dict[str, int]
@@ -124,10 +124,10 @@ def feed_to(
         of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
         for number, state in enumerate(states):
             kernel = PatternKernel(pickle.loads(pickle.dumps(given)))
-            fed.told += kernel.step_timed(
+            fed.emitted += kernel.step_timed(
                 state, [rows.filter(pa.array(of_row == number))], [watermarks]
             ).to_pylist()
-            fed.aside += kernel.take_aside().to_pylist()
+            fed.timed_out_rows += kernel.take_side_output().to_pylist()
             for name, count in kernel.counts.items():
                 fed.counts[name] = fed.counts.get(name, 0) + count
         fed.due.append(
