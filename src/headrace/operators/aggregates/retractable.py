@@ -554,10 +554,8 @@ class OrderedRows(StoredValueAccumulator):
         rows = expand_ranges(segments.starts[turn], segments.sizes[turn])
         assert segments.signs is not None
         slots = np.concatenate([slots, np.repeat(np.arange(len(turn)), segments.sizes[turn])])
-        ids, at = (
-            np.concatenate([ids, work.id_of_row[rows]]),
-            np.concatenate([at, work.first_row + rows]),
-        )
+        ids = np.concatenate([ids, work.id_of_row[rows]])
+        at = np.concatenate([at, work.first_row + rows])
         was = np.arange(len(slots)) < len(slots) - len(rows)
         is_added = np.concatenate(
             [np.ones(len(slots) - len(rows), np.bool_), segments.signs[rows] > 0]

@@ -243,10 +243,8 @@ class DecayedSum(Monoid):
         self.half_life_us = half_life_us
 
     def lift(self, segments: Segments) -> Columns:
-        array, times = (
-            segments.column(self.column),
-            microseconds(segments.column(self.time).fill_null(0)),
-        )
+        array = segments.column(self.column)
+        times = microseconds(segments.column(self.time).fill_null(0))
         valid = [
             mask
             for mask in (valid_mask(array), valid_mask(segments.column(self.time)))

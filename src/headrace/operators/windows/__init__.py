@@ -11,7 +11,7 @@
 - `pane_store`: the state of sliding windows.
 - `buffered_window`: sessions and sliding windows computed from buffered rows, for the rest.
 - `comparison`: each window next to the one a period earlier (`compare`).
-- `state`: how windows and buffered rows are laid out in the state.
+- `state`: how windows, timers and buffered rows are laid out in the state.
 
 The aggregates themselves are in `operators/aggregates`; the steps of a plan that build these
 kernels in `plan/window_steps.py`.

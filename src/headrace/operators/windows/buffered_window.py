@@ -34,7 +34,6 @@ from headrace.columnar.lookup import (
     key_bounds,
     number_keys,
     search_within,
-    sort_order,
 )
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates.aggregation import AggregateOutcome, AggregateSet
@@ -43,22 +42,21 @@ from headrace.operators.windows.kernel import WindowKernel, WindowSettings, show
 from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Session, Sliding
 from headrace.operators.windows.state import (
-    EMITTED,
     ID,
     TIME,
     BufferedRows,
+    GroupKeys,
     RowStore,
     WindowHistory,
     Windows,
     WindowVersions,
     any_within,
     chains,
-    scan_windows,
-    with_long_keys,
+    distinct_windows,
+    put_timers,
 )
 
 _NO_KEYS = pa.nulls(0, pa.binary())
-_ONE = b"\x01"
 
 
 @dataclass(frozen=True)
@@ -81,17 +79,6 @@ class Spans:
             first=self.first[which],
             stop=self.stop[which],
         )
-
-
-@dataclass(frozen=True)
-class GroupKeys:
-    """The groups that a call is about: their keys, key groups, and the names of their
-    row entries.
-    """
-
-    by: pa.Array
-    groups: Groups
-    names: pa.Array
 
 
 class BufferedWindows(WindowKernel):
@@ -182,7 +169,7 @@ class BufferedWindows(WindowKernel):
             [
                 of_rows,
                 self.scan_completed(state, watermarks).by,
-                scan_expired(self, state, watermarks),
+                self.scan_expired(state, watermarks),
             ]
         )
         grouped = GroupKeys(keys, key_groups(keys), RowStore.names(keys))
@@ -417,22 +404,26 @@ class BufferedWindows(WindowKernel):
         history: WindowHistory,
         watermarks: Watermarks,
     ) -> pa.Table:
-        sets, born = history.all(), history.born
-        if not len(sets):
+        versions, born = history.all(), history.born
+        if not len(versions):
             return self.empty_output()
         segments = Segments(
             rows=buffered.rows,
-            order=sets.entries,
-            starts=np.cumsum(sets.lengths) - sets.lengths,
-            ticks=np.zeros(len(sets), np.int64),
-            firsts=np.arange(len(sets)),
+            order=versions.entries,
+            starts=np.cumsum(versions.lengths) - versions.lengths,
+            ticks=np.zeros(len(versions), np.int64),
+            firsts=np.arange(len(versions)),
             keys=_NO_KEYS,
         )
-        stored, parts = self.aggregation.layout.unpack_array(pa.nulls(len(sets), pa.binary()))
+        stored, parts = self.aggregation.layout.unpack_array(pa.nulls(len(versions), pa.binary()))
         outcome = self.aggregation.advance(segments, stored, parts)
-        windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
+        windows, window = distinct_windows(grouped, versions.keys, versions.starts, versions.ends)
         shown = shown_over_lifetimes(
-            window, born, history.died, self.emitted_from(sets.ends, watermarks), len(watermarks)
+            window,
+            born,
+            history.died,
+            self.emitted_from(versions.ends, watermarks),
+            len(watermarks),
         )
         table, changes = self.emit_rows(
             windows, shown, VersionResults(outcome, segments.after), watermarks
@@ -482,54 +473,6 @@ def _by_tick(buffered: BufferedRows) -> Iterator[tuple[int, Ints]]:
     starts = np.flatnonzero(group_start_mask(tick_index))
     for start, stop in pairwise([*starts.tolist(), len(tick_index)]):
         yield int(tick_index[start]), buffered.stored + np.arange(start, stop)
-
-
-def distinct_windows(
-    grouped: GroupKeys, keys: Ints, starts: Times, ends: Times
-) -> tuple[Windows, Ints]:
-    """The distinct windows in order of group, start and end, and the position of each given window
-    among them.
-    """
-    order = sort_order(keys, starts, ends)
-    keys = keys[order]
-    starts = starts[order]
-    ends = ends[order]
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
-    position = np.empty(len(order), np.int64)
-    position[order] = np.cumsum(new) - 1
-    return (
-        Windows(
-            by=grouped.by.take(pa.array(keys[new])),
-            starts=starts[new],
-            ends=ends[new],
-            groups=grouped.groups[keys[new]],
-        ),
-        position,
-    )
-
-
-def scan_expired(kernel: WindowKernel, state: KeyedState, watermarks: Watermarks) -> pa.Array:
-    """The keys of groups with entries that the step's horizon passes in this call."""
-    (until,) = kernel.step_horizon(watermarks.horizon[-1:]).tolist()
-    if until == kernel.step_horizon(np.array([watermarks.horizon_at_start]))[0]:
-        return _NO_KEYS
-    return scan_windows(state, EMITTED, UNSTARTED, until)[1].by
-
-
-def put_timers(
-    state: KeyedState, old: tuple[pa.Array, Groups], new: tuple[pa.Array, Groups]
-) -> None:
-    """Replace the timers of groups: `old` and `new` are names and key groups."""
-    gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
-    state.put_array(
-        old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone]
-    )
-    fresh = pc.invert(pc.is_in(new[0], old[0])).to_numpy(zero_copy_only=False)
-    names = new[0].filter(pa.array(fresh))
-    state.put_array(
-        names, with_long_keys(names, pa.array([_ONE] * len(names), pa.binary())), new[1][fresh]
-    )
 
 
 class BufferedSessions(BufferedWindows):
@@ -632,21 +575,9 @@ class BufferedSlidingWindows(BufferedWindows):
         """One timer for the first window of a group that waits to be emitted, and one for when its
         last row is no longer needed.
         """
-        return group_timers(keys, times, self.size_us, watermark_us if self.emits_final else None)
-
-
-def group_timers(
-    keys: Ints, times: Times, size_us: int, watermark_us: int | None
-) -> tuple[Ints, Times, Times, Mask]:
-    """When groups with rows at these times, in order, must be processed: group, start, end, and
-    whether the timer waits for the watermark.
-    """
-    last = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)) if len(keys) else keys
-    scan_expired = keys[last], times[last] + size_us
-    waiting = np.flatnonzero(times >= watermark_us) if watermark_us is not None else keys[:0]
-    first = waiting[group_start_mask(keys[waiting])] if len(waiting) else waiting
-    of, ends = (
-        np.concatenate([scan_expired[0], keys[first]]),
-        np.concatenate([scan_expired[1], times[first] + 1]),
-    )
-    return of, np.zeros(len(of), np.int64), ends, np.arange(len(of)) >= len(last)
+        last = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)) if len(keys) else keys
+        waiting = np.flatnonzero(times >= watermark_us) if self.emits_final else keys[:0]
+        first = waiting[group_start_mask(keys[waiting])] if len(waiting) else waiting
+        of = np.concatenate([keys[last], keys[first]])
+        ends = np.concatenate([times[last] + self.size_us, times[first] + 1])
+        return of, np.zeros(len(of), np.int64), ends, np.arange(len(of)) >= len(last)

@@ -34,7 +34,6 @@ from headrace.errors import NewerFormat, PlanError
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, differs
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.assignment import counterparts
-from headrace.operators.windows.buffered_window import GroupKeys, distinct_windows
 from headrace.operators.windows.kernel import (
     NOTHING,
     WINDOW_END,
@@ -44,7 +43,13 @@ from headrace.operators.windows.kernel import (
 )
 from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Hopping, Tumbling
-from headrace.operators.windows.state import EMITTED, Windows, scan_windows
+from headrace.operators.windows.state import (
+    EMITTED,
+    GroupKeys,
+    Windows,
+    distinct_windows,
+    scan_windows,
+)
 
 PREVIOUS = "previous_"
 _VERSION = b"\x01"
@@ -200,10 +205,8 @@ class CompareKernel:
             counterparts(self.window, starts, ends, by) for by in (-self.period_us, self.period_us)
         )
         count, keys = len(starts), ranked.ranks[0]
-        all_starts, all_ends = (
-            np.concatenate([starts, earlier.starts, later.starts]),
-            np.concatenate([ends, earlier.ends, later.ends]),
-        )
+        all_starts = np.concatenate([starts, earlier.starts, later.starts])
+        all_ends = np.concatenate([ends, earlier.ends, later.ends])
         windows, number = distinct_windows(grouped, np.tile(keys, 3), all_starts, all_ends)
         mine = number[:count]
         before = number[count : 2 * count]
@@ -275,14 +278,12 @@ class CompareKernel:
 
     def _read(self, values: pa.Array) -> tuple[pa.Table, Ints]:
         there = values.drop_null()
-        data, offsets = (
-            (
-                np.frombuffer(there.buffers()[2] or b"", np.uint8)
-                if len(there)
-                else np.zeros(0, np.uint8)
-            ),
-            offsets_of(there),
+        data = (
+            np.frombuffer(there.buffers()[2] or b"", np.uint8)
+            if len(there)
+            else np.zeros(0, np.uint8)
         )
+        offsets = offsets_of(there)
         if len(there) and int(data[offsets[:-1]].max()) > _VERSION[0]:
             raise NewerFormat(
                 f"The state of step {self.step_name!r} was written by a newer Headrace.",

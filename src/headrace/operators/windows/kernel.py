@@ -92,10 +92,8 @@ def shown_over_lifetimes(
     """
     begins = np.maximum(born, emitted_from)
     lives = begins < np.minimum(died, ticks)
-    appearing, vanishing = (
-        np.flatnonzero(lives & (begins >= 0)),
-        np.flatnonzero(lives & (died < ticks)),
-    )
+    appearing = np.flatnonzero(lives & (begins >= 0))
+    vanishing = np.flatnonzero(lives & (died < ticks))
     if not len(vanishing) and (np.diff(windows) > 0).all():  # each window has only one version
         return ShownVersions.of(
             begins[appearing], windows[appearing], np.full(len(appearing), NOTHING), appearing
@@ -320,6 +318,13 @@ class WindowKernel(ABC):
         if not self.emits_final or watermark == watermarks.watermark_at_start:
             return NO_WINDOWS
         return scan_windows(state, WAITING, watermarks.watermark_at_start, watermark)[1]
+
+    def scan_expired(self, state: KeyedState, watermarks: Watermarks) -> pa.Array:
+        """The keys of groups with emitted windows that the step's horizon passes in this call."""
+        (until,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
+        if until == self.step_horizon(np.array([watermarks.horizon_at_start]))[0]:
+            return NO_WINDOWS.by
+        return scan_windows(state, EMITTED, UNSTARTED, until)[1].by
 
     def expire_windows(self, state: KeyedState, watermarks: Watermarks) -> None:
         """Delete the emitted windows that end behind the step's horizon."""

@@ -285,7 +285,7 @@ class Heads:
         points: Points,
         panes: Ints,
         emitted_until: int | None,
-        merging: StateMerger,
+        merger: StateMerger,
         pool: StatePool,
     ) -> Heads:
         """The heads of points that are in order of group and time. Points from `emitted_until` on
@@ -293,7 +293,7 @@ class Heads:
         """
         new = group_start_mask(points.keys, panes)
         first = np.flatnonzero(new)
-        states = pool.add(merging.reduce(pool.take(points.states), np.cumsum(new)))
+        states = pool.add(merger.reduce(pool.take(points.states), np.cumsum(new)))
         last = points.times[np.append(first[1:], len(points))[: len(first)] - 1]
         waits = (
             np.full(len(points), NEVER)
@@ -317,10 +317,10 @@ class PaneStore:
         self._heads = RecordStore(step, [_LAST, _WAITS], states)
         self._panes = RecordStore(step, [], states)
 
-    def read_heads(self, state: KeyedState, merging: StateMerger) -> tuple[Heads, StatePool]:
+    def read_heads(self, state: KeyedState, merger: StateMerger) -> tuple[Heads, StatePool]:
         """The heads of all groups, and a pool with their states."""
         counts, rows = self._heads.read(state, self._head_names(), self._groups)
-        pool = StatePool(merging.open_states(as_array(rows.column(STATE))))
+        pool = StatePool(merger.open_states(as_array(rows.column(STATE))))
         panes, last, waits = (
             as_array(rows.column(name)).to_numpy() for name in (TIME, _LAST, _WAITS)
         )
@@ -336,13 +336,13 @@ class PaneStore:
         )
 
     def read_points(
-        self, state: KeyedState, heads: Heads, merging: StateMerger, pool: StatePool
+        self, state: KeyedState, heads: Heads, merger: StateMerger, pool: StatePool
     ) -> Points:
         """The points of some panes; their states are added to the pool."""
         counts, rows = self._panes.read(
             state, self._pane_names(heads.keys, heads.panes), self._groups[heads.keys]
         )
-        states = pool.add(merging.open_states(as_array(rows.column(STATE))))
+        states = pool.add(merger.open_states(as_array(rows.column(STATE))))
         keys = np.repeat(heads.keys, counts)
         return Points(
             keys=keys,

@@ -49,15 +49,16 @@ from headrace.operators.aggregates.partial_aggregation import (
 )
 from headrace.operators.aggregates.state_pool import StateMerger, StatePool, States
 from headrace.operators.kernel import Groups, KeyedState, Times, Watermarks, microseconds
-from headrace.operators.windows.buffered_window import GroupKeys, distinct_windows, scan_expired
 from headrace.operators.windows.kernel import WindowKernel, WindowSettings, shown_over_lifetimes
 from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.specs import Session
 from headrace.operators.windows.state import (
+    GroupKeys,
     WindowHistory,
     Windows,
     WindowVersions,
     chains,
+    distinct_windows,
     with_long_keys,
 )
 
@@ -219,7 +220,7 @@ class SessionWindows(WindowKernel):
         super().__init__(settings)
         assert isinstance(settings.window, Session)
         self.gap_us = settings.window.gap_us
-        self._merging = StateMerger(self.aggregation)
+        self._merger = StateMerger(self.aggregation)
 
     def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
         """Process the rows of some ticks.
@@ -236,7 +237,7 @@ class SessionWindows(WindowKernel):
             [
                 encode_keys(rows, self.by),
                 self.scan_completed(state, watermarks).by,
-                scan_expired(self, state, watermarks),
+                self.scan_expired(state, watermarks),
             ]
         )
         if not len(keys):
@@ -254,7 +255,7 @@ class SessionWindows(WindowKernel):
             self._waits(before, watermarks.watermark_at_start)
         )
         pool = StatePool(
-            self._merging.open_states(state.get_array(names, grouped.groups[before.keys]))
+            self._merger.open_states(state.get_array(names, grouped.groups[before.keys]))
         )
         history, states = self._merge_ticks(rows, islands, before, pool, watermarks)
         emitted = self._emit(grouped, history, pool.take(states), watermarks)
@@ -305,7 +306,7 @@ class SessionWindows(WindowKernel):
     def _island_states(self, rows: pa.Table, order: Ints, first: Ints, chain: Ints) -> States:
         """The state of each island, from its rows or from the states of combined rows."""
         if PARTIAL not in rows.schema.names:
-            return self._merging.lift(
+            return self._merger.lift(
                 Segments(
                     rows=rows,
                     order=order,
@@ -315,8 +316,8 @@ class SessionWindows(WindowKernel):
                     keys=_NO_KEYS,
                 )
             )
-        states = StatePool(self._merging.open_states(as_array(rows.column(PARTIAL)))).take(order)
-        return self._merging.reduce(states, chain)
+        states = StatePool(self._merger.open_states(as_array(rows.column(PARTIAL)))).take(order)
+        return self._merger.reduce(states, chain)
 
     # Tick by tick
 
@@ -405,7 +406,7 @@ class SessionWindows(WindowKernel):
         numbers = np.concatenate([known[old.numbers[current]], of_islands[mine]])
         members = changed[chained.chain]
         return pool.add(
-            self._merging.reduce(pool.take(numbers[chained.order[members]]), chained.chain[members])
+            self._merger.reduce(pool.take(numbers[chained.order[members]]), chained.chain[members])
         )
 
     # Emitting and storing
@@ -422,16 +423,16 @@ class SessionWindows(WindowKernel):
     def _emit(
         self, grouped: GroupKeys, history: WindowHistory, states: States, watermarks: Watermarks
     ) -> pa.Table:
-        sets = history.all()
-        if not len(sets):
+        versions = history.all()
+        if not len(versions):
             return self.empty_output()
-        results = self._merging.results(states)
-        windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
+        results = self._merger.results(states)
+        windows, window = distinct_windows(grouped, versions.keys, versions.starts, versions.ends)
         shown = shown_over_lifetimes(
             window,
             history.born,
             history.died,
-            self.emitted_from(sets.ends, watermarks),
+            self.emitted_from(versions.ends, watermarks),
             len(watermarks),
         )
         emitted, changes = self.emit_rows(windows, shown, results, watermarks)
@@ -454,7 +455,7 @@ class SessionWindows(WindowKernel):
         (horizon,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
         now = _current_sessions(history)
         is_open = now.ends > horizon
-        windows, values = self._windows(grouped, now), self._merging.close_states(states)
+        windows, values = self._windows(grouped, now), self._merger.close_states(states)
         names = windows.names(self._waits(now, int(watermarks.watermark[-1])))
         kept = names.filter(pa.array(is_open))
         state.put_array(

@@ -49,21 +49,18 @@ from headrace.operators.aggregates.state_pool import (
     take_states,
 )
 from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, Times, Watermarks
-from headrace.operators.windows.buffered_window import (
-    GroupKeys,
-    distinct_windows,
-    put_timers,
-    scan_expired,
-)
 from headrace.operators.windows.kernel import WindowKernel, WindowSettings, shown_over_lifetimes
 from headrace.operators.windows.late_rows import row_tick_indices
 from headrace.operators.windows.pane_store import NEVER, PANES, Heads, PaneStore, Points
 from headrace.operators.windows.specs import Sliding
 from headrace.operators.windows.state import (
+    GroupKeys,
     WindowHistory,
     Windows,
     WindowVersions,
     any_within,
+    distinct_windows,
+    put_timers,
 )
 
 # The states of windows, from points in order of group and time and from the heads of whole panes
@@ -76,23 +73,23 @@ def windows_at(
     others: Heads,
     size_us: int,
     pane_us: int,
-    merging: StateMerger,
+    merger: StateMerger,
     pool: StatePool,
 ) -> States:
     """The states of the windows (t - size, t] that end at some of the points.
 
     `others` are the heads of the panes whose points were not read.
     """
-    subtracted = _windows_by_subtraction(points, chosen, others, size_us, merging, pool)
+    subtracted = _windows_by_subtraction(points, chosen, others, size_us, merger, pool)
     return (
-        windows_by_merging(points, chosen, heads, size_us, pane_us, merging, pool)
+        windows_by_merging(points, chosen, heads, size_us, pane_us, merger, pool)
         if subtracted is None
         else subtracted
     )
 
 
 def _windows_by_subtraction(
-    points: Points, chosen: Ints, others: Heads, size_us: int, merging: StateMerger, pool: StatePool
+    points: Points, chosen: Ints, others: Heads, size_us: int, merger: StateMerger, pool: StatePool
 ) -> States | None:
     """The states of windows from a running total over the points and the heads of the other panes:
     the total at the window's end less that at its start. None if an aggregate cannot subtract.
@@ -114,7 +111,7 @@ def _windows_by_subtraction(
         position[order] = np.arange(len(order))
         last = position[chosen]
     first = lower_bound(keys, times, points.keys[chosen], points.times[chosen] - size_us + 1)
-    return merging.over_ranges(pool.take(states), first, last + 1)
+    return merger.over_ranges(pool.take(states), first, last + 1)
 
 
 def windows_by_merging(
@@ -123,7 +120,7 @@ def windows_by_merging(
     heads: Heads,
     size_us: int,
     pane_us: int,
-    merging: StateMerger,
+    merger: StateMerger,
     pool: StatePool,
 ) -> States:
     """The states of windows by merging alone.
@@ -134,15 +131,15 @@ def windows_by_merging(
     panes = points.times // pane_us
     pane: Ints = np.cumsum(group_start_mask(points.keys, panes)) - 1
     of, until = points.keys[chosen], points.times[chosen]
-    windows = _scan_panes(points, pane, chosen, merging.prefixes, pool)
+    windows = _scan_panes(points, pane, chosen, merger.prefixes, pool)
     begins_in = (until - size_us + 1) // pane_us
     oldest = lower_bound(points.keys, points.times, of, until - size_us + 1)
     also = np.flatnonzero((panes[oldest] == begins_in) & (pane[oldest] != pane[chosen]))
     put_states(
         windows,
         also,
-        merging.merge(
-            _scan_panes(points, pane, oldest[also], merging.suffixes, pool),
+        merger.merge(
+            _scan_panes(points, pane, oldest[also], merger.suffixes, pool),
             take_states(windows, also),
         ),
     )
@@ -154,8 +151,8 @@ def windows_by_merging(
     put_states(
         windows,
         also,
-        merging.merge(
-            _merge_heads(first[also], stop[also], heads, merging, pool), take_states(windows, also)
+        merger.merge(
+            _merge_heads(first[also], stop[also], heads, merger, pool), take_states(windows, also)
         ),
     )
     return windows
@@ -180,7 +177,7 @@ def _scan_panes(
 
 
 def _merge_heads(
-    first: Ints, stop: Ints, heads: Heads, merging: StateMerger, pool: StatePool
+    first: Ints, stop: Ints, heads: Heads, merger: StateMerger, pool: StatePool
 ) -> States:
     """The merged states of ranges of heads.
 
@@ -192,19 +189,19 @@ def _merge_heads(
     low, high = int(first.min(initial=0)), int(stop.max(initial=0))
     states, blocks = pool.take(heads.states[low:high]), np.arange(high - low) // PANES
     first, last = first - low, stop - low - 1
-    ends = take_states(merging.suffixes(states, blocks), first)
+    ends = take_states(merger.suffixes(states, blocks), first)
     over = np.flatnonzero(blocks[first] != blocks[last])
     put_states(
         ends,
         over,
-        merging.merge(
-            take_states(ends, over), take_states(merging.prefixes(states, blocks), last[over])
+        merger.merge(
+            take_states(ends, over), take_states(merger.prefixes(states, blocks), last[over])
         ),
     )
     inside = np.flatnonzero((blocks[first] == blocks[last]) & ((last + 1) % PANES != 0))
     lengths = (last - first + 1)[inside]
     members = take_states(states, expand_ranges(first[inside], lengths))
-    put_states(ends, inside, merging.reduce(members, np.repeat(np.arange(len(lengths)), lengths)))
+    put_states(ends, inside, merger.reduce(members, np.repeat(np.arange(len(lengths)), lengths)))
     return take_states(ends, np.cumsum(new) - 1)
 
 
@@ -236,7 +233,7 @@ class SlidingWindows(WindowKernel):
         assert isinstance(settings.window, Sliding)
         self.size_us = settings.window.size_us
         self.pane_us = max(self.size_us // PANES, 1)
-        self._merging = StateMerger(self.aggregation)
+        self._merger = StateMerger(self.aggregation)
 
     def advance(self, state: KeyedState, rows: pa.Table, watermarks: Watermarks) -> pa.Table:
         """Process the rows of some ticks.
@@ -252,20 +249,20 @@ class SlidingWindows(WindowKernel):
             [
                 encode_keys(rows, self.by),
                 self.scan_completed(state, watermarks).by,
-                scan_expired(self, state, watermarks),
+                self.scan_expired(state, watermarks),
             ]
         )
         if not len(keys):
             return self.empty_output()
         grouped = GroupKeys(keys, key_groups(keys), _NO_KEYS)
         store = PaneStore(self.step_name, grouped.by, grouped.groups, self.aggregation.layout.dtype)
-        batch = SlidingBatch(*store.read_heads(state, self._merging), watermarks)
+        batch = SlidingBatch(*store.read_heads(state, self._merger), watermarks)
         fresh = self._points(rows, ranks[0], times, batch.pool, watermarks)
         in_order = self._in_order(batch.heads, fresh, len(grouped.by))
         needed = ~in_order[batch.heads.keys] | self._needed(
             batch.heads, fresh, len(grouped.by), watermarks
         )
-        known = store.read_points(state, batch.heads.take(needed), self._merging, batch.pool)
+        known = store.read_points(state, batch.heads.take(needed), self._merger, batch.pool)
         points, heads = self._windows_in_order(
             known.take(in_order[known.keys]),
             fresh.take(in_order[fresh.keys]),
@@ -306,7 +303,7 @@ class SlidingWindows(WindowKernel):
         )
         first = np.flatnonzero(group_start_mask(points.keys, points.times, points.tick_index))
         states = pool.add(
-            self._merging.lift(
+            self._merger.lift(
                 Segments(
                     rows=rows,
                     order=order,
@@ -384,7 +381,7 @@ class SlidingWindows(WindowKernel):
         points = known.merge_sorted(fresh)
         panes = points.times // self.pane_us
         mine = Heads.of(
-            points, panes, self._emitted_until(batch.watermarks), self._merging, batch.pool
+            points, panes, self._emitted_until(batch.watermarks), self._merger, batch.pool
         )
         heads = others.concat(mine)
         wanted = points.tick_index >= 0
@@ -415,10 +412,8 @@ class SlidingWindows(WindowKernel):
         for tick in np.unique(fresh.tick_index).tolist():
             added = fresh.take(fresh.tick_index == tick)
             touched = np.isin(alive.keys, added.keys)
-            mine, rest = (
-                self._merge_points(alive.take(touched).concat(added), batch.pool),
-                alive.take(~touched),
-            )
+            mine = self._merge_points(alive.take(touched).concat(added), batch.pool)
+            rest = alive.take(~touched)
             history.forget(
                 np.isin(history.current.keys, added.keys) & (history.current.ends <= horizons[tick])
             )
@@ -444,7 +439,7 @@ class SlidingWindows(WindowKernel):
         new = group_start_mask(points.keys, points.times)
         if new.all():
             return points
-        merged = pool.add(self._merging.reduce(pool.take(points.states), np.cumsum(new)))
+        merged = pool.add(self._merger.reduce(pool.take(points.states), np.cumsum(new)))
         return Points(
             keys=points.keys[new],
             times=points.times[new],
@@ -457,7 +452,7 @@ class SlidingWindows(WindowKernel):
             points,
             points.times // self.pane_us,
             self._emitted_until(batch.watermarks),
-            self._merging,
+            self._merger,
             batch.pool,
         )
 
@@ -478,7 +473,7 @@ class SlidingWindows(WindowKernel):
         """
         if len(chosen):
             states = windows_at(
-                points, chosen, heads, others, self.size_us, self.pane_us, self._merging, batch.pool
+                points, chosen, heads, others, self.size_us, self.pane_us, self._merger, batch.pool
             )
             batch.windows.append(states)
             ends = points.times[chosen]
@@ -498,14 +493,14 @@ class SlidingWindows(WindowKernel):
     def _emit(self, grouped: GroupKeys, batch: SlidingBatch) -> pa.Table:
         if not batch.windows:
             return self.empty_output()
-        sets, history = batch.history.all(), batch.history
-        results = self._merging.results(concat_states(batch.windows))
-        windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
+        versions, history = batch.history.all(), batch.history
+        results = self._merger.results(concat_states(batch.windows))
+        windows, window = distinct_windows(grouped, versions.keys, versions.starts, versions.ends)
         shown = shown_over_lifetimes(
             window,
             history.born,
             history.died,
-            self.emitted_from(sets.ends, batch.watermarks),
+            self.emitted_from(versions.ends, batch.watermarks),
             len(batch.watermarks),
         )
         table, changes = self.emit_rows(windows, shown, results, batch.watermarks)
@@ -531,7 +526,7 @@ class SlidingWindows(WindowKernel):
             there = ~gone.have(points.keys[new], panes[new])[np.cumsum(new) - 1]
             points, panes = points.take(there), panes[there]
             gone = batch.heads.take(gone.have(batch.heads.keys, batch.heads.panes))
-        stored = self._merging.close_states(
+        stored = self._merger.close_states(
             batch.pool.take(np.concatenate([heads.states, points.states]))
         )
         store.write(
@@ -552,10 +547,8 @@ class SlidingWindows(WindowKernel):
         np.minimum.at(waits, heads.keys, heads.waits)
         np.maximum.at(last, heads.keys, heads.last)
         waiting, there = np.flatnonzero(waits != NEVER), np.flatnonzero(last != UNSTARTED)
-        of, ends = (
-            np.concatenate([waiting, there]),
-            np.concatenate([waits[waiting] + 1, last[there] + self.size_us]),
-        )
+        of = np.concatenate([waiting, there])
+        ends = np.concatenate([waits[waiting] + 1, last[there] + self.size_us])
         windows = Windows(
             by=grouped.by.take(pa.array(of)),
             starts=np.zeros(len(of), np.int64),

@@ -43,6 +43,7 @@ _HEAD = 17
 _SHORTENED_FROM = 400  # names of at least this length may be shortened by the store
 _SIGN = np.uint64(1 << 63)
 _NOTHING = pa.scalar(b"", pa.binary())
+_ONE = b"\x01"
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,55 @@ def concat_keys(first: pa.Array, second: pa.Array) -> pa.Array:
         ):
             return pa.concat_arrays([first, second.cast(first.type)])
     return pa.concat_arrays([first.cast(pa.binary()), second.cast(pa.binary())])
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """The groups that a call is about: their keys, key groups, and the names of their row entries."""
+
+    by: pa.Array
+    groups: Groups
+    names: pa.Array
+
+
+def distinct_windows(
+    grouped: GroupKeys, keys: Ints, starts: Times, ends: Times
+) -> tuple[Windows, Ints]:
+    """The distinct windows in order of group, start and end, and the position of each given window
+    among them.
+    """
+    order = sort_order(keys, starts, ends)
+    keys = keys[order]
+    starts = starts[order]
+    ends = ends[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
+    position = np.empty(len(order), np.int64)
+    position[order] = np.cumsum(new) - 1
+    return (
+        Windows(
+            by=grouped.by.take(pa.array(keys[new])),
+            starts=starts[new],
+            ends=ends[new],
+            groups=grouped.groups[keys[new]],
+        ),
+        position,
+    )
+
+
+def put_timers(
+    state: KeyedState, old: tuple[pa.Array, Groups], new: tuple[pa.Array, Groups]
+) -> None:
+    """Replace the timers of groups: `old` and `new` are names and key groups."""
+    gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
+    state.put_array(
+        old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone]
+    )
+    fresh = pc.invert(pc.is_in(new[0], old[0])).to_numpy(zero_copy_only=False)
+    names = new[0].filter(pa.array(fresh))
+    state.put_array(
+        names, with_long_keys(names, pa.array([_ONE] * len(names), pa.binary())), new[1][fresh]
+    )
 
 
 # Buffered rows
