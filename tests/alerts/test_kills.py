@@ -22,9 +22,9 @@ from tests.waits import until
 RUNNER = """
 import sys
 import headrace as hr
-from headrace.pipeline import running
+from headrace.runtime import run
 from headrace.testing.plain_spark import PlainSpark
-running._start_spark = lambda _options: PlainSpark()
+run._start_spark = lambda _options: PlainSpark()
 log, state, receiver = sys.argv[1:]
 shop = hr.Pipeline("shop", log=log)
 orders = shop.topic("orders", schema="id BIGINT, amount BIGINT")
@@ -86,8 +86,10 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
         held.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         port = held.getsockname()[1]
         first = begin(f"http://127.0.0.1:{port}/hook")
-        until(lambda: len(recorded(log)) == 1, timeout_s=60)
-        killed(first)
+        try:
+            until(lambda: len(recorded(log)) == 1, timeout_s=60)
+        finally:
+            killed(first)
     receiver = WebhookReceiver(port=port)
     second = begin(f"http://127.0.0.1:{port}/hook")
     try:

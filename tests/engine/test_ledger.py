@@ -91,7 +91,7 @@ def test_an_entry_is_refused_if_the_newest_is_not_the_one_it_follows(tmp_path: P
         ledger.add(tx, LedgerEntry(ledger.epoch, MAIN_QUERY, 3))
         with log.transaction("somebody") as other:
             other.set_note("ledger.shop.main", LedgerEntry(ledger.epoch, MAIN_QUERY, 9).to_json())
-        with pytest.raises(RetryError, match="disturbed"):
+        with pytest.raises(RetryError, match="was aborted by another runner"):
             ledger.commit(tx)
         found = ledger.last(MAIN_QUERY)
         assert found is not None

@@ -116,7 +116,7 @@ def test_where_a_token_comes_from(tmp_path: Path) -> None:
         file.write_text(bad)
         with pytest.raises(ConfigurationError, match="does not have 16 or more"):
             find_token(file, {})
-        with pytest.raises(ConfigurationError, match="HEADRACE_TOKEN is not"):
+        with pytest.raises(ConfigurationError, match="HEADRACE_TOKEN does not have"):
             find_token(None, {"HEADRACE_TOKEN": bad})
     with pytest.raises(ConfigurationError, match="cannot be read"):
         find_token(tmp_path / "none", {})

@@ -333,20 +333,19 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
 
 
 def test_nothing_is_dropped_without_a_word(run: Run, store: ViewStore, state: Path) -> None:
-    assert "say --yes to drop it" in run("view", "drop", "counts", "--state", state, code=2).err
+    assert "give --yes to drop it" in run("view", "drop", "counts", "--state", state, code=2).err
     assert len(store.reader.views()) == 2
-    write_run(state, receive=time.time() - 3_600)
+    write_run(state, updated=time.time() - 3_600)
     done = run("view", "drop", "counts", "--yes", "--state", state)
     assert (
-        done.out
-        == "Dropped counts. The next run of shop builds it again, as long as it declares it.\n"
+        done.out == "Dropped counts. The next run of shop rebuilds it, as long as it declares it.\n"
     )
     assert run("view", "drop", "events", "--yes", "--json", "--state", state).lines == [
         {"dropped": "events", "built_again_by": None}
     ]
 
 
-def write_run(state: Path, receive: float) -> None:
+def write_run(state: Path, updated: float) -> None:
     """As a run of the pipeline `shop`, with the view `counts`, does on another machine."""
     figures = dict.fromkeys(
         (
@@ -365,22 +364,22 @@ def write_run(state: Path, receive: float) -> None:
         ),
         0,
     )
-    printed = {
+    status = {
         **figures,
         "pipeline": "shop",
         "process": os.getpid(),
-        "updated": receive,
+        "updated": updated,
         "queries": {"main": {"tick": 4, "outputs": ["counts"]}},
     }
-    (state / "status.json").write_text(json.dumps(printed))
+    (state / "status.json").write_text(json.dumps(status))
 
 
 def test_a_view_that_a_pipeline_keeps_is_not_dropped(
     run: Run, store: ViewStore, state: Path
 ) -> None:
-    write_run(state, receive=time.time())
+    write_run(state, updated=time.time())
     assert (
-        "'shop' is running and keeps counts"
+        "'shop' is running and writes counts"
         in run("view", "drop", "counts", "--yes", "--state", state, code=1).err
     )
     run("view", "drop", "events", "--yes", "--state", state)

@@ -58,14 +58,14 @@ def find_log_address(context: typer.Context, address: str | None) -> str | None:
 
 def require_log_address(context: typer.Context, address: str | None) -> str:
     """The address of the log, as `find_log_address` finds it. BadParameter if there is none."""
-    found = find_log_address(context, address)
-    if not found:
+    log_address = find_log_address(context, address)
+    if not log_address:
         raise typer.BadParameter(
             "Which log? Give --log file:PATH (a directory) or --log kafka://HOST:PORT, or set"
             f" {LOG_VARIABLE}.",
             param_hint="--log",
         )
-    return found
+    return log_address
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a read-only connection. Any number of processes may hold one while the writer runs."""
     if not path.is_file():
         raise ConfigurationError(
-            f"There are no views in {path.parent}: {path.name} is not there.",
+            f"There are no views in {path.parent}: {path.name} does not exist.",
             fix="name the pipeline's state directory, or run the pipeline first.",
         )
     with translate_errors(path):

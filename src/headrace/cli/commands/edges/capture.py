@@ -162,7 +162,7 @@ def _run_all(
     start_over: bool,
     as_json: bool,
 ) -> None:
-    """Run each capture in a thread of its own. If one fails for good, all end."""
+    """Run each capture in a thread of its own. If one fails permanently, all end."""
     failures: list[BaseException] = []
     with stop_signals(
         "Stopping after the current transaction; press Ctrl-C again to stop at once."

@@ -152,13 +152,13 @@ def _check(sink: Sink, topic: str, address: str, *, as_json: bool) -> None:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _format_difference(each: Difference) -> str:
-    key = ", ".join(f"{name} {format_cell(value)}" for name, value in each.key.items())
-    if each.log is None or each.target is None:
-        return f"{key}: {'not in the target' if each.target is None else 'not in the log'}"
+def _format_difference(difference: Difference) -> str:
+    key = ", ".join(f"{name} {format_cell(value)}" for name, value in difference.key.items())
+    if difference.log is None or difference.target is None:
+        return f"{key}: {'not in the target' if difference.target is None else 'not in the log'}"
     values = "; ".join(
-        f"{name} is {format_cell(each.target[name])}, in the log {format_cell(each.log[name])}"
-        for name in each.columns
+        f"{name} is {format_cell(difference.target[name])}, in the log {format_cell(difference.log[name])}"
+        for name in difference.columns
     )
     return f"{key}: {values}"
 

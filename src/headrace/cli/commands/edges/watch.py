@@ -97,7 +97,11 @@ def watch(
             "There is no rule: give --rule 'lag rows > 10000', or name a file with --rules.",
             param_hint="--rule",
         )
-    if once and (per_minute := [each.measure for each in watched if each.measure in PER_MINUTE]):
+    if once and (
+        per_minute := [
+            watched_rule.measure for watched_rule in watched if watched_rule.measure in PER_MINUTE
+        ]
+    ):
         raise typer.BadParameter(
             f"{per_minute[0]} are counted over a minute, which a single check cannot do: leave out"
             " --once, or this rule.",
@@ -108,10 +112,12 @@ def watch(
         if once:
             values = measurements.measure()
             is_exceeded = False
-            for each in watched:
-                for subject, value in values.get(each.measure, {}).items():
-                    if each.applies_to(subject) and value > each.limit:
-                        echo(f"{each.text}: {subject} has {each.format_value(value)}")
+            for watched_rule in watched:
+                for subject, value in values.get(watched_rule.measure, {}).items():
+                    if watched_rule.applies_to(subject) and value > watched_rule.limit:
+                        echo(
+                            f"{watched_rule.text}: {subject} has {watched_rule.format_value(value)}"
+                        )
                         is_exceeded = True
             if is_exceeded:
                 raise typer.Exit(EXIT_ALERT)

@@ -43,14 +43,14 @@ def list_dead(context: typer.Context, log: LogOption = None, json: JsonOption = 
     from headrace.log import dead_letters as dead
 
     with open_chosen_log(context, log) as opened_log:
-        found = dead.dead_topics(opened_log)
+        dead_topics = dead.dead_topics(opened_log)
     if json:
-        for each in found:
-            print_json({"name": each.name, "of": each.of, "rows": each.rows})
+        for dead_topic in dead_topics:
+            print_json({"name": dead_topic.name, "of": dead_topic.of, "rows": dead_topic.rows})
         return
     print_table(
         ["dead letters", "of", "rows"],
-        [(each.name, each.of, each.rows) for each in found],
+        [(dead_topic.name, dead_topic.of, dead_topic.rows) for dead_topic in dead_topics],
         empty="No dead letters.",
     )
 
@@ -79,13 +79,13 @@ def show(
             else []
         )
     if json:
-        for each in dead_rows:
-            print_json(each)
+        for dead_row in dead_rows:
+            print_json(dead_row)
         return
-    names = list(dict.fromkeys(name for each in dead_rows for name in each))
+    names = list(dict.fromkeys(name for dead_row in dead_rows for name in dead_row))
     print_table(
         names,
-        [[to_json_value(each.get(name)) for name in names] for each in dead_rows],
+        [[to_json_value(dead_row.get(name)) for name in names] for dead_row in dead_rows],
         empty="No dead letters.",
     )
 

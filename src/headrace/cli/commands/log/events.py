@@ -118,14 +118,14 @@ def list_entities(
     Example: headrace events list --prefix account- --log file:data
     """
     with open_chosen_log(context, log) as opened_log, _store(opened_log, store) as events:
-        found = events.entities(prefix)
+        entities = events.entities(prefix)
     if json:
-        for name, version in found[:max_rows]:
+        for name, version in entities[:max_rows]:
             print_json({"entity": name, "version": version})
         return
-    print_table(["entity", "version"], found[:max_rows])
-    if len(found) > max_rows:
-        echo(f"There are {len(found):,}; see --max and --prefix.")
+    print_table(["entity", "version"], entities[:max_rows])
+    if len(entities) > max_rows:
+        echo(f"There are {len(entities):,}; see --max and --prefix.")
 
 
 @app.command()
@@ -141,21 +141,21 @@ def history(
     Example: headrace events history account-17 --log file:data
     """
     with open_chosen_log(context, log) as opened_log, _store(opened_log, store) as events:
-        found = events.load(entity)
-        if not found:
+        entity_events = events.load(entity)
+        if not entity_events:
             raise UnknownEntity(entity, events.name)
     if json:
-        for each in found:
+        for event in entity_events:
             print_json(
                 {
-                    "version": each.version,
-                    "time": each.time.isoformat(),
-                    "type": each.type,
-                    "type_version": each.type_version,
-                    "id": each.id,
-                    "subject": each.subject,
-                    "offset": each.offset,
-                    "data": each.data,
+                    "version": event.version,
+                    "time": event.time.isoformat(),
+                    "type": event.type,
+                    "type_version": event.type_version,
+                    "id": event.id,
+                    "subject": event.subject,
+                    "offset": event.offset,
+                    "data": event.data,
                 }
             )
         return
@@ -163,12 +163,12 @@ def history(
         ["version", "time", "type", "data"],
         [
             (
-                each.version,
-                each.time.isoformat(" ", "milliseconds"),
-                each.type,
-                to_json_value(each.data),
+                event.version,
+                event.time.isoformat(" ", "milliseconds"),
+                event.type,
+                to_json_value(event.data),
             )
-            for each in found
+            for event in entity_events
         ],
     )
 
@@ -206,12 +206,14 @@ def state(
             raise UnknownEntity(entity, events.name)
         with ExitStack() as stack:
             handler = _handler(events, decider, stack)
-            as_of, found = handler.versioned_state(entity, version=version, at=at)
-            found = found if handler.vault is None else handler.vault.reveal(found)
+            as_of, entity_state = handler.versioned_state(entity, version=version, at=at)
+            entity_state = (
+                entity_state if handler.vault is None else handler.vault.reveal(entity_state)
+            )
     if json:
-        print_json({"entity": entity, "version": as_of, "state": to_json(found)})
+        print_json({"entity": entity, "version": as_of, "state": to_json(entity_state)})
     else:
-        echo(f"{entity} at version {as_of}: {found}")
+        echo(f"{entity} at version {as_of}: {entity_state}")
 
 
 @app.command()
@@ -237,25 +239,28 @@ def digest(
         _store(opened_log, store) as events,
         ExitStack() as stack,
     ):
-        found = digests(
+        range_digests = digests(
             events,
             ranges=ranges,
             handler=None if decider is None else _handler(events, decider, stack),
         )
     if json:
-        for each in found:
+        for range_digest in range_digests:
             print_json(
                 {
-                    "range": each.number,
-                    "entities": each.entities,
-                    "events": each.events,
-                    "digest": each.digest,
+                    "range": range_digest.number,
+                    "entities": range_digest.entities,
+                    "events": range_digest.events,
+                    "digest": range_digest.digest,
                 }
             )
         return
     print_table(
         ["range", "entities", "events", "digest"],
-        [(each.number, each.entities, each.events, each.digest) for each in found],
+        [
+            (range_digest.number, range_digest.entities, range_digest.events, range_digest.digest)
+            for range_digest in range_digests
+        ],
     )
 
 

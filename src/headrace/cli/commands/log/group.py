@@ -29,26 +29,32 @@ def list_groups(context: typer.Context, log: LogOption = None, json: JsonOption 
     with open_chosen_log(context, log) as opened_log:
         groups = [opened_log.group(name) for name in sorted(opened_log.groups())]
         lags = opened_log.lag()
-    rows = [(each, sum(lag.rows for lag in lags if lag.group == each.name)) for each in groups]
+    rows = [(group, sum(lag.rows for lag in lags if lag.group == group.name)) for group in groups]
     if json:
-        for each, behind in rows:
+        for group, behind in rows:
             print_json(
                 {
-                    "name": each.name,
-                    "kind": each.kind,
-                    "topics": sorted(each.committed),
-                    "members": len(each.members),
+                    "name": group.name,
+                    "kind": group.kind,
+                    "topics": sorted(group.committed),
+                    "members": len(group.members),
                     "lag_rows": behind,
                 }
             )
         return
-    shown = [
-        (each.name, each.kind, ", ".join(sorted(each.committed)) or "-", len(each.members), behind)
-        for each, behind in rows
+    table_rows = [
+        (
+            group.name,
+            group.kind,
+            ", ".join(sorted(group.committed)) or "-",
+            len(group.members),
+            behind,
+        )
+        for group, behind in rows
     ]
     print_table(
         ["group", "kind", "topics", "members", "lag"],
-        shown,
+        table_rows,
         empty="No groups yet: a group exists once it has read something.",
     )
 
@@ -72,23 +78,23 @@ def show(
                 "generation": info.generation,
                 "members": [
                     {
-                        "member": each.member,
-                        "host": each.host,
-                        "partitions": each.partitions,
-                        "seconds_since_heartbeat": each.seconds_since_heartbeat,
+                        "member": member.member,
+                        "host": member.host,
+                        "partitions": member.partitions,
+                        "seconds_since_heartbeat": member.seconds_since_heartbeat,
                     }
-                    for each in info.members
+                    for member in info.members
                 ],
                 "positions": [
                     {
-                        "topic": each.topic,
-                        "partition": each.partition,
-                        "committed": each.committed,
-                        "end": each.end,
-                        "rows": each.rows,
-                        "seconds": each.seconds,
+                        "topic": lag.topic,
+                        "partition": lag.partition,
+                        "committed": lag.committed,
+                        "end": lag.end,
+                        "rows": lag.rows,
+                        "seconds": lag.seconds,
                     }
-                    for each in lags
+                    for lag in lags
                 ],
             }
         )
@@ -96,24 +102,24 @@ def show(
     echo(f"{info.kind} {info.name}, generation {info.generation}")
     members = [
         (
-            each.member,
-            each.host or "-",
-            ", ".join(f"{topic}[{number}]" for topic, number in sorted(each.partitions)) or "-",
-            seconds_text(each.seconds_since_heartbeat),
+            member.member,
+            member.host or "-",
+            ", ".join(f"{topic}[{number}]" for topic, number in sorted(member.partitions)) or "-",
+            seconds_text(member.seconds_since_heartbeat),
         )
-        for each in info.members
+        for member in info.members
     ]
     print_table(["member", "host", "partitions", "last heartbeat"], members, empty="No members.")
     positions = [
         (
-            each.topic,
-            each.partition,
-            each.committed,
-            each.end,
-            each.rows,
-            seconds_text(each.seconds),
+            lag.topic,
+            lag.partition,
+            lag.committed,
+            lag.end,
+            lag.rows,
+            seconds_text(lag.seconds),
         )
-        for each in lags
+        for lag in lags
     ]
     print_table(
         ["topic", "partition", "committed", "end", "lag", "behind"],

@@ -26,23 +26,23 @@ def verify(
     Example: headrace log verify --log file:data
     """
     with open_chosen_log(context, log) as opened_log:
-        findings = [each for each in opened_log.verify(topic) if each.kind != "ok"]
+        findings = [finding for finding in opened_log.verify(topic) if finding.kind != "ok"]
     if json and not findings:
         print_json({"kind": "ok", "topic": topic, "message": NO_DAMAGE})
     elif json:
-        for each in findings:
-            print_json(each)
+        for finding in findings:
+            print_json(finding)
     else:
         rows = [
             (
-                each.kind,
-                each.topic or "-",
-                each.partition if each.partition >= 0 else None,
-                each.file,
-                each.position,
-                each.message,
+                finding.kind,
+                finding.topic or "-",
+                finding.partition if finding.partition >= 0 else None,
+                finding.file,
+                finding.position,
+                finding.message,
             )
-            for each in findings
+            for finding in findings
         ]
         print_table(["found", "topic", "partition", "file", "byte", "what"], rows, empty=NO_DAMAGE)
     if findings:
@@ -58,14 +58,20 @@ def stats(
     Example: headrace log stats --log file:data
     """
     with open_chosen_log(context, log) as opened_log:
-        found = opened_log.stats(topic)
+        all_stats = opened_log.stats(topic)
     if json:
-        for each in found:
-            print_json(asdict(each))
+        for topic_stats in all_stats:
+            print_json(asdict(topic_stats))
         return
     rows = [
-        (each.name, each.partitions, each.rows, bytes_text(each.bytes), each.segments)
-        for each in found
+        (
+            topic_stats.name,
+            topic_stats.partitions,
+            topic_stats.rows,
+            bytes_text(topic_stats.bytes),
+            topic_stats.segments,
+        )
+        for topic_stats in all_stats
     ]
     print_table(["topic", "partitions", "rows", "size", "segments"], rows, empty="No topics yet.")
 

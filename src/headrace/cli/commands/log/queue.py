@@ -45,17 +45,17 @@ def receive(
     Example: headrace queue receive emails --group mailers --max 10 --visibility "1 minute"
     """
     with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
-        for each in queue.receive(max_rows, visibility=visibility, wait=wait):
+        for message in queue.receive(max_rows, visibility=visibility, wait=wait):
             print_json(
                 {
-                    "receipt": each.receipt,
-                    "topic": each.topic,
-                    "partition": each.partition,
-                    "offset": each.offset,
-                    "timestamp": each.timestamp,
-                    "deliveries": each.deliveries,
-                    "row": each.row,
-                    "headers": each.headers,
+                    "receipt": message.receipt,
+                    "topic": message.topic,
+                    "partition": message.partition,
+                    "offset": message.offset,
+                    "timestamp": message.timestamp,
+                    "deliveries": message.deliveries,
+                    "row": message.row,
+                    "headers": message.headers,
                 }
             )
 
@@ -73,10 +73,10 @@ def ack(
 
     Example: headrace queue ack emails --group mailers RECEIPT
     """
-    chosen = _receipts(receipts)
+    parsed_receipts = _receipts(receipts)
     with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
-        queue.ack(chosen)
-    _report("acknowledged", len(chosen), json=json)
+        queue.ack(parsed_receipts)
+    _report("acknowledged", len(parsed_receipts), json=json)
 
 
 @app.command()
@@ -95,10 +95,10 @@ def nack(
 
     Example: headrace queue nack emails --group mailers --delay "1 minute" RECEIPT
     """
-    chosen = _receipts(receipts)
+    parsed_receipts = _receipts(receipts)
     with open_chosen_log(context, log) as opened_log, opened_log.queue(topic, group) as queue:
-        queue.nack(chosen, delay)
-    _report("given back", len(chosen), json=json)
+        queue.nack(parsed_receipts, delay)
+    _report("given back", len(parsed_receipts), json=json)
 
 
 def _receipts(arguments: list[str] | None) -> list[str]:

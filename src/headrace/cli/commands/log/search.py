@@ -109,17 +109,17 @@ def search_test(
             filters=filters or None,
             language=language,
         )
-        read = found = 0
+        read_rows = found_rows = 0
         for batch in _history(opened_log, topic, columns, _start(start)):
-            read += batch.num_rows
+            read_rows += batch.num_rows
             matches = search.match(batch).to_pylist()
-            for row in matches[: max(0, max_rows - found)]:
+            for row in matches[: max(0, max_rows - found_rows)]:
                 _show(row, json=json)
-            found += len(matches)
+            found_rows += len(matches)
         if json:
-            print_json({"rows": read, "found": found})
+            print_json({"rows": read_rows, "found": found_rows})
         else:
-            echo(f"{count_text(found, 'row')} of {read:,} would have been found.")
+            echo(f"{count_text(found_rows, 'row')} of {read_rows:,} would have been found.")
 
 
 def _start(text: str) -> str | int | datetime:

@@ -61,7 +61,7 @@ def explain(
     """
     from headrace.pipeline.loader import load_pipeline
     from headrace.runtime.arrangement import known_names
-    from headrace.runtime.explain import explain as explained
+    from headrace.runtime.explain import explain as explain_step
     from headrace.runtime.explain import explanation_plain, explanation_text, time_text
 
     loaded = load_pipeline(file, pipeline)
@@ -77,7 +77,7 @@ def explain(
             )
         return
     with open_chosen_log(context, log or loaded.log) as opened_log:
-        found = explained(
+        explanation = explain_step(
             known_names(loaded.plan(), opened_log),
             opened_log,
             state or file.parent / f"{loaded.name}.state",
@@ -85,23 +85,23 @@ def explain(
             window,
         )
     if json:
-        print_json(explanation_plain(found))
+        print_json(explanation_plain(explanation))
         return
-    for line in explanation_text(found):
+    for line in explanation_text(explanation):
         echo(line)
-    if found.windows:
+    if explanation.windows:
         rows = [
             (
-                time_text(each.start_us),
-                time_text(each.end_us),
-                "waiting" if each.waiting else "emitted",
-                f"{each.groups:,}",
+                time_text(open_window.start_us),
+                time_text(open_window.end_us),
+                "waiting" if open_window.waiting else "emitted",
+                f"{open_window.groups:,}",
             )
-            for each in found.windows
+            for open_window in explanation.windows
         ]
         print_table(["from", "to", "window", "groups"], rows[:MAX_SHOWN])
-    if len(found.windows) > MAX_SHOWN:
-        echo(f"… and {len(found.windows) - MAX_SHOWN:,} more (--json shows all)")
+    if len(explanation.windows) > MAX_SHOWN:
+        echo(f"… and {len(explanation.windows) - MAX_SHOWN:,} more (--json shows all)")
 
 
 def _show_key(
@@ -113,12 +113,14 @@ def _show_key(
         partial_matches_text,
     )
 
-    wrong = [each for each in key if "=" not in each]
+    wrong = [condition for condition in key if "=" not in condition]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} does not name a column.", param_hint="--key")
-    found = partial_matches(plan, log, state, step, dict(each.split("=", 1) for each in key))
+    matches = partial_matches(
+        plan, log, state, step, dict(condition.split("=", 1) for condition in key)
+    )
     if json:
-        print_json(partial_matches_plain(found))
+        print_json(partial_matches_plain(matches))
         return
-    for line in partial_matches_text(found):
+    for line in partial_matches_text(matches):
         echo(line)

@@ -130,8 +130,8 @@ def render(measurements: dict[str, Any], columns: int, lines: int) -> Renderable
     return Group(
         *head,
         *(
-            _render_table(table, few, columns)
-            for table, few in zip(tables, lines_per_table, strict=True)
+            _render_table(table, table_lines, columns)
+            for table, table_lines in zip(tables, lines_per_table, strict=True)
         ),
     )
 
@@ -140,8 +140,9 @@ def share_lines(wants: Sequence[int], room: int) -> list[int]:
     """The number of lines that each table gets: all it wants if there is room, else even shares."""
     lines_per_table = [0] * len(wants)
     while room > 0 and lines_per_table != list(wants):
-        for at in [at for at, want in enumerate(wants) if lines_per_table[at] < want][:room]:
-            lines_per_table[at] += 1
+        hungry = [index for index, want in enumerate(wants) if lines_per_table[index] < want]
+        for index in hungry[:room]:
+            lines_per_table[index] += 1
             room -= 1
     return lines_per_table
 
@@ -155,13 +156,12 @@ def _render_head(measurements: dict[str, Any], columns: int) -> list[Text]:
     if run is None:
         return [Text("This pipeline has not run yet.", style="yellow")]
     failing = run["failures"] and run["last_error"]
-    state, style = (
-        ("failing", "bold red")
-        if failing
-        else ("running", "bold green")
-        if run["is_running"]
-        else ("not running", "bold yellow")
-    )
+    if failing:
+        state, style = "failing", "bold red"
+    elif run["is_running"]:
+        state, style = "running", "bold green"
+    else:
+        state, style = "not running", "bold yellow"
     dead = sum(each["rows"] for each in measurements["dead"])
     line = Text.assemble(
         (run["pipeline"], "bold"),
@@ -172,12 +172,10 @@ def _render_head(measurements: dict[str, Any], columns: int) -> list[Text]:
         f" {run['shards']} shards",
         (f"  {dead:,} dead letters" if dead else "", "yellow"),
     )
-    cells = list(line.wrap(Console(width=columns), columns))
-    return (
-        [*cells, Text(str(run["last_error"]).splitlines()[0][:columns], style="red")]
-        if failing
-        else cells
-    )
+    lines = list(line.wrap(Console(width=columns), columns))
+    if failing:
+        lines.append(Text(str(run["last_error"]).splitlines()[0][:columns], style="red"))
+    return lines
 
 
 def _topics_table(measurements: dict[str, Any]) -> ScreenTable:
@@ -201,10 +199,10 @@ def _steps_table(measurements: dict[str, Any]) -> ScreenTable:
     rows that were `too late` did not.
     """
     counts = (measurements["run"] or {}).get("counts", {})
-    found = {name.rpartition(".")[0] for name in counts if name.endswith((".rows_in", ".rows_out"))}
+    steps = {name.rpartition(".")[0] for name in counts if name.endswith((".rows_in", ".rows_out"))}
     rows = []
     for name in sorted(
-        found, key=lambda name: (-measurements["rates"].get(f"{name}.rows_in", 0), name)
+        steps, key=lambda name: (-measurements["rates"].get(f"{name}.rows_in", 0), name)
     ):
         rates = (
             f"{max(0.0, measurements['rates'].get(f'{name}.{what}', 0.0)):,.0f}"
@@ -216,7 +214,7 @@ def _steps_table(measurements: dict[str, Any]) -> ScreenTable:
         )
         rows.append((name, *rates, *cells, bytes_text(measurements["state"].get(name, 0))))
     return ScreenTable(
-        ("step", "in/s", "out/s", "late", "too late", "dead", "windows", "state"), 7, rows
+        ("step", "in/s", "out/s", "late", "too late", "diverted", "windows", "state"), 7, rows
     )
 
 
@@ -231,35 +229,29 @@ def _watermarks_table(measurements: dict[str, Any]) -> ScreenTable:
     )
 
 
-def _watermark_row(now_s: float, name: str, clock: dict[str, Any]) -> tuple[str, ...]:
-    watermark_us = clock["watermark_us"]
-    held = ", ".join(str(each["producer"]) for each in clock.get("held_back_by", ())[:3])
+def _watermark_row(now_s: float, name: str, watermark: dict[str, Any]) -> tuple[str, ...]:
+    watermark_us = watermark["watermark_us"]
+    held_back_by = ", ".join(
+        str(producer["producer"]) for producer in watermark.get("held_back_by", ())[:3]
+    )
     if watermark_us is None:
-        return name, "none yet", "", str(clock["producers"]), held
+        return name, "none yet", "", str(watermark["producers"]), held_back_by
     at = datetime.fromtimestamp(watermark_us / 1_000_000, UTC)
     return (
         name,
         f"{at:%Y-%m-%d %H:%M:%S}",
         span_text(max(0.0, now_s - watermark_us / 1_000_000)),
-        str(clock["producers"]),
-        held,
+        str(watermark["producers"]),
+        held_back_by,
     )
 
 
 def span_text(seconds: float) -> str:
     """A length of time in its largest fitting unit."""
-    unit_s, name = (
-        (1, "s")
-        if seconds < 120
-        else (
-            (60, "min")
-            if seconds < 7_200
-            else (3_600, "h")
-            if seconds < 172_800
-            else (86_400, "days")
-        )
-    )
-    return f"{seconds / unit_s:,.0f} {name}"
+    for unit_s, name, limit_s in ((1, "s", 120), (60, "min", 7_200), (3_600, "h", 172_800)):
+        if seconds < limit_s:
+            return f"{seconds / unit_s:,.0f} {name}"
+    return f"{seconds / 86_400:,.0f} days"
 
 
 def _views_table(measurements: dict[str, Any]) -> ScreenTable:
@@ -299,14 +291,14 @@ def _render_table(screen_table: ScreenTable, lines: int, columns: int) -> Table:
         header_style="bold",
         expand=screen_table.numbers > 1,
     )
-    for at, column in enumerate(screen_table.columns):
-        most = max(8, columns - others) if at == 0 and screen_table.numbers else None
+    for index, column in enumerate(screen_table.columns):
+        max_width = max(8, columns - others) if index == 0 and screen_table.numbers else None
         table.add_column(
             column,
-            justify="right" if 0 < at <= screen_table.numbers else "left",
+            justify="right" if 0 < index <= screen_table.numbers else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=most,
+            max_width=max_width,
         )
     for row in shown:
         table.add_row(*row)

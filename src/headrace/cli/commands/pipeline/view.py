@@ -57,13 +57,13 @@ def state_directory(state: Path | None) -> Path:
     here = sorted(Path().glob(f"*.state/{VIEWS_FILE}"))
     if len(here) == 1:
         return here[0].parent
-    found = (
+    hint = (
         f"Here are {', '.join(path.parent.name for path in here)}."
         if here
         else "There is none here."
     )
     raise typer.BadParameter(
-        f"Which pipeline? Give --state DIR, its state directory, or set {STATE_VARIABLE}. {found}",
+        f"Which pipeline? Give --state DIR, its state directory, or set {STATE_VARIABLE}. {hint}",
         param_hint="--state",
     )
 
@@ -153,13 +153,13 @@ def diff(
     """
     with open_stores(state) as stores:
         sides = [_read_view(stores, name, at_tick) for name in (left, right)]
-    found = diff_views(*(rows for _, rows in sides), *(info for info, _ in sides))
+    difference = diff_views(*(rows for _, rows in sides), *(info for info, _ in sides))
     ticks = {"left_tick": sides[0][0].tick, "right_tick": sides[1][0].tick}
     if json:
-        print_json({**ticks, **_difference_json(found, max_rows)})
+        print_json({**ticks, **_difference_json(difference, max_rows)})
     else:
-        _print_difference(left, right, sides[0][0], sides[1][0], found, max_rows)
-    if not found.is_empty:
+        _print_difference(left, right, sides[0][0], sides[1][0], difference, max_rows)
+    if not difference.is_empty:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
@@ -177,22 +177,25 @@ def _read_view(stores: ViewStores, name: str, at_tick: int | None) -> tuple[View
         return replace(info, tick=at_tick), without_ticks(info, rows)
 
 
-def _difference_json(found: ViewDifference, max_rows: int) -> dict[str, Any]:
+def _difference_json(difference: ViewDifference, max_rows: int) -> dict[str, Any]:
     """The difference as JSON: the number of rows of each kind, and the first of them."""
     changed = zip(
-        *(_row_objects(rows, max_rows) for rows in (found.changed_left, found.changed_right)),
+        *(
+            _row_objects(rows, max_rows)
+            for rows in (difference.changed_left, difference.changed_right)
+        ),
         strict=True,
     )
     return {
-        "same": found.same_rows,
-        "different": found.changed_left.num_rows,
-        "only_left": found.only_left.num_rows,
-        "only_right": found.only_right.num_rows,
-        "columns_only_left": list(found.columns_only_left),
-        "columns_only_right": list(found.columns_only_right),
+        "same": difference.same_rows,
+        "different": difference.changed_left.num_rows,
+        "only_left": difference.only_left.num_rows,
+        "only_right": difference.only_right.num_rows,
+        "columns_only_left": list(difference.columns_only_left),
+        "columns_only_right": list(difference.columns_only_right),
         "different_rows": [{"left": left, "right": right} for left, right in changed],
-        "only_left_rows": _row_objects(found.only_left, max_rows),
-        "only_right_rows": _row_objects(found.only_right, max_rows),
+        "only_left_rows": _row_objects(difference.only_left, max_rows),
+        "only_right_rows": _row_objects(difference.only_right, max_rows),
     }
 
 
@@ -211,34 +214,37 @@ def _print_difference(
     right: str,
     left_info: ViewInfo,
     right_info: ViewInfo,
-    found: ViewDifference,
+    difference: ViewDifference,
     max_rows: int,
 ) -> None:
     echo(
         f"{left} at tick {left_info.tick:,}, {right} at tick {right_info.tick:,}:"
-        f" {count_text(found.same_rows, 'row')} the same"
+        f" {count_text(difference.same_rows, 'row')} the same"
     )
-    for name, columns in ((left, found.columns_only_left), (right, found.columns_only_right)):
+    for name, columns in (
+        (left, difference.columns_only_left),
+        (right, difference.columns_only_right),
+    ):
         if columns:
             echo(f"Only {name} has the columns {', '.join(columns)}.")
-    for name, rows in ((left, found.only_left), (right, found.only_right)):
+    for name, rows in ((left, difference.only_left), (right, difference.only_right)):
         _print_heading(
             f"{count_text(rows.num_rows, 'row')} only in {name}", rows.num_rows, max_rows
         )
         if show_changes := _format_rows(rows, max_rows):
             print_table(rows.schema.names, show_changes)
-    changed = found.changed_left.num_rows
+    changed = difference.changed_left.num_rows
     _print_heading(f"{count_text(changed, 'key')} with different rows", changed, max_rows)
     pairs = zip(
-        _format_rows(found.changed_left, max_rows),
-        _format_rows(found.changed_right, max_rows),
+        _format_rows(difference.changed_left, max_rows),
+        _format_rows(difference.changed_right, max_rows),
         strict=True,
     )
     if sides := [
         [name, *row] for pair in pairs for name, row in zip((left, right), pair, strict=True)
     ]:
-        print_table(["in", *found.changed_left.schema.names], sides)
-    if left_info.tick != right_info.tick and not found.is_empty:
+        print_table(["in", *difference.changed_left.schema.names], sides)
+    if left_info.tick != right_info.tick and not difference.is_empty:
         echo(
             "\nThey show different ticks. Compare both at one: --at-tick"
             f" {min(left_info.tick, right_info.tick)}."
@@ -340,15 +346,15 @@ def _find_declaring_pipeline(home: Path, view: str) -> str | None:
 
     if not (home / FILE).exists():
         return None
-    known = read_status(home)
-    if not any(view in query["outputs"] for query in known.queries.values()):
+    status = read_status(home)
+    if not any(view in query["outputs"] for query in status.queries.values()):
         return None
-    if known.is_running:
+    if status.is_running:
         raise ConfigurationError(
-            f"The pipeline {known.pipeline!r} is running and writes {view}.",
+            f"The pipeline {status.pipeline!r} is running and writes {view}.",
             fix="stop it, or remove the view from it, first.",
         )
-    return known.pipeline
+    return status.pipeline
 
 
 def _rebuild_note(pipeline: str | None) -> str:
