@@ -21,7 +21,7 @@ import headrace as hr
 from benchmarks import search_peer
 from benchmarks.report import Result, judged, limited, note, seconds
 from benchmarks.state_runs import append, directory, new_log, session
-from headrace.operators.search.index import QueryIndex, Stored
+from headrace.operators.search.index import QueryIndex, StoredQuery
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Fields
 from headrace.runtime.runner import Runner
@@ -81,8 +81,8 @@ def documents() -> list[str]:
 def indexed(lines: list[str]) -> tuple[QueryIndex, float]:
     """The index, and how long it took to read and add the queries."""
     started = time.perf_counter()
-    index = QueryIndex.empty(LANGUAGE).changed(
-        {b"%09d" % number: Stored.of(LANGUAGE, as_query(line)) for number, line in enumerate(lines)}
+    index = QueryIndex.empty(LANGUAGE).with_changes(
+        {b"%09d" % number: StoredQuery.of(LANGUAGE, as_query(line)) for number, line in enumerate(lines)}
     )
     return index, time.perf_counter() - started
 

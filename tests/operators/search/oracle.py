@@ -8,10 +8,10 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from headrace.operators.search.analyzer import ALONE, BREAK, folded, kind_of
+from headrace.operators.search.analyzer import ALONE, BREAK, character_kind, fold_character
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import (
-    All,
+    AllOf,
     Everything,
     Exists,
     Fuzzy,
@@ -34,14 +34,14 @@ def words_of(text: str | None) -> list[str]:
     words: list[str] = []
     current = ""
     for character in text or "":
-        kind = kind_of(character)
+        kind = character_kind(character)
         if kind not in {BREAK, ALONE}:
-            current += folded(character)
+            current += fold_character(character)
             continue
         words += [current] if current else []
         current = ""
         if kind == ALONE:
-            words.append(folded(character))
+            words.append(fold_character(character))
     return [*words, *([current] if current else [])]
 
 
@@ -50,9 +50,9 @@ def fits(node: Node, document: Document, language: Language) -> bool:
         return passes(node.test, document, language)
     if isinstance(node, Not):
         return not fits(node.child, document, language)
-    if isinstance(node, All):
+    if isinstance(node, AllOf):
         return all(fits(child, document, language) for child in node.children)
-    return sum(fits(child, document, language) for child in node.children) >= node.least
+    return sum(fits(child, document, language) for child in node.children) >= node.min_count
 
 
 def score(node: Node, document: Document, language: Language) -> float:
@@ -62,7 +62,7 @@ def score(node: Node, document: Document, language: Language) -> float:
         return node.boost * passes(node.test, document, language)
     return sum(
         score(child, document, language)
-        for child in (*node.children, *(node.maybe if isinstance(node, All) else ()))
+        for child in (*node.children, *(node.optional if isinstance(node, AllOf) else ()))
     )
 
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
-from headrace.operators.search.analyzer import Analysis
-from headrace.operators.search.documents import MAX_DOCUMENTS, chunks, with_words
+from headrace.operators.search.analyzer import Analyzer
+from headrace.operators.search.documents import MAX_DOCUMENTS, add_token_columns, analyzed_chunks
 from headrace.operators.search.evaluator import MAX_HIGHLIGHTS
-from headrace.operators.search.index import QueryIndex, Stored, together
+from headrace.operators.search.index import QueryIndex, StoredQuery, concat_matches
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Fields, Node
 from tests.operators.search.oracle import fits, score
-from tests.operators.search.worlds import LANGUAGE, documents, queries, table
+from tests.operators.search.strategies import LANGUAGE, documents, queries, table
 
 Matched = list[tuple[int, bytes, float]]
 
@@ -40,8 +40,10 @@ def matched(index: QueryIndex, rows: pa.Table) -> Matched:
     ]
 
 
-def stored(texts: Mapping[bytes, str | None]) -> dict[bytes, Stored | None]:
-    return {key: None if text is None else Stored.of(LANGUAGE, text) for key, text in texts.items()}
+def stored(texts: Mapping[bytes, str | None]) -> dict[bytes, StoredQuery | None]:
+    return {
+        key: None if text is None else StoredQuery.of(LANGUAGE, text) for key, text in texts.items()
+    }
 
 
 def read(texts: Mapping[bytes, str | None]) -> dict[bytes, Node]:
@@ -66,7 +68,7 @@ def test_the_index_finds_what_every_query_against_every_document_finds(
     texts: list[str], rows: list[dict[str, Any]]
 ) -> None:
     named = {b"%03d" % at: text for at, text in enumerate(texts)}
-    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(named)), table(rows)) == expected(
+    assert matched(QueryIndex.empty(LANGUAGE).with_changes(stored(named)), table(rows)) == expected(
         read(named), rows
     )
 
@@ -82,8 +84,8 @@ def test_changes_between_documents(
     history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool
 ) -> None:
     """Also where recent changes are folded at once, and an older index stays as it was."""
-    kept = index_module._LEAST
-    index_module._LEAST = 0 if fold else kept
+    kept = index_module._MIN_SEGMENT_QUERIES
+    index_module._MIN_SEGMENT_QUERIES = 0 if fold else kept
     try:
         index, nodes = QueryIndex.empty(LANGUAGE), dict[bytes, Node]()
         seen = []
@@ -91,14 +93,14 @@ def test_changes_between_documents(
             put = {
                 key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()
             }
-            index = index.changed(stored(texts))
+            index = index.with_changes(stored(texts))
             nodes = {key: node for key, node in (nodes | put).items() if node is not None}
             assert len(index) == len(nodes)
             seen.append((index, nodes, rows))
         for index, nodes, rows in seen:
             assert matched(index, table(rows)) == expected(nodes, rows)
     finally:
-        index_module._LEAST = kept
+        index_module._MIN_SEGMENT_QUERIES = kept
 
 
 @settings(max_examples=60)
@@ -114,23 +116,26 @@ def test_documents_that_carry_their_words_are_the_same_documents(
 ) -> None:
     """Analysed in two parts, put together, mixed, and taken in pieces."""
     language = (
-        Language(LANGUAGE.fields, Analysis(stop_words=frozenset({"the", "sea"})))
+        Language(LANGUAGE.fields, Analyzer(stop_words=frozenset({"the", "sea"})))
         if stops
         else LANGUAGE
     )
-    found: dict[bytes, Stored | None] = {}
+    found: dict[bytes, StoredQuery | None] = {}
     for at, text in enumerate(texts):
         with suppress(BadSearch):  # nothing but a stop word
-            found[b"%03d" % at] = Stored.of(language, text)
-    index = QueryIndex.empty(language).changed(found)
+            found[b"%03d" % at] = StoredQuery.of(language, text)
+    index = QueryIndex.empty(language).with_changes(found)
     order = chance.sample(range(len(rows)), len(rows))
     carrying = pa.concat_tables(
-        [with_words(part, language, places=True) for part in (table(rows[:cut]), table(rows[cut:]))]
+        [
+            add_token_columns(part, language, with_positions=True)
+            for part in (table(rows[:cut]), table(rows[cut:]))
+        ]
     ).take(pa.array(order))
     plain = table([rows[at] for at in order])
     assert (
-        index.match(carrying, reasons=True).highlights
-        == index.match(plain, reasons=True).highlights
+        index.match(carrying, explain=True).highlights
+        == index.match(plain, explain=True).highlights
     )
     for first in range(0, len(rows), 3):
         assert matched(index, carrying.slice(first, 3)) == matched(index, plain.slice(first, 3))
@@ -145,8 +150,8 @@ def test_how_documents_are_split_does_not_matter() -> None:
         "(sea storm wind)~2",
         "title:sea OR price:[1 TO 2]",
     ]
-    index = QueryIndex.empty(LANGUAGE).changed(
-        {text.encode(): Stored.of(LANGUAGE, text) for text in texts}
+    index = QueryIndex.empty(LANGUAGE).with_changes(
+        {text.encode(): StoredQuery.of(LANGUAGE, text) for text in texts}
     )
     words = ["sea", "storm", "wind", "new", "york", "x"]
     chance = np.random.default_rng(7)
@@ -180,18 +185,18 @@ def test_queries_that_cannot_fit_are_not_looked_at() -> None:
         b"y": '"word1 other1"',
         b"z": "word3 OR word4",
     }
-    index = QueryIndex.empty(LANGUAGE).changed(
-        {key: Stored.of(LANGUAGE, text) for key, text in texts.items()}
+    index = QueryIndex.empty(LANGUAGE).with_changes(
+        {key: StoredQuery.of(LANGUAGE, text) for key, text in texts.items()}
     )
     found = index.match(table([{"title": "word1 other1"}]))
     assert [index.key(query) for query in found.queries] == [b"0001", b"x", b"y"]
-    assert found.run == 3
+    assert found.queries_run == 3
 
 
 def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
     rows = pa.table({"body": ["a" * 5_000_000] * 8 + ["b"] * 600})
     language = Language(Fields(("body",)))
-    found = list(chunks(rows, language.fields, language.analysis))
+    found = list(analyzed_chunks(rows, language.fields, language.analyzer))
     assert [first for first, _ in found] == np.cumsum([0, *(chunk.count for _, chunk in found)])[
         :-1
     ].tolist()
@@ -203,15 +208,15 @@ def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
 def test_no_documents_and_no_queries() -> None:
     index = QueryIndex.empty(LANGUAGE)
     assert matched(index, table([{"title": "sea"}])) == []
-    assert matched(index.changed({b"a": Stored.of(LANGUAGE, "sea")}), table([])) == []
-    assert together([]).run == 0
+    assert matched(index.with_changes({b"a": StoredQuery.of(LANGUAGE, "sea")}), table([])) == []
+    assert concat_matches([]).queries_run == 0
 
 
 def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed(
+    index = QueryIndex.empty(language).with_changes(
         {
-            key: Stored.of(language, text)
+            key: StoredQuery.of(language, text)
             for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))
         }
     )
@@ -228,8 +233,8 @@ def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
         "*aaa*a?a*a*ab*",
     )
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed(
-        {text.encode(): Stored.of(language, text) for text in texts}
+    index = QueryIndex.empty(language).with_changes(
+        {text.encode(): StoredQuery.of(language, text) for text in texts}
     )
     rows = pa.table(
         {"body": ["needle " + "x " * 1000 + "hay " * 200_000, "a" * 200_000, "hay hay x " * 50_000]}
@@ -241,8 +246,10 @@ def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
 
 def test_highlights_of_a_long_document_are_its_first() -> None:
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed({b"a": Stored.of(language, '"hay hay" AND ha*')})
-    (places,) = index.match(pa.table({"body": ["hay " * 300_000]}), reasons=True).highlights
+    index = QueryIndex.empty(language).with_changes(
+        {b"a": StoredQuery.of(language, '"hay hay" AND ha*')}
+    )
+    (places,) = index.match(pa.table({"body": ["hay " * 300_000]}), explain=True).highlights
     assert places == [("body", 4 * at, 4 * at + 3) for at in range(MAX_HIGHLIGHTS)]
 
 
@@ -290,7 +297,8 @@ def test_cases(query: str, lines: list[tuple[str, str]]) -> None:
     found = {
         at
         for at, _, _ in matched(
-            QueryIndex.empty(LANGUAGE).changed({b"q": Stored.of(LANGUAGE, query)}), table(rows)
+            QueryIndex.empty(LANGUAGE).with_changes({b"q": StoredQuery.of(LANGUAGE, query)}),
+            table(rows),
         )
     }
     assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [
@@ -309,27 +317,29 @@ def test_changes_of_many_queries_in_small_portions() -> None:
             for at in range(40)
         }
         put |= {b"%05d" % (portion * 13 % 900): None}
-        index = index.changed(stored(put))
+        index = index.with_changes(stored(put))
         nodes = {key: node for key, node in nodes.items() if key not in put} | read(put)
     assert set(index.all_keys()) == set(nodes)
     assert len(index.parts) <= 4
     rows = [{**dict.fromkeys(_NAMES), "title": f"sea{at} storm{at}"} for at in range(60)]
     assert matched(index, table(rows)) == expected(nodes, rows)
-    fewer = index.changed(dict.fromkeys(sorted(nodes)[:-3]))
+    fewer = index.with_changes(dict.fromkeys(sorted(nodes)[:-3]))
     assert len(fewer) == 3
     assert len(fewer.vocabulary) < len(index.vocabulary) / 4
 
 
 def test_reasons() -> None:
-    index = QueryIndex.empty(LANGUAGE).changed(
+    index = QueryIndex.empty(LANGUAGE).with_changes(
         {
-            b"a": Stored.of(LANGUAGE, '"new york"~1 AND (st* OR brooklyn) AND language:en -rain'),
-            b"b": Stored.of(LANGUAGE, "-rain"),
+            b"a": StoredQuery.of(
+                LANGUAGE, '"new york"~1 AND (st* OR brooklyn) AND language:en -rain'
+            ),
+            b"b": StoredQuery.of(LANGUAGE, "-rain"),
         }
     )
     found = index.match(
         table([{"title": "Störms, near", "body": "new in york; Storm", "language": "en"}]),
-        reasons=True,
+        explain=True,
     )
     assert found.highlights == (
         [("body", 0, 3), ("body", 7, 11), ("body", 13, 18), ("title", 0, 6)],

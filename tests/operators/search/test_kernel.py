@@ -20,14 +20,14 @@ from headrace.columnar.columns import CHANGE_TYPE, TICK
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import BadSearch, NewerFormat
 from headrace.operators.kernel import Watermarks
-from headrace.operators.search import index as keeping
-from headrace.operators.search.index import forget_indexes
+from headrace.operators.search import index as index_module
+from headrace.operators.search.index import clear_index_cache
 from headrace.operators.search.kernel import SearchKernel, SearchSettings, snippet
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Node
 from headrace.testing.kernels import MemoryState
 from tests.operators.search.oracle import fits, score
-from tests.operators.search.worlds import LANGUAGE, SCHEMA, documents, queries
+from tests.operators.search.strategies import LANGUAGE, SCHEMA, documents, queries
 
 QUERIES = pa.schema([("id", pa.int64()), ("query", pa.string()), ("owner", pa.string())])
 SETTINGS = SearchSettings(
@@ -45,7 +45,7 @@ NO_CLOCKS = [Watermarks(_NEVER, _NEVER, _NEVER, _NEVER)] * 2
 
 
 def changes_of(history: list[Tick]) -> list[dict[str, Any]]:
-    """The queries' changes, each telling what was and what is."""
+    """The queries' changes, each with the old and the new row."""
     now: dict[int, dict[str, Any]] = {}
     rows = []
     for tick, (_, puts) in enumerate(history, 1):
@@ -80,7 +80,7 @@ def changes_of(history: list[Tick]) -> list[dict[str, Any]]:
 
 def expected(history: list[Tick]) -> list[tuple[int, str | None, int, str, Any]]:
     now: dict[int, tuple[Any, str]] = {}
-    told = []
+    emitted = []
     for tick, (rows, puts) in enumerate(history, 1):
         for number, text in puts.items():
             now.pop(number, None)
@@ -89,13 +89,13 @@ def expected(history: list[Tick]) -> list[tuple[int, str | None, int, str, Any]]
                     now[number] = LANGUAGE.parse(text), f"o{number}-{tick}"
             except BadSearch:
                 continue
-        told += [
+        emitted += [
             (tick, row["title"], number, owner, pytest.approx(score(node, row, LANGUAGE)))
             for row in rows
             for number, (node, owner) in now.items()
             if fits(node, row, LANGUAGE)
         ]
-    return sorted(told, key=lambda each: (each[0], str(each[1]), each[2]))
+    return sorted(emitted, key=lambda each: (each[0], str(each[1]), each[2]))
 
 
 class Shards:
@@ -106,13 +106,13 @@ class Shards:
 
     def call(self, rows: pa.Table, changes: pa.Table) -> list[dict[str, Any]]:
         owner = key_groups(encode_keys(changes, ["id"])).astype(np.int64) * len(self.states) // 128
-        told = []
+        emitted = []
         for shard, state in enumerate(self.states):
             kernel = pickle.loads(pickle.dumps(SearchKernel(SETTINGS)))
-            told += kernel.step_timed(
+            emitted += kernel.step_timed(
                 state, [rows, changes.filter(pa.array(owner == shard))], NO_CLOCKS
             ).to_pylist()
-        return told
+        return emitted
 
 
 def tables(history: list[Tick], first: int, last: int) -> tuple[pa.Table, pa.Table]:
@@ -143,11 +143,11 @@ histories = st.lists(
 )
 
 
-@pytest.fixture(params=[0, keeping.MIN_NOTED], ids=["written down", "in memory"])
+@pytest.fixture(params=[0, index_module.MIN_UNSAVED_QUERIES], ids=["written down", "in memory"])
 def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
     """Indexes are written down after every change, or not at all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeping, "MIN_NOTED", request.param)
+        patch.setattr(index_module, "MIN_UNSAVED_QUERIES", request.param)
         yield
 
 
@@ -158,13 +158,13 @@ def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
     history: list[Tick], cuts: set[int], shards: int, forgets: bool
 ) -> None:
     bounds = sorted({1, len(history) + 1, *(cut for cut in cuts if cut <= len(history))})
-    running, told = Shards(shards), []
+    running, emitted = Shards(shards), []
     for first, last in itertools.pairwise(bounds):
         if forgets:
-            forget_indexes()
-        told += running.call(*tables(history, first, last))
+            clear_index_cache()
+        emitted += running.call(*tables(history, first, last))
     found = sorted(
-        ((row[TICK], row["title"], row["id"], row["owner"], row["score"]) for row in told),
+        ((row[TICK], row["title"], row["id"], row["owner"], row["score"]) for row in emitted),
         key=lambda each: (each[0], str(each[1]), each[2]),
     )
     assert found == expected(history)
@@ -173,10 +173,10 @@ def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
 def call(
     kernel: SearchKernel, state: MemoryState, history: list[Tick], first: int, last: int
 ) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = kernel.step_timed(
+    emitted: list[dict[str, Any]] = kernel.step_timed(
         state, list(tables(history, first, last)), NO_CLOCKS
     ).to_pylist()
-    return told
+    return emitted
 
 
 def document(title: str) -> dict[str, Any]:
@@ -205,10 +205,10 @@ def test_an_attempt_that_is_repeated_starts_from_the_state_and_not_from_what_the
 def test_a_query_that_cannot_be_read_is_diverted_with_its_place_and_others_go_on() -> None:
     kernel = SearchKernel(SETTINGS)
     call(kernel, MemoryState(), HISTORY, 1, 4)
-    (letter,) = kernel.diverted.take().to_pylist()
-    assert (letter["id"], letter["query"], letter[TICK]) == (2, "storm OR (", 1)
-    assert "(at character 9)" in letter["_reason"]
-    assert kernel.diverted.take().num_rows == 0
+    (dead_letter,) = kernel.dead_letters.take().to_pylist()
+    assert (dead_letter["id"], dead_letter["query"], dead_letter[TICK]) == (2, "storm OR (", 1)
+    assert "(at character 9)" in dead_letter["_reason"]
+    assert kernel.dead_letters.take().num_rows == 0
 
 
 def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
@@ -217,14 +217,14 @@ def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
         ([document("sea")], {1: "sea("}),
         ([document("sea")], {1: "sea -x"}),
     ]
-    told = call(SearchKernel(SETTINGS), MemoryState(), history, 1, 4)
-    assert [row[TICK] for row in told] == [1, 3]
+    emitted = call(SearchKernel(SETTINGS), MemoryState(), history, 1, 4)
+    assert [row[TICK] for row in emitted] == [1, 3]
 
 
 def test_another_process_reads_only_what_changed_since_the_index_was_written_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = keeping.MIN_NOTED
+    count = index_module.MIN_UNSAVED_QUERIES
     history: list[Tick] = [
         ([], {number: f"word{number}" for number in range(count)}),
         ([], {3: "other", 4: None}),
@@ -233,7 +233,7 @@ def test_another_process_reads_only_what_changed_since_the_index_was_written_dow
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, history, 1, 2)
     call(kernel, state, history, 2, 3)
-    assert state.memo is not None
+    assert state.cache is not None
     read: list[str | None] = []
     parse = Language.parse
 
@@ -242,15 +242,19 @@ def test_another_process_reads_only_what_changed_since_the_index_was_written_dow
         return parse(self, text)
 
     monkeypatch.setattr(Language, "parse", noted)
-    forget_indexes()
+    clear_index_cache()
     assert [row["id"] for row in call(SearchKernel(SETTINGS), state, history, 3, 4)] == [3, 5]
     assert read == ["other"]
-    forget_indexes()
+    clear_index_cache()
     read.clear()
-    for memo in (None, b"something else", state.memo.replace(b"search index 1", b"search index 0")):
-        state.memo = memo
+    for content in (
+        None,
+        b"something else",
+        state.cache.replace(b"search index 2", b"search index 0"),
+    ):
+        state.cache = content
         assert [row["id"] for row in call(SearchKernel(SETTINGS), state, history, 3, 4)] == [3, 5]
-        forget_indexes()
+        clear_index_cache()
     assert len(read) == 3 * (count - 1)
 
 
@@ -269,7 +273,7 @@ def test_figures_of_a_batch() -> None:
 def test_a_newer_format_is_refused() -> None:
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, HISTORY, 1, 2)
-    forget_indexes()
+    clear_index_cache()
     state.values = {key: b"\x02" + value[1:] for key, value in state.values.items()}
     with pytest.raises(NewerFormat):
         call(kernel, state, HISTORY, 2, 3)
@@ -277,9 +281,11 @@ def test_a_newer_format_is_refused() -> None:
 
 def test_highlights_and_explanations() -> None:
     kernel = SearchKernel(replace(SETTINGS, highlights=True, explain=True))
-    told = call(kernel, MemoryState(), [([document("the Sea is wide")], {1: "sea AND w*"})], 1, 2)
-    assert told[0]["explanation"] == "sea, w*"
-    assert told[0]["highlights"] == [
+    emitted = call(
+        kernel, MemoryState(), [([document("the Sea is wide")], {1: "sea AND w*"})], 1, 2
+    )
+    assert emitted[0]["explanation"] == "sea, w*"
+    assert emitted[0]["highlights"] == [
         {"column": "title", "start": 4, "end": 7, "snippet": "the Sea is wide"},
         {"column": "title", "start": 11, "end": 15, "snippet": "the Sea is wide"},
     ]

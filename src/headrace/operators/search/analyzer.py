@@ -1,7 +1,7 @@
-"""Texts to words, the same for queries and documents: Unicode words, lower case, accents folded;
-stop words and stems by choice. Whole columns at once.
+"""The analyzer: texts to words, the same for queries and documents. Unicode words, lower case,
+accents folded; stop words and stems by choice; whole columns at once.
 
-Analysis().words("Crème brûlée, 2 €")  →  ["creme", "brulee", "2"]
+    Analyzer().words("Crème brûlée, 2 €")  →  ["creme", "brulee", "2"]
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from headrace.columnar.buffers import Ints
 from headrace.errors import ConfigurationError, MissingExtra, nearest
 from headrace.operators.search.vocabulary import Terms
 
-# What each character is to words: whether it belongs to one, and how it is written when case and
-# accents do not matter. `analysis` uses it, as tables.
+# Characters: whether each belongs to a word, and its form without case and accents.
 #
 # Letters, digits, marks and `_` make words; each ideograph and each hiragana is a word of its own.
 # Compatibility forms, case and diacritical marks are folded: `Ｅ́` is `e`, `ß` is `ss`. Marks of
-# other scripts, which tell words apart, stay.
+# other scripts, which distinguish words, stay.
 
 
 BREAK, WORD, ALONE = 0, 1, 2
@@ -51,8 +50,8 @@ _ALONE = (
 CodePoints = npt.NDArray[np.uint32]
 
 
-def kind_of(character: str) -> int:
-    """BREAK, WORD or ALONE."""
+def character_kind(character: str) -> int:
+    """The kind of a character: BREAK, WORD or ALONE."""
     if _within(ord(character), _ALONE):
         return ALONE
     if ord(character) >= _TABLE_END:
@@ -60,7 +59,7 @@ def kind_of(character: str) -> int:
     return WORD if character == "_" or unicodedata.category(character)[0] in "LNM" else BREAK
 
 
-def folded(character: str) -> str:
+def fold_character(character: str) -> str:
     """The character without case, accents and compatibility forms: nothing, one character, or
     several.
     """
@@ -77,7 +76,7 @@ def _within(point: int, ranges: tuple[tuple[int, int], ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Letters:
+class CharacterTable:
     """For each code point: its kind, and where in `text` its folded form begins and ends."""
 
     kinds: npt.NDArray[np.uint8]
@@ -92,7 +91,9 @@ class Letters:
         )
 
     def _with_rare(self, points: CodePoints) -> npt.NDArray[np.uint8]:
-        """Beyond the table there are ideographs, and what is in no word."""
+        """The kinds of code points of which some are beyond the table: ideographs, and what is in
+        no word.
+        """
         kinds = self.kinds[np.minimum(points, _TABLE_END - 1)].copy()
         rare = points >= _TABLE_END
         kinds[rare] = np.where(points[rare] <= _ALONE[-1][1], ALONE, BREAK)
@@ -105,55 +106,57 @@ class Letters:
         at = np.minimum(points, _TABLE_END - 1)
         rare = points >= _TABLE_END
         lengths = np.where(rare, 1, self.starts[at + 1] - self.starts[at])
-        begins = np.append(0, np.cumsum(lengths))
-        within = np.arange(int(begins[-1])) - np.repeat(begins[:-1], lengths)
+        folded_starts = np.append(0, np.cumsum(lengths))
+        within = np.arange(int(folded_starts[-1])) - np.repeat(folded_starts[:-1], lengths)
         text = self.text[
             np.minimum(np.repeat(self.starts[at], lengths) + within, len(self.text) - 1)
         ]
         return (
             np.where(np.repeat(rare, lengths), np.repeat(points, lengths), text).astype(np.uint32),
-            begins,
+            folded_starts,
         )
 
 
 @cache
-def letters() -> Letters:
-    """The tables; made once a process, in a fifth of a second."""
+def character_table() -> CharacterTable:
+    """The table of all characters; built once a process, in a fifth of a second."""
     kinds = np.zeros(_TABLE_END + 1, np.uint8)
     forms = []
     for point in range(_TABLE_END):
         character = chr(point)
-        if 0xD800 <= point <= 0xDFFF or (kind := kind_of(character)) == BREAK:
+        if 0xD800 <= point <= 0xDFFF or (kind := character_kind(character)) == BREAK:
             forms.append(character if point < 0xD800 or point > 0xDFFF else "")
             continue
         kinds[point] = kind
-        forms.append(folded(character))
+        forms.append(fold_character(character))
     starts = np.append(0, np.cumsum([len(form) for form in forms]))
-    return Letters(kinds, starts, np.frombuffer("".join(forms).encode("utf-32-le"), np.uint32))
+    return CharacterTable(
+        kinds, starts, np.frombuffer("".join(forms).encode("utf-32-le"), np.uint32)
+    )
 
 
 @cache
-def ascii_letters() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
-    """The same for ASCII, where most text is quickest: which bytes belong to words, and each byte
-    in lower case.
+def ascii_table() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    """The table of ASCII, which is quicker: which bytes belong to words, and each byte in lower
+    case.
     """
     characters = [chr(point) for point in range(128)]
-    return np.array([kind_of(each) == WORD for each in characters]), np.array(
+    return np.array([character_kind(each) == WORD for each in characters]), np.array(
         [ord(each.lower()) for each in characters], np.uint8
     )
 
 
-MAX_STEMS_KEPT = 200_000
+MAX_CACHED_STEMS = 200_000
 NO_WORD = -1
 _ASCII_WORDS = re.compile("[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The words of many texts, in their order. `rows`: whose they are; `starts` and `ends`: where
-    in the text, in characters; `codes`: which of `terms`.
+    """The words of many texts, in order. Per word: the row of its text, where it starts and ends in
+    the text, in characters, and its code, an index of `terms`.
 
-    A stop word keeps its place, and has the code NO_WORD.
+    A stop word keeps its position, and has the code NO_WORD.
     """
 
     rows: Ints
@@ -161,27 +164,30 @@ class Tokens:
     ends: Ints
     codes: Ints
     terms: Terms
-    begins: Ints
-    """Where each row's words begin, and where the last row's end."""
+    row_starts: Ints
+    """Where the words of each row begin, and where those of the last row end."""
 
     def slice(self, first: int, count: int) -> Tokens:
         """The words of some of the texts."""
-        low, high = int(self.begins[first]), int(self.begins[first + count])
-        rows, begins = self.rows[low:high] - first, self.begins[first : first + count + 1] - low
+        low, high = int(self.row_starts[first]), int(self.row_starts[first + count])
+        rows, row_starts = (
+            self.rows[low:high] - first,
+            self.row_starts[first : first + count + 1] - low,
+        )
         return Tokens(
             rows,
             self.starts[low:high],
             self.ends[low:high],
             self.codes[low:high],
             self.terms,
-            begins,
+            row_starts,
         )
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """How texts become words. `language`: of the stemmer, such as "english"; without one words stay
-    as they are. `stop_words`: left out on both sides.
+class Analyzer:
+    """How texts become words. `language` is that of the stemmer, such as "english"; without one
+    words are not stemmed. `stop_words` are left out of queries and documents.
     """
 
     language: str | None = None
@@ -189,15 +195,15 @@ class Analysis:
     _stems: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def words(self, text: str) -> list[str | None]:
-        """One text's words; None where a stop word stood."""
+        """The words of one text; None where a stop word stands."""
         if text.isascii():
             return [
-                None if word in self._left_out else self._stem(word)
+                None if word in self._folded_stop_words else self._stem(word)
                 for word in _ASCII_WORDS.findall(text.lower())
             ]
-        found = self.tokens(pa.array([text], pa.string()))
-        terms: list[str | None] = [*found.terms.texts, None]
-        return [terms[code] for code in found.codes]
+        tokens = self.tokens(pa.array([text], pa.string()))
+        terms: list[str | None] = [*tokens.terms.texts, None]
+        return [terms[code] for code in tokens.codes]
 
     def tokens(self, texts: pa.Array) -> Tokens:
         """The words of a column of strings; a null has none."""
@@ -219,34 +225,36 @@ class Analysis:
             starts, ends, words = _ascii_words(data, offsets)
         else:
             offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False)))
-            starts, ends, words = _words(data, offsets)
-        return self._told_apart(offsets, starts, ends, words)
+            starts, ends, words = _unicode_words(data, offsets)
+        return self._as_tokens(offsets, starts, ends, words)
 
-    def _told_apart(self, offsets: Ints, starts: Ints, ends: Ints, words: pa.Array) -> Tokens:
+    def _as_tokens(self, offsets: Ints, starts: Ints, ends: Ints, words: pa.Array) -> Tokens:
         distinct = words.dictionary_encode()
         codes, terms = distinct.indices.to_numpy().astype(np.int64), distinct.dictionary
         if self.language is not None or self.stop_words:
-            codes, terms = self._chosen(codes, terms)
-        begins = np.searchsorted(starts, offsets)
-        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(begins))
+            codes, terms = self._stem_terms(codes, terms)
+        row_starts = np.searchsorted(starts, offsets)
+        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(row_starts))
         return Tokens(
-            rows, starts - offsets[rows], ends - offsets[rows], codes, Terms(terms), begins
+            rows, starts - offsets[rows], ends - offsets[rows], codes, Terms(terms), row_starts
         )
 
-    def _chosen(self, codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
-        """Stop words out, the others as their stems; several words may have one."""
-        given = terms.to_pylist()
-        known: dict[str, int] = {}
-        place = [
-            NO_WORD if word in self._left_out else known.setdefault(self._stem(word), len(known))
-            for word in given
+    def _stem_terms(self, codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
+        """Leave out stop words and stem the others; several words may have one stem."""
+        words = terms.to_pylist()
+        stems: dict[str, int] = {}
+        new_codes = [
+            NO_WORD
+            if word in self._folded_stop_words
+            else stems.setdefault(self._stem(word), len(stems))
+            for word in words
         ]
-        return np.array([*place, NO_WORD], np.int64)[codes], pa.array(list(known), pa.string())
+        return np.array([*new_codes, NO_WORD], np.int64)[codes], pa.array(list(stems), pa.string())
 
     @cached_property
-    def _left_out(self) -> frozenset[str]:
-        """Stop words, in the spelling that words have here."""
-        plain = Analysis()
+    def _folded_stop_words(self) -> frozenset[str]:
+        """Stop words, folded as words are."""
+        plain = Analyzer()
         return (
             frozenset(
                 word for each in self.stop_words for word in plain.words(each) if word is not None
@@ -260,7 +268,7 @@ class Analysis:
             return word
         stem = self._stems.get(word)
         if stem is None:
-            if len(self._stems) >= MAX_STEMS_KEPT:
+            if len(self._stems) >= MAX_CACHED_STEMS:
                 self._stems.clear()
             stem = self._stems[word] = self._stemmer(word)
         return stem
@@ -270,14 +278,16 @@ class Analysis:
         stemming: Callable[[str], str] = _snowball(self.language or "").stemWord
         return stemming
 
-    def check(self) -> Analysis:
-        """The same, if its language is one that there is."""
+    def check(self) -> Analyzer:
+        """Return the analyzer, or raise `ConfigurationError` if there is no stemmer for its
+        language.
+        """
         if self.language is not None:
             _snowball(self.language)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """To another process goes what was chosen, and not what was found out."""
+        """Another process gets the settings, and not the cached stems."""
         return {"language": self.language, "stop_words": self.stop_words, "_stems": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -299,32 +309,38 @@ def _snowball(language: str) -> Any:
 
 
 def _ascii_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
-    is_word, lower = ascii_letters()
-    starts, ends = _edges(is_word[data].astype(np.uint8), offsets)
-    return starts, ends, _cut(lower[data], starts, ends)
+    is_word, lower = ascii_table()
+    starts, ends = _word_edges(is_word[data].astype(np.uint8), offsets)
+    return starts, ends, _slice_words(lower[data], starts, ends)
 
 
-def _words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
-    """The same for any text: characters are folded first, one into several perhaps, and words are
-    cut out of that.
+def _unicode_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
+    """The words of any text: characters are folded first, some into several, and words are cut out
+    of that.
     """
     points = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32)
-    table = letters()
-    starts, ends = _edges(table.kinds_of(points), offsets)
-    text, begins = table.fold(points)
-    there = begins[ends] > begins[starts]  # a mark alone is no word
-    starts, ends = starts[there], ends[there]
+    table = character_table()
+    starts, ends = _word_edges(table.kinds_of(points), offsets)
+    text, folded_starts = table.fold(points)
+    is_word = folded_starts[ends] > folded_starts[starts]  # a mark alone is no word
+    starts, ends = starts[is_word], ends[is_word]
     widths = 1 + (text >= 0x80).astype(np.int64) + (text >= 0x800) + (text >= 0x10000)
-    places = np.append(0, np.cumsum(widths))
+    byte_offsets = np.append(0, np.cumsum(widths))
     encoded = np.frombuffer(
         text.astype("<u4").tobytes().decode("utf-32-le").encode("utf-8"), np.uint8
     )
-    return starts, ends, _cut(encoded, places[begins[starts]], places[begins[ends]])
+    return (
+        starts,
+        ends,
+        _slice_words(
+            encoded, byte_offsets[folded_starts[starts]], byte_offsets[folded_starts[ends]]
+        ),
+    )
 
 
-def _edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints]:
+def _word_edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints]:
     """Where words begin and end: no word goes on from one text to the next, nor beyond a character
-    that is one alone.
+    that is a word of its own.
     """
     if not len(kinds):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -337,7 +353,7 @@ def _edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints]:
     return edges[inside], ends[inside]
 
 
-def _cut(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.Array:
+def _slice_words(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.Array:
     """The words as strings: every second piece of the text."""
     offsets = np.empty(2 * len(starts), np.int64)
     offsets[0::2], offsets[1::2] = starts, ends

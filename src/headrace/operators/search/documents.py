@@ -1,5 +1,10 @@
-"""Documents, up to some hundred at a time, as the features that they have: for each feature a bit a
-document. So one operation asks a question of all of them at once.
+"""Batches of documents and their features: for each feature of the vocabulary a bit per document,
+so that one operation answers a question for all of them at once.
+
+    documents        0: "storm and wind"    1: "wind"    2: "storm"
+    feature "storm"  bits 101 (document 0 is the lowest bit)
+    feature "wind"   bits 011
+    storm AND wind   101 & 011 = 001: document 0
 """
 
 from __future__ import annotations
@@ -13,72 +18,72 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask, offsets_of
-from headrace.columnar.keys import whole
-from headrace.operators.search.analyzer import NO_WORD, Analysis, Tokens
+from headrace.columnar.keys import as_array
+from headrace.operators.search.analyzer import NO_WORD, Analyzer, Tokens
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import BOOLEAN, DATE, FLOAT, INTEGER, STRING, TIME, Fields
-from headrace.operators.search.vocabulary import NONE, TRUE, Terms, Vocabulary
+from headrace.operators.search.vocabulary import ABSENT, TRUE, Terms, Vocabulary
 
-# Documents that carry their words: analysed once, before they go to every shard. Words are columns
-# beside the documents' own, a list for each text column.
-#
-# `SearchKernel.prepare` adds them where documents are sent, `documents` takes them where they
-# arrive.
+# Words as columns: documents are analyzed once, before they go to every shard.
+# `SearchKernel.prepare` adds the columns where documents are sent, `read_token_columns` reads them
+# where they arrive.
 
 
 _WORDS, _STARTS, _ENDS = "_words", "_starts", "_ends"
 
 
-def with_words(rows: pa.Table, language: Language, *, places: bool) -> pa.Table:
-    """The documents with their words; with `places`, also where each begins and ends in its
-    text.
+def add_token_columns(rows: pa.Table, language: Language, *, with_positions: bool) -> pa.Table:
+    """Add the words of each text column as a column of lists; with `with_positions` also where each
+    word begins and ends in its text.
     """
     for name in language.fields.text:
-        tokens = language.analysis.tokens(whole(rows.column(name)))
-        offsets = pa.array(tokens.begins.astype(np.int32))
+        tokens = language.analyzer.tokens(as_array(rows.column(name)))
+        offsets = pa.array(tokens.row_starts.astype(np.int32))
         codes = pa.array(tokens.codes.astype(np.int32), mask=tokens.codes == NO_WORD)
         columns = {_WORDS: pa.DictionaryArray.from_arrays(codes, tokens.terms.array)}
         columns |= (
-            {_STARTS: pa.array(tokens.starts), _ENDS: pa.array(tokens.ends)} if places else {}
+            {_STARTS: pa.array(tokens.starts), _ENDS: pa.array(tokens.ends)}
+            if with_positions
+            else {}
         )
         for kind, values in columns.items():
             rows = rows.append_column(f"{kind}.{name}", pa.ListArray.from_arrays(offsets, values))
     return rows
 
 
-def carried_words(rows: pa.Table | pa.RecordBatch, name: str) -> Tokens | None:
-    """The words of a text column, if documents carry them."""
+def read_token_columns(rows: pa.Table | pa.RecordBatch, name: str) -> Tokens | None:
+    """The words of a text column, if the documents have a column of them; else None."""
     if f"{_WORDS}.{name}" not in rows.schema.names:
         return None
-    lists = whole(rows.column(f"{_WORDS}.{name}"))
+    lists = as_array(rows.column(f"{_WORDS}.{name}"))
     words = lists.flatten()
-    codes, terms = _used(
+    codes, terms = _used_terms(
         words.indices.fill_null(NO_WORD).to_numpy().astype(np.int64), words.dictionary
     )
     begins = offsets_of(lists)
     begins = begins - begins[0]
     starts, ends = (
-        _places(rows, f"{_STARTS}.{name}", len(codes)),
-        _places(rows, f"{_ENDS}.{name}", len(codes)),
+        _positions(rows, f"{_STARTS}.{name}", len(codes)),
+        _positions(rows, f"{_ENDS}.{name}", len(codes)),
     )
     return Tokens(
         np.repeat(np.arange(len(lists)), np.diff(begins)), starts, ends, codes, Terms(terms), begins
     )
 
 
-def _used(codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
-    """A few documents of many share the others' words: those that they do not have are left out."""
+def _used_terms(codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
+    """Leave out the terms that some of many documents do not have."""
     if 2 * len(codes) > len(terms):
         return codes, terms
-    used, places = np.unique(codes, return_inverse=True)
+    used, with_positions = np.unique(codes, return_inverse=True)
     missing = int(len(used) > 0 and used[0] == NO_WORD)
-    return places.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
+    return with_positions.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
 
 
-def _places(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
-    """Zeros where nobody asks for places."""
+def _positions(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
+    """The positions of words; zeros if the documents do not have them."""
     return (
-        whole(rows.column(name)).flatten().to_numpy()
+        as_array(rows.column(name)).flatten().to_numpy()
         if name in rows.schema.names
         else np.broadcast_to(np.int64(0), count)
     )
@@ -86,72 +91,76 @@ def _places(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
 
 Words64 = npt.NDArray[np.uint64]
 MAX_DOCUMENTS = 256
-MAX_ANALYSED, MAX_TEXT_BYTES = 16_384, 16 << 20
-"""Documents that are asked at once, a bit each; and those that are analysed at once: what is found
-out about a word is found out for all of them.
+MAX_ANALYZED, MAX_TEXT_BYTES = 16_384, 16 << 20
+"""Documents that are matched at once, a bit each; and documents that are analyzed at once, which
+share what is known about a word.
 """
 
 
 @dataclass(frozen=True)
-class Column:
-    """A filter column as numbers: whole ones or doubles; `there` says which are not null."""
+class FilterColumn:
+    """A filter column as numbers, integers or doubles, and which values are not null."""
 
     values: npt.NDArray[np.int64] | npt.NDArray[np.float64]
-    there: Mask
+    is_valid: Mask
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Analysed documents: words by text column, values by filter column. Nothing in it depends on
+class DocumentBatch:
+    """Analyzed documents: words by text column, values by filter column. Nothing in it depends on
     the queries.
     """
 
     count: int
     words: Mapping[str, Tokens]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, FilterColumn]
 
-    def slice(self, first: int, count: int) -> Documents:
+    def slice(self, first: int, count: int) -> DocumentBatch:
         words = {name: tokens.slice(first, count) for name, tokens in self.words.items()}
         columns = {
-            name: Column(column.values[first : first + count], column.there[first : first + count])
+            name: FilterColumn(
+                column.values[first : first + count], column.is_valid[first : first + count]
+            )
             for name, column in self.columns.items()
         }
-        return Documents(count, words, columns)
+        return DocumentBatch(count, words, columns)
 
 
-def analysed(rows: pa.Table | pa.RecordBatch, fields: Fields, analysis: Analysis) -> Documents:
-    """The documents' words and values."""
+def analyze(rows: pa.Table | pa.RecordBatch, fields: Fields, analyzer: Analyzer) -> DocumentBatch:
+    """Analyze documents: their words and values."""
     words = {
-        name: carried_words(rows, name) or analysis.tokens(whole(rows.column(name)))
+        name: read_token_columns(rows, name) or analyzer.tokens(as_array(rows.column(name)))
         for name in fields.text
     }
     strings = {
-        name: _as_tokens(whole(rows.column(name)))
+        name: _as_tokens(as_array(rows.column(name)))
         for name, kind in fields.filters
         if kind == STRING
     }
     columns = {
-        name: _column(whole(rows.column(name)), kind)
+        name: _column(as_array(rows.column(name)), kind)
         for name, kind in fields.filters
         if kind != STRING
     }
-    return Documents(rows.num_rows, {**words, **strings}, columns)
+    return DocumentBatch(rows.num_rows, {**words, **strings}, columns)
 
 
-def chunks(
-    rows: pa.Table | pa.RecordBatch, fields: Fields, analysis: Analysis
-) -> Iterator[tuple[int, Documents]]:
-    """Analysed documents in bounded numbers and bytes, each chunk with the place of its first."""
+def analyzed_chunks(
+    rows: pa.Table | pa.RecordBatch, fields: Fields, analyzer: Analyzer
+) -> Iterator[tuple[int, DocumentBatch]]:
+    """Analyze documents in chunks of bounded number and bytes; each chunk comes with the index of
+    its first document.
+    """
     start = 0
     while start < rows.num_rows:
-        length = min(MAX_ANALYSED, rows.num_rows - start)
+        length = min(MAX_ANALYZED, rows.num_rows - start)
         while (
             length > 1
             and sum(rows.column(name).slice(start, length).nbytes for name in fields.text)
             > MAX_TEXT_BYTES
         ):
             length //= 2
-        documents = analysed(rows.slice(start, length), fields, analysis)
+        documents = analyze(rows.slice(start, length), fields, analyzer)
         for first in range(0, length, MAX_DOCUMENTS):
             yield start + first, documents.slice(first, min(MAX_DOCUMENTS, length - first))
         start += length
@@ -173,11 +182,11 @@ def _as_tokens(values: pa.Array) -> Tokens:
     )
 
 
-def _column(values: pa.Array, kind: str) -> Column:
-    there = values.is_valid().to_numpy(zero_copy_only=False)
+def _column(values: pa.Array, kind: str) -> FilterColumn:
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
     if kind == FLOAT:
         numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-        return Column(numbers, there & ~np.isnan(numbers))
+        return FilterColumn(numbers, is_valid & ~np.isnan(numbers))
     if kind == TIME:
         values = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
     elif kind == DATE:
@@ -188,32 +197,34 @@ def _column(values: pa.Array, kind: str) -> Column:
             if not pa.types.is_uint64(values.type)
             else pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
         )
-    return Column(values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), there)
+    return FilterColumn(
+        values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), is_valid
+    )
 
 
 class Features:
-    """Which of a vocabulary's features some documents have. Those of words are known at once, the
-    others when they are asked for (`evaluating`).
+    """The features of a vocabulary that some documents have. Those of words are known at once, the
+    others when a query needs them (`evaluator.py`).
     """
 
-    def __init__(self, documents: Documents, vocabulary: Vocabulary) -> None:
+    def __init__(self, documents: DocumentBatch, vocabulary: Vocabulary) -> None:
         self.documents, self.vocabulary = documents, vocabulary
         self.width = max(1, -(-documents.count // 64))
         self.bits: Words64 = np.zeros((len(vocabulary), self.width), np.uint64)
-        self.known = np.ones(len(vocabulary), np.bool_)
-        self.known[vocabulary.costly()] = False
-        self.everyone = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
-        self.bits[TRUE] = self.everyone
+        self.is_known = np.ones(len(vocabulary), np.bool_)
+        self.is_known[vocabulary.costly_features()] = False
+        self.all_documents = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
+        self.bits[TRUE] = self.all_documents
         self.present = self._find_words()
         self.masks: dict[int, int] = {}
 
     def _find_words(self) -> Ints:
-        """Set the bits of words; gives the features of words that some document has, a few of them
+        """Set the bits of words; returns the features of words that some document has, some perhaps
         twice.
         """
         present = []
         for name, tokens in self.documents.words.items():
-            words = tokens.terms.numbers(self.vocabulary)
+            words = tokens.terms.word_numbers(self.vocabulary)
             scopes = {
                 self.vocabulary.fields.numbers[name],
                 *([0] if name in self.vocabulary.fields.text else []),
@@ -224,33 +235,31 @@ class Features:
         return np.concatenate(present) if present else np.zeros(0, np.int64)
 
     def _set(self, tokens: Tokens, features: npt.NDArray[np.int32]) -> Ints:
-        """Of each word of a text that some query asks for: its feature, and whose it is; each
-        feature's documents as a row of booleans, and then of bits.
-        """
-        asked = features[tokens.codes]
-        there = asked != NONE
-        asked, documents = asked[there], tokens.rows[there]
-        seen = np.zeros(len(self.known), np.bool_)
-        seen[asked] = True
-        present = np.flatnonzero(seen)
-        row_of = np.empty(len(seen), np.int32)
+        """Set the bits of the features of a field's words; returns those that some document has."""
+        feature = features[tokens.codes]
+        is_used = feature != ABSENT
+        feature, document = feature[is_used], tokens.rows[is_used]
+        is_present = np.zeros(len(self.is_known), np.bool_)
+        is_present[feature] = True
+        present = np.flatnonzero(is_present)
+        row_of = np.empty(len(is_present), np.int32)
         row_of[present] = np.arange(len(present), dtype=np.int32)
         has = np.zeros((len(present), self.documents.count), np.bool_)
-        has[row_of[asked], documents] = True
+        has[row_of[feature], document] = True
         self.bits[present] |= pack_bits(has, self.width)
         return present
 
     def set(self, feature: int, documents: Mask) -> None:
-        """What was found out about a feature."""
+        """Set the documents that have a feature."""
         self.bits[feature] = pack_bits(documents.reshape(1, -1), self.width)[0]
-        self.known[feature] = True
+        self.is_known[feature] = True
 
     def mask(self, feature: int) -> int:
-        """A feature's bits as one whole number."""
-        found = self.masks.get(feature)
-        if found is None:
-            found = self.masks[feature] = int.from_bytes(self.bits[feature].tobytes(), "little")
-        return found
+        """The bits of a feature as one integer."""
+        mask = self.masks.get(feature)
+        if mask is None:
+            mask = self.masks[feature] = int.from_bytes(self.bits[feature].tobytes(), "little")
+        return mask
 
 
 def pack_bits(has: Mask, width: int) -> Words64:
@@ -262,8 +271,8 @@ def pack_bits(has: Mask, width: int) -> Words64:
 
 
 def unpack_bits(bits: Words64, count: int) -> Mask:
-    """The other way round."""
-    found = np.unpackbits(
+    """Rows of 64-bit words as rows of booleans, the inverse of `pack_bits`."""
+    unpacked = np.unpackbits(
         bits.view(np.uint8).reshape(len(bits), -1), axis=1, count=count, bitorder="little"
     )
-    return found.view(np.bool_)
+    return unpacked.view(np.bool_)

@@ -1,8 +1,9 @@
-"""The index of queries: segments of falling size, the smallest with the newest changes. An index is
-a value: a change gives another, which shares what did not change.
+"""The index of queries: segments of falling size, the smallest with the newest changes (a log-
+structured merge). An index is a value: a change returns another index, which shares what did not
+change.
 
-So an attempt that failed leaves the index that it started from as it was, and a worker can keep it
-from batch to batch.
+So an attempt that failed leaves the index that it started from as it was, and a worker can cache it
+from batch to batch (`IndexCache`).
 """
 
 from __future__ import annotations
@@ -21,29 +22,40 @@ import numpy as np
 import pyarrow as pa
 
 from headrace._version import __version__
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.errors import NewerFormat
-from headrace.operators.kernel import KeyedState, Remembering
-from headrace.operators.search import segment
-from headrace.operators.search.documents import Documents, Features, Words64, chunks, unpack_bits
-from headrace.operators.search.evaluator import Evaluator, Highlight, Reasons
+from headrace.operators.kernel import CachingState, KeyedState
+from headrace.operators.search.documents import (
+    DocumentBatch,
+    Features,
+    Words64,
+    analyzed_chunks,
+    unpack_bits,
+)
+from headrace.operators.search.evaluator import Evaluator, Highlight, Highlighter
 from headrace.operators.search.parser import Language
-from headrace.operators.search.segment import Columns, Floats, Segment, compiled
+from headrace.operators.search.segment import (
+    Floats,
+    QueryColumns,
+    Segment,
+    compile_query,
+    concat_columns,
+)
 from headrace.operators.search.syntax import Node
 from headrace.operators.search.vocabulary import Vocabulary
 
 Key = bytes
-_LEAST, _TIMES = 500, 8
-"""A segment up to the first takes newer queries in; one is folded into the next when it is more
-than a so-manieth of it.
+_MIN_SEGMENT_QUERIES, _FOLD_RATIO = 500, 8
+"""A segment with at most so many queries takes newer ones in; a segment is folded into the next
+larger one when that has less than so many times its queries.
 """
 _GAP = 24
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A query to be kept: its text and its tree, and bytes that the index only hands out again. The
-    tree is not kept: it is most of what a query weighs.
+class StoredQuery:
+    """A query to be indexed: its text, its tree, and a value that the index returns with it. The
+    tree is not kept: it is most of a query's size.
     """
 
     text: str
@@ -51,81 +63,86 @@ class Stored:
     value: bytes = b""
 
     @classmethod
-    def of(cls, language: Language, text: str, value: bytes = b"") -> Stored:
+    def of(cls, language: Language, text: str, value: bytes = b"") -> StoredQuery:
         return cls(text, language.parse(text), value)
 
 
 @dataclass(frozen=True)
-class Matches:
-    """Which query fits which document: rows of the documents and places of queries in the index, by
-    document and, in it, by query key.
+class QueryMatches:
+    """Which query matches which document: rows of the documents and positions of queries in the
+    index, by document and, in it, by query key.
     """
 
     documents: Ints
     queries: Ints
     scores: Floats
-    run: int
-    """How many queries were looked at, each counted once for each chunk of documents."""
+    queries_run: int
+    """The number of candidate queries, each counted once for each chunk of documents."""
     highlights: tuple[list[Highlight], ...] = ()
     explanations: tuple[str, ...] = ()
 
-    def slice(self, first: int, last: int) -> Matches:
-        """Some of them."""
-        mine = slice(first, last)
-        return Matches(
-            self.documents[mine],
-            self.queries[mine],
-            self.scores[mine],
-            self.run,
-            self.highlights[mine],
-            self.explanations[mine],
+    def slice(self, first: int, last: int) -> QueryMatches:
+        """Some of the matches."""
+        return QueryMatches(
+            documents=self.documents[first:last],
+            queries=self.queries[first:last],
+            scores=self.scores[first:last],
+            queries_run=self.queries_run,
+            highlights=self.highlights[first:last],
+            explanations=self.explanations[first:last],
         )
 
 
 @dataclass(frozen=True)
-class _Entries:
+class _QueryEntries:
     """Queries in order of key."""
 
     keys: tuple[Key, ...]
     texts: tuple[str, ...]
     values: tuple[bytes, ...]
-    columns: Columns
+    columns: QueryColumns
 
-    def take(self, which: Ints) -> _Entries:
-        at = which.tolist()
-        return _Entries(
-            tuple(map(self.keys.__getitem__, at)),
-            tuple(map(self.texts.__getitem__, at)),
-            tuple(map(self.values.__getitem__, at)),
-            self.columns.take(which),
+    def take(self, which: Ints) -> _QueryEntries:
+        indices = which.tolist()
+        return _QueryEntries(
+            keys=tuple(map(self.keys.__getitem__, indices)),
+            texts=tuple(map(self.texts.__getitem__, indices)),
+            values=tuple(map(self.values.__getitem__, indices)),
+            columns=self.columns.take(which),
         )
 
     @classmethod
-    def of(cls, queries: Mapping[Key, Stored], vocabulary: Vocabulary) -> _Entries:
+    def of(cls, queries: Mapping[Key, StoredQuery], vocabulary: Vocabulary) -> _QueryEntries:
         keys = tuple(sorted(queries))
         stored = [queries[key] for key in keys]
-        made = Columns.of([compiled(each.node, vocabulary) for each in stored])
         return cls(
-            keys, tuple(each.text for each in stored), tuple(each.value for each in stored), made
+            keys=keys,
+            texts=tuple(query.text for query in stored),
+            values=tuple(query.value for query in stored),
+            columns=QueryColumns.of([compile_query(query.node, vocabulary) for query in stored]),
         )
 
     @classmethod
-    def together(cls, parts: Sequence[_Entries]) -> _Entries:
+    def concat(cls, parts: Sequence[_QueryEntries]) -> _QueryEntries:
         if len(parts) == 1:
             return parts[0]
-        keys, texts, values = (
-            tuple(chain.from_iterable(each))
-            for each in zip(*((part.keys, part.texts, part.values) for part in parts), strict=True)
+        keys = tuple(chain.from_iterable(part.keys for part in parts))
+        unsorted = cls(
+            keys=keys,
+            texts=tuple(chain.from_iterable(part.texts for part in parts)),
+            values=tuple(chain.from_iterable(part.values for part in parts)),
+            columns=concat_columns([part.columns for part in parts]),
         )
-        mixed = cls(keys, texts, values, segment.together([part.columns for part in parts]))
-        return mixed.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
+        return unsorted.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A segment with its queries. `live`: which are still there; None if all are."""
+class _SegmentEntries:
+    """A segment with its queries. `live` says which of them are not removed; None if all are
+    live.
+    """
 
-    entries: _Entries
+    entries: _QueryEntries
     segment: Segment
     live: Mask | None = None
 
@@ -137,18 +154,17 @@ class _Part:
     def count(self) -> int:
         return len(self.keys) if self.live is None else int(self.live.sum())
 
-    def left(self) -> _Entries:
-        """The queries that are still there."""
+    def live_entries(self) -> _QueryEntries:
+        """The queries that are not removed."""
         return self.entries if self.live is None else self.entries.take(np.flatnonzero(self.live))
 
     def find(self, key: Key) -> int | None:
-        at = bisect_left(self.keys, key)
-        there = (
-            at < len(self.keys) and self.keys[at] == key and (self.live is None or self.live[at])
-        )
-        return at if there else None
+        slot = bisect_left(self.keys, key)
+        if slot == len(self.keys) or self.keys[slot] != key:
+            return None
+        return slot if self.live is None or self.live[slot] else None
 
-    def without(self, keys: Mapping[Key, object]) -> _Part:
+    def without(self, keys: Mapping[Key, object]) -> _SegmentEntries:
         gone = [at for key in keys if (at := self.find(key)) is not None]
         if not gone:
             return self
@@ -159,13 +175,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class QueryIndex:
-    """Stored queries by key. A query's place is its slot in its part, behind those of the parts
-    before.
+    """Stored queries by key. The position of a query is its slot in its segment, behind those of
+    the segments before.
     """
 
     language: Language
     vocabulary: Vocabulary
-    parts: tuple[_Part, ...] = ()
+    parts: tuple[_SegmentEntries, ...] = ()
 
     @classmethod
     def empty(cls, language: Language) -> QueryIndex:
@@ -176,34 +192,34 @@ class QueryIndex:
 
     @property
     def nbytes(self) -> int:
-        """What the queries weigh in memory: columns, texts, keys and values."""
+        """The size of the queries in memory: columns, texts, keys and values."""
         columns = sum(part.segment.nbytes + part.entries.columns.nbytes for part in self.parts)
         return columns + sum(
             8 + getsizeof(each)
             for part in self.parts
-            for kept in (part.keys, part.entries.texts, part.entries.values)
-            for each in kept
+            for cached in (part.keys, part.entries.texts, part.entries.values)
+            for each in cached
         )
 
     @cached_property
     def _starts(self) -> list[int]:
         return [0, *np.cumsum([len(part.keys) for part in self.parts]).tolist()]
 
-    def _at(self, place: int) -> tuple[_Part, int]:
-        number = next(number for number, start in enumerate(self._starts[1:]) if place < start)
-        return self.parts[number], place - self._starts[number]
+    def _at(self, position: int) -> tuple[_SegmentEntries, int]:
+        number = next(number for number, start in enumerate(self._starts[1:]) if position < start)
+        return self.parts[number], position - self._starts[number]
 
-    def key(self, place: int) -> Key:
-        part, slot = self._at(place)
+    def key(self, position: int) -> Key:
+        part, slot = self._at(position)
         return part.keys[slot]
 
-    def value(self, place: int) -> bytes:
-        part, slot = self._at(place)
+    def value(self, position: int) -> bytes:
+        part, slot = self._at(position)
         return part.entries.values[slot]
 
-    def node(self, place: int) -> Node:
-        """A query's tree, read again."""
-        part, slot = self._at(place)
+    def node(self, position: int) -> Node:
+        """The tree of a query, parsed again."""
+        part, slot = self._at(position)
         return self.language.parse(part.entries.texts[slot])
 
     def get(self, key: Key) -> bytes | None:
@@ -218,200 +234,213 @@ class QueryIndex:
         )
 
     def all_keys(self) -> Iterator[Key]:
-        return (key for part in self.parts for key in part.left().keys)
+        return (key for part in self.parts for key in part.live_entries().keys)
 
-    def changed(self, changes: Mapping[Key, Stored | None]) -> QueryIndex:
-        """The index with some queries put, or taken out where there is None."""
+    def with_changes(self, changes: Mapping[Key, StoredQuery | None]) -> QueryIndex:
+        """The index with some queries stored, or removed where there is None."""
         if not changes:
             return self
-        parts = [left for part in self.parts if (left := part.without(changes)).count]
+        parts = [
+            live_entries for part in self.parts if (live_entries := part.without(changes)).count
+        ]
         total = sum(len(part.keys) for part in parts)
         put = {key: stored for key, stored in changes.items() if stored is not None}
-        if total > _LEAST and 2 * sum(part.count for part in parts) < total:
-            return self._anew([part.left() for part in parts], put)
-        return replace(self, parts=tuple(_folded(parts, put, self.vocabulary)))
+        if total > _MIN_SEGMENT_QUERIES and 2 * sum(part.count for part in parts) < total:
+            return self._rebuilt([part.live_entries() for part in parts], put)
+        return replace(self, parts=tuple(_fold_in(parts, put, self.vocabulary)))
 
-    def _anew(self, left: Sequence[_Entries], put: Mapping[Key, Stored]) -> QueryIndex:
-        """Many have gone, and what they asked for is forgotten too."""
+    def _rebuilt(
+        self, live_entries: Sequence[_QueryEntries], put: Mapping[Key, StoredQuery]
+    ) -> QueryIndex:
+        """A new index and vocabulary, once most queries were removed."""
         read = {
-            key: Stored.of(self.language, text, value)
-            for each in left
+            key: StoredQuery.of(self.language, text, value)
+            for each in live_entries
             for key, text, value in zip(each.keys, each.texts, each.values, strict=True)
         }
-        return QueryIndex.empty(self.language).changed({**read, **put})
+        return QueryIndex.empty(self.language).with_changes({**read, **put})
 
     # Matching
 
-    def match(self, rows: pa.Table | pa.RecordBatch, *, reasons: bool = False) -> Matches:
-        """All matches of some documents, a chunk at a time; with `reasons`, each with what fits
-        where.
+    def match(self, rows: pa.Table | pa.RecordBatch, *, explain: bool = False) -> QueryMatches:
+        """All matches of some documents, a chunk at a time; with `explain`, each with its
+        highlights and an explanation.
         """
-        analysed = chunks(rows, self.language.fields, self.language.analysis)
-        return together(
-            [self.match_analysed(chunk, first, reasons=reasons) for first, chunk in analysed]
+        chunks = analyzed_chunks(rows, self.language.fields, self.language.analyzer)
+        return concat_matches(
+            [self.match_analyzed(documents, first, explain=explain) for first, documents in chunks]
         )
 
-    def match_analysed(
-        self, documents: Documents, first: int = 0, *, reasons: bool = False
-    ) -> Matches:
+    def match_analyzed(
+        self, documents: DocumentBatch, first: int = 0, *, explain: bool = False
+    ) -> QueryMatches:
+        """All matches of a chunk of analyzed documents; `first` is the index of its first one."""
         features = Features(documents, self.vocabulary)
         evaluator = Evaluator(features)
-        found = [part.segment.match(features, evaluator, part.live) for part in self.parts]
+        by_segment = [part.segment.match(features, evaluator, part.live) for part in self.parts]
         pairs = [
-            _pairs(each.slots + start, each.bits, documents.count)
-            for start, each in zip(self._starts, found, strict=False)
+            _pairs(matches.slots + start, matches.bits, documents.count)
+            for start, matches in zip(self._starts, by_segment, strict=False)
         ]
         document = np.concatenate([pair[0] for pair in pairs] or [np.zeros(0, np.int64)])
         query = np.concatenate([pair[1] for pair in pairs] or [np.zeros(0, np.int64)])
-        if sum(len(each.slots) > 0 for each in found) > 1:
+        if sum(len(matches.slots) > 0 for matches in by_segment) > 1:
             order = np.lexsort((self._ranks(query), document))
             document, query = document[order], query[order]
-        told = Reasons(evaluator)
-        nodes = {place: self.node(place) for place in np.unique(query).tolist()} if reasons else {}
-        why = (
-            [
-                told.of(nodes[place], at)
-                for at, place in zip(document.tolist(), query.tolist(), strict=True)
+        explained: list[tuple[list[Highlight], str]] = []
+        if explain:
+            highlighter = Highlighter(evaluator)
+            nodes = {position: self.node(position) for position in np.unique(query).tolist()}
+            explained = [
+                highlighter.explain(nodes[position], row)
+                for row, position in zip(document.tolist(), query.tolist(), strict=True)
             ]
-            if reasons
-            else []
-        )
-        scores = self._scores(evaluator, document, query)
-        run = sum(each.run for each in found)
-        return Matches(
-            document + first,
-            query,
-            scores,
-            run,
-            tuple(each for each, _ in why),
-            tuple(text for _, text in why),
+        return QueryMatches(
+            documents=document + first,
+            queries=query,
+            scores=self._scores(evaluator, document, query),
+            queries_run=sum(matches.queries_run for matches in by_segment),
+            highlights=tuple(highlights for highlights, _ in explained),
+            explanations=tuple(text for _, text in explained),
         )
 
     def _ranks(self, query: Ints) -> Ints:
-        """The order of the queries' keys over all parts: a key of a later part stands before the
-        first of the first part's that is greater.
+        """The order of queries by key over all segments: a key of a later segment stands before the
+        first of the first segment's keys that is greater.
         """
         main = len(self.parts[0].keys)
-        others, which = np.unique(query[query >= main], return_inverse=True)
-        keys = [self.key(place) for place in others.tolist()]
-        in_order = sorted(range(len(keys)), key=keys.__getitem__)
+        later, which = np.unique(query[query >= main], return_inverse=True)
+        keys = [self.key(position) for position in later.tolist()]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
         rank = np.empty(len(keys), np.int64)
-        rank[in_order] = [
-            (bisect_left(self.parts[0].keys, keys[at]) << _GAP) + number
-            for number, at in enumerate(in_order)
+        rank[order] = [
+            (bisect_left(self.parts[0].keys, keys[index]) << _GAP) + number
+            for number, index in enumerate(order)
         ]
         ranks = query << _GAP | ((1 << _GAP) - 1)
         ranks[query >= main] = rank[which]
         return ranks
 
     def _scores(self, evaluator: Evaluator, document: Ints, query: Ints) -> Floats:
-        """Mostly known of the query; else the boosts of what the document has are added up."""
+        """The scores of matches: mostly known of the query; else the boosts of the features that
+        the document has are added up.
+        """
         scores = np.empty(len(query))
         for part, first, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
-            mine = (
+            of_part = (
                 slice(None)
                 if len(self.parts) == 1
                 else np.flatnonzero((query >= first) & (query < end))
             )
-            scores[mine] = _scores(
-                part.entries.columns, evaluator, document[mine], query[mine] - first
+            scores[of_part] = _segment_scores(
+                part.entries.columns, evaluator, document[of_part], query[of_part] - first
             )
         return scores
 
 
-def _scores(columns: Columns, evaluator: Evaluator, document: Ints, slots: Ints) -> Floats:
+def _segment_scores(
+    columns: QueryColumns, evaluator: Evaluator, document: Ints, slots: Ints
+) -> Floats:
     scores: Floats = columns.scores[slots]
     unknown = np.flatnonzero(np.isnan(scores))
     if not len(unknown):
         return scores
-    starts, lengths = columns.told.starts[slots[unknown]], columns.told.lengths[slots[unknown]]
-    at = runs(starts, lengths)
-    told = columns.told.values[at].astype(np.int64)
-    evaluator.ensure(told)
-    of = np.repeat(document[unknown], lengths)
-    has = evaluator.features.bits[told, of >> 6] >> (of & 63).astype(np.uint64) & np.uint64(1)
+    starts, lengths = columns.scored.starts[slots[unknown]], columns.scored.lengths[slots[unknown]]
+    index = expand_ranges(starts, lengths)
+    scored = columns.scored.values[index].astype(np.int64)
+    evaluator.ensure(scored)
+    row = np.repeat(document[unknown], lengths)
+    word, bit = row >> 6, (row & 63).astype(np.uint64)
+    has_feature = evaluator.features.bits[scored, word] >> bit & np.uint64(1)
     scores[unknown] = np.add.reduceat(
-        has * columns.boosts[at], np.append(0, np.cumsum(lengths))[:-1]
+        has_feature * columns.boosts[index], np.append(0, np.cumsum(lengths))[:-1]
     )
     return scores
 
 
-def _folded(parts: list[_Part], put: Mapping[Key, Stored], vocabulary: Vocabulary) -> list[_Part]:
-    """New entries as the smallest part; parts that are not much larger are folded into it."""
+def _fold_in(
+    parts: list[_SegmentEntries], put: Mapping[Key, StoredQuery], vocabulary: Vocabulary
+) -> list[_SegmentEntries]:
+    """Add new queries as the smallest segment; segments that are not much larger are folded into
+    it.
+    """
     if not put:
         return parts
-    folded, count = [_Entries.of(put, vocabulary)], len(put)
-    while parts and (parts[-1].count <= _LEAST or count * _TIMES > parts[-1].count):
-        folded.append(parts.pop().left())
+    folded, count = [_QueryEntries.of(put, vocabulary)], len(put)
+    while parts and (
+        parts[-1].count <= _MIN_SEGMENT_QUERIES or count * _FOLD_RATIO > parts[-1].count
+    ):
+        folded.append(parts.pop().live_entries())
         count += len(folded[-1].keys)
-    entries = _Entries.together(folded)
-    return [*parts, _Part(entries, Segment(entries.columns, vocabulary))]
+    entries = _QueryEntries.concat(folded)
+    return [*parts, _SegmentEntries(entries, Segment(entries.columns, vocabulary))]
 
 
-def _pairs(places: Ints, bits: Words64, count: int) -> tuple[Ints, Ints]:
-    """Documents and queries, document by document."""
-    if not len(places):
+def _pairs(positions: Ints, bits: Words64, count: int) -> tuple[Ints, Ints]:
+    """Pairs of documents and queries, document by document."""
+    if not len(positions):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     has = np.ascontiguousarray(unpack_bits(bits, count).T)
-    document, which = np.divmod(np.flatnonzero(has), len(places))
-    return document, places[which]
+    document, which = np.divmod(np.flatnonzero(has), len(positions))
+    return document, positions[which]
 
 
-def together(found: Sequence[Matches]) -> Matches:
-    if not found:
-        return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
-    return Matches(
-        np.concatenate([each.documents for each in found]),
-        np.concatenate([each.queries for each in found]),
-        np.concatenate([each.scores for each in found]),
-        sum(each.run for each in found),
-        tuple(each for one in found for each in one.highlights),
-        tuple(each for one in found for each in one.explanations),
+def concat_matches(parts: Sequence[QueryMatches]) -> QueryMatches:
+    """The matches of several chunks of documents, concatenated."""
+    if not parts:
+        return QueryMatches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
+    return QueryMatches(
+        documents=np.concatenate([part.documents for part in parts]),
+        queries=np.concatenate([part.queries for part in parts]),
+        scores=np.concatenate([part.scores for part in parts]),
+        queries_run=sum(part.queries_run for part in parts),
+        highlights=tuple(chain.from_iterable(part.highlights for part in parts)),
+        explanations=tuple(chain.from_iterable(part.explanations for part in parts)),
     )
 
 
-# The index of queries between calls: what a shard's state has, and the index that a worker made of
-# it. The state is the truth; an index is kept in memory and checked.
+# The cache of indexes between batches: the state is the truth; an index is cached in memory and
+# checked. The entries in the state:
 #
-# | key | value | |---|---| | `q`, key group, key of the query | version, the query's row | | `s`,
-# key group | version, a digest over all changes of the group: an index made of the same is the same
-# |
+#     query   `q`, key group, key of the query   version; the query's row
+#     digest  `s`, key group                     version; a digest over all changes of the group: an
+#                                                index built from the same changes is the same
 #
-# A worker that has an index of other digests reads only the groups that differ. One that has none
-# takes the one that another process of the machine wrote down.
+# A worker that has an index with other digests reads only the groups that differ. One that has none
+# takes the index that another process of the machine has saved.
 
 
 QUERY, STAMP = b"q", b"s"
 VERSION = b"\x01"
-MIN_KEPT, MAX_QUERIES_KEPT = 2, 2_000_000
-"""Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it
-started from. Their queries in sum, where there are more than a few.
+MIN_CACHED_INDEXES, MAX_CACHED_QUERIES = 2, 2_000_000
+"""The indexes that a process always caches: those of its shards, and the one that a repeated
+attempt starts from; and the limit of their queries in sum, beyond these.
 """
 
-MIN_NOTED, _NOTED_TIMES = 1_000, 8
-"""An index is written down when so many queries have changed since, and so much of it."""
-_WRITTEN_BY = f"search index 1, {__version__}, ".encode()
+MIN_UNSAVED_QUERIES, _UNSAVED_RATIO = 1_000, 8
+"""An index is saved when so many queries have changed since, and more than one in so many."""
+_WRITTEN_BY = f"search index 2, {__version__}, ".encode()
 
-Stamps = dict[int, bytes]
+GroupDigests = dict[int, bytes]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An index, the digests of what it was made of, and how many queries were put or taken since it
-    was last written down.
+class CachedIndex:
+    """An index, the digests of what it was built from, and the number of changes since it was last
+    saved.
     """
 
     index: QueryIndex
-    stamps: Stamps
-    since: int = 0
+    digests: GroupDigests
+    unsaved: int = 0
 
 
-_kept: OrderedDict[tuple[str, Language, bytes], Kept] = OrderedDict()
+_cached_indexes: OrderedDict[tuple[str, Language, bytes], CachedIndex] = OrderedDict()
 
 
-class Keeper:
-    """Gives a step's index for the state at hand, and takes in changes of both. `read` gives the
-    keys and texts of stored rows.
+class IndexCache:
+    """Loads the index of a step for a state, and stores changes of both. `read` returns the keys,
+    texts and values of stored rows.
     """
 
     def __init__(
@@ -422,144 +451,157 @@ class Keeper:
     ) -> None:
         self._step, self._language, self._read = step, language, read
 
-    def load(self, state: KeyedState) -> Kept:
-        """1. Which digests has the state? 2. An index with the same is right. 3. Else that with
-        most of them is brought to it, group by group.
+    def load(self, state: KeyedState) -> CachedIndex:
+        """1. Read the digests of the state. 2. A cached index with the same digests is right. 3.
+        Else the one with most of them is updated, group by group.
         """
-        stamps = _stamps(state)
-        kept = _kept.get(self._name(stamps))
-        if kept is None:
-            kept = self._noted(state, self._brought(state, stamps))
-            self._keep(kept)
-        return kept
+        digests = _read_digests(state)
+        cached = _cached_indexes.get(self._cache_key(digests))
+        if cached is None:
+            cached = self._write_down(state, self._update(state, digests))
+            self._remember(cached)
+        return cached
 
-    def _brought(self, state: KeyedState, stamps: Stamps) -> Kept:
+    def _update(self, state: KeyedState, digests: GroupDigests) -> CachedIndex:
         base = (
-            self._nearest(stamps)
-            or self._recalled(state)
-            or Kept(QueryIndex.empty(self._language), {})
+            self._nearest_cached(digests)
+            or self._read_cache(state)
+            or CachedIndex(QueryIndex.empty(self._language), {})
         )
         differing = {
             group
-            for group in {*stamps, *base.stamps}
-            if stamps.get(group) != base.stamps.get(group)
+            for group in {*digests, *base.digests}
+            if digests.get(group) != base.digests.get(group)
         }
-        changes: dict[Key, Stored | None] = {
+        changes: dict[Key, StoredQuery | None] = {
             key: None for key in base.index.all_keys() if key[0] in differing
         }
-        for group in sorted(differing & set(stamps)):
+        for group in sorted(differing & set(digests)):
             _, values, _ = state.scan(_prefix(group), _prefix(group + 1))
-            for key, text, value in self._read([_body(each) for each in values]):
+            for key, text, value in self._read([_without_version(each) for each in values]):
                 name = bytes([group]) + key
                 if base.index.get(name) == value:
                     del changes[name]
                 else:
-                    changes[name] = Stored.of(self._language, text, value)
-        return Kept(base.index.changed(changes), stamps, base.since + len(changes))
+                    changes[name] = StoredQuery.of(self._language, text, value)
+        return CachedIndex(base.index.with_changes(changes), digests, base.unsaved + len(changes))
 
-    def _nearest(self, stamps: Stamps) -> Kept | None:
-        """The index with most groups as they are wanted, or at least of the same groups: what did
-        not change in them need not be read again.
+    def _nearest_cached(self, digests: GroupDigests) -> CachedIndex | None:
+        """The cached index with most groups as they are in the state, or at least of the same
+        groups: what did not change in them need not be parsed again.
         """
-        mine = [
-            kept
-            for (step, language, _), kept in _kept.items()
+        of_step = [
+            cached
+            for (step, language, _), cached in _cached_indexes.items()
             if step == self._step and language == self._language
         ]
-        best = max(mine, key=lambda kept: _likeness(kept.stamps, stamps), default=None)
-        return best if best is not None and set(best.stamps) & set(stamps) else None
+        best = max(of_step, key=lambda cached: _similarity(cached.digests, digests), default=None)
+        return best if best is not None and set(best.digests) & set(digests) else None
 
     # What another process finds
 
-    def _recalled(self, state: KeyedState) -> Kept | None:
-        """The index that a process of this machine wrote down, if it is of this step and these
+    def _read_cache(self, state: KeyedState) -> CachedIndex | None:
+        """The index that a process of this machine saved, if it is of this step and these
         settings.
         """
-        content = state.recall() if isinstance(state, Remembering) else None
+        content = state.read_cache() if isinstance(state, CachingState) else None
         if content is None or not content.startswith(_WRITTEN_BY):
             return None
-        step, language, kept = pickle.loads(content[len(_WRITTEN_BY) :])  # noqa: S301  # the engine has checked that it is what we wrote
-        return kept if (step, language) == (self._step, self._language) else None
+        step, language, cached = pickle.loads(content[len(_WRITTEN_BY) :])  # noqa: S301  # the engine has checked that it is what we wrote
+        return cached if (step, language) == (self._step, self._language) else None
 
-    def _noted(self, state: KeyedState, kept: Kept) -> Kept:
-        """Write the index down, if much of it is not: a query that is in it need not be read
+    def _write_down(self, state: KeyedState, cached: CachedIndex) -> CachedIndex:
+        """Save the index if much of it is not saved: another process need not parse its queries
         again.
         """
         if (
-            kept.since < MIN_NOTED
-            or kept.since * _NOTED_TIMES < len(kept.index)
-            or not isinstance(state, Remembering)
+            cached.unsaved < MIN_UNSAVED_QUERIES
+            or cached.unsaved * _UNSAVED_RATIO < len(cached.index)
+            or not isinstance(state, CachingState)
         ):
-            return kept
-        kept = replace(kept, since=0)
-        state.remember(
-            _WRITTEN_BY + pickle.dumps((self._step, self._language, kept), pickle.HIGHEST_PROTOCOL)
+            return cached
+        cached = replace(cached, unsaved=0)
+        state.write_cache(
+            _WRITTEN_BY
+            + pickle.dumps((self._step, self._language, cached), pickle.HIGHEST_PROTOCOL)
         )
-        return kept
+        return cached
 
     # What changes
 
     def save(
-        self, state: KeyedState, kept: Kept, index: QueryIndex, changes: Mapping[Key, bytes | None]
+        self,
+        state: KeyedState,
+        cached: CachedIndex,
+        query_index: QueryIndex,
+        changes: Mapping[Key, bytes | None],
     ) -> None:
-        """Put what changed, and the index with it."""
+        """Store what changed, and cache the index."""
         if not changes:
             return
         keys = sorted(changes)
         groups = np.array([key[0] for key in keys], np.uint8)
         stored = state.get([QUERY + key for key in keys], groups)
-        wanted = [None if (value := changes[key]) is None else VERSION + value for key in keys]
-        real = [at for at in range(len(keys)) if stored[at] != wanted[at]]
-        state.put([QUERY + keys[at] for at in real], [wanted[at] for at in real], groups[real])
-        stamps = {**kept.stamps, **_chained(kept.stamps, [(keys[at], wanted[at]) for at in real])}
-        touched = sorted({int(group) for group in groups[real]})
+        new = [None if (value := changes[key]) is None else VERSION + value for key in keys]
+        changed = [index for index in range(len(keys)) if stored[index] != new[index]]
+        state.put(
+            [QUERY + keys[index] for index in changed],
+            [new[index] for index in changed],
+            groups[changed],
+        )
+        new_digests = _next_digests(
+            cached.digests, [(keys[index], new[index]) for index in changed]
+        )
+        digests = {**cached.digests, **new_digests}
+        touched = sorted({int(group) for group in groups[changed]})
         state.put(
             [STAMP + bytes([group]) for group in touched],
-            [VERSION + stamps[group] for group in touched],
+            [VERSION + digests[group] for group in touched],
             np.array(touched, np.uint8),
         )
-        self._keep(self._noted(state, Kept(index, stamps, kept.since + len(real))))
+        fresh = CachedIndex(query_index, digests, cached.unsaved + len(changed))
+        self._remember(self._write_down(state, fresh))
 
-    def _name(self, stamps: Stamps) -> tuple[str, Language, bytes]:
+    def _cache_key(self, digests: GroupDigests) -> tuple[str, Language, bytes]:
         return (
             self._step,
             self._language,
-            hashlib.blake2b(repr(sorted(stamps.items())).encode(), digest_size=16).digest(),
+            hashlib.blake2b(repr(sorted(digests.items())).encode(), digest_size=16).digest(),
         )
 
-    def _keep(self, kept: Kept) -> None:
-        name = self._name(kept.stamps)
-        _kept[name] = kept
-        _kept.move_to_end(name)
+    def _remember(self, cached: CachedIndex) -> None:
+        name = self._cache_key(cached.digests)
+        _cached_indexes[name] = cached
+        _cached_indexes.move_to_end(name)
         while (
-            len(_kept) > MIN_KEPT
-            and sum(len(each.index) for each in _kept.values()) > MAX_QUERIES_KEPT
+            len(_cached_indexes) > MIN_CACHED_INDEXES
+            and sum(len(each.index) for each in _cached_indexes.values()) > MAX_CACHED_QUERIES
         ):
-            _kept.popitem(last=False)
+            _cached_indexes.popitem(last=False)
 
 
-def _likeness(one: Stamps, other: Stamps) -> tuple[int, int, int]:
+def _similarity(one: GroupDigests, other: GroupDigests) -> tuple[int, int, int]:
     """How many groups have the same queries, how many may have some of the same, and how many have
-    none for sure.
+    none.
     """
     return (
-        sum(other.get(group) == stamp for group, stamp in one.items()),
+        sum(other.get(group) == digest for group, digest in one.items()),
         len(set(one) & set(other)),
         -len(one),
     )
 
 
-def forget_indexes() -> None:
-    """For tests: as in a process that has just begun."""
-    _kept.clear()
+def clear_index_cache() -> None:
+    """Forget all cached indexes, for tests: as in a process that has just begun."""
+    _cached_indexes.clear()
 
 
-def _stamps(state: KeyedState) -> Stamps:
+def _read_digests(state: KeyedState) -> GroupDigests:
     keys, values, _ = state.scan(STAMP, STAMP + b"\xff")
-    return {key[1]: _body(value) for key, value in zip(keys, values, strict=True)}
+    return {key[1]: _without_version(value) for key, value in zip(keys, values, strict=True)}
 
 
-def _body(value: bytes) -> bytes:
+def _without_version(value: bytes) -> bytes:
     if value[:1] != VERSION:
         raise NewerFormat(
             f"A stored query has the format {value[0]}, and this Headrace knows 1.",
@@ -572,8 +614,8 @@ def _prefix(group: int) -> bytes:
     return QUERY + bytes([group])
 
 
-def _chained(before: Stamps, changes: list[tuple[Key, bytes | None]]) -> Stamps:
-    """Each group's digest over the one it had and what changed since."""
+def _next_digests(before: GroupDigests, changes: list[tuple[Key, bytes | None]]) -> GroupDigests:
+    """The digest of each group over its digest before and its changes."""
     digests = {
         group: hashlib.blake2b(before.get(group, b""), digest_size=16)
         for group in {key[0] for key, _ in changes}

@@ -1,8 +1,18 @@
-"""Stored queries meet passing documents: the kernel. Queries are a table, and state; each document
-meets those in force at the end of its tick's changes.
+"""The kernel of searches: stored queries, which are a table, match passing documents.
 
-A shard has the queries of its key groups and sees every document. A query that cannot be read is
-diverted, with place and reason, and is not in force.
+Example: queries by `id`, documents with a `title`.
+
+    tick 1   queries: insert (1, "storm AND wind"), insert (2, "st?rm")
+             state: both queries, by key; index: query 1 under one of its words, query 2 unindexed
+    tick 2   documents: "Storm, and wind", "A stormy day", "storm"
+             emits  ("Storm, and wind", id=1, score=2.0), ("Storm, and wind", id=2, score=1.0),
+                    ("storm", id=2, score=1.0)
+    tick 3   queries: delete (1); documents: "wind and storm"
+             emits  ("wind and storm", id=2, score=1.0)
+
+A document is matched with the queries that are stored at the end of its tick's changes. A shard has
+the queries of its key groups and sees every document. A query that cannot be parsed goes to the
+dead letters, with position and reason, and is not stored.
 """
 
 from __future__ import annotations
@@ -19,25 +29,26 @@ import pyarrow.compute as pc
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints
 from headrace.columnar.columns import CHANGE_TYPE, TICK_FIELD
-from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
+from headrace.columnar.keys import as_array, encode_keys, key_groups, key_list
+from headrace.columnar.lookup import group_start_mask
 from headrace.errors import BadSearch
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
-from headrace.operators.kernel import Diverted, KeyedState, Watermarks
-from headrace.operators.search.documents import with_words
+from headrace.operators.kernel import DeadLetterBuffer, KeyedState, Watermarks
+from headrace.operators.search.documents import add_token_columns
 from headrace.operators.search.index import (
     QUERY,
-    Keeper,
+    IndexCache,
     Key,
-    Matches,
     QueryIndex,
-    Stored,
+    QueryMatches,
+    StoredQuery,
     as_large_binary,
-    together,
+    concat_matches,
 )
 from headrace.operators.search.parser import Language
 
-SCORE, HIGHLIGHTS, EXPLANATION, PLACE = "score", "highlights", "explanation", "_document"
+SCORE, HIGHLIGHTS, EXPLANATION, DOCUMENT_ID = "score", "highlights", "explanation", "_document"
 HIGHLIGHT_TYPE = pa.list_(
     pa.struct(
         [
@@ -48,15 +59,15 @@ HIGHLIGHT_TYPE = pa.list_(
         ]
     )
 )
-_SNIPPET = 40
+_SNIPPET_CONTEXT = 40
 MAX_BYTES = 256 << 20
 _ORDER = ("_rank", "_partition", "_offset")
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """A search as it was declared. `query_columns`: the queries' columns in the result, each with
-    its name there; the key is among them.
+    """A search as it was declared. `query_columns` are the queries' columns in the result, each
+    with its name there; the key is among them.
     """
 
     step: str
@@ -68,30 +79,28 @@ class SearchSettings:
     language: Language
     highlights: bool = False
     explain: bool = False
-    places: bool = False
-    """Whether a hidden column says which document it is, for a step that puts its matches
-    together.
-    """
+    with_document_ids: bool = False
+    """Whether a hidden column identifies the document, for the step that gathers its matches."""
 
     @property
-    def reasons(self) -> bool:
-        """Whether each match is looked at closely."""
+    def explains_matches(self) -> bool:
+        """Whether the positions and reasons of each match are needed."""
         return self.highlights or self.explain
 
     @cached_property
     def output(self) -> pa.Schema:
-        told = [
+        query_fields = [
             pa.field(name, self.queries.field(column).type) for column, name in self.query_columns
         ]
         more = [pa.field(HIGHLIGHTS, HIGHLIGHT_TYPE)] if self.highlights else []
         more += [pa.field(EXPLANATION, pa.string())] if self.explain else []
-        more += [pa.field(PLACE, pa.binary())] if self.places else []
-        return pa.schema([*self.documents, *told, pa.field(SCORE, pa.float64()), *more])
+        more += [pa.field(DOCUMENT_ID, pa.binary())] if self.with_document_ids else []
+        return pa.schema([*self.documents, *query_fields, pa.field(SCORE, pa.float64()), *more])
 
 
 class SearchKernel:
-    """Inputs: the documents, the changes of the queries. `counts` and `gauges`: how many queries
-    were looked at in a batch, and how many there are.
+    """The kernel of a search. Its inputs are the documents and the changes of the queries. `counts`
+    has the number of queries that were run in a batch.
     """
 
     hold_us = 0
@@ -99,10 +108,12 @@ class SearchKernel:
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        kept = [settings.query, *settings.key, *(column for column, _ in settings.query_columns)]
-        self._kept = pa.schema([settings.queries.field(name) for name in dict.fromkeys(kept)])
-        self._keeper = Keeper(settings.step, settings.language, self._stored)
-        self.diverted = Diverted(settings.queries)
+        columns = [settings.query, *settings.key, *(column for column, _ in settings.query_columns)]
+        self._stored_fields = pa.schema(
+            [settings.queries.field(name) for name in dict.fromkeys(columns)]
+        )
+        self._index_cache = IndexCache(settings.step, settings.language, self._read_queries)
+        self.dead_letters = DeadLetterBuffer(settings.queries)
         self.counts: dict[str, int] = {}
 
     @property
@@ -110,12 +121,14 @@ class SearchKernel:
         return self.settings.output
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
-        """Nothing waits for time."""
+        """None: no row waits for a watermark."""
         return None
 
     def prepare(self, rows: pa.Table) -> pa.Table:
-        """Documents with their words."""
-        return with_words(rows, self.settings.language, places=self.settings.reasons)
+        """Add the words of documents, so that they are analyzed once and not in every shard."""
+        return add_token_columns(
+            rows, self.settings.language, with_positions=self.settings.explains_matches
+        )
 
     def step_timed(
         self,
@@ -123,76 +136,79 @@ class SearchKernel:
         inputs: Sequence[pa.Table],
         watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
-        """1. The index as of the state. 2. Tick by tick where queries change: documents before it,
-        then the changes. 3. The documents behind. 4. Put what changed.
+        """1. Load the index. 2. For each tick in which queries change: match the documents before
+        it, then apply the changes. 3. Match the remaining documents. 4. Store what changed.
         """
         documents, changes = inputs
         self.counts = {"queries_run": 0}
-        kept = self._keeper.load(state)
-        index, told, start = kept.index, [], 0
+        cached = self._index_cache.load(state)
+        index, results, start = cached.index, [], 0
         ticks, put = ticks_of(documents), dict[Key, bytes | None]()
         for tick, part in self._by_tick(changes):
             end = int(np.searchsorted(ticks, tick))
-            told.append(self._told(index, documents.slice(start, end - start)))
+            results.append(self._match_documents(index, documents.slice(start, end - start)))
             start = end
-            fresh = self._changes(part)
-            index = index.changed(fresh)
+            fresh = self._parse_changes(part)
+            index = index.with_changes(fresh)
             put |= {key: None if stored is None else stored.value for key, stored in fresh.items()}
-        told.append(self._told(index, documents.slice(start)))
-        self._keeper.save(state, kept, index, put)
-        return pa.concat_tables(told)
+        results.append(self._match_documents(index, documents.slice(start)))
+        self._index_cache.save(state, cached, index, put)
+        return pa.concat_tables(results)
 
     @staticmethod
     def _by_tick(changes: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         ticks = ticks_of(changes)
-        found, begins = np.unique(ticks, return_index=True)
-        ends = np.append(begins[1:], len(ticks))[: len(found)]
-        for tick, begin, end in zip(found.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            yield tick, changes.slice(begin, end - begin)
+        distinct, starts = np.unique(ticks, return_index=True)
+        ends = np.append(starts[1:], len(ticks))[: len(distinct)]
+        for tick, start, end in zip(distinct.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            yield tick, changes.slice(start, end - start)
 
     # Queries
 
-    def _changes(self, changes: pa.Table) -> dict[Key, Stored | None]:
-        """What a tick puts and takes, by key. What cannot be read is diverted, and its key has no
-        query then.
+    def _parse_changes(self, changes: pa.Table) -> dict[Key, StoredQuery | None]:
+        """The queries that a tick stores, or None for those that it removes, by key. A query that
+        cannot be parsed goes to the dead letters, and its key has no query then.
         """
         keys = encode_keys(changes, self.settings.key)
         groups, kinds = key_groups(keys).tolist(), changes[CHANGE_TYPE].to_pylist()
-        values = self._values(changes)
-        found: dict[Key, Stored | None] = {}
+        values = self._encode_queries(changes)
+        queries: dict[Key, StoredQuery | None] = {}
         refused: dict[str, list[int]] = {}
         texts = changes[self.settings.query].to_pylist()
         for row, (key, kind) in enumerate(zip(key_list(keys), kinds, strict=True)):
             name = bytes([groups[row]]) + key
             if kind == UPDATE_PREIMAGE:
                 continue
-            found[name] = None
+            queries[name] = None
             if kind == DELETE:
                 continue
             try:
-                found[name] = Stored.of(self.settings.language, texts[row], values[row])
-            except BadSearch as bad:
-                refused.setdefault(bad.message, []).append(row)
+                queries[name] = StoredQuery.of(self.settings.language, texts[row], values[row])
+            except BadSearch as error:
+                refused.setdefault(error.message, []).append(row)
         for reason, rows in refused.items():
-            self.diverted.add(changes, np.array(rows), self.settings.query, reason)
-        return found
+            self.dead_letters.add(changes, np.array(rows), self.settings.query, reason)
+        return queries
 
-    def _values(self, changes: pa.Table) -> list[bytes]:
-        columns = [whole(changes.column(name)) for name in self._kept.names]
+    def _encode_queries(self, changes: pa.Table) -> list[bytes]:
+        columns = [as_array(changes.column(name)) for name in self._stored_fields.names]
         values: list[bytes] = row_codec.encode(
-            pa.StructArray.from_arrays(columns, fields=list(self._kept))
+            pa.StructArray.from_arrays(columns, fields=list(self._stored_fields))
         )
         return values
 
-    def _rows(self, values: list[bytes]) -> pa.Table:
-        struct = row_codec.decode_array(as_large_binary(values), pa.struct(list(self._kept)))
+    def _decode_queries(self, values: list[bytes]) -> pa.Table:
+        struct = row_codec.decode_array(
+            as_large_binary(values), pa.struct(list(self._stored_fields))
+        )
         return pa.Table.from_arrays(
-            [struct.field(at) for at in range(len(self._kept))], schema=self._kept
+            [struct.field(index) for index in range(len(self._stored_fields))],
+            schema=self._stored_fields,
         )
 
-    def _stored(self, values: list[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
-        """The keys and texts of stored rows, and these."""
-        rows = self._rows(values)
+    def _read_queries(self, values: list[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
+        """The key, text and bytes of stored queries."""
+        rows = self._decode_queries(values)
         return zip(
             key_list(encode_keys(rows, self.settings.key)),
             rows[self.settings.query].to_pylist(),
@@ -202,55 +218,60 @@ class SearchKernel:
 
     # Matches
 
-    def _told(self, index: QueryIndex, documents: pa.Table) -> pa.Table:
-        """The matches of some documents, each with its document's columns: in pieces that Arrow can
-        count, since a document may fit thousands of queries.
+    def _match_documents(self, index: QueryIndex, documents: pa.Table) -> pa.Table:
+        """The matches of some documents, each with its document's columns: in parts that fit into
+        Arrow's columns, since a document may match thousands of queries.
         """
-        reasons = self.settings.reasons
-        found = (
-            index.match(documents, reasons=reasons)
+        matches = (
+            index.match(documents, explain=self.settings.explains_matches)
             if len(index) and documents.num_rows
-            else together([])
+            else concat_matches([])
         )
-        self.counts["queries_run"] += found.run
+        self.counts["queries_run"] += matches.queries_run
         return pa.concat_tables(
             [
-                self._told_piece(index, documents, found.slice(first, last))
-                for first, last in pairwise(_bounds(documents, found.documents))
+                self._result_rows(index, documents, matches.slice(first, last))
+                for first, last in pairwise(_part_bounds(documents, matches.documents))
             ]
         )
 
-    def _told_piece(self, index: QueryIndex, documents: pa.Table, found: Matches) -> pa.Table:
+    def _result_rows(
+        self, index: QueryIndex, documents: pa.Table, matches: QueryMatches
+    ) -> pa.Table:
         settings = self.settings
-        which = pa.array(found.documents)
-        columns = [whole(documents.column(name)).take(which) for name in settings.documents.names]
-        columns += [*self._of_queries(index, found.queries), pa.array(found.scores)]
+        which = pa.array(matches.documents)
+        columns = [
+            as_array(documents.column(name)).take(which) for name in settings.documents.names
+        ]
+        columns += [*self._query_columns(index, matches.queries), pa.array(matches.scores)]
         texts = {name: documents.column(name) for name in settings.language.fields.text}
-        columns += [highlight_lists(texts, found)] if settings.highlights else []
-        columns += [pa.array(found.explanations, pa.string())] if settings.explain else []
-        columns += [_places(documents, found.documents)] if settings.places else []
-        ticks = ticks_of(documents)[found.documents]
+        columns += [highlight_lists(texts, matches)] if settings.highlights else []
+        columns += [pa.array(matches.explanations, pa.string())] if settings.explain else []
+        columns += (
+            [_document_ids(documents, matches.documents)] if settings.with_document_ids else []
+        )
+        ticks = ticks_of(documents)[matches.documents]
         return pa.Table.from_arrays(
             [*columns, pa.array(ticks)],
             schema=self.output.append(TICK_FIELD),
         )
 
-    def _of_queries(self, index: QueryIndex, queries: Ints) -> list[pa.Array]:
-        """The queries' columns, each query's row read once."""
-        places, which = np.unique(queries, return_inverse=True)
-        rows = self._rows([index.value(place) for place in places.tolist()])
+    def _query_columns(self, index: QueryIndex, queries: Ints) -> list[pa.Array]:
+        """The queries' columns of each match; the row of a query is decoded once."""
+        positions, which = np.unique(queries, return_inverse=True)
+        rows = self._decode_queries([index.value(position) for position in positions.tolist()])
         return [
-            whole(rows.column(column)).take(pa.array(which))
+            as_array(rows.column(column)).take(pa.array(which))
             for column, _ in self.settings.query_columns
         ]
 
 
-def _bounds(documents: pa.Table, which: Ints) -> list[int]:
-    """Where pieces of matches begin and end, by the bytes of the documents in them."""
+def _part_bounds(documents: pa.Table, which: Ints) -> list[int]:
+    """Where parts of matches begin and end, by the bytes of the documents in them."""
     if not len(which):
         return [0, 0]
-    each = sum(column.nbytes for column in documents.columns) // documents.num_rows
-    sizes = np.full(documents.num_rows, each, np.int64)
+    mean_bytes = sum(column.nbytes for column in documents.columns) // documents.num_rows
+    sizes = np.full(documents.num_rows, mean_bytes, np.int64)
     for name in documents.column_names:
         if pa.types.is_string(documents[name].type) or pa.types.is_binary(documents[name].type):
             sizes += pc.binary_length(documents[name]).fill_null(0).to_numpy()
@@ -259,45 +280,39 @@ def _bounds(documents: pa.Table, which: Ints) -> list[int]:
     return sorted({0, *cuts, len(which)})
 
 
-def highlight_lists(texts: Mapping[str, pa.ChunkedArray], found: Matches) -> pa.Array:
-    """For each match the places that fit, each with what stands around it."""
+def highlight_lists(texts: Mapping[str, pa.ChunkedArray], matches: QueryMatches) -> pa.Array:
+    """For each match the positions that match, each with a snippet around it."""
     lists = []
-    for document, places in zip(found.documents.tolist(), found.highlights, strict=True):
-        of = {name: texts[name][document].as_py() for name in {name for name, _, _ in places}}
+    for document, highlights in zip(matches.documents.tolist(), matches.highlights, strict=True):
+        names = {name for name, _, _ in highlights}
+        text_of = {name: texts[name][document].as_py() for name in names}
         lists.append(
             [
                 {
                     "column": name,
                     "start": start,
                     "end": end,
-                    "snippet": snippet(of[name], start, end),
+                    "snippet": snippet(text_of[name], start, end),
                 }
-                for name, start, end in places
+                for name, start, end in highlights
             ]
         )
     return pa.array(lists, HIGHLIGHT_TYPE)
 
 
 def snippet(text: str, start: int, end: int) -> str:
-    """What stands around a place, with dots where there is more."""
-    first, last = max(0, start - _SNIPPET), min(len(text), end + _SNIPPET)
+    """The text around a highlight, with an ellipsis where there is more."""
+    first, last = max(0, start - _SNIPPET_CONTEXT), min(len(text), end + _SNIPPET_CONTEXT)
     return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
-def _places(documents: pa.Table, which: Ints) -> pa.Array:
-    """Where each document stood in the pipeline's order, as bytes in that order."""
-    if not all(
-        name in documents.column_names for name in _ORDER
-    ):  # a kernel alone, under test: the place in the call
-        numbers = np.stack([ticks_of(documents), np.arange(documents.num_rows)], axis=1)
-    else:
-        numbers = np.stack(
-            [
-                ticks_of(documents),
-                *(documents[name].to_numpy().astype(np.int64) for name in _ORDER),
-            ],
-            axis=1,
-        )
+def _document_ids(documents: pa.Table, which: Ints) -> pa.Array:
+    """The position of each document in the pipeline's order, as bytes in that order."""
+    if all(name in documents.column_names for name in _ORDER):
+        order = [documents[name].to_numpy().astype(np.int64) for name in _ORDER]
+    else:  # a kernel alone, under test: the index in the batch
+        order = [np.arange(documents.num_rows)]
+    numbers = np.stack([ticks_of(documents), *order], axis=1)
     big = (numbers.astype(np.int64) ^ np.int64(-(2**63))).astype(">i8")
     matrix = np.ascontiguousarray(big).view(np.uint8).reshape(len(numbers), 8 * numbers.shape[1])
     return (
@@ -309,12 +324,14 @@ def _places(documents: pa.Table, which: Ints) -> pa.Array:
     )
 
 
-# One row a document: the matches that the shards found of it, put together, by query key. It
-# remembers nothing: a document's matches are all of one tick.
+# Gathering
 
 
 class GatherKernel:
-    """`documents`: the columns of a document. `matches`: those of a match, which become the list in
+    """Gathers the matches of each document, which come from all shards, into one row. It has no
+    state: the matches of a document are all of one tick.
+
+    `documents` are the columns of a document, `matches` those of a match, which become the list in
     `column`, in order of `order`.
     """
 
@@ -328,23 +345,25 @@ class GatherKernel:
         return self.documents.append(pa.field(self.column, pa.list_(pa.struct(list(self.matches)))))
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:  # noqa: ARG002
-        """Sorted by tick, document and query key; then each run of one document is a row."""
-        ticks, place = ticks_of(rows), whole(rows.column(PLACE))
-        sorted_by = pa.table({"tick": ticks, "place": place, "key": encode_keys(rows, self.order)})
+        """Sort by tick, document and query key; then each run of one document is a row."""
+        ticks, document_id = ticks_of(rows), as_array(rows.column(DOCUMENT_ID))
+        sorted_by = pa.table(
+            {"tick": ticks, "document": document_id, "key": encode_keys(rows, self.order)}
+        )
         order = pc.sort_indices(
             sorted_by, sort_keys=[(name, "ascending") for name in sorted_by.column_names]
         ).to_numpy()
-        of = place.dictionary_encode().indices.to_numpy()[order]
-        begins = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(order) else order
-        first = pa.array(order[begins])
-        columns = [whole(rows.column(name)).take(first) for name in self.documents.names]
+        codes = document_id.dictionary_encode().indices.to_numpy()[order]
+        starts = np.flatnonzero(group_start_mask(codes)) if len(order) else order
+        first = pa.array(order[starts])
+        columns = [as_array(rows.column(name)).take(first) for name in self.documents.names]
         struct = pa.StructArray.from_arrays(
-            [whole(rows.column(name)).take(pa.array(order)) for name in self.matches.names],
+            [as_array(rows.column(name)).take(pa.array(order)) for name in self.matches.names],
             fields=list(self.matches),
         )
-        offsets = pa.array(np.append(begins, len(order)).astype(np.int32))
+        offsets = pa.array(np.append(starts, len(order)).astype(np.int32))
         lists = pa.ListArray.from_arrays(offsets, struct, type=self.output.field(self.column).type)
         schema = self.output.append(TICK_FIELD)
         return pa.Table.from_arrays(
-            [*columns, lists, pa.array(ticks[order[begins]])], schema=schema
+            [*columns, lists, pa.array(ticks[order[starts]])], schema=schema
         )

@@ -1,13 +1,15 @@
-"""A query's text to its tree. Every mistake is told with the place where it is.
+"""The parser of queries: from text to a tree. Every mistake is reported with its position.
 
     storm "heavy rain"~2 -football          words, phrases (moved by two places), what must not be
-    there +wind +(north OR south) harbour         what must be there; the rest adds to the score
-    title:budget AND NOT (draft OR "for review") (storm flood hail thunder)~2            at least
-    two of them colo?r  anal*  brok~1                   one character, any characters, at most one
-    edit price:[10 TO 20}  price:>=10  day:[2026-01-01 TO *]  language:en  rating:*  *:*
+                                            there
+    +wind +(north OR south) harbour         what must be there; the rest adds to the score
+    title:budget AND NOT (draft OR "for review")
+    (storm flood hail thunder)~2            at least two of them
+    colo?r  anal*  brok~1                   one character, any characters, at most one edit
+    price:[10 TO 20}  price:>=10  day:[2026-01-01 TO *]  language:en  rating:*  *:*
 
-NOT binds more than AND, AND more than OR, and OR more than standing side by side. Words side by
-side: one of them must fit (`default="and"`: all of them).
+NOT binds more than AND, AND more than OR, and OR more than standing side by side. Of words side by
+side one must match (`default="and"`: all of them).
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from headrace.errors import BadSearch, nearest
-from headrace.operators.search.analyzer import Analysis
+from headrace.operators.search.analyzer import Analyzer
 from headrace.operators.search.syntax import (
     STRING,
     TEXT,
-    All,
-    Any,
+    AllOf,
+    AtLeast,
     Everything,
     Exists,
     Fields,
@@ -37,12 +39,11 @@ from headrace.operators.search.syntax import (
     UnfitValue,
     Wildcard,
     Word,
-    boosted,
-    closed,
+    closed_range,
+    with_boost,
 )
 
-# A query's text, read from left to right; and how its mistakes are told. `parsing` knows the
-# grammar.
+# The scanner
 
 
 _SHOWN = 60
@@ -52,17 +53,15 @@ _QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _BOUND = re.compile(r'"((?:\\.|[^"\\])*)"|((?:\\.|[^\s()\]}^\"\\])+)', re.DOTALL)
 _PIECES = re.compile(r"\\(.)|([*?])|([^\\*?]+)", re.DOTALL)
-WORDS_OF_OURS = ("AND", "OR", "NOT")
+RESERVED_WORDS = ("AND", "OR", "NOT")
 
 
 @dataclass(frozen=True)
-class Written:
-    """A word as it is written. `parts`: plain texts, and `*` and `?` where they are meant so;
-    `starts` marks these.
-    """
+class RawWord:
+    """A word as it is written: plain texts, and `*` and `?` where they are wildcards."""
 
     raw: str
-    at: int
+    position: int
     parts: tuple[str, ...]
     wild: tuple[bool, ...]
 
@@ -76,103 +75,109 @@ class Written:
 
 
 class Scanner:
-    """Where we are in a query's text."""
+    """The text of a query, read from left to right."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text, self.position = text, 0
 
-    def fail(self, message: str, at: int | None = None, *, fix: str = "") -> NoReturn:
-        """The error, with the line's part around the place, and a caret under it."""
-        at = self.at if at is None else at
-        first = max(0, at - _SHOWN // 2)
+    def fail(self, message: str, position: int | None = None, *, fix: str = "") -> NoReturn:
+        """Raise `BadSearch` with the part of the line around a position, and a caret under it."""
+        position = self.position if position is None else position
+        first = max(0, position - _SHOWN // 2)
         shown = re.sub(r"\s", " ", self.text[first : first + _SHOWN])
         before, after = "…" if first else "", "…" if first + _SHOWN < len(self.text) else ""
-        caret = " " * (at - first + len(before)) + "^"
+        caret = " " * (position - first + len(before)) + "^"
         raise BadSearch(
-            f"{message} (at character {at}):\n    {before}{shown}{after}\n    {caret}",
+            f"{message} (at character {position}):\n    {before}{shown}{after}\n    {caret}",
             fix=fix,
-            position=at,
+            position=position,
         )
 
     def space(self) -> None:
-        if self.text[self.at : self.at + 1].isspace():
-            found = _SPACE.match(self.text, self.at)
-            self.at = found.end() if found else self.at
+        """Skip white space."""
+        if self.text[self.position : self.position + 1].isspace():
+            match = _SPACE.match(self.text, self.position)
+            self.position = match.end() if match else self.position
 
     @property
     def next(self) -> str:
-        return self.text[self.at : self.at + 1]
+        return self.text[self.position : self.position + 1]
 
     def take(self, sign: str) -> bool:
-        """Whether the text goes on with this sign; if so, behind it."""
-        if not self.text.startswith(sign, self.at):
+        """Whether the text goes on with a sign; if so, the scanner moves behind it."""
+        if not self.text.startswith(sign, self.position):
             return False
-        self.at += len(sign)
+        self.position += len(sign)
         return True
 
     def operator(self, name: str, sign: str) -> bool:
-        """Whether an operator follows, as a word or as a sign; if so, behind it."""
+        """Whether an operator follows, as a word or as a sign; if so, the scanner moves behind
+        it.
+        """
         self.space()
-        if self.text[self.at : self.at + 1] not in (name[0], sign[:1]):  # mostly
-            return False
+        if self.text[self.position : self.position + 1] not in (name[0], sign[:1]):
+            return False  # the usual case, decided quickly
         if sign and self.take(sign):
             return True
-        end = self.at + len(name)
-        if self.text.startswith(name, self.at) and (
+        end = self.position + len(name)
+        if self.text.startswith(name, self.position) and (
             end == len(self.text) or self.text[end] in ' \t\r\n("+-'
         ):
-            self.at = end
+            self.position = end
             return True
         return False
 
     def number(self) -> float | None:
-        found = _NUMBER.match(self.text, self.at)
-        if found is None:
+        match = _NUMBER.match(self.text, self.position)
+        if match is None:
             return None
-        self.at = found.end()
-        return float(found[0])
+        self.position = match.end()
+        return float(match[0])
 
     def quoted(self) -> str:
-        found = _QUOTED.match(self.text, self.at)
-        if found is None:
+        match = _QUOTED.match(self.text, self.position)
+        if match is None:
             self.fail(
                 "A quotation mark is never closed",
                 fix='close it with ", or write \\" for a quotation mark that is meant so.',
             )
-        self.at = found.end()
-        return re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL)
+        self.position = match.end()
+        return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
 
-    def word(self) -> Written | None:
-        found = _WORD.match(self.text, self.at)
-        if found is None:
+    def word(self) -> RawWord | None:
+        match = _WORD.match(self.text, self.position)
+        if match is None:
             if self.next == "\\":
                 self.fail(
                     "A backslash stands before nothing",
                     fix="write \\\\ for a backslash that is meant so.",
                 )
             return None
-        at, self.at = self.at, found.end()
+        position, self.position = self.position, match.end()
         pieces = [
             (plain or escaped, False) if not wild else (wild, True)
-            for escaped, wild, plain in _PIECES.findall(found[0])
+            for escaped, wild, plain in _PIECES.findall(match[0])
         ]
-        return Written(
-            found[0], at, tuple(part for part, _ in pieces), tuple(wild for _, wild in pieces)
+        return RawWord(
+            raw=match[0],
+            position=position,
+            parts=tuple(part for part, _ in pieces),
+            wild=tuple(wild for _, wild in pieces),
         )
 
     def bound(self) -> str | None:
         """One end of a range; None for `*`."""
         self.space()
-        found = _BOUND.match(self.text, self.at)
-        if found is None:
+        match = _BOUND.match(self.text, self.position)
+        if match is None:
             self.fail(
                 "A range needs two ends", fix="write it as [10 TO 20], {10 TO 20} or [10 TO *]."
             )
-        self.at = found.end()
-        if found[2] == "*":
+        self.position = match.end()
+        if match[2] == "*":
             return None
         return re.sub(
-            r"\\(.)", r"\1", found[1] if found[1] is not None else found[2], flags=re.DOTALL
+            r"\\(.)", r"\1", match[1] if match[1] is not None else match[2], flags=re.DOTALL
         )
 
 
@@ -189,16 +194,20 @@ _COMPARED = (">=", "<=", ">", "<")
 
 @dataclass(frozen=True)
 class Language:
-    """How queries are read: the fields they may name, how words are analysed, and what stands
-    between words that stand side by side.
+    """How queries are parsed: the fields that they may name, the analyzer of words, and the
+    operator between words side by side.
     """
 
     fields: Fields
-    analysis: Analysis = field(default_factory=Analysis)
+    analyzer: Analyzer = field(default_factory=Analyzer)
     default: str = OR
 
     def parse(self, text: str | None) -> Node:
-        """A query's tree. BadSearch, with the place, if it cannot be read."""
+        """Parse a query.
+
+        Raises:
+            BadSearch: the text is no query; the error has the position.
+        """
         if text is None or not text.strip():
             raise BadSearch(
                 "The query is empty.", fix="write words to look for, or *:* for every document."
@@ -212,21 +221,21 @@ class Language:
 
 
 @dataclass(frozen=True)
-class _Signed:
+class _Clause:
     sign: str
-    at: int
+    position: int
     node: Node | None
 
 
 class _Parser:
-    """One function for each rule of the grammar. A node is None where analysis leaves nothing of
-    it, as of a stop word.
+    """A recursive-descent parser: one method for each rule of the grammar. A node is None where the
+    analyzer leaves nothing of it, as of a stop word.
     """
 
     def __init__(self, text: str, language: Language) -> None:
         self._scan, self._language = Scanner(text), language
-        self._fields, self._analysis = language.fields, language.analysis
-        self._depth = self._clauses = 0
+        self._fields, self._analyzer = language.fields, language.analyzer
+        self._depth = self._clause_count = 0
 
     def query(self) -> Node:
         node = self._list(None)
@@ -246,151 +255,156 @@ class _Parser:
     # What connects
 
     def _list(self, field: str | None) -> Node | None:
-        return self._together(self._parts(field), least=None, at=self._scan.at)
-
-    def _parts(self, field: str | None) -> list[_Signed]:
-        """What stands side by side, up to the end or to what closes a group."""
-        parts: list[_Signed] = []
-        self._scan.space()
-        while self._scan.next and self._scan.next not in ")]}":
-            parts.append(self._either(field))
-            self._scan.space()
-        return parts
-
-    def _together(self, parts: list[_Signed], least: int | None, at: int) -> Node | None:
-        """Clauses side by side, by their signs."""
-        there = [(each.sign, each.node) for each in parts if each.node is not None]
-        plain = "+" if self._language.default == AND and least is None else ""
-        must = [node for sign, node in there if (sign or plain) == "+"]
-        may = [node for sign, node in there if not (sign or plain)]
-        without = [Not(node) for sign, node in there if sign == "-"]
-        if least is not None and least > len(may):
-            self._scan.fail(
-                f"At least {least} of {len(may)} clauses can never fit",
-                at,
-                fix=f"ask for {len(may)} at most; clauses with + or - do not count.",
-            )
-        if not there:
-            return None
-        needed = [
-            *must,
-            *([_one_of(may, least or 1)] if may and (least is not None or not must) else []),
-            *without,
-        ]
-        maybe = may if must and least is None else []
-        return needed[0] if len(needed) == 1 and not maybe else All(tuple(needed), tuple(maybe))
-
-    def _either(self, field: str | None) -> _Signed:
-        found = [self._both(field)]
-        while self._scan.operator("OR", "||"):
-            found.append(self._both(field))
-        if len(found) == 1:
-            return found[0]
-        for each in found:
-            if each.sign == "+":
-                self._scan.fail(
-                    "What must be there cannot be one side of OR",
-                    each.at,
-                    fix="leave out the +, or the OR.",
-                )
-        nodes = [node for each in found if (node := _plain(each)) is not None]
-        return _Signed("", found[0].at, _one_of(nodes, 1) if nodes else None)
-
-    def _both(self, field: str | None) -> _Signed:
-        found = [self._signed(field)]
-        while self._scan.operator("AND", "&&"):
-            found.append(self._signed(field))
-        if len(found) == 1:
-            return found[0]
-        nodes = [node for each in found if (node := _plain(each)) is not None]
-        return _Signed(
-            "",
-            found[0].at,
-            None if not nodes else nodes[0] if len(nodes) == 1 else All(tuple(nodes)),
+        return self._combine_clauses(
+            self._clauses(field), min_count=None, position=self._scan.position
         )
 
-    def _signed(self, field: str | None) -> _Signed:
+    def _clauses(self, field: str | None) -> list[_Clause]:
+        """The clauses side by side, up to the end or to what closes a group."""
+        clauses: list[_Clause] = []
         self._scan.space()
-        at = self._scan.at
-        self._deeper(at)
+        while self._scan.next and self._scan.next not in ")]}":
+            clauses.append(self._disjunction(field))
+            self._scan.space()
+        return clauses
+
+    def _combine_clauses(
+        self, clauses: list[_Clause], min_count: int | None, position: int
+    ) -> Node | None:
+        """One node of clauses side by side, by their signs."""
+        signed = [(clause.sign, clause.node) for clause in clauses if clause.node is not None]
+        default_sign = "+" if self._language.default == AND and min_count is None else ""
+        must = [node for sign, node in signed if (sign or default_sign) == "+"]
+        should = [node for sign, node in signed if not (sign or default_sign)]
+        must_not = [Not(node) for sign, node in signed if sign == "-"]
+        if min_count is not None and min_count > len(should):
+            self._scan.fail(
+                f"At least {min_count} of {len(should)} clauses can never fit",
+                position,
+                fix=f"ask for {len(should)} at most; clauses with + or - do not count.",
+            )
+        if not signed:
+            return None
+        decides = bool(should) and (min_count is not None or not must)
+        required = [*must, *([_any_of(should, min_count or 1)] if decides else []), *must_not]
+        optional = should if must and min_count is None else []
+        if len(required) == 1 and not optional:
+            return required[0]
+        return AllOf(tuple(required), tuple(optional))
+
+    def _disjunction(self, field: str | None) -> _Clause:
+        clauses = [self._conjunction(field)]
+        while self._scan.operator("OR", "||"):
+            clauses.append(self._conjunction(field))
+        if len(clauses) == 1:
+            return clauses[0]
+        for clause in clauses:
+            if clause.sign == "+":
+                self._scan.fail(
+                    "What must be there cannot be one side of OR",
+                    clause.position,
+                    fix="leave out the +, or the OR.",
+                )
+        nodes = [node for clause in clauses if (node := _signed_node(clause)) is not None]
+        return _Clause("", clauses[0].position, _any_of(nodes, 1) if nodes else None)
+
+    def _conjunction(self, field: str | None) -> _Clause:
+        clauses = [self._clause_with_sign(field)]
+        while self._scan.operator("AND", "&&"):
+            clauses.append(self._clause_with_sign(field))
+        if len(clauses) == 1:
+            return clauses[0]
+        nodes = [node for clause in clauses if (node := _signed_node(clause)) is not None]
+        return _Clause(
+            "",
+            clauses[0].position,
+            None if not nodes else nodes[0] if len(nodes) == 1 else AllOf(tuple(nodes)),
+        )
+
+    def _clause_with_sign(self, field: str | None) -> _Clause:
+        self._scan.space()
+        position = self._scan.position
+        self._descend(position)
         if self._scan.operator("NOT", "!") or self._scan.take("-"):
-            inner = self._signed(field)
+            inner = self._clause_with_sign(field)
             signed = (
-                _Signed("-", at, inner.node) if inner.sign != "-" else _Signed("", at, inner.node)
+                _Clause("-", position, inner.node)
+                if inner.sign != "-"
+                else _Clause("", position, inner.node)
             )
         elif self._scan.take("+"):
-            inner = self._signed(field)
-            signed = _Signed("-" if inner.sign == "-" else "+", at, inner.node)
+            inner = self._clause_with_sign(field)
+            signed = _Clause("-" if inner.sign == "-" else "+", position, inner.node)
         else:
-            signed = _Signed("", at, self._boosted(self._clause(field)))
+            signed = _Clause("", position, self._parse_boost(self._clause(field)))
         self._depth -= 1
         return signed
 
-    def _deeper(self, at: int) -> None:
+    def _descend(self, position: int) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._scan.fail(
                 f"The query is more than {MAX_DEPTH} levels deep",
-                at,
+                position,
                 fix="write it with fewer parentheses.",
             )
 
-    def _boosted(self, node: Node | None) -> Node | None:
+    def _parse_boost(self, node: Node | None) -> Node | None:
         if not self._scan.take("^"):
             return node
         factor = self._scan.number()
         if factor is None:
             self._scan.fail("A boost is a number", fix="write it as in storm^2 or storm^0.5.")
-        return None if node is None else boosted(node, factor)
+        return None if node is None else with_boost(node, factor)
 
     # What is looked for
 
     def _clause(self, field: str | None) -> Node | None:
         scan = self._scan
-        at = scan.at
-        self._clauses += 1
-        if self._clauses > MAX_CLAUSES:
+        position = scan.position
+        self._clause_count += 1
+        if self._clause_count > MAX_CLAUSES:
             scan.fail(
                 f"The query has more than {MAX_CLAUSES:,} clauses",
-                at,
+                position,
                 fix="make several queries of it.",
             )
         if scan.take("("):
-            return self._group(field, at)
+            return self._group(field, position)
         if scan.next == '"':
-            return self._quoted(field, scan.quoted(), at)
+            return self._quoted_clause(field, scan.quoted(), position)
         if scan.next and scan.next in "[{":
-            return self._range(field, at)
-        written = scan.word()
-        if written is None:
+            return self._range_clause(field, position)
+        raw_word = scan.word()
+        if raw_word is None:
             scan.fail(
                 (
                     "A word is missing"
                     if not scan.next or scan.next in ")]}"
                     else f"{scan.next!r} stands where a word should be"
                 ),
-                at,
+                position,
                 fix=_HOW,
             )
-        if written.raw in WORDS_OF_OURS:
+        if raw_word.raw in RESERVED_WORDS:
             scan.fail(
-                f"{written.raw} stands where a word should be",
-                at,
-                fix=f'write {written.raw.lower()} or "{written.raw}" for the word.',
+                f"{raw_word.raw} stands where a word should be",
+                position,
+                fix=f'write {raw_word.raw.lower()} or "{raw_word.raw}" for the word.',
             )
         if scan.next == ":":
-            return self._of_field(written)
-        return self._word(field, written)
+            return self._field_clause(raw_word)
+        return self._word_clause(field, raw_word)
 
-    def _of_field(self, written: Written) -> Node | None:
-        name, scan = written.text, self._scan
+    def _field_clause(self, raw_word: RawWord) -> Node | None:
+        name, scan = raw_word.text, self._scan
         scan.take(":")
-        if written.raw == "*":
+        if raw_word.raw == "*":
             if scan.take("*"):
                 return Leaf(Everything())
             scan.fail(
                 "*: stands before *, for every document",
-                written.at,
+                raw_word.position,
                 fix="write *:*, or name a field.",
             )
         if name not in self._fields.kinds:
@@ -400,59 +414,59 @@ class _Parser:
             )
             scan.fail(
                 f"There is no field {name!r}: {nearest(name, self._fields.kinds)}",
-                written.at,
+                raw_word.position,
                 fix=fix,
             )
         scan.space()
         for sign in _COMPARED:
             if scan.take(sign):
-                return self._compared(name, sign)
+                return self._comparison(name, sign)
         if scan.take("("):
-            return self._group(name, scan.at - 1)
-        self._deeper(written.at)
+            return self._group(name, scan.position - 1)
+        self._descend(raw_word.position)
         clause = self._clause(name)
         self._depth -= 1
         return clause
 
-    def _group(self, field: str | None, at: int) -> Node | None:
+    def _group(self, field: str | None, position: int) -> Node | None:
         scan = self._scan
-        parts = self._parts(field)
+        clauses = self._clauses(field)
         if not scan.take(")"):
             scan.fail(
                 "A parenthesis is never closed",
-                at,
+                position,
                 fix="close it with ), or write \\( for one that is meant so.",
             )
-        if not parts:
-            scan.fail("There is nothing between the parentheses", at, fix="leave them out.")
-        least = None
+        if not clauses:
+            scan.fail("There is nothing between the parentheses", position, fix="leave them out.")
+        min_count = None
         if scan.take("~"):
-            least = int(scan.number() or 0)
-            if least < 1:
+            min_count = int(scan.number() or 0)
+            if min_count < 1:
                 scan.fail(
                     "(…)~ asks for at least so many of the clauses",
                     fix="write a number from 1 on, as in (a b c)~2.",
                 )
-        return self._together(parts, least, at)
+        return self._combine_clauses(clauses, min_count, position)
 
-    def _quoted(self, field: str | None, text: str, at: int) -> Node | None:
+    def _quoted_clause(self, field: str | None, text: str, position: int) -> Node | None:
         if self._kind(field) != TEXT:
-            return self._exact(str(field), text, at)
+            return self._exact_clause(str(field), text, position)
         slop = 0
         if self._scan.take("~"):
             slop = int(self._scan.number() or 0)
             if slop > MAX_SLOP:
                 self._scan.fail(
                     f"A phrase is moved by at most {MAX_SLOP:,} places",
-                    at,
+                    position,
                     fix="use AND, where the places do not matter.",
                 )
-        return self._phrase(field, text, slop, at)
+        return self._phrase_clause(field, text, slop, position)
 
-    def _phrase(self, field: str | None, text: str, slop: int, at: int) -> Node | None:
+    def _phrase_clause(self, field: str | None, text: str, slop: int, position: int) -> Node | None:
         words = [
-            (word, place)
-            for place, word in enumerate(self._analysis.words(text))
+            (word, index)
+            for index, word in enumerate(self._analyzer.words(text))
             if word is not None
         ]
         if not words:
@@ -462,72 +476,72 @@ class _Parser:
         if len(words) > MAX_PHRASE:
             self._scan.fail(
                 f"A phrase has {len(words):,} words; {MAX_PHRASE} are the most",
-                at,
+                position,
                 fix="look for a part of it.",
             )
         return Leaf(
-            Phrase(field, tuple((word, place - words[0][1]) for word, place in words), slop)
+            Phrase(field, tuple((word, index - words[0][1]) for word, index in words), slop)
         )
 
-    def _word(self, field: str | None, written: Written) -> Node | None:
+    def _word_clause(self, field: str | None, raw_word: RawWord) -> Node | None:
         scan, kind = self._scan, self._kind(field)
-        if written.raw == "*":
+        if raw_word.raw == "*":
             return Leaf(Everything() if field is None else Exists(field))
         if kind not in {TEXT, STRING}:
-            if written.is_wild:
+            if raw_word.is_wild:
                 scan.fail(
                     f"The field {field!r} has values, not words",
-                    written.at,
+                    raw_word.position,
                     fix=f"name a value or a range: {field}:5, {field}:[1 TO 9], {field}:*.",
                 )
-            return self._exact(str(field), written.text, written.at)
-        if written.is_wild:
-            return Leaf(self._wild(field, written))
+            return self._exact_clause(str(field), raw_word.text, raw_word.position)
+        if raw_word.is_wild:
+            return Leaf(self._wildcard_test(field, raw_word))
         if scan.take("~"):
-            return self._fuzzy(field, written)
+            return self._fuzzy_clause(field, raw_word)
         return (
-            self._phrase(field, written.text, 0, written.at)
+            self._phrase_clause(field, raw_word.text, 0, raw_word.position)
             if kind == TEXT
-            else Leaf(Word(field, written.text))
+            else Leaf(Word(field, raw_word.text))
         )
 
-    def _wild(self, field: str | None, written: Written) -> Test:
-        """Prefixes are the most frequent kind. Of text the plain parts are folded as words are."""
+    def _wildcard_test(self, field: str | None, raw_word: RawWord) -> Test:
+        """A prefix or wildcard. In a text field the plain parts are folded as words are."""
         plain = sum(
-            len(part) for part, wild in zip(written.parts, written.wild, strict=True) if not wild
+            len(part) for part, wild in zip(raw_word.parts, raw_word.wild, strict=True) if not wild
         )
-        least = MIN_PLAIN_WHEN_LEADING if written.wild[0] else MIN_PLAIN
-        if plain < least:
+        min_plain = MIN_PLAIN_WHEN_LEADING if raw_word.wild[0] else MIN_PLAIN
+        if plain < min_plain:
             self._scan.fail(
-                f"{written.raw} would fit nearly every word",
-                written.at,
-                fix=f"give at least {least} characters beside * and ?.",
+                f"{raw_word.raw} would fit nearly every word",
+                raw_word.position,
+                fix=f"give at least {min_plain} characters beside * and ?.",
             )
         parts = tuple(
-            part if wild else self._folded(field, part, written)
-            for part, wild in zip(written.parts, written.wild, strict=True)
+            part if wild else self._fold_part(field, part, raw_word)
+            for part, wild in zip(raw_word.parts, raw_word.wild, strict=True)
         )
-        if len(parts) == 2 and written.wild == (False, True) and parts[1] == "*":
+        if len(parts) == 2 and raw_word.wild == (False, True) and parts[1] == "*":
             return Prefix(field, parts[0])
         return Wildcard(
             field,
             tuple(
                 "\0" + part if wild else part
-                for part, wild in zip(parts, written.wild, strict=True)
+                for part, wild in zip(parts, raw_word.wild, strict=True)
             ),
         )
 
-    def _folded(self, field: str | None, part: str, written: Written) -> str:
-        """A part of a word, as the words of documents are written: not stemmed, since it is
-        none.
+    def _fold_part(self, field: str | None, part: str, raw_word: RawWord) -> str:
+        """A part of a word, folded as the words of documents are: not stemmed, since it is no whole
+        word.
         """
         if self._kind(field) != TEXT:
             return part
-        words = Analysis().words(part)
+        words = Analyzer().words(part)
         if len(words) != 1 or words[0] is None:
             self._scan.fail(
-                f"{written.raw} is more than one word",
-                written.at,
+                f"{raw_word.raw} is more than one word",
+                raw_word.position,
                 fix=(
                     "use * and ? within words; put what stands between words in quotation marks,"
                     " without them."
@@ -535,22 +549,22 @@ class _Parser:
             )
         return words[0]
 
-    def _fuzzy(self, field: str | None, written: Written) -> Node | None:
+    def _fuzzy_clause(self, field: str | None, raw_word: RawWord) -> Node | None:
         scan = self._scan
         edits = scan.number()
         if edits is not None and (edits > MAX_EDITS or edits != int(edits)):
             scan.fail(
                 f"A word may be at most {MAX_EDITS} edits away",
-                written.at,
+                raw_word.position,
                 fix="write word~1 or word~2.",
             )
-        text: str | None = written.text
+        text: str | None = raw_word.text
         if self._kind(field) == TEXT:
-            words = self._analysis.words(written.text)
+            words = self._analyzer.words(raw_word.text)
             if len(words) > 1:
                 scan.fail(
-                    f"{written.raw} is more than one word",
-                    written.at,
+                    f"{raw_word.raw} is more than one word",
+                    raw_word.position,
                     fix="use ~ behind one word, or behind a phrase in quotation marks.",
                 )
             text = words[0] if words else None
@@ -566,27 +580,29 @@ class _Parser:
     def _kind(self, field: str | None) -> str:
         return TEXT if field is None else self._fields.kinds[field]
 
-    def _exact(self, field: str, text: str, at: int) -> Node:
+    def _exact_clause(self, field: str, text: str, position: int) -> Node:
         if self._kind(field) == STRING:
             return Leaf(Word(field, text))
-        return self._between(field, (text, text), at, text)
+        return self._range_leaf(field, (text, text), position, text)
 
-    def _compared(self, field: str, sign: str) -> Node:
-        at = self._scan.at
+    def _comparison(self, field: str, sign: str) -> Node:
+        position = self._scan.position
         value = self._scan.bound()
         if value is None:
-            self._scan.fail("A comparison needs a value", at, fix=f"write it as in {field}:>=10.")
+            self._scan.fail(
+                "A comparison needs a value", position, fix=f"write it as in {field}:>=10."
+            )
         ends = (value, None) if sign[0] == ">" else (None, value)
-        return self._between(
-            field, ends, at, f"{sign}{value}", with_low="=" in sign, with_high="=" in sign
+        return self._range_leaf(
+            field, ends, position, f"{sign}{value}", with_low="=" in sign, with_high="=" in sign
         )
 
-    def _range(self, field: str | None, at: int) -> Node:
+    def _range_clause(self, field: str | None, position: int) -> Node:
         scan = self._scan
         if field is None:
-            scan.fail("A range belongs to a field", at, fix="name it: price:[10 TO 20].")
+            scan.fail("A range belongs to a field", position, fix="name it: price:[10 TO 20].")
         with_low = scan.next == "["
-        scan.at += 1
+        scan.position += 1
         low = scan.bound()
         if not scan.operator("TO", ""):
             scan.fail("TO is missing between the ends of a range", fix="write it as [10 TO 20].")
@@ -594,20 +610,27 @@ class _Parser:
         scan.space()
         if not (scan.next and scan.next in "]}"):
             scan.fail(
-                "A range is never closed", at, fix="close it with ], or with } without its end."
+                "A range is never closed",
+                position,
+                fix="close it with ], or with } without its end.",
             )
         with_high = scan.next == "]"
-        scan.at += 1
-        return self._between(
-            field, (low, high), at, scan.text[at : scan.at], with_low=with_low, with_high=with_high
+        scan.position += 1
+        return self._range_leaf(
+            field,
+            (low, high),
+            position,
+            scan.text[position : scan.position],
+            with_low=with_low,
+            with_high=with_high,
         )
 
-    def _between(
+    def _range_leaf(
         self,
         field: str,
         ends: tuple[str | None, str | None],
-        at: int,
-        written: str,
+        position: int,
+        source_text: str,
         *,
         with_low: bool = True,
         with_high: bool = True,
@@ -617,15 +640,21 @@ class _Parser:
             self._scan.fail(
                 f"The field {field!r} has {'words' if kind == TEXT else 'texts'}, and ranges are"
                 " for numbers and times",
-                at,
+                position,
                 fix=f"name a value: {field}:value, or the beginning of one: {field}:val*.",
             )
         try:
             return Leaf(
-                Range(field, *closed(kind, *ends, with_low=with_low, with_high=with_high), written)
+                Range(
+                    field,
+                    *closed_range(kind, *ends, with_low=with_low, with_high=with_high),
+                    source_text,
+                )
             )
         except UnfitValue as unfit:
-            self._scan.fail(f"The field {field!r} takes {unfit}", at, fix="write such a value.")
+            self._scan.fail(
+                f"The field {field!r} takes {unfit}", position, fix="write such a value."
+            )
 
 
 _HOW = (
@@ -634,9 +663,11 @@ _HOW = (
 )
 
 
-def _plain(signed: _Signed) -> Node | None:
-    return Not(signed.node) if signed.sign == "-" and signed.node is not None else signed.node
+def _signed_node(clause: _Clause) -> Node | None:
+    if clause.node is None or clause.sign != "-":
+        return clause.node
+    return Not(clause.node)
 
 
-def _one_of(nodes: list[Node], least: int) -> Node:
-    return nodes[0] if len(nodes) == 1 else Any(tuple(nodes), least)
+def _any_of(nodes: list[Node], min_count: int) -> Node:
+    return nodes[0] if len(nodes) == 1 else AtLeast(tuple(nodes), min_count)

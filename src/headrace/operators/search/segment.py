@@ -1,7 +1,13 @@
-"""Many queries as columns, filed under the rarest word that each needs. It does not change: what
-goes is marked, what comes goes into another segment.
+"""Segments of the index: many queries as columns, with postings under the rarest word that each
+needs. A segment does not change: removed queries are masked, new ones go into another segment.
 
-A document's words select candidates; the candidates' columns are then looked up among the
+    queries   0: storm AND wind    1: storm    2: "cold front" OR hail    3: NOT rain
+    postings  wind -> 0;  storm -> 1;  front -> 2;  hail -> 2
+    unindexed 3: it needs no word, and is always a candidate
+
+    document "storm": candidate 1 (posting storm) and 3; both match
+
+The words of documents select candidates; the candidates' columns are then looked up among the
 documents' bits, a column at a time for all that are still left.
 """
 
@@ -14,12 +20,12 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.operators.search.documents import Features, Words64
 from headrace.operators.search.evaluator import Evaluator
 from headrace.operators.search.syntax import (
-    All,
-    Any,
+    AllOf,
+    AtLeast,
     Everything,
     Leaf,
     Node,
@@ -28,112 +34,112 @@ from headrace.operators.search.syntax import (
     Test,
     Word,
     leaves,
-    told_leaves,
+    scoring_leaves,
 )
 from headrace.operators.search.vocabulary import FALSE, TRUE, Vocabulary
 
-# A query as the index keeps it: what every document must have and must not have, tests that cost
-# more, and what is left of the tree.
-#
-# A document fits if it has all of `needs`, none of `without`, passes all of `late`, has one of
-# `either`, and passes `rest`. The first part is cheap and decides most.
+# Compiled queries: a document matches if it has all of `must`, none of `must_not`, passes all of
+# `costly`, has one of `should`, and passes `remainder`. The first part is cheap and decides most.
 
 
-MAX_NEEDS, MAX_WITHOUT, MAX_LATE = 4, 2, 2
+MAX_MUST, MAX_MUST_NOT, MAX_COSTLY = 4, 2, 2
 
 
 @dataclass
-class Compiled:
-    """`filing`: words of which every document that fits has at least one, if `needs` has none. All
-    are features; those of `late` are doubled, odd ones negated.
+class CompiledQuery:
+    """A query taken apart. All numbers are features; those of `costly` are doubled, odd ones
+    negated. `posting_choices` are lists of words of which every document that matches has at least
+    one, for queries without `must`.
     """
 
-    needs: list[int] = field(default_factory=list)
-    without: list[int] = field(default_factory=list)
-    late: list[int] = field(default_factory=list)
-    either: list[int] = field(default_factory=list)
-    rest: list[Node] = field(default_factory=list)
-    filing: list[list[int]] = field(default_factory=list)
+    must: list[int] = field(default_factory=list)
+    must_not: list[int] = field(default_factory=list)
+    costly: list[int] = field(default_factory=list)
+    should: list[int] = field(default_factory=list)
+    remainder: list[Node] = field(default_factory=list)
+    posting_choices: list[list[int]] = field(default_factory=list)
     score: float | None = 0.0
-    """Of each document that fits; None if that depends on the document."""
-    told: list[tuple[int, float]] = field(default_factory=list)
-    """What it is added up from then, each with its boost."""
+    """The score of each document that matches; None if it depends on the document."""
+    scored: list[tuple[int, float]] = field(default_factory=list)
+    """The features whose boosts are added up, if the score depends on the document."""
 
 
-def compiled(query: Node, vocabulary: Vocabulary) -> Compiled:
-    """The parts of the conjunction, each where it is cheapest; every test is entered into the
-    vocabulary.
+def compile_query(query: Node, vocabulary: Vocabulary) -> CompiledQuery:
+    """Take a query apart: each part of the conjunction goes where it is cheapest. Every test is
+    added to the vocabulary.
     """
-    result = Compiled()
+    result = CompiledQuery()
     for part in _conjunction(query):
-        _file(part, result, vocabulary)
-    result.needs = list(dict.fromkeys(result.needs))
+        _add_part(part, result, vocabulary)
+    result.must = list(dict.fromkeys(result.must))
     result.score = _score(query)
     if result.score is None:
-        result.told = [(vocabulary.feature(leaf.test), leaf.boost) for leaf in told_leaves(query)]
+        result.scored = [
+            (vocabulary.feature(leaf.test), leaf.boost) for leaf in scoring_leaves(query)
+        ]
     return result
 
 
 def _conjunction(node: Node) -> Iterator[Node]:
-    """Parts that must all fit."""
-    if isinstance(node, All):
+    """The parts of a node that must all match."""
+    if isinstance(node, AllOf):
         for child in node.children:
             yield from _conjunction(child)
     elif isinstance(node, Not) and isinstance(node.child, Not):
         yield from _conjunction(node.child.child)
-    elif isinstance(node, Not) and isinstance(node.child, Any) and node.child.least == 1:
+    elif isinstance(node, Not) and isinstance(node.child, AtLeast) and node.child.min_count == 1:
         for child in node.child.children:
             yield from _conjunction(Not(child))
     else:
         yield node
 
 
-def _file(part: Node, into: Compiled, vocabulary: Vocabulary) -> None:
+def _add_part(part: Node, into: CompiledQuery, vocabulary: Vocabulary) -> None:
     if isinstance(part, Leaf):
-        _file_test(part.test, into, vocabulary)
+        _add_test(part.test, into, vocabulary)
     elif (
         isinstance(part, Not)
         and isinstance(part.child, Leaf)
         and not isinstance(part.child.test, Everything)
     ):
         feature = vocabulary.feature(part.child.test)
-        if isinstance(part.child.test, Word) and len(into.without) < MAX_WITHOUT:
-            into.without.append(feature)
+        if isinstance(part.child.test, Word) and len(into.must_not) < MAX_MUST_NOT:
+            into.must_not.append(feature)
         else:
-            _file_late(feature * 2 + 1, part, into)
-    elif not into.either and (words := _words_only(part)) is not None:
-        into.either = [vocabulary.feature(word) for word in words]
-        into.filing.append(into.either)
+            _add_costly(feature * 2 + 1, part, into)
+    elif not into.should and (words := _alternative_words(part)) is not None:
+        into.should = [vocabulary.feature(word) for word in words]
+        into.posting_choices.append(into.should)
     else:
-        into.rest.append(part)
+        into.remainder.append(part)
         for leaf in leaves(part):
             vocabulary.feature(leaf.test)
-        if (words := _one_needed(part)) is not None:
-            into.filing.append([vocabulary.feature(word) for word in words])
+        if (words := _guaranteed_words(part)) is not None:
+            into.posting_choices.append([vocabulary.feature(word) for word in words])
 
 
-def _file_test(test: Test, into: Compiled, vocabulary: Vocabulary) -> None:
+def _add_test(test: Test, into: CompiledQuery, vocabulary: Vocabulary) -> None:
     if isinstance(test, Everything):
         return
     feature = vocabulary.feature(test)
     if isinstance(test, Word):
-        into.needs.append(feature)
+        into.must.append(feature)
         return
     if isinstance(test, Phrase):
-        into.needs += [vocabulary.feature(Word(test.field, text)) for text, _ in test.words]
-    _file_late(feature * 2, Leaf(test), into)
+        into.must += [vocabulary.feature(Word(test.field, text)) for text, _ in test.words]
+    _add_costly(feature * 2, Leaf(test), into)
 
 
-def _file_late(literal: int, part: Node, into: Compiled) -> None:
-    if len(into.late) < MAX_LATE:
-        into.late.append(literal)
+def _add_costly(literal: int, part: Node, into: CompiledQuery) -> None:
+    if len(into.costly) < MAX_COSTLY:
+        into.costly.append(literal)
     else:
-        into.rest.append(part)
+        into.remainder.append(part)
 
 
-def _words_only(part: Node) -> list[Word] | None:
-    """The words of which one must be there, if that is all that a part asks for."""
-    if not isinstance(part, Any) or part.least != 1:
+def _alternative_words(part: Node) -> list[Word] | None:
+    """The words of which one must be there, if that is all that a part demands; else None."""
+    if not isinstance(part, AtLeast) or part.min_count != 1:
         return None
     words = [
         child.test
@@ -143,21 +149,23 @@ def _words_only(part: Node) -> list[Word] | None:
     return words if len(words) == len(part.children) else None
 
 
-def _one_needed(part: Node) -> list[Word] | None:
-    """Words of which every document that passes has at least one; None if there are no such
+def _guaranteed_words(part: Node) -> list[Word] | None:
+    """Words of which every document that matches has at least one; None if there are no such
     words.
     """
     if isinstance(part, Leaf):
         if isinstance(part.test, Phrase):
             return [Word(part.test.field, max((text for text, _ in part.test.words), key=len))]
         return [part.test] if isinstance(part.test, Word) else None
-    if isinstance(part, All):
-        found = [words for child in part.children if (words := _one_needed(child)) is not None]
-        return min(found, key=len, default=None)
-    if isinstance(part, Any):
-        sides = [_one_needed(child) for child in part.children]
+    if isinstance(part, AllOf):
+        options = [
+            words for child in part.children if (words := _guaranteed_words(child)) is not None
+        ]
+        return min(options, key=len, default=None)
+    if isinstance(part, AtLeast):
+        sides = [_guaranteed_words(child) for child in part.children]
         known = sorted((words for words in sides if words is not None), key=len)
-        spare = part.least - 1  # so many may be missing, and one of the others still fits
+        spare = part.min_count - 1  # so many may be missing, and one of the others still fits
         enough = len(part.children) - spare
         return (
             [word for words in known[:enough] for word in words] if len(known) >= enough else None
@@ -166,47 +174,46 @@ def _one_needed(part: Node) -> list[Word] | None:
 
 
 def _score(query: Node) -> float | None:
-    """What a document that fits scores, if all that fit score the same: the sum of the boosts of
-    everything that must be there.
+    """The score of a document that matches, if it is the same for all: the sum of the boosts of
+    everything that must be there; else None.
     """
-    told, needed = list(told_leaves(query)), list(_needed(query))
-    return sum(leaf.boost for leaf in needed) if len(needed) == len(told) else None
+    scored, needed = list(scoring_leaves(query)), list(_certain_leaves(query))
+    return sum(leaf.boost for leaf in needed) if len(needed) == len(scored) else None
 
 
-def _needed(node: Node) -> Iterator[Leaf]:
-    """The leaves that every document which fits has, and is told of."""
+def _certain_leaves(node: Node) -> Iterator[Leaf]:
+    """The leaves that every document that matches has, and that count for the score."""
     if isinstance(node, Leaf):
         yield node
-    elif isinstance(node, All):
+    elif isinstance(node, AllOf):
         for child in node.children:
-            yield from _needed(child)
+            yield from _certain_leaves(child)
 
 
-# Compiled queries as columns: what a segment is made of, and what is put together when segments are
-# folded. A query costs some numbers here, and no object of its own.
+# Columns of queries: a query costs some numbers here, and no object of its own
 
 
-Numbers = npt.NDArray[np.int32]
+Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lists:
-    """A list of numbers for each query: all of them one after the other, and where each begins;
-    behind them where the last ends.
+class IntLists:
+    """A list of numbers for each query: all lists concatenated, where each begins, and where the
+    last ends.
     """
 
     starts: Ints
-    values: Numbers
+    values: Int32s
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[int]]) -> Lists:
+    def of(cls, lists: Sequence[Sequence[int]]) -> IntLists:
         starts = np.zeros(len(lists) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)), out=starts[1:])
         return cls(starts, np.fromiter(chain.from_iterable(lists), np.int32, int(starts[-1])))
 
     @classmethod
-    def together(cls, parts: Sequence[Lists]) -> Lists:
+    def concat(cls, parts: Sequence[IntLists]) -> IntLists:
         lengths = np.concatenate([part.lengths for part in parts])
         return cls(
             np.append(0, np.cumsum(lengths)), np.concatenate([part.values for part in parts])
@@ -220,14 +227,15 @@ class Lists:
     def nbytes(self) -> int:
         return self.starts.nbytes + self.values.nbytes
 
-    def take(self, which: Ints) -> Lists:
+    def take(self, which: Ints) -> IntLists:
         lengths = self.lengths[which]
-        return Lists(
-            np.append(0, np.cumsum(lengths)), self.values[runs(self.starts[which], lengths)]
+        return IntLists(
+            np.append(0, np.cumsum(lengths)),
+            self.values[expand_ranges(self.starts[which], lengths)],
         )
 
-    def padded(self, width: int, filler: int) -> Numbers:
-        """As rows of a table; what is beyond its width is left out."""
+    def padded(self, width: int, filler: int) -> Int32s:
+        """The lists as rows of a table; what is beyond its width is left out."""
         table = np.full((len(self.starts) - 1, width), filler, np.int32)
         row = np.repeat(np.arange(len(table)), self.lengths)
         column = np.arange(len(self.values)) - self.starts[row]
@@ -237,38 +245,42 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """`told` and `boosts`: what a score is added up from, of queries whose score is not known
-    before. `rest` and `filing`: of the few that have some.
+class QueryColumns:
+    """Compiled queries as columns. `scored` and `boosts` are those of queries whose score depends
+    on the document; `remainder` and `posting_choices` those of the few queries that have some.
     """
 
-    needs: Lists
-    without: Lists
-    late: Lists
-    either: Lists
-    told: Lists
+    must: IntLists
+    must_not: IntLists
+    costly: IntLists
+    should: IntLists
+    scored: IntLists
     boosts: Floats
     scores: Floats
-    rest: Mapping[int, tuple[Node, ...]]
-    filing: Mapping[int, tuple[tuple[int, ...], ...]]
+    remainder: Mapping[int, tuple[Node, ...]]
+    posting_choices: Mapping[int, tuple[tuple[int, ...], ...]]
 
     @classmethod
-    def of(cls, queries: Sequence[Compiled]) -> Columns:
+    def of(cls, queries: Sequence[CompiledQuery]) -> QueryColumns:
         return cls(
-            needs=Lists.of([query.needs for query in queries]),
-            without=Lists.of([query.without for query in queries]),
-            late=Lists.of([query.late for query in queries]),
-            either=Lists.of([query.either for query in queries]),
-            told=Lists.of([[feature for feature, _ in query.told] for query in queries]),
-            boosts=np.array([boost for query in queries for _, boost in query.told], np.float64),
+            must=IntLists.of([query.must for query in queries]),
+            must_not=IntLists.of([query.must_not for query in queries]),
+            costly=IntLists.of([query.costly for query in queries]),
+            should=IntLists.of([query.should for query in queries]),
+            scored=IntLists.of([[feature for feature, _ in query.scored] for query in queries]),
+            boosts=np.array([boost for query in queries for _, boost in query.scored], np.float64),
             scores=np.array(
                 [np.nan if query.score is None else query.score for query in queries], np.float64
             ),
-            rest={at: tuple(query.rest) for at, query in enumerate(queries) if query.rest},
-            filing={
-                at: tuple(map(tuple, query.filing))
-                for at, query in enumerate(queries)
-                if query.filing and not query.needs
+            remainder={
+                slot: tuple(query.remainder)
+                for slot, query in enumerate(queries)
+                if query.remainder
+            },
+            posting_choices={
+                slot: tuple(map(tuple, query.posting_choices))
+                for slot, query in enumerate(queries)
+                if query.posting_choices and not query.must
             },
         )
 
@@ -279,182 +291,193 @@ class Columns:
             + self.scores.nbytes
             + sum(
                 each.nbytes
-                for each in (self.needs, self.without, self.late, self.either, self.told)
+                for each in (self.must, self.must_not, self.costly, self.should, self.scored)
             )
         )
 
-    def take(self, which: Ints) -> Columns:
+    def take(self, which: Ints) -> QueryColumns:
         """Some of the queries, in this order."""
-        place = (
-            dict(zip(which.tolist(), range(len(which)), strict=True))
-            if self.rest or self.filing
-            else {}
-        )
-        return Columns(
-            self.needs.take(which),
-            self.without.take(which),
-            self.late.take(which),
-            self.either.take(which),
-            self.told.take(which),
-            self.boosts[runs(self.told.starts[which], self.told.lengths[which])],
-            self.scores[which],
-            {place[at]: nodes for at, nodes in self.rest.items() if at in place},
-            {place[at]: ways for at, ways in self.filing.items() if at in place},
+        new_slots: dict[int, int] = {}
+        if self.remainder or self.posting_choices:
+            new_slots = {slot: new_slot for new_slot, slot in enumerate(which.tolist())}
+        boosts = expand_ranges(self.scored.starts[which], self.scored.lengths[which])
+        return QueryColumns(
+            must=self.must.take(which),
+            must_not=self.must_not.take(which),
+            costly=self.costly.take(which),
+            should=self.should.take(which),
+            scored=self.scored.take(which),
+            boosts=self.boosts[boosts],
+            scores=self.scores[which],
+            remainder={
+                new_slots[slot]: nodes
+                for slot, nodes in self.remainder.items()
+                if slot in new_slots
+            },
+            posting_choices={
+                new_slots[slot]: choices
+                for slot, choices in self.posting_choices.items()
+                if slot in new_slots
+            },
         )
 
 
-def together(parts: Sequence[Columns]) -> Columns:
-    """The queries of several, one behind the other."""
-    firsts = np.cumsum([0, *(len(part.scores) for part in parts)]).tolist()
-    return Columns(
-        Lists.together([part.needs for part in parts]),
-        Lists.together([part.without for part in parts]),
-        Lists.together([part.late for part in parts]),
-        Lists.together([part.either for part in parts]),
-        Lists.together([part.told for part in parts]),
-        np.concatenate([part.boosts for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-        {
-            first + at: nodes
-            for first, part in zip(firsts, parts, strict=False)
-            for at, nodes in part.rest.items()
+def concat_columns(parts: Sequence[QueryColumns]) -> QueryColumns:
+    """The queries of several segments, concatenated."""
+    first_slots = np.cumsum([0, *(len(part.scores) for part in parts)]).tolist()
+    return QueryColumns(
+        must=IntLists.concat([part.must for part in parts]),
+        must_not=IntLists.concat([part.must_not for part in parts]),
+        costly=IntLists.concat([part.costly for part in parts]),
+        should=IntLists.concat([part.should for part in parts]),
+        scored=IntLists.concat([part.scored for part in parts]),
+        boosts=np.concatenate([part.boosts for part in parts]),
+        scores=np.concatenate([part.scores for part in parts]),
+        remainder={
+            first + slot: nodes
+            for first, part in zip(first_slots, parts, strict=False)
+            for slot, nodes in part.remainder.items()
         },
-        {
-            first + at: ways
-            for first, part in zip(firsts, parts, strict=False)
-            for at, ways in part.filing.items()
+        posting_choices={
+            first + slot: choices
+            for first, part in zip(first_slots, parts, strict=False)
+            for slot, choices in part.posting_choices.items()
         },
     )
 
 
 _FILTER_WEIGHT = 1 << 40
-"""A filter's value is in many documents: it is filed under only if there is no word."""
+"""The value of a filter is in many documents: it gets a posting only if there is no word."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Queries that fit some document, by their slots, and which documents: a bit each. `run` counts
-    those that were looked at.
+class SegmentMatches:
+    """The queries that match some document, by their slots, and which documents: a bit each.
+    `queries_run` counts the candidates.
     """
 
     slots: Ints
     bits: Words64
-    run: int
+    queries_run: int
 
 
 class Segment:
-    """`queries`: what to look for, in the order of their slots."""
+    """The columns and postings of some queries, in the order of their slots."""
 
-    def __init__(self, queries: Columns, vocabulary: Vocabulary) -> None:
+    def __init__(self, queries: QueryColumns, vocabulary: Vocabulary) -> None:
         self.count = len(queries.scores)
-        weights = _weights(queries, vocabulary)
-        needs = _rarest_first(queries.needs, weights)
-        self.needs = needs.padded(MAX_NEEDS, TRUE)
-        self.without = queries.without.padded(MAX_WITHOUT, FALSE)
-        self.late = queries.late.padded(MAX_LATE, TRUE * 2)
-        self.has_late = queries.late.lengths > 0
-        self.trees = _trees(queries.rest, needs, vocabulary)
+        weights = _word_weights(queries, vocabulary)
+        must = _sort_by_rarity(queries.must, weights)
+        self.must = must.padded(MAX_MUST, TRUE)
+        self.must_not = queries.must_not.padded(MAX_MUST_NOT, FALSE)
+        self.costly = queries.costly.padded(MAX_COSTLY, TRUE * 2)
+        self.has_costly = queries.costly.lengths > 0
+        self.trees = _trees(queries.remainder, must, vocabulary)
         self.has_tree = np.zeros(self.count, np.bool_)
         self.has_tree[list(self.trees)] = True
-        self.either = queries.either
-        self.has_either = self.either.lengths > 0
-        self._file(queries.filing, weights, len(vocabulary))
+        self.should = queries.should
+        self.has_should = self.should.lengths > 0
+        self._build_postings(queries.posting_choices, weights, len(vocabulary))
 
-    def _file(
-        self, filing: Mapping[int, Sequence[Sequence[int]]], weights: Ints, features: int
+    def _build_postings(
+        self, posting_choices: Mapping[int, Sequence[Sequence[int]]], weights: Ints, features: int
     ) -> None:
-        """Under the rarest word that a query needs, or under all of the rarest few of which it
-        needs one; what needs none is kept apart.
+        """Build the postings: under the rarest word that a query needs, or under all of the rarest
+        few of which it needs one. Queries that need no word stay unindexed.
         """
-        needing = self.needs[:, 0] != TRUE
+        needing = self.must[:, 0] != TRUE
         slots = np.flatnonzero(needing)
-        keys, filed, apart = [self.needs[slots, 0].astype(np.int64)], [slots], []
+        keys, postings, unindexed = [self.must[slots, 0].astype(np.int64)], [slots], []
         for slot in np.flatnonzero(~needing).tolist():
-            ways = filing.get(slot)
-            if not ways:
-                apart.append(slot)
+            choices = posting_choices.get(slot)
+            if not choices:
+                unindexed.append(slot)
                 continue
-            under = min(ways, key=lambda way: int(weights[list(way)].sum()))
+            under = min(choices, key=lambda words: int(weights[list(words)].sum()))
             keys.append(np.array(under, np.int64))
-            filed.append(np.full(len(under), slot))
-        key, slot_of = np.concatenate(keys), np.concatenate(filed)
+            postings.append(np.full(len(under), slot))
+        key, slot_of = np.concatenate(keys), np.concatenate(postings)
         order = np.argsort(key, kind="stable")
-        self.filed = slot_of[order].astype(np.int32)
-        self.filed_starts = np.append(0, np.cumsum(np.bincount(key, minlength=features))).astype(
+        self.postings = slot_of[order].astype(np.int32)
+        self.posting_starts = np.append(0, np.cumsum(np.bincount(key, minlength=features))).astype(
             np.int32
         )
-        self.apart = np.array(apart, np.int64)
+        self.unindexed = np.array(unindexed, np.int64)
 
     @property
     def nbytes(self) -> int:
         arrays = (
-            self.needs,
-            self.without,
-            self.late,
-            self.has_late,
+            self.must,
+            self.must_not,
+            self.costly,
+            self.has_costly,
             self.has_tree,
-            self.has_either,
-            self.filed,
-            self.filed_starts,
-            self.apart,
+            self.has_should,
+            self.postings,
+            self.posting_starts,
+            self.unindexed,
         )
         return sum(each.nbytes for each in arrays)
 
-    def match(self, features: Features, evaluator: Evaluator, live: Mask | None) -> Found:
-        """1. Candidates. 2. Words, the rarest first. 3. Words that may not be there; one of
-        several. 4. Tests that cost more. 5. What is left of trees.
+    def match(self, features: Features, evaluator: Evaluator, live: Mask | None) -> SegmentMatches:
+        """1. Candidates. 2. Words that must be there, the rarest first. 3. Words that must not be
+        there; one of several. 4. Costly tests. 5. What remains of trees.
         """
         slots = self._candidates(features, live)
-        run = len(slots)
+        queries_run = len(slots)
         bits = features.bits
-        masks = bits[self.needs[slots, 0]] & bits[self.needs[slots, 1]]
-        slots, masks = _left(slots, masks)
-        for column in range(2, MAX_NEEDS):
-            masks &= bits[self.needs[slots, column]]
-            slots, masks = _left(slots, masks)
-        for column in range(MAX_WITHOUT):
-            masks &= ~bits[self.without[slots, column]]
-        slots, masks = _left(slots, masks)
-        masks = self._with_either(features, slots, masks)
-        slots, masks = _left(slots, masks)
-        self._late(features, evaluator, slots, masks)
-        slots, masks = _left(slots, masks)
-        self._rest(evaluator, slots, masks)
-        slots, masks = _left(slots, masks)
-        return Found(slots, masks, run)
+        masks = bits[self.must[slots, 0]] & bits[self.must[slots, 1]]
+        slots, masks = _matching_slots(slots, masks)
+        for column in range(2, MAX_MUST):
+            masks &= bits[self.must[slots, column]]
+            slots, masks = _matching_slots(slots, masks)
+        for column in range(MAX_MUST_NOT):
+            masks &= ~bits[self.must_not[slots, column]]
+        slots, masks = _matching_slots(slots, masks)
+        masks = self._apply_should(features, slots, masks)
+        slots, masks = _matching_slots(slots, masks)
+        self._apply_costly(features, evaluator, slots, masks)
+        slots, masks = _matching_slots(slots, masks)
+        self._apply_remainder(evaluator, slots, masks)
+        slots, masks = _matching_slots(slots, masks)
+        return SegmentMatches(slots, masks, queries_run)
 
     def _candidates(self, features: Features, live: Mask | None) -> Ints:
-        inside = features.present[features.present < len(self.filed_starts) - 1]
-        starts = self.filed_starts[inside].astype(np.int64)
+        inside = features.present[features.present < len(self.posting_starts) - 1]
+        starts = self.posting_starts[inside].astype(np.int64)
         chosen = np.zeros(self.count, np.bool_)
-        chosen[self.filed[runs(starts, self.filed_starts[inside + 1] - starts)]] = True
-        chosen[self.apart] = True
+        chosen[self.postings[expand_ranges(starts, self.posting_starts[inside + 1] - starts)]] = (
+            True
+        )
+        chosen[self.unindexed] = True
         if live is not None:
             chosen &= live
         return np.flatnonzero(chosen)
 
-    def _with_either(self, features: Features, slots: Ints, masks: Words64) -> Words64:
-        which = np.flatnonzero(self.has_either[slots])
+    def _apply_should(self, features: Features, slots: Ints, masks: Words64) -> Words64:
+        which = np.flatnonzero(self.has_should[slots])
         if len(which):
-            starts = self.either.starts[slots[which]]
-            lengths = self.either.starts[slots[which] + 1] - starts
+            starts = self.should.starts[slots[which]]
+            lengths = self.should.starts[slots[which] + 1] - starts
             begins = np.append(0, np.cumsum(lengths))[:-1]
             masks[which] &= np.bitwise_or.reduceat(
-                features.bits[self.either.values[runs(starts, lengths)]], begins, axis=0
+                features.bits[self.should.values[expand_ranges(starts, lengths)]], begins, axis=0
             )
         return masks
 
-    def _late(self, features: Features, evaluator: Evaluator, slots: Ints, masks: Words64) -> None:
-        which = np.flatnonzero(self.has_late[slots])
+    def _apply_costly(
+        self, features: Features, evaluator: Evaluator, slots: Ints, masks: Words64
+    ) -> None:
+        which = np.flatnonzero(self.has_costly[slots])
         if not len(which):
             return
-        literals = self.late[slots[which]]
+        literals = self.costly[slots[which]]
         evaluator.ensure((literals >> 1).ravel().astype(np.int64))
-        for column in range(MAX_LATE):
+        for column in range(MAX_COSTLY):
             has = features.bits[literals[:, column] >> 1]
             masks[which] &= np.where((literals[:, column] & 1)[:, None] != 0, ~has, has)
 
-    def _rest(self, evaluator: Evaluator, slots: Ints, masks: Words64) -> None:
+    def _apply_remainder(self, evaluator: Evaluator, slots: Ints, masks: Words64) -> None:
         which = np.flatnonzero(self.has_tree[slots])
         if not len(which):
             return
@@ -465,36 +488,36 @@ class Segment:
         masks[which] &= np.frombuffer(found, np.uint64).reshape(len(nodes), -1)
 
 
-def _left(slots: Ints, masks: Words64) -> tuple[Ints, Words64]:
-    """Those that still fit some document."""
+def _matching_slots(slots: Ints, masks: Words64) -> tuple[Ints, Words64]:
+    """The slots that still match some document, and their masks."""
     there = masks[:, 0] != 0 if masks.shape[1] == 1 else masks.any(axis=1)
     return (slots, masks) if there.all() else (slots[there], masks[there])
 
 
-def _rarest_first(needs: Lists, weights: Ints) -> Lists:
-    row = np.repeat(np.arange(len(needs.starts) - 1), needs.lengths)
-    return Lists(needs.starts, needs.values[np.lexsort((weights[needs.values], row))])
+def _sort_by_rarity(must: IntLists, weights: Ints) -> IntLists:
+    row = np.repeat(np.arange(len(must.starts) - 1), must.lengths)
+    return IntLists(must.starts, must.values[np.lexsort((weights[must.values], row))])
 
 
 def _trees(
-    rest: Mapping[int, tuple[Node, ...]], needs: Lists, vocabulary: Vocabulary
+    remainder: Mapping[int, tuple[Node, ...]], must: IntLists, vocabulary: Vocabulary
 ) -> dict[int, Node]:
-    """What is left of queries, and what is beyond the columns."""
-    trees = {slot: list(nodes) for slot, nodes in rest.items()}
-    for slot in np.flatnonzero(needs.lengths > MAX_NEEDS).tolist():
-        more = needs.values[needs.starts[slot] + MAX_NEEDS : needs.starts[slot + 1]].tolist()
+    """What remains of queries, and the words beyond the columns."""
+    trees = {slot: list(nodes) for slot, nodes in remainder.items()}
+    for slot in np.flatnonzero(must.lengths > MAX_MUST).tolist():
+        more = must.values[must.starts[slot] + MAX_MUST : must.starts[slot + 1]].tolist()
         trees.setdefault(slot, []).extend(
             Leaf(test) for feature in more if (test := vocabulary.tests[feature]) is not None
         )
     return {
-        slot: parts[0] if len(parts) == 1 else All(tuple(parts)) for slot, parts in trees.items()
+        slot: parts[0] if len(parts) == 1 else AllOf(tuple(parts)) for slot, parts in trees.items()
     }
 
 
-def _weights(queries: Columns, vocabulary: Vocabulary) -> Ints:
+def _word_weights(queries: QueryColumns, vocabulary: Vocabulary) -> Ints:
     """How common each word is, as far as the queries tell: people look for rare words less
     often.
     """
-    weights = np.bincount(queries.needs.values, minlength=len(vocabulary)).astype(np.int64)
+    weights = np.bincount(queries.must.values, minlength=len(vocabulary)).astype(np.int64)
     weights[vocabulary.values] += _FILTER_WEIGHT
     return weights

@@ -1,5 +1,5 @@
-"""A query as a tree: tests of a document, and what connects them. `parsing` builds it, `evaluating`
-carries it out, `compiling` files it in the index.
+"""The tree of a query: tests of a document, and what connects them. `parser.py` builds it,
+`segment.py` compiles it for the index, `evaluator.py` evaluates it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-# What can be asked for: the text columns of documents and their filter columns, and a query's
-# values in a filter column's own units.
+# Fields: the text and filter columns of documents, and values in the units of a filter column
 
 
 TEXT, STRING, INTEGER, FLOAT, BOOLEAN, DATE, TIME = (
@@ -34,13 +33,13 @@ Bound = int | float
 
 
 class UnfitValue(Exception):
-    """A value that a column cannot have; says what it can."""
+    """A value that a column cannot have; the message says what it can have."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of queries, by the columns' names: `text` columns, whose words are searched, and
-    `filters` with their kinds.
+    """The fields of queries, by the names of columns: text columns, whose words are searched, and
+    filter columns with their kinds.
     """
 
     text: tuple[str, ...]
@@ -52,7 +51,7 @@ class Fields:
 
     @cached_property
     def numbers(self) -> dict[str | None, int]:
-        """A number for each field that has words or strings: 0 stands for any text."""
+        """A number for each field that has words or strings; 0 stands for any text field."""
         named = [*self.text, *(name for name, kind in self.filters if kind == STRING)]
         if len(self.text) == 1:  # any text is that one
             return {None: 0, **{name: number for number, name in enumerate(named)}}
@@ -60,7 +59,7 @@ class Fields:
 
     @property
     def words(self) -> int:
-        """How many fields have words or strings."""
+        """The number of fields that have words or strings."""
         return max(self.numbers.values()) + 1
 
 
@@ -79,24 +78,27 @@ def filter_kind(kind: pa.DataType) -> str | None:
     return TIME if pa.types.is_timestamp(kind) else None
 
 
-def closed(
+def closed_range(
     kind: str, low: str | None, high: str | None, *, with_low: bool = True, with_high: bool = True
 ) -> tuple[Bound, Bound]:
-    """A range with both ends in it, in the column's units: whole numbers, doubles, days or
-    microseconds since 1970. UnfitValue if an end is none of them.
+    """A range with both ends included, in the column's units: integers, doubles, days or
+    microseconds since 1970.
+
+    Raises:
+        UnfitValue: an end is no such value.
     """
     if kind == FLOAT:
         return _closed_floats(low, high, with_low=with_low, with_high=with_high)
-    least, most = LOWEST, HIGHEST
+    lowest, highest = LOWEST, HIGHEST
     if low is not None:
         first, last = _whole(kind, low)
-        least = first if with_low else last + 1
+        lowest = first if with_low else last + 1
     if high is not None:
         first, last = _whole(kind, high)
-        most = last if with_high else first - 1
+        highest = last if with_high else first - 1
     return (
-        (max(least, LOWEST), min(most, HIGHEST))
-        if least <= HIGHEST and most >= LOWEST
+        (max(lowest, LOWEST), min(highest, HIGHEST))
+        if lowest <= HIGHEST and highest >= LOWEST
         else (HIGHEST, LOWEST)
     )
 
@@ -104,11 +106,11 @@ def closed(
 def _closed_floats(
     low: str | None, high: str | None, *, with_low: bool, with_high: bool
 ) -> tuple[float, float]:
-    least = -math.inf if low is None else _float(low)
-    most = math.inf if high is None else _float(high)
+    lowest = -math.inf if low is None else _float(low)
+    highest = math.inf if high is None else _float(high)
     return (
-        least if with_low or low is None else math.nextafter(least, math.inf),
-        most if with_high or high is None else math.nextafter(most, -math.inf),
+        lowest if with_low or low is None else math.nextafter(lowest, math.inf),
+        highest if with_high or high is None else math.nextafter(highest, -math.inf),
     )
 
 
@@ -123,8 +125,8 @@ def _float(text: str) -> float:
 
 
 def _whole(kind: str, text: str) -> tuple[int, int]:
-    """The smallest and the largest value that a text stands for: 2.5 lies between two whole
-    numbers, and a day has many microseconds.
+    """The smallest and the largest value that a text stands for: 2.5 lies between two integers, and
+    a day has many microseconds.
     """
     if kind == INTEGER:
         return _between(text)
@@ -170,7 +172,9 @@ def _moment(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word in a text field, or the value of a string column. `field` None: in any text field."""
+    """A word in a text field, or the value of a string column; with `field` None in any text
+    field.
+    """
 
     field: str | None
     text: str
@@ -178,8 +182,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Words at these places of one field, `slop` places moved in sum at most: the widest difference
-    between where they stand and where they should.
+    """Words at these positions of one field. `slop` is the widest difference allowed between where
+    they stand and where they should.
     """
 
     field: str | None
@@ -195,8 +199,8 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """`*` stands for any characters, `?` for one. The parts are plain texts and, behind a zero
-    byte, these two.
+    """A word in which `*` stands for any characters and `?` for one. The parts are plain texts and,
+    behind a zero byte, these two.
     """
 
     field: str | None
@@ -220,14 +224,14 @@ class Fuzzy:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A filter column between two values, both included, in the column's units. `written`: as the
-    query has it, for people.
+    """A filter column between two values, both included, in the column's units. `source_text` is
+    the range as the query has it, for people.
     """
 
     field: str
     low: Bound
     high: Bound
-    written: str = dataclasses.field(default="", compare=False)
+    source_text: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +261,24 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
-    """All of the children. Those in `maybe` decide nothing, and add to the score where they fit."""
+class AllOf:
+    """All of the children match. The optional ones decide nothing, and add to the score where they
+    match.
+    """
 
     children: tuple[Node, ...]
-    maybe: tuple[Node, ...] = ()
+    optional: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Any:
-    """At least so many of the children."""
+class AtLeast:
+    """At least so many of the children match."""
 
     children: tuple[Node, ...]
-    least: int = 1
+    min_count: int = 1
 
 
-Node = Leaf | Not | All | Any
+Node = Leaf | Not | AllOf | AtLeast
 
 
 def children_of(node: Node) -> tuple[Node, ...]:
@@ -281,40 +287,41 @@ def children_of(node: Node) -> tuple[Node, ...]:
     return (
         (node.child,)
         if isinstance(node, Not)
-        else (*node.children, *(node.maybe if isinstance(node, All) else ()))
+        else (*node.children, *(node.optional if isinstance(node, AllOf) else ()))
     )
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """All leaves, also of what is not to be there."""
+    """All leaves, also those of negations."""
     if isinstance(node, Leaf):
         yield node
     for child in children_of(node):
         yield from leaves(child)
 
 
-def told_leaves(node: Node) -> Iterator[Leaf]:
-    """The leaves that can be a reason for a match: not those of what is not to be there."""
+def scoring_leaves(node: Node) -> Iterator[Leaf]:
+    """The leaves that can be a reason for a match: not those of negations."""
     if isinstance(node, Leaf):
         yield node
     elif not isinstance(node, Not):
         for child in children_of(node):
-            yield from told_leaves(child)
+            yield from scoring_leaves(child)
 
 
-def boosted(node: Node, factor: float) -> Node:
+def with_boost(node: Node, factor: float) -> Node:
+    """The tree with all boosts multiplied by a factor."""
     if isinstance(node, Leaf):
         return Leaf(node.test, node.boost * factor)
     if isinstance(node, Not):
-        return Not(boosted(node.child, factor))
-    children = tuple(boosted(child, factor) for child in node.children)
-    if isinstance(node, All):
-        return All(children, tuple(boosted(child, factor) for child in node.maybe))
-    return Any(children, node.least)
+        return Not(with_boost(node.child, factor))
+    children = tuple(with_boost(child, factor) for child in node.children)
+    if isinstance(node, AllOf):
+        return AllOf(children, tuple(with_boost(child, factor) for child in node.optional))
+    return AtLeast(children, node.min_count)
 
 
 def as_text(test: Test) -> str:
-    """A test as a query would write it, more or less: for explanations."""
+    """A test about as a query would write it, for explanations."""
     if isinstance(test, Everything):
         return "*:*"
     field = f"{test.field}:" if test.field is not None else ""
@@ -327,7 +334,7 @@ def as_text(test: Test) -> str:
             + (f"~{test.slop}" if test.slop else "")
         )
     if isinstance(test, Range):
-        return field + test.written
+        return field + test.source_text
     if isinstance(test, Exists):
         return f"{field}*"
     if isinstance(test, Wildcard):

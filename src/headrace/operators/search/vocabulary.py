@@ -1,7 +1,7 @@
-"""Everything that stored queries ask for, each thing once and with a number: its *feature*. Of a
-document it is then known which features it has.
+"""The vocabulary: every word and other test that stored queries use, each once and with a number,
+its *feature*. Of a document it is then known which features it has.
 
-It only grows; an index that is folded starts a new one.
+A vocabulary only grows; an index that is rebuilt starts a new one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from headrace.operators.search.syntax import (
     Word,
 )
 
-Numbers = npt.NDArray[np.int32]
+Int32s = npt.NDArray[np.int32]
 TRUE, FALSE = 0, 1
-NONE = -1
+ABSENT = -1
 
 
 @dataclass(frozen=True)
 class PhraseTable:
-    """The phrases of a vocabulary: of each its feature, and a run of words with their places."""
+    """The phrases of a vocabulary: the row of each phrase's feature, and its words with their
+    positions, from `starts[row]` to `starts[row + 1]`.
+    """
 
-    row_of: Numbers
-    """By feature; NONE for other kinds."""
+    row_of: Int32s
+    """By feature; ABSENT for other kinds of tests."""
     starts: Ints
     words: Ints
-    places: Ints
+    positions: Ints
 
 
 class Vocabulary:
@@ -54,17 +56,18 @@ class Vocabulary:
         self._features: dict[Test, int] = {Everything(): TRUE}
         self.values: list[int] = []
         """The features that are values of string columns."""
-        self._of_word = [np.full(1024, NONE, np.int32) for _ in range(fields.words)]
+        self._of_word = [np.full(1024, ABSENT, np.int32) for _ in range(fields.words)]
         self._phrases: PhraseTable | None = None
-        self._costly: list[int] = []
+        self._costly_features: list[int] = []
         self._costly_array = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.tests)
 
     def feature(self, test: Test) -> int:
-        found = self._features.get(test)
-        return self._add(test) if found is None else found
+        """The feature of a test, which is added if it is new."""
+        number = self._features.get(test)
+        return self._add(test) if number is None else number
 
     def _add(self, test: Test) -> int:
         number = self._features[test] = len(self.tests)
@@ -73,14 +76,14 @@ class Vocabulary:
             word, field = self.word(test.text), self.fields.numbers[test.field]
             table = self._of_word[field]
             if word >= len(table):
-                grown = np.full(max(2 * len(table), 2 * word), NONE, np.int32)
+                grown = np.full(max(2 * len(table), 2 * word), ABSENT, np.int32)
                 grown[: len(table)] = table
                 table = self._of_word[field] = grown
             table[word] = number
             if test.field is not None and test.field not in self.fields.text:
                 self.values.append(number)
         else:
-            self._costly.append(number)
+            self._costly_features.append(number)
         if isinstance(test, Phrase):
             for text, _ in test.words:
                 self.word(text)
@@ -89,18 +92,18 @@ class Vocabulary:
     def word(self, text: str) -> int:
         return self.words.setdefault(text, len(self.words))
 
-    def word_features(self, field: int, words: Ints) -> Numbers:
-        """The features of some words in a field; NONE where no query asks for it there. A word may
-        be NONE itself.
+    def word_features(self, field: int, words: Ints) -> Int32s:
+        """The features of some words in a field; ABSENT where no query uses the word there. A word
+        may be ABSENT itself.
         """
         table = self._of_word[field]
         inside = (words >= 0) & (words < len(table))
-        return np.where(inside, table[np.where(inside, words, 0)], np.int32(NONE))
+        return np.where(inside, table[np.where(inside, words, 0)], np.int32(ABSENT))
 
-    def costly(self) -> Ints:
-        """The features that are no words: they are looked at when somebody asks."""
-        if len(self._costly_array) != len(self._costly):
-            self._costly_array = np.array(self._costly, np.int64)
+    def costly_features(self) -> Ints:
+        """The features that are no words: they are evaluated when a query needs them."""
+        if len(self._costly_array) != len(self._costly_features):
+            self._costly_array = np.array(self._costly_features, np.int64)
         return self._costly_array
 
     def phrases(self) -> PhraseTable:
@@ -109,13 +112,15 @@ class Vocabulary:
         return self._phrases
 
     def _phrase_table(self) -> PhraseTable:
-        found = [
+        phrases = [
             (number, test) for number, test in enumerate(self.tests) if isinstance(test, Phrase)
         ]
-        row_of = np.full(len(self.tests), NONE, np.int32)
-        row_of[[number for number, _ in found]] = np.arange(len(found))
-        lengths = [len(test.words) for _, test in found]
-        pairs = [(self.words[text], place) for _, test in found for text, place in test.words]
+        row_of = np.full(len(self.tests), ABSENT, np.int32)
+        row_of[[number for number, _ in phrases]] = np.arange(len(phrases))
+        lengths = [len(test.words) for _, test in phrases]
+        pairs = [
+            (self.words[text], position) for _, test in phrases for text, position in test.words
+        ]
         table = np.array(pairs, np.int64).reshape(-1, 2)
         return PhraseTable(
             row_of,
@@ -125,23 +130,23 @@ class Vocabulary:
         )
 
 
-# How many edits lie between a word and many others: a character more, less, another, or two
-# neighbours exchanged (optimal string alignment).
+# Edit distance
 
 
-def within_edits(word: str, others: Sequence[str], most: int) -> Mask:
-    """Which of the others are at most so many edits away. All of similar length are compared at
-    once.
+def within_edits(word: str, candidates: Sequence[str], max_edits: int) -> Mask:
+    """Which candidates are at most so many edits away from a word: a character more, less, another,
+    or two neighbours exchanged (optimal string alignment). All of one length are compared at once.
     """
-    near = np.zeros(len(others), np.bool_)
-    lengths = np.array([len(each) for each in others], np.int64)
-    for length in range(max(0, len(word) - most), len(word) + most + 1):
+    near = np.zeros(len(candidates), np.bool_)
+    lengths = np.array([len(each) for each in candidates], np.int64)
+    for length in range(max(0, len(word) - max_edits), len(word) + max_edits + 1):
         which = np.flatnonzero(lengths == length)
         if len(which):
             texts = np.array(
-                [[ord(character) for character in others[at]] for at in which.tolist()], np.int64
+                [[ord(character) for character in candidates[at]] for at in which.tolist()],
+                np.int64,
             ).reshape(len(which), length)
-            near[which] = _distances(word, texts) <= most
+            near[which] = _distances(word, texts) <= max_edits
     return near
 
 
@@ -170,21 +175,23 @@ def _distances(
     return last[:, -1]
 
 
-# The different words of some texts, in no order, each by its code; and what is found out about them
-# once, however many documents have them and queries ask.
+# Terms: the distinct words of some texts
 
 
-_BEYOND = "\U0010ffff"
-_MAX_KEPT = 10_000
+_AFTER_ALL_TEXTS = "\U0010ffff"
+_MAX_CACHED_TESTS = 10_000
 
 
 class Terms:
-    """`array`: the words; a word's code is its place there. -1 stands for no word, a stop word."""
+    """The distinct words of some texts, each with a code, its index in `array`; -1 stands for a
+    stop word. What is known of a word is found once, however many documents have it and queries use
+    it.
+    """
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array
-        self._numbers: tuple[Vocabulary, int, Ints] | None = None
-        self._fitting: dict[Prefix | Wildcard | Fuzzy, Ints] = {}
+        self._word_numbers: tuple[Vocabulary, int, Ints] | None = None
+        self._matching_codes: dict[Prefix | Wildcard | Fuzzy, Ints] = {}
 
     def __len__(self) -> int:
         return len(self.array)
@@ -194,31 +201,35 @@ class Terms:
         texts: list[str] = self.array.to_pylist()
         return texts
 
-    def numbers(self, vocabulary: Vocabulary) -> Ints:
-        """For each code the word's number in a vocabulary, NONE if no query has it; behind the last
-        code, and so for -1, NONE.
+    def word_numbers(self, vocabulary: Vocabulary) -> Ints:
+        """For each code the number of the word in a vocabulary, ABSENT if no query has it; with an
+        ABSENT behind the last, which is the one of code -1.
         """
         known = vocabulary.words
         if (
-            self._numbers is None
-            or self._numbers[0] is not vocabulary
-            or self._numbers[1] != len(known)
+            self._word_numbers is None
+            or self._word_numbers[0] is not vocabulary
+            or self._word_numbers[1] != len(known)
         ):
-            found = np.fromiter((known.get(word, NONE) for word in self.texts), np.int64, len(self))
-            self._numbers = vocabulary, len(known), np.append(found, NONE)
-        return self._numbers[2]
+            found = np.fromiter(
+                (known.get(word, ABSENT) for word in self.texts), np.int64, len(self)
+            )
+            self._word_numbers = vocabulary, len(known), np.append(found, ABSENT)
+        return self._word_numbers[2]
 
-    def fitting(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
-        """The codes of the words that fit."""
-        found = self._fitting.get(test)
-        if found is None:
-            if len(self._fitting) >= _MAX_KEPT:
-                self._fitting.clear()
-            found = self._fitting[test] = self._find(test)
-        return found
+    def matching_codes(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
+        """The codes of the words that match a test."""
+        codes = self._matching_codes.get(test)
+        if codes is None:
+            if len(self._matching_codes) >= _MAX_CACHED_TESTS:
+                self._matching_codes.clear()
+            codes = self._matching_codes[test] = self._find_codes(test)
+        return codes
 
-    def _find(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
-        """Those with the right beginning are found quickly."""
+    def _find_codes(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
+        """The codes of the words that match a test; only words with the right prefix are
+        compared.
+        """
         texts, codes = self._in_order
         if isinstance(test, Fuzzy):
             return codes[within_edits(test.text, texts, test.edits)]
@@ -229,7 +240,7 @@ class Terms:
             if not test.parts[0].startswith("\0")
             else ""
         )
-        low, high = bisect_left(texts, beginning), bisect_left(texts, beginning + _BEYOND)
+        low, high = bisect_left(texts, beginning), bisect_left(texts, beginning + _AFTER_ALL_TEXTS)
         if isinstance(test, Prefix):
             return codes[low:high]
         pattern = wildcard_pattern(test)
@@ -242,8 +253,8 @@ class Terms:
 
 
 def wildcard_pattern(test: Wildcard) -> re.Pattern[str]:
-    """What stands between two * is taken where it comes first, once and for all: trying later
-    places too finds nothing more, and could take forever.
+    """The regular expression of a wildcard. What stands between two * is taken where it comes
+    first, once and for all: trying later positions finds nothing more, and could take forever.
     """
     runs = [""]
     for part in test.parts:

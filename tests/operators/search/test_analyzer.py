@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError
-from headrace.operators.search.analyzer import Analysis
+from headrace.operators.search.analyzer import Analyzer
 from tests.operators.search.oracle import words_of
 
 
@@ -32,13 +32,13 @@ from tests.operators.search.oracle import words_of
     ],
 )
 def test_words(text: str, words: list[str]) -> None:
-    assert Analysis().words(text) == words
+    assert Analyzer().words(text) == words
     assert words_of(text) == words
 
 
 @given(st.lists(st.none() | st.text() | st.text("abcABC éÉ.東", max_size=20), max_size=6))
 def test_columns_are_analysed_as_single_characters_are(texts: list[str | None]) -> None:
-    tokens = Analysis().tokens(pa.array(texts, pa.string()))
+    tokens = Analyzer().tokens(pa.array(texts, pa.string()))
     terms = tokens.terms.texts
     found: list[list[str]] = [[] for _ in texts]
     for row, code, start, end in zip(
@@ -49,24 +49,24 @@ def test_columns_are_analysed_as_single_characters_are(texts: list[str | None]) 
         assert words_of(text[start:end]) == [terms[code]]
         found[row].append(terms[code])
     assert found == [words_of(text) for text in texts]
-    assert tokens.begins.tolist() == [sum(map(len, found[:at])) for at in range(len(texts) + 1)]
+    assert tokens.row_starts.tolist() == [sum(map(len, found[:at])) for at in range(len(texts) + 1)]
 
 
 def test_a_slice_of_a_column_is_analysed_as_itself() -> None:
     column = pa.array(["one two", "Three", None, "four é five"])
-    assert Analysis().tokens(column.slice(1, 2)).terms.texts == ["three"]
-    assert Analysis().tokens(column.slice(3)).starts.tolist() == [0, 5, 7]
+    assert Analyzer().tokens(column.slice(1, 2)).terms.texts == ["three"]
+    assert Analyzer().tokens(column.slice(3)).starts.tolist() == [0, 5, 7]
 
 
 def test_stop_words_keep_their_places_and_stems_are_the_same_on_both_sides() -> None:
-    analysis = Analysis("english", frozenset({"The", "of"}))
-    assert analysis.words("The runners of running") == [None, "runner", None, "run"]
-    assert analysis.words("running") == ["run"]
-    tokens = analysis.tokens(pa.array(["run runs running the"]))
+    analyzer = Analyzer("english", frozenset({"The", "of"}))
+    assert analyzer.words("The runners of running") == [None, "runner", None, "run"]
+    assert analyzer.words("running") == ["run"]
+    tokens = analyzer.tokens(pa.array(["run runs running the"]))
     assert (tokens.codes.tolist(), tokens.terms.texts) == ([0, 0, 0, -1], ["run"])
-    assert pickle.loads(pickle.dumps(analysis)).words("runs") == ["run"]
+    assert pickle.loads(pickle.dumps(analyzer)).words("runs") == ["run"]
 
 
-def test_an_unknown_language_is_told_with_the_nearest() -> None:
+def test_an_unknown_language_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'english'"):
-        Analysis("englisch").check()
+        Analyzer("englisch").check()

@@ -1,13 +1,22 @@
-"""The query language: what trees texts become, and how mistakes are told."""
+"""The query language: what trees texts become, and how mistakes are reported."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
-from headrace.operators.search.analyzer import Analysis
+from headrace.operators.search.analyzer import Analyzer
 from headrace.operators.search.parser import MAX_CLAUSES, Language
-from headrace.operators.search.syntax import All, Any, Everything, Fields, Leaf, Not, Phrase, Word
+from headrace.operators.search.syntax import (
+    AllOf,
+    AtLeast,
+    Everything,
+    Fields,
+    Leaf,
+    Not,
+    Phrase,
+    Word,
+)
 
 FIELDS = Fields(
     ("title", "body"),
@@ -28,29 +37,33 @@ def word(text: str, boost: float = 1.0) -> Leaf:
 
 
 def test_signs_and_operators() -> None:
-    assert LANGUAGE.parse("a b") == Any((word("a"), word("b")))
-    assert LANGUAGE.parse("+a b -c") == All((word("a"), Not(word("c"))), (word("b"),))
-    assert LANGUAGE.parse("a AND b OR NOT c") == Any((All((word("a"), word("b"))), Not(word("c"))))
-    assert LANGUAGE.parse("a && (b || !c)") == All((word("a"), Any((word("b"), Not(word("c"))))))
-    assert LANGUAGE.parse("(a b c)~2") == Any((word("a"), word("b"), word("c")), 2)
+    assert LANGUAGE.parse("a b") == AtLeast((word("a"), word("b")))
+    assert LANGUAGE.parse("+a b -c") == AllOf((word("a"), Not(word("c"))), (word("b"),))
+    assert LANGUAGE.parse("a AND b OR NOT c") == AtLeast(
+        (AllOf((word("a"), word("b"))), Not(word("c")))
+    )
+    assert LANGUAGE.parse("a && (b || !c)") == AllOf(
+        (word("a"), AtLeast((word("b"), Not(word("c")))))
+    )
+    assert LANGUAGE.parse("(a b c)~2") == AtLeast((word("a"), word("b"), word("c")), 2)
     assert LANGUAGE.parse("-(-a)") == Not(Not(word("a")))
-    assert LANGUAGE.parse("(a b^2)^3") == Any((word("a", 3.0), word("b", 6.0)))
+    assert LANGUAGE.parse("(a b^2)^3") == AtLeast((word("a", 3.0), word("b", 6.0)))
 
 
 def test_words_side_by_side_may_all_be_needed() -> None:
     every = Language(FIELDS, default="and")
-    assert every.parse("a b -c") == All((word("a"), word("b"), Not(word("c"))))
-    assert every.parse("a (b c)~1") == All((word("a"), Any((word("b"), word("c")))))
+    assert every.parse("a b -c") == AllOf((word("a"), word("b"), Not(word("c"))))
+    assert every.parse("a (b c)~1") == AllOf((word("a"), AtLeast((word("b"), word("c")))))
 
 
 def test_words_of_the_language_are_words_in_lower_case_and_in_quotation_marks() -> None:
-    assert LANGUAGE.parse('and OR "OR"') == Any((word("and"), word("or")))
+    assert LANGUAGE.parse('and OR "OR"') == AtLeast((word("and"), word("or")))
     assert LANGUAGE.parse("ANDy") == word("andy")
     assert LANGUAGE.parse("NOTHING") == word("nothing")
 
 
 def test_stop_words_leave_gaps_in_phrases_and_nothing_elsewhere() -> None:
-    language = Language(FIELDS, Analysis(stop_words=frozenset({"of", "the"})))
+    language = Language(FIELDS, Analyzer(stop_words=frozenset({"of", "the"})))
     assert language.parse('"house of the rising"') == Leaf(
         Phrase(None, (("house", 0), ("rising", 3)))
     )
@@ -109,7 +122,9 @@ def test_everything() -> None:
         ("a" * 30_000, None, "30,000 characters"),
     ],
 )
-def test_mistakes_are_told_with_their_place(text: str, position: int | None, message: str) -> None:
+def test_mistakes_are_reported_with_their_position(
+    text: str, position: int | None, message: str
+) -> None:
     with pytest.raises(BadSearch) as caught:
         LANGUAGE.parse(text)
     assert message in caught.value.message
