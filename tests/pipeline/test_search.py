@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
-from headrace.operators.search.index import forget_indexes
+from headrace.operators.search.index import clear_index_cache
 from headrace.runtime.status import write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
@@ -230,7 +230,7 @@ def test_a_runner_that_dies_and_one_with_other_shards_go_on(
         with pytest.raises(Died):
             test.step(dies=dies)
         if loses:
-            forget_indexes()
+            clear_index_cache()
         test.restart(shards=3, lose_local_store=loses)
         test.settle()
         assert sorted(pairs(test)) == sorted(MATCHES | {(6, 1), (6, 5)})

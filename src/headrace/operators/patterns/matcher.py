@@ -280,22 +280,21 @@ class _Search:
         """Matches in order; None where a transition waits for rows that have not arrived."""
         path: Path = []
         pending: list[Iterator[tuple[int, int] | None]] = [self._first_steps()]
-        exhausted = object()
         while pending:
-            step = next(pending[-1], exhausted)
-            if step is exhausted:
+            try:
+                step = next(pending[-1])
+            except StopIteration:
                 pending.pop()
                 if path:
                     path.pop()
-            elif step is None:
+                continue
+            if step is None:
                 yield None
+            elif step[1] == ACCEPT:
+                yield list(path)
             else:
-                row, state = step  # type: ignore[misc]
-                if state == ACCEPT:
-                    yield list(path)
-                else:
-                    path.append((row, state))
-                    pending.append(self._next_steps(path))
+                path.append(step)
+                pending.append(self._next_steps(path))
 
     def _first_steps(self) -> Iterator[tuple[int, int] | None]:
         for state in self.backtracker.automaton.start_states:
