@@ -1,10 +1,11 @@
-"""Lets Spark find `format("headrace")` by itself, in any session whose Python can import this module.
+"""Lets Spark find `format("headrace")` by itself, in any session whose Python can import this
+module.
 
 When Spark first looks up a Python data source, it imports every top-level module whose name begins
 with `pyspark_` and registers the class `DefaultSource` in it. A source that is found in this way
 cannot be replaced. `hr.spark()` registers the source itself, so that relative addresses start from
-the directory in which it was called; it hides this one by an environment variable of the JVM that it
-starts.
+the directory in which it was called; it hides this one by an environment variable of the JVM that
+it starts.
 """
 
 import os

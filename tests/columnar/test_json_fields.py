@@ -1,4 +1,4 @@
-"""Fields of JSON texts, taken apart over whole columns: what Python's parser gives, and NeedsSpark
+"""Fields of JSON texts, extracted from whole columns: what Python's parser gives, and NeedsSpark
 wherever Spark might give something else.
 """
 

@@ -1,5 +1,5 @@
-"""Sorting by several columns: as the obvious one does, whether they fit into one number or not, and
-whether rows are in order already or not.
+"""`sort_order` agrees with Python's sort, whether the columns fit into one word or not, and whether
+the rows are sorted already or not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys as numbers: in the order of their bytes, and the same number for the same key alone."""
+"""Key codes: ordered as the bytes of the keys, and equal only for equal keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow values as JSON text: what stands in keys and on Kafka."""
+"""Arrow values as JSON text, as in keys and in Kafka records."""
 
 import base64
 import json

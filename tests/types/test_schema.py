@@ -1,4 +1,4 @@
-"""Schemas: Spark's DDL to Arrow and back, what may be added, and which columns can be a key."""
+"""Schemas: Spark's DDL to Arrow and back, adding columns, and the columns of a key."""
 
 import json
 import subprocess
@@ -219,8 +219,8 @@ def test_words_of_sql_can_be_names() -> None:
         ("a GEOMETRY", r"expected '\('"),
         ("a VOID", "VOID, which cannot be stored"),
         ("a NULL", "NULL, which cannot be stored"),
-        ("a INT NULL", "NULL cannot be said of a topic's column"),
-        ("a INT DEFAULT 1", "DEFAULT cannot be said of a topic's column"),
+        ("a INT NULL", "NULL cannot be declared for a topic's column"),
+        ("a INT DEFAULT 1", "DEFAULT cannot be declared for a topic's column"),
         ("a INT NOT", "expected 'NULL'"),
         ("a INT COMMENT x", "a comment in quotes"),
         ("a INT COMMENT 'x' NOT NULL", "found 'NOT'"),

@@ -1,9 +1,8 @@
-"""Spark's DDL column lists, read into Arrow fields by a small parser of our own: no JVM, and errors
-that point at the place.
+"""The parser of Spark's DDL column lists, which gives Arrow fields. It needs no JVM, and its errors
+point at the position. Other modules use it through `schema`.
 
-`schema.py` is what others use. Types map to Arrow as Spark's own Python side maps them
-(pyspark.sql.pandas.types.to_arrow_type); what Arrow has no word for (CHAR(5), TIME(3), a collation)
-rides along in the field's metadata under TYPE_KEY.
+Types map to Arrow as in pyspark (pyspark.sql.pandas.types.to_arrow_type). What Arrow cannot express
+(CHAR(5), TIME(3), a collation) is stored in the field's metadata under TYPE_KEY.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class _Token:
 
 @dataclass(frozen=True)
 class _Type:
-    """A parsed type: its Arrow form, and its name in Spark where Arrow's form alone would not
-    tell.
+    """A parsed type: its Arrow type, and its name in Spark where the Arrow type does not determine
+    it.
     """
 
     arrow: pa.DataType
@@ -97,12 +96,12 @@ class _Type:
 
 
 def parse_columns(ddl: str) -> list[pa.Field]:
-    """The columns of a DDL list. BadSchema if it cannot be read."""
+    """The columns of a DDL list. BadSchema if it cannot be parsed."""
     return _Parser(ddl).columns()
 
 
 class _Parser:
-    """Recursive descent over the tokens, one method a rule."""
+    """A recursive-descent parser over the tokens, with one method per rule."""
 
     def __init__(self, ddl: str) -> None:
         self.ddl = ddl
@@ -131,20 +130,19 @@ class _Parser:
         }
 
     def _tokens(self) -> list[_Token]:
-        found = [
+        matched = [
             _Token(match.lastgroup or "", match.group(), match.start())
             for match in _TOKEN.finditer(self.ddl)
         ]
-        return [token for token in found if token.kind != "skip"] + [
+        return [token for token in matched if token.kind != "skip"] + [
             _Token("end", "", len(self.ddl))
         ]
 
     # Rules
 
     def columns(self) -> list[pa.Field]:
-        if (
-            self.token.upper == "STRUCT" and self.tokens[self.at + 1].text == "<"
-        ):  # the whole schema as one struct, as Spark allows
+        # Spark allows the whole schema as one struct.
+        if self.token.upper == "STRUCT" and self.tokens[self.at + 1].text == "<":
             self.at += 1
             fields = self._fields_in_brackets()
         else:
@@ -174,7 +172,7 @@ class _Parser:
         if self.token.upper in ("DEFAULT", "GENERATED", "PRIMARY", "UNIQUE", "NULL"):
             self._fail(
                 "',' or the end of the column",
-                note=f"{self.token.upper} cannot be said of a topic's column.",
+                note=f"{self.token.upper} cannot be declared for a topic's column.",
             )
         if not name:
             self._fail("a name that is not empty", token=name_token)
@@ -192,8 +190,7 @@ class _Parser:
             self._fail(
                 "a column name",
                 note=(
-                    "a name with other characters than a to z, digits and _ must stand in"
-                    " `backquotes`."
+                    "a name with other characters than a to z, digits and _ must be in `backquotes`."
                 ),
             )
         self.at += 1
@@ -212,7 +209,7 @@ class _Parser:
             self._fail("a comment in quotes")
         parts = []
         while self.token.kind == "string":
-            parts.append(_unescaped(self.token.text))
+            parts.append(_unescape(self.token.text))
             self.at += 1
         return "".join(parts)
 
@@ -309,9 +306,7 @@ class _Parser:
         return _Type(pa.duration("us"), f"INTERVAL {start.upper} TO {stop.upper}")
 
     def _spatial(self, kind: str) -> _Type:
-        """GEOMETRY and GEOGRAPHY with the number of their reference system, or ANY for a
-        mixture.
-        """
+        """GEOMETRY and GEOGRAPHY, with the number of their spatial reference system, or ANY."""
         self._need("(")
         token = self.token
         if not (token.text.isdigit() or token.upper == "ANY"):
@@ -372,7 +367,7 @@ class _Parser:
         return parsed
 
     def _numbers(self, *, at_most: int) -> list[int]:
-        """The numbers of '(10, 2)', or none if there is no bracket."""
+        """The numbers of '(10, 2)'; empty if there is no bracket."""
         if not self._take("("):
             return []
         numbers = [self._number()]
@@ -406,7 +401,7 @@ class _Parser:
 
     def _fail(self, expected: str, *, note: str = "", token: _Token | None = None) -> NoReturn:
         token = token or self.token
-        found = "the end" if token.kind == "end" else repr(token.text)
+        actual = "the end" if token.kind == "end" else repr(token.text)
         where = f" (column {self.column!r})" if self.column else ""
         line_start = self.ddl.rfind("\n", 0, token.position) + 1
         line = self.ddl[line_start:].split("\n", 1)[0]
@@ -414,27 +409,27 @@ class _Parser:
         pointer = " " * (token.position - line_start - begin) + "^"
         raise BadSchema(
             f"The schema cannot be read at position {token.position}{where}: expected {expected},"
-            f" found {found}.\n    {line[begin : begin + 120]}\n    {pointer}",
+            f" found {actual}.\n    {line[begin : begin + 120]}\n    {pointer}",
             fix=note
             or "write columns as in Spark's DDL: 'order_id BIGINT NOT NULL, tags ARRAY<STRING>'.",
         )
 
 
 def check_duplicates(fields: list[pa.Field], *, where: str) -> None:
-    """Spark finds columns whatever their case, so names that differ only in case are the same."""
+    """BadSchema if two names are equal without regard to case: Spark resolves columns so."""
     seen: dict[str, str] = {}
     for field in fields:
         folded = field.name.lower()
         if folded in seen:
             raise BadSchema(
                 f"{where} has the column {field.name!r} twice (first as {seen[folded]!r}).",
-                fix="rename one; Spark does not tell case apart.",
+                fix="rename one; Spark ignores the case of names.",
             )
         seen[folded] = field.name
 
 
-def _unescaped(literal: str) -> str:
-    """The text of a literal as Spark reads it: its quote doubled, backslashes before letters, octal
+def _unescape(literal: str) -> str:
+    """The text of a literal as Spark reads it, with doubled quotes, backslash escapes, and octal
     and Unicode numbers.
     """
     quote, inner = literal[0], literal[1:-1]

@@ -1,9 +1,17 @@
-"""Rows as JSON values and back, a whole batch at a time: what a topic's records hold on Kafka,
-readable by anyone.
+"""The codec between Arrow columns and JSON. The values of Kafka records are rows as JSON objects,
+and the key bytes of both backends are made of JSON texts.
 
-Reading takes Arrow's JSON reader where it can. Whatever that refuses or might get wrong (NaN, maps,
-a record of a foreign producer that does not fit) goes through `json_shape.py`, value by value,
-which is exact and says what is wrong with a record.
+JSON represents the types as follows: DECIMAL as a string, BINARY as base64, timestamps in ISO 8601
+with microseconds (and `Z`, unless the column has no zone), NaN and infinities as strings, floats in
+the shortest form that reads back the same, intervals as microseconds, structs and maps with string
+keys as objects, other maps as arrays of pairs.
+
+Encoding (`encode_rows`, `json_text`) works on whole columns; only base64 and rare escapes are done
+row by row. Decoding (`decode_rows`) uses Arrow's JSON reader where it can. What that reader refuses
+or might get wrong (NaN, maps, a foreign record that does not fit) is decoded value by value, which
+is exact and says what is wrong with a record. Either way JSON is parsed to a column's *wire type*
+first: text for decimals, binaries and times, integers for intervals, pairs for maps, and the type
+itself for the rest.
 """
 
 from __future__ import annotations
@@ -22,25 +30,18 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
+from headrace.columnar.keys import as_array
 from headrace.errors import BadRows, BugError
 
-# How each type of a schema travels in JSON, and the way back from what a JSON parser yields to the
-# type itself.
-#
-# A column's *wire type* is what its JSON parses to: text for decimals, binaries and times, numbers
-# for intervals, pairs for maps, itself for the rest. `json_rows.py` parses values to wire types,
-# quickly or exactly, and turns whole columns back here.
-
+# Wire types
 
 _DAY_US = 24 * 3600 * 1_000_000
-_FIRST_DAY, _LAST_DAY = (
-    -719_162,
-    2_932_896,
-)  # 0001-01-01 and 9999-12-31: outside them ISO 8601 needs more than four digits
+# 0001-01-01 and 9999-12-31: outside of them ISO 8601 needs more than four digits.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 
 
 def is_text_encoded(kind: pa.DataType) -> bool:
-    """Types whose JSON is a string that stands for something else."""
+    """Whether the JSON of a type is a string that represents something else."""
     return bool(
         pa.types.is_decimal(kind)
         or pa.types.is_binary(kind)
@@ -49,8 +50,8 @@ def is_text_encoded(kind: pa.DataType) -> bool:
 
 
 def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
-    """The type that a column's JSON parses to. Parsed exactly, floats are text too: NaN has no
-    number, and a FLOAT read as a double rounds twice.
+    """The type that a column's JSON parses to. With `exact`, floats are text too: NaN is not a JSON
+    number, and a FLOAT that is read as a double is rounded twice.
     """
     if is_text_encoded(kind) or (exact and pa.types.is_floating(kind)):
         return pa.string()
@@ -75,8 +76,8 @@ def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
 
 
 def is_arrow_readable(kind: pa.DataType) -> bool:
-    """Whether Arrow's JSON reader can read the type: it knows no objects with arbitrary names,
-    which is what maps are.
+    """Whether Arrow's JSON reader can read a type. It cannot read objects with arbitrary names,
+    which represent maps.
     """
     if pa.types.is_map(kind):
         return False
@@ -84,15 +85,17 @@ def is_arrow_readable(kind: pa.DataType) -> bool:
 
 
 def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A wire column as its own type. Raises ArrowInvalid if a text does not stand for a value of
-    the type.
+    """A column of a wire type as its own type. Raises ArrowInvalid if a text does not represent a
+    value of the type.
     """
     if array.type.equals(kind, check_metadata=True):
         return array
     if pa.types.is_binary(kind):
         return _from_base64(array)
     if pa.types.is_time(kind):
-        return _time_of_day(array).cast(kind)
+        # Arrow does not parse times of day, but it parses them with a date in front.
+        moments = pc.binary_join_element_wise("1970-01-01T", array, "").cast(pa.timestamp("ns"))
+        return moments.cast(pa.time64("ns")).cast(kind)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         return _list_from_wire(array, kind)
     if pa.types.is_struct(kind):
@@ -101,21 +104,15 @@ def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _from_base64(array: pa.StringArray) -> pa.BinaryArray:
-    decode_rows = binascii.a2b_base64
+    decode = binascii.a2b_base64
     try:
         values = [
-            None if value is None else decode_rows(value, strict_mode=True)
+            None if value is None else decode(value, strict_mode=True)
             for value in array.to_pylist()
         ]
     except (binascii.Error, ValueError) as error:
         raise pa.ArrowInvalid(f"not base64: {error}") from error
     return pa.array(values, pa.binary())
-
-
-def _time_of_day(array: pa.StringArray) -> pa.Array:
-    """Arrow reads no times of day, but it reads them with a date in front."""
-    moments = pc.binary_join_element_wise("1970-01-01T", array, "").cast(pa.timestamp("ns"))
-    return moments.cast(pa.time64("ns"))
 
 
 def _list_from_wire(array: pa.ListArray, kind: pa.DataType) -> pa.Array:
@@ -137,8 +134,8 @@ def _list_from_wire(array: pa.ListArray, kind: pa.DataType) -> pa.Array:
 def _map_from_arrays(
     offsets: pa.Array, keys: pa.Array, values: pa.Array, kind: pa.MapType, mask: pa.Array | None
 ) -> pa.MapArray:
-    """`MapArray.from_arrays` takes a null offset as a null map, and has no mask in all versions
-    that are supported.
+    """A map column with nulls. `MapArray.from_arrays` reads a null offset as a null map; not all
+    supported versions have its `mask`.
     """
     if mask is not None:
         starts = pa.array(np.append(mask.to_numpy(zero_copy_only=False), [False]))
@@ -155,7 +152,7 @@ def _struct_from_wire(array: pa.StructArray, kind: pa.StructType) -> pa.StructAr
 
 
 def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:
-    """Whether nothing is null where the schema, at any depth, says NOT NULL."""
+    """Whether no value is null where the schema says NOT NULL, at any depth."""
     if not field.nullable and array.null_count:
         return False
     kind = field.type
@@ -172,8 +169,8 @@ def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:
 
 
 def fits_iso_years(array: pa.Array) -> bool:
-    """Whether every date and timestamp in a column, at any depth, has a year of four digits: the
-    text of others reads back as nothing.
+    """Whether every date and timestamp in a column, at any depth, has a year of four digits. The
+    text of others could not be read back.
     """
     kind = array.type
     if pa.types.is_date(kind):
@@ -190,9 +187,7 @@ def fits_iso_years(array: pa.Array) -> bool:
 
 
 def with_iso_years(array: pa.Array) -> pa.Array:
-    """A column of dates or timestamps without those whose year has not four digits: null in their
-    place.
-    """
+    """A column of dates or timestamps with null for those whose year does not have four digits."""
     if pa.types.is_date(array.type):
         numbers, first, last = array.cast(pa.int32()), _FIRST_DAY, _LAST_DAY
     elif pa.types.is_timestamp(array.type):
@@ -216,42 +211,40 @@ def _within(numbers: pa.Array, first: int, last: int) -> bool:
     return bool(first <= bounds["min"].as_py() and bounds["max"].as_py() <= last)
 
 
-# JSON values checked against a schema one by one: exact, slow, and able to say what is wrong. Used
-# by `json_rows.py` for what the quick way refuses.
-
+# Exact decoding: JSON values checked against a schema one by one
 
 WireConverter = Callable[[Any], Any]
 Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _RANGES: dict[pa.DataType, int] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
-_FLOAT_BOUND = (
-    (1 << 128) - (1 << 103)
-)  # halfway from the largest number to the next that there would be: from here on, infinity is nearer
+# Halfway between the largest finite number and the next power of two: what is not below rounds to
+# infinity.
+_FLOAT_BOUND = (1 << 128) - (1 << 103)
 _DOUBLE_BOUND = (1 << 1024) - (1 << 970)
 
 
 class JsonMismatch(Exception):
-    """A JSON value that is not of the column's type; the text says why."""
+    """A JSON value that does not fit a column's type; the message says why."""
 
 
 def parse_rows_exactly(
     values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str], parser: Parser
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Rows of wire values by index, and the reasons of those that do not fit."""
-    shapes = {column.name: wire_converter(column) for column in schema}
+    """The rows that fit, as wire values by index, and the reasons why the others do not."""
+    converters = {column.name: wire_converter(column) for column in schema}
     rows: dict[int, dict[str, Any]] = {}
     misfits: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
-            rows[index] = _row(parser(value), shapes, ignored)
+            rows[index] = _convert_row(parser(value), converters, ignored)
         except JsonMismatch as error:
             misfits[index] = str(error)
     return rows, misfits
 
 
 def parse_json(value: bytes) -> Any:
-    """Strict JSON: UTF-8, no NaN; numbers with a point keep every digit."""
+    """Parse strict JSON: UTF-8, no NaN; numbers with a point keep all digits."""
     try:
         return json.loads(value.decode(), parse_float=Decimal, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -262,33 +255,35 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _row(parsed: Any, shapes: dict[str, WireConverter], ignored: Collection[str]) -> dict[str, Any]:
+def _convert_row(
+    parsed: Any, converters: dict[str, WireConverter], ignored: Collection[str]
+) -> dict[str, Any]:
     if not isinstance(parsed, dict):
-        raise JsonMismatch(f"it is {_named(parsed)}, not an object")
+        raise JsonMismatch(f"it is {_json_type(parsed)}, not an object")
     for name in parsed:
-        if name not in shapes and name not in ignored:
+        if name not in converters and name not in ignored:
             raise JsonMismatch(f"it has the unknown column {name!r}")
     return {
-        name: _inside(f"column {name!r}", shaped, parsed.get(name))
-        for name, shaped in shapes.items()
+        name: _convert_part(f"column {name!r}", convert, parsed.get(name))
+        for name, convert in converters.items()
     }
 
 
 def wire_converter(field: pa.Field) -> WireConverter:
-    """A function that gives the wire value of one JSON value, or raises Misshapen."""
-    shaped, nullable = _shape(field.type), field.nullable
+    """A function that converts one JSON value to a wire value, or raises JsonMismatch."""
+    convert_present, nullable = _type_converter(field.type), field.nullable
 
-    def checked(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if value is not None:
-            return shaped(value)
+            return convert_present(value)
         if not nullable:
             raise JsonMismatch("it is null, but the schema says NOT NULL")
         return None
 
-    return checked
+    return convert
 
 
-def _shape(kind: pa.DataType) -> WireConverter:
+def _type_converter(kind: pa.DataType) -> WireConverter:
     if pa.types.is_boolean(kind):
         return _boolean
     if pa.types.is_integer(kind) or pa.types.is_duration(kind):
@@ -304,7 +299,7 @@ def _shape(kind: pa.DataType) -> WireConverter:
     return _list(kind) if pa.types.is_list(kind) else _struct(kind)
 
 
-def _named(value: Any) -> str:
+def _json_type(value: Any) -> str:
     names = {
         dict: "an object",
         list: "an array",
@@ -317,60 +312,61 @@ def _named(value: Any) -> str:
     return names[type(value)]
 
 
-def _refuse(value: Any, wanted: str) -> JsonMismatch:
-    return JsonMismatch(f"it is {_named(value)}, not {wanted}")
+def _mismatch(value: Any, wanted: str) -> JsonMismatch:
+    return JsonMismatch(f"it is {_json_type(value)}, not {wanted}")
 
 
-def _inside(place: str, shaped: WireConverter, value: Any) -> Any:
+def _convert_part(path: str, convert: WireConverter, value: Any) -> Any:
+    """Convert a part of a value. The path of the part is added to the reason if it does not fit."""
     try:
-        return shaped(value)
+        return convert(value)
     except JsonMismatch as error:
-        raise JsonMismatch(f"{place}: {error}") from None
+        raise JsonMismatch(f"{path}: {error}") from None
 
 
 def _boolean(value: Any) -> Any:
     if not isinstance(value, bool):
-        raise _refuse(value, "a boolean")
+        raise _mismatch(value, "a boolean")
     return value
 
 
 def _integer(bits: int) -> WireConverter:
-    def integer(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _refuse(value, "a whole number")
+            raise _mismatch(value, "a whole number")
         if not -(1 << bits) <= value < 1 << bits:
             raise JsonMismatch(f"{value} is out of range")
         return value
 
-    return integer
+    return convert
 
 
 def _float(bound: int) -> WireConverter:
-    """As text, which is parsed to the column's own precision once; a number that would become
-    infinite is refused.
+    """A converter of numbers to text, which is parsed once, in the column's own precision. A number
+    that would become infinite is refused.
     """
 
-    def floating(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, str) and value in _NOT_FINITE:
             return _NOT_FINITE[value]
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            raise _refuse(value, "a number")
+            raise _mismatch(value, "a number")
         if not -bound < value < bound:
             raise JsonMismatch(f"{value:.6g} is beyond the column's range")
         return str(value)
 
-    return floating
+    return convert
 
 
 def _decimal(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
-        raise _refuse(value, "a decimal in a string")
+        raise _mismatch(value, "a decimal in a string")
     return str(value)
 
 
 def _text(value: Any) -> Any:
     if not isinstance(value, str):
-        raise _refuse(value, "a string")
+        raise _mismatch(value, "a string")
     if not value.isascii():
         try:
             value.encode()
@@ -382,67 +378,64 @@ def _text(value: Any) -> Any:
 def _list(kind: pa.ListType) -> WireConverter:
     element = wire_converter(kind.value_field)
 
-    def listed(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, list):
-            raise _refuse(value, "an array")
-        return [_inside(f"[{position}]", element, item) for position, item in enumerate(value)]
+            raise _mismatch(value, "an array")
+        return [_convert_part(f"[{index}]", element, item) for index, item in enumerate(value)]
 
-    return listed
+    return convert
 
 
 def _struct(kind: pa.StructType) -> WireConverter:
     parts = {child.name: wire_converter(child) for child in kind}
 
-    def structured(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _refuse(value, "an object")
+            raise _mismatch(value, "an object")
         for name in value:
             if name not in parts:
                 raise JsonMismatch(f"it has the unknown field {name!r}")
-        return {name: _inside(f".{name}", part, value.get(name)) for name, part in parts.items()}
+        return {
+            name: _convert_part(f".{name}", part, value.get(name)) for name, part in parts.items()
+        }
 
-    return structured
+    return convert
 
 
 def _object_map(kind: pa.MapType) -> WireConverter:
     item = wire_converter(kind.item_field)
 
-    def mapped(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _refuse(value, "an object")
+            raise _mismatch(value, "an object")
         return [
-            {"key": _text(name), "value": _inside(f"[{name!r}]", item, content)}
+            {"key": _text(name), "value": _convert_part(f"[{name!r}]", item, content)}
             for name, content in value.items()
         ]
 
-    return mapped
+    return convert
 
 
 def _pairs_map(kind: pa.MapType) -> WireConverter:
     key, item = wire_converter(kind.key_field), wire_converter(kind.item_field)
 
-    def mapped(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, list) or not all(
             isinstance(pair, list) and len(pair) == 2 for pair in value
         ):
-            raise _refuse(value, "an array of pairs")
+            raise _mismatch(value, "an array of pairs")
         return [
-            {"key": _inside(" key", key, name), "value": _inside(f"[{name!r}]", item, content)}
+            {
+                "key": _convert_part(" key", key, name),
+                "value": _convert_part(f"[{name!r}]", item, content),
+            }
             for name, content in value
         ]
 
-    return mapped
+    return convert
 
 
-# Arrow values as JSON text, column by column: the key bytes of both backends and the values on
-# Kafka are made of it.
-#
-# The rules (DESIGN.md section 3): DECIMAL as a string, BINARY as base64, timestamps in ISO 8601
-# with microseconds (and `Z`, unless the column has no zone), NaN and infinities as strings, floats
-# in their shortest form that reads back the same, intervals as microseconds, structs and maps with
-# string keys as objects, other maps as arrays of pairs. Nothing is done row by row except base64
-# and rare escapes.
-
+# Encoding: Arrow columns as columns of JSON text
 
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 _NEEDS_RARE_ESCAPE = r"[\x00-\x1f]"
@@ -450,40 +443,36 @@ _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "
 
 
 def json_text(array: pa.Array) -> pa.StringArray:
-    """The JSON text of each element. A null stays null: the caller decides whether it is absent or
-    written as `null`.
+    """The JSON text of each element. A null stays null: the caller decides whether to leave it out
+    or to write `null`.
     """
-    for is_kind, text in _TEXTS:
+    for is_kind, text in _ENCODERS:
         if is_kind(array.type):
             return text(array)
     raise BugError(f"No JSON text for {array.type}.")
 
 
 def json_text_or_null(array: pa.Array) -> pa.StringArray:
-    """The JSON text of each element, with `null` for nulls: what stands inside an array or an
-    object.
-    """
+    """The JSON text of each element, with `null` for nulls, as in an array or an object."""
     return pc.fill_null(json_text(array), "null")
 
 
-def _quoted(text: pa.StringArray) -> pa.StringArray:
+def _quote(text: pa.StringArray) -> pa.StringArray:
     return pc.binary_join_element_wise('"', text, '"', "")
 
 
-def _escaped(text: pa.StringArray) -> pa.StringArray:
-    """JSON's escapes. Most columns need none, and those are not copied."""
+def _escape(text: pa.StringArray) -> pa.StringArray:
+    """Text with JSON's escapes. A column that needs none, as most do, is not copied."""
     if not _any(pc.match_substring_regex(text, _NEEDS_ESCAPE)):
         return text
     for plain, escape in _ESCAPES:
         text = pc.replace_substring(text, plain, escape)
     rare = pc.match_substring_regex(text, _NEEDS_RARE_ESCAPE)
-    return _patched(text, rare, _escape_controls) if _any(rare) else text
+    return _replace_where(rare, text, _escape_controls) if _any(rare) else text
 
 
 def _escape_controls(text: str) -> str:
-    """What is left after the common escapes: control characters without a short form that everyone
-    shares.
-    """
+    """Text with escapes for the control characters that have no common short escape."""
     return "".join(json.dumps(char)[1:-1] if char < " " else char for char in text)
 
 
@@ -491,8 +480,10 @@ def _any(mask: pa.BooleanArray) -> bool:
     return pc.any(mask).as_py() is True
 
 
-def _patched(text: pa.StringArray, mask: pa.BooleanArray, fix: Any) -> pa.StringArray:
-    """`text` with the few elements that `mask` marks passed through `fix`."""
+def _replace_where(
+    mask: pa.BooleanArray, text: pa.StringArray, fix: Callable[[str], str]
+) -> pa.StringArray:
+    """`text` with the few elements for which `mask` is true replaced by the result of `fix`."""
     mask = pc.fill_null(mask, False)
     fixed = [fix(value) for value in text.filter(mask).to_pylist()]
     return pc.replace_with_mask(text, mask, pa.array(fixed, pa.string()))
@@ -501,7 +492,7 @@ def _patched(text: pa.StringArray, mask: pa.BooleanArray, fix: Any) -> pa.String
 def _float_text(array: pa.Array) -> pa.StringArray:
     text = array.cast(pa.string())
     whole = pc.match_substring_regex(text, r"^-?[0-9]+$")
-    if _any(whole):  # 1.0, not 1: the text says that it is a float
+    if _any(whole):  # 1.0, not 1: the text shows that it is a float
         text = pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
     if not pc.all(pc.is_finite(array)).as_py():
         for arrow_name, json_name in (
@@ -528,27 +519,26 @@ def _plain_decimal(array: pa.Array) -> pa.StringArray:
 
 
 def _base64(array: pa.Array) -> pa.StringArray:
-    encode_rows = base64.b64encode
+    encode = base64.b64encode
     return pa.array(
-        [None if value is None else encode_rows(value) for value in array.to_pylist()], pa.binary()
+        [None if value is None else encode(value) for value in array.to_pylist()], pa.binary()
     ).cast(pa.string())
 
 
 def _date_text(array: pa.Array) -> pa.StringArray:
-    return _quoted(array.cast(pa.date32()).cast(pa.string()))
+    return _quote(array.cast(pa.date32()).cast(pa.string()))
 
 
 def _time_text(array: pa.Array) -> pa.StringArray:
-    """Microseconds, as everywhere; nanoseconds only in those values that have any."""
+    """Times with microseconds, and with nanoseconds only where they are not zero."""
     text = array.cast(pa.time64("ns")).cast(pa.string())
-    return _quoted(pc.replace_substring_regex(text, r"000$", ""))
+    return _quote(pc.replace_substring_regex(text, r"000$", ""))
 
 
 def _timestamp_text(array: pa.Array) -> pa.StringArray:
     zone = array.type.tz
-    naive = array.cast(pa.timestamp("us", tz=zone)).cast(
-        pa.timestamp("us")
-    )  # values are stored in UTC: only the label goes
+    # Values are in UTC: the cast only drops the zone.
+    naive = array.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us"))
     text = pc.replace_substring(naive.cast(pa.string()), " ", "T")
     return pc.binary_join_element_wise('"', text, '"' if zone is None else 'Z"', "")
 
@@ -558,7 +548,7 @@ def _duration_text(array: pa.Array) -> pa.StringArray:
 
 
 def object_text(names: list[str], columns: list[pa.Array]) -> pa.StringArray:
-    """One JSON object a row, from columns of the same length."""
+    """One JSON object per row, from columns of the same length."""
     parts: list[Any] = []
     for position, (name, column) in enumerate(zip(names, columns, strict=True)):
         parts += [
@@ -569,7 +559,7 @@ def object_text(names: list[str], columns: list[pa.Array]) -> pa.StringArray:
 
 
 def array_text(columns: list[pa.Array]) -> pa.StringArray:
-    """One JSON array a row, from columns of the same length."""
+    """One JSON array per row, from columns of the same length."""
     return pc.binary_join_element_wise(
         "[", pc.binary_join_element_wise(*map(json_text_or_null, columns), ","), "]", ""
     )
@@ -588,23 +578,23 @@ def _struct_text(array: pa.StructArray) -> pa.StringArray:
 
 
 def _map_text(array: pa.MapArray) -> pa.StringArray:
-    """Keys may not be null, so a map is an object when its keys are strings and an array of pairs
-    otherwise.
-    """
+    """The JSON text of maps: an object if the keys are strings, otherwise an array of pairs."""
     keys, values = map_entries(array)
     if pa.types.is_string(array.type.key_type):
-        return _joined(
+        return _join_elements(
             array,
             pc.binary_join_element_wise(json_text(keys), json_text_or_null(values), ":"),
             "{",
             "}",
         )
-    return _joined(array, array_text([keys, values]), "[", "]")
+    return _join_elements(array, array_text([keys, values]), "[", "]")
 
 
-def _joined(array: pa.Array, texts: pa.StringArray, opening: str, closing: str) -> pa.StringArray:
-    """The texts of the elements of each list of `array`, comma-separated in brackets; null lists
-    stay null.
+def _join_elements(
+    array: pa.Array, texts: pa.StringArray, opening: str, closing: str
+) -> pa.StringArray:
+    """The texts of each list's elements, separated by commas and in brackets; a null list stays
+    null.
     """
     lists = pa.ListArray.from_arrays(compact_offsets(array), texts)
     text = pc.binary_join_element_wise(opening, pc.binary_join(lists, ","), closing, "")
@@ -615,27 +605,31 @@ def _joined(array: pa.Array, texts: pa.StringArray, opening: str, closing: str) 
     )
 
 
-_TEXTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.StringArray]], ...] = (
+_ENCODERS: tuple[
+    tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.StringArray]], ...
+] = (
     (pa.types.is_integer, lambda array: array.cast(pa.string())),
-    (pa.types.is_string, lambda array: _quoted(_escaped(array))),
+    (pa.types.is_string, lambda array: _quote(_escape(array))),
     (pa.types.is_floating, _float_text),
     (pa.types.is_boolean, lambda array: array.cast(pa.string())),
     (pa.types.is_timestamp, _timestamp_text),
     (pa.types.is_date, _date_text),
     (pa.types.is_time, _time_text),
     (pa.types.is_duration, _duration_text),
-    (pa.types.is_decimal, lambda array: _quoted(_plain_decimal(array))),
-    (pa.types.is_binary, lambda array: _quoted(_base64(array))),
+    (pa.types.is_decimal, lambda array: _quote(_plain_decimal(array))),
+    (pa.types.is_binary, lambda array: _quote(_base64(array))),
     (pa.types.is_null, lambda array: pa.nulls(len(array), pa.string())),
     (pa.types.is_struct, _struct_text),
     (pa.types.is_map, _map_text),
     (
         pa.types.is_list,
-        lambda array: _joined(array, json_text_or_null(list_elements(array)), "[", "]"),
+        lambda array: _join_elements(array, json_text_or_null(list_elements(array)), "[", "]"),
     ),
 )
 
-MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 bits wide
+# Rows
+
+MAX_ARROW_BYTES = 1 << 30  # one block of Arrow's JSON reader, whose sizes have 32 bits
 
 
 @dataclass(frozen=True)
@@ -655,13 +649,13 @@ class Decoded:
 
 
 def encode_rows(batch: pa.RecordBatch) -> list[bytes]:
-    """One JSON object a row."""
+    """One JSON object per row, as a list."""
     values: list[bytes] = encode_column(batch).to_pylist()
     return values
 
 
 def encode_column(batch: pa.RecordBatch) -> pa.BinaryArray:
-    """The same as a column."""
+    """One JSON object per row, as a binary column."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not fits_iso_years(column):
             raise BadRows(
@@ -675,45 +669,46 @@ def encode_column(batch: pa.RecordBatch) -> pa.BinaryArray:
 def decode_rows(
     values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()
 ) -> Decoded:
-    """The rows of JSON values. Columns that a value lacks are null; `ignored` are names it may have
-    although the schema does not.
+    """The rows of JSON values. Columns that a value lacks are null; `ignored` are names that a
+    value may have although the schema does not.
     """
-    quick = (
-        _decode_quickly(values, schema)
-        if values and all(is_arrow_readable(column.type) for column in schema)
-        else None
-    )
-    if quick is not None:
-        return Decoded(quick)
+    if values and all(is_arrow_readable(column.type) for column in schema):
+        batch = _decode_with_arrow(values, schema)
+        if batch is not None:
+            return Decoded(batch)
     return decode_rows_exactly(values, schema, ignored=ignored)
 
 
-def _decode_quickly(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:
-    """None if anything is unusual; what comes back is what the exact way would have given."""
+def _decode_with_arrow(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:
+    """The rows of JSON values by Arrow's reader, the same as by `decode_rows_exactly`; None if
+    anything is unusual.
+    """
     joined = b"\n".join(values)
-    if len(joined) > MAX_QUICK_BYTES or not _look_like_objects(joined, len(values)):
+    if len(joined) > MAX_ARROW_BYTES or not _are_object_lines(joined, len(values)):
         return None
+    wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
     try:
         parsed = pj.read_json(
             pa.BufferReader(joined),
-            read_options=_read_options(len(joined)),
-            parse_options=_parse_options(schema),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior="error"
+            ),
         )
         if parsed.num_rows != len(values):
             return None
-        columns = [from_wire(_whole(parsed.column(column.name)), column.type) for column in schema]
+        columns = [from_wire(as_array(parsed.column(each.name)), each.type) for each in schema]
     except (pa.ArrowException, UnicodeDecodeError):
         return None
-    if not all(
-        _is_plain(column, declared) for column, declared in zip(columns, schema, strict=True)
-    ):
-        return None
+    for column, declared in zip(columns, schema, strict=True):
+        if not has_every_required_value(column, declared) or not _is_finite(column):
+            return None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _look_like_objects(joined: bytes, count: int) -> bool:
-    """One line of valid UTF-8 in braces each: Arrow's reader checks none of it, and crashes on a
-    bare `null`.
+def _are_object_lines(joined: bytes, count: int) -> bool:
+    """Whether the bytes are `count` lines of valid UTF-8 in braces. Arrow's reader checks none of
+    it, and crashes on a bare `null`.
     """
     if (
         not joined.startswith(b"{")
@@ -727,28 +722,9 @@ def _look_like_objects(joined: bytes, count: int) -> bool:
         return False
 
 
-def _read_options(size: int) -> pj.ReadOptions:
-    return pj.ReadOptions(use_threads=False, block_size=size + 1)
-
-
-def _parse_options(schema: pa.Schema) -> pj.ParseOptions:
-    wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
-    return pj.ParseOptions(
-        explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior="error"
-    )
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _is_plain(column: pa.Array, declared: pa.Field) -> bool:
-    return has_every_required_value(column, declared) and _is_finite(column)
-
-
 def _is_finite(column: pa.Array) -> bool:
-    """Arrow's reader takes a bare NaN, which is no JSON, and makes numbers beyond a FLOAT
-    infinite.
+    """Whether all floats are finite. Arrow's reader accepts a bare NaN, which is not JSON, and
+    reads numbers beyond the range of a FLOAT as infinite.
     """
     kind = column.type
     if pa.types.is_floating(kind):
@@ -766,8 +742,8 @@ def decode_rows_exactly(
     ignored: Collection[str] = (),
     parser: Parser = parse_json,
 ) -> Decoded:
-    """The slow and exact way. `parser` gives a row's JSON object for a value, or raises
-    Misshapen.
+    """The rows of JSON values, decoded value by value. `parser` returns the JSON object of a value,
+    or raises JsonMismatch.
     """
     rows, misfits = parse_rows_exactly(values, schema, ignored, parser)
     columns: list[pa.Array] = []
@@ -777,10 +753,10 @@ def decode_rows_exactly(
         try:
             columns.append(_exact_column(list(cells.values()), column))
         except (pa.ArrowException, OverflowError, ValueError):
-            for index, reason in _culprits(cells, column).items():
+            for index, reason in _find_misfits(cells, column).items():
                 misfits[index] = reason
                 del rows[index]
-            columns = []  # the columns before this one have rows that are gone now
+            columns = []  # earlier columns still have the removed rows: build all columns again
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return Decoded(batch, list(rows) if misfits else None, dict(sorted(misfits.items())))
 
@@ -792,7 +768,7 @@ def _exact_column(cells: list[object], column: pa.Field) -> pa.Array:
     return array
 
 
-def _culprits(cells: dict[int, object], column: pa.Field) -> dict[int, str]:
+def _find_misfits(cells: dict[int, object], column: pa.Field) -> dict[int, str]:
     reasons = {}
     for index, cell in cells.items():
         try:

@@ -1,8 +1,8 @@
-"""A topic's schema: from Spark's DDL to Arrow and back, what may be added to it, and which columns
-can be its key.
+"""A topic's schema: from Spark's DDL to Arrow and back, adding columns, the key, and the schema of
+a table's changes.
 
-Both backends and the Spark data source use this. It needs neither pyspark nor a JVM; `ddl.py` is
-the parser behind it.
+Both log backends and the Spark data source use it. It needs neither pyspark nor a JVM; the parser
+is in `ddl`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES: dict[pa.DataType, str] = {
 
 
 def parse_schema(ddl: str) -> pa.Schema:
-    """The Arrow schema of a DDL column list, as Spark's Arrow path has it."""
+    """The Arrow schema of a DDL column list, with the types that Spark uses for Arrow."""
     fields = parse_columns(ddl)
     if not fields:
         raise BadSchema(
@@ -71,13 +71,13 @@ def parse_schema(ddl: str) -> pa.Schema:
 
 
 def to_ddl(schema: pa.Schema) -> str:
-    """The DDL that `parse_schema` reads back as this schema."""
+    """The DDL of a schema, the inverse of `parse_schema`."""
     return ", ".join(_column_ddl(field, separator=" ") for field in schema)
 
 
 def to_spark_ddl(schema: pa.Schema) -> str:
-    """The DDL for Spark's Python sources: CHAR and VARCHAR are STRING there, because pyspark cannot
-    pass them through Arrow.
+    """The DDL of a schema for Spark's Python sources. CHAR and VARCHAR become STRING, because
+    pyspark cannot pass them through Arrow.
     """
     return to_ddl(pa.schema([_without_lengths(field) for field in schema]))
 
@@ -136,13 +136,13 @@ def _type_ddl(field: pa.Field) -> str:
             or f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
         )
     raise BadSchema(
-        f"Column {field.name!r} has the Arrow type {kind}, which no Spark type stands for.",
+        f"Column {field.name!r} has the Arrow type {kind}, which has no Spark type.",
         fix="cast it to a type that Spark has.",
     )
 
 
 def type_name(kind: pa.DataType) -> str:
-    """A type as Spark's DDL spells it, for messages and casts."""
+    """The name of a type in Spark's DDL, for messages and casts."""
     try:
         return _type_ddl(pa.field("", kind))
     except BadSchema:
@@ -150,7 +150,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def _tagged_ddl(kind: pa.StructType) -> str | None:
-    """Types that Arrow carries as marked structs: VARIANT, GEOMETRY, GEOGRAPHY."""
+    """The DDL of types that are tagged structs in Arrow: VARIANT, GEOMETRY, GEOGRAPHY."""
     if is_variant(kind):
         return "VARIANT"
     if name := _spatial_name(kind):
@@ -160,8 +160,8 @@ def _tagged_ddl(kind: pa.StructType) -> str | None:
 
 
 def is_spatial(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is Spark's GEOMETRY or GEOGRAPHY: a struct whose part `wkb` is
-    marked.
+    """Whether an Arrow type is Spark's GEOMETRY or GEOGRAPHY: a struct whose field `wkb` is
+    tagged.
     """
     return pa.types.is_struct(kind) and _spatial_name(kind) is not None
 
@@ -175,7 +175,7 @@ def _spatial_name(kind: pa.StructType) -> str | None:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is Spark's VARIANT: a struct whose part `metadata` is marked."""
+    """Whether an Arrow type is Spark's VARIANT: a struct whose field `metadata` is tagged."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any(
@@ -185,8 +185,8 @@ def is_variant(kind: pa.DataType) -> bool:
 
 
 def add_columns(schema: pa.Schema, ddl: str) -> pa.Schema:
-    """`schema` with more nullable columns behind the declared ones; rows stored before read as null
-    in them.
+    """`schema` with more nullable columns after the declared ones. Rows that are stored already
+    have null in them.
     """
     added = parse_schema(ddl)
     known = {name.lower() for name in schema.names}
@@ -212,9 +212,7 @@ def _split_change_type(schema: pa.Schema) -> tuple[list[pa.Field], list[pa.Field
 
 
 def check_key(schema: pa.Schema, key: str | Sequence[str] | None, *, where: str) -> tuple[str, ...]:
-    """The key's columns, after a look whether each exists and has a type whose bytes can stand for
-    it.
-    """
+    """The columns of a key, checked: each must exist and have a plain type."""
     names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
     for position, name in enumerate(names):
         if name not in schema.names:
@@ -233,45 +231,39 @@ def check_key(schema: pa.Schema, key: str | Sequence[str] | None, *, where: str)
 
 
 def table_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
-    """How a table's changes are stored: key columns never null, the others null in a tombstone, and
-    `_change_type` last.
+    """The schema of a table's changes: key columns are never null, the others are null in a
+    tombstone, and `_change_type` comes last. NOT NULL is stored in the metadata of the other
+    columns, since it applies to every row but a tombstone.
     """
-    stored = [
-        _key_field(field) if field.name in key else _optional_field(field) for field in schema
-    ]
+    stored = []
+    for field in schema:
+        if field.name in key:
+            stored.append(field.with_nullable(False))
+        elif field.nullable:
+            stored.append(field)
+        else:
+            metadata = {**(field.metadata or {}), NOT_NULL_KEY: b"true"}
+            stored.append(field.with_nullable(True).with_metadata(metadata))
     return pa.schema([*stored, CHANGE_FIELD], schema.metadata)
 
 
-def _key_field(field: pa.Field) -> pa.Field:
-    return field.with_nullable(False)
-
-
-def _optional_field(field: pa.Field) -> pa.Field:
-    """NOT NULL is remembered, so that every row but a tombstone must keep to it."""
-    if field.nullable:
-        return field
-    return field.with_nullable(True).with_metadata(
-        {**(field.metadata or {}), NOT_NULL_KEY: b"true"}
-    )
-
-
 def declared_schema(schema: pa.Schema) -> pa.Schema:
-    """The rows that users give to a table's `upsert`: without `_change_type`, and NOT NULL where it
-    was declared.
+    """The schema as the user declared it, which rows of a table's `upsert` have: without
+    `_change_type`, and with NOT NULL. The inverse of `table_schema`.
     """
-    declared, _ = _split_change_type(schema)
-    return pa.schema([_as_declared(field) for field in declared], schema.metadata)
-
-
-def _as_declared(field: pa.Field) -> pa.Field:
-    if not field.metadata or NOT_NULL_KEY not in field.metadata:
-        return field
-    kept = {name: value for name, value in field.metadata.items() if name != NOT_NULL_KEY}
-    return field.with_nullable(False).with_metadata(kept)
+    stored, _ = _split_change_type(schema)
+    declared = []
+    for field in stored:
+        metadata = dict(field.metadata or {})
+        is_required = metadata.pop(NOT_NULL_KEY, None) is not None
+        declared.append(
+            field.with_nullable(False).with_metadata(metadata) if is_required else field
+        )
+    return pa.schema(declared, schema.metadata)
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:
-    """Arrow's own message for a schema, metadata included."""
+    """A schema in Arrow's IPC format, metadata included."""
     return bytes(schema.serialize())
 
 
@@ -286,9 +278,6 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         ) from error
 
 
-# Names as standard SQL writes them: for the views' database, for captured databases and for those
-# that sinks fill.
-
-
 def quote_identifier(name: str) -> str:
+    """A name quoted as in standard SQL, for the databases of views, captures and sinks."""
     return '"' + name.replace('"', '""') + '"'

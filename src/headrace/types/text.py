@@ -1,8 +1,8 @@
 """Rows from JSON and CSV text as Arrow batches of a topic's schema: ISO times become timestamps,
-base64 becomes bytes, and so on.
+base64 becomes bytes, and so on. `headrace produce` uses it.
 
-`produce` uses it. What a value must be in the end is the log's own rule (`headrace.types.values`);
-here text is only brought into Python's terms. An error names the line and the column.
+Text only becomes Python values here; whether they fit the schema is checked by
+`headrace.types.values`. An error names the line and the column.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from headrace.types.values import ColumnConverter, Misfit, column_converter
 
 Convert = Callable[[Any], Any]
 SYSTEM_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
-"""Where a consumed row was: ignored, so that the output of `consume --json` can be produced
-again.
-"""
+"""Columns that are ignored, so that the output of `consume --json` can be produced again."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -49,7 +47,7 @@ class TextRow:
 
 
 class TextRowParser:
-    """Makes Arrow batches of one topic's rows out of text rows."""
+    """Converts text rows to Arrow batches of one topic."""
 
     def __init__(self, info: TopicInfo, source: str) -> None:
         self.info = info
@@ -62,13 +60,13 @@ class TextRowParser:
         self.has_decimals = any("decimal" in str(field.type) for field in info.arrow_schema)
 
     def batch(self, rows: Sequence[TextRow], *, csv: bool) -> pa.RecordBatch:
-        """The rows as one Arrow batch. On a table it has `_change_type` if any of the rows has."""
+        """The rows as one Arrow batch. On a table it has `_change_type` if any of the rows does."""
         changes = self.info.is_table and any(CHANGE_TYPE in row.values for row in rows)
         for row in rows:
             self._check_names(row)
         columns = self._changes if changes else self._rows
         default = {CHANGE_TYPE: "update_postimage"} if changes else {}
-        arrays = [self._array(each, rows, default, csv=csv) for each in columns.of(csv=csv)]
+        arrays = [self._array(typed, rows, default, csv=csv) for typed in columns.of(csv=csv)]
         return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
 
     def _array(
@@ -90,26 +88,26 @@ class TextRowParser:
             ) from None
 
     def _check_names(self, row: TextRow) -> None:
-        given = row.values.keys()
-        if given == self._names:
+        names = row.values.keys()
+        if names == self._names:
             return
-        place = f"{self.source}, line {row.line}"
+        where = f"{self.source}, line {row.line}"
         change = row.values.get(CHANGE_TYPE) if self.info.is_table else None
         if change is not None and change not in CHANGE_TYPES:
             raise BadRows(
-                f"{place}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}"
+                f"{where}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}"
             )
         known = self._names | SYSTEM_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
-        if extra := sorted(given - known):
+        if extra := sorted(names - known):
             raise BadRows(
-                f"{place}: {self.info.name} has no column {extra[0]!r}:"
+                f"{where}: {self.info.name} has no column {extra[0]!r}:"
                 f" {nearest(extra[0], self._names)}",
                 fix="remove or rename it.",
             )
         needed = set(self.info.key) if change == DELETE else self._names
-        if missing := sorted(needed - given):
+        if missing := sorted(needed - names):
             raise BadRows(
-                f"{place}: the column {missing[0]!r} is missing.",
+                f"{where}: the column {missing[0]!r} is missing.",
                 fix="give it a value, or null if it has none.",
             )
 
@@ -154,7 +152,9 @@ class _TypedColumn:
 
 
 def csv_converter(kind: pa.DataType) -> Convert | None:
-    """A CSV field, which is always text: nested columns hold JSON."""
+    """A function that converts a CSV field to a Python value; None if none is needed. Fields of
+    nested columns hold JSON.
+    """
     if not pa.types.is_nested(kind):
         return json_converter(kind)
     inner = json_converter(kind) or (lambda value: value)
@@ -171,7 +171,7 @@ def csv_converter(kind: pa.DataType) -> Convert | None:
 
 
 def json_converter(kind: pa.DataType) -> Convert | None:
-    """How a JSON value becomes a Python value of a type; None if it is one already."""
+    """A function that converts a JSON value to a Python value of a type; None if none is needed."""
     if pa.types.is_struct(kind):
         return _struct(kind)
     if pa.types.is_map(kind):
@@ -204,7 +204,7 @@ def _struct(kind: pa.StructType) -> Convert:
 
 
 def _map(kind: pa.MapType) -> Convert:
-    """An object, whose keys are text, or an array of pairs."""
+    """A converter of maps: an object, whose keys are text, or an array of pairs."""
     key, item = json_converter(kind.key_type), json_converter(kind.item_type)
 
     def convert(value: Any) -> Any:
@@ -223,7 +223,9 @@ def _or_none(convert: Convert | None, value: Any) -> Any:
 
 
 def _parsed(parse: Callable[[str], Any], wanted: str) -> Convert:
-    """Text through `parse`; what is not text is left for the log to judge."""
+    """A converter that parses text. A value that is not text is left unchanged, to be checked
+    later.
+    """
 
     def convert(value: Any) -> Any:
         if not isinstance(value, str):
@@ -237,7 +239,7 @@ def _parsed(parse: Callable[[str], Any], wanted: str) -> Convert:
 
 
 def _float(value: Any) -> Any:
-    """Numbers with a point come as Decimal when the topic has decimals."""
+    """A number from text or Decimal: JSON numbers are read as Decimal if the topic has decimals."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -259,7 +261,7 @@ def _duration(value: Any) -> Any:
     try:
         return timedelta(microseconds=int(value))
     except ValueError:
-        raise Misfit(f"{value[:80]!r} is not a number of microseconds") from None  # type: ignore[index]
+        raise Misfit(f"{str(value)[:80]!r} is not a number of microseconds") from None
 
 
 _FROM_TEXT: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (

@@ -1,9 +1,11 @@
-"""Python values into one Arrow column, strictly: nothing is coerced that would lose or reinterpret
-anything.
+"""Python values and Arrow columns into columns of a schema, strictly: nothing is coerced that would
+lose or reinterpret a value. `headrace.log.rows` uses it for everything that is appended.
 
-`rows.py` uses it for dicts and for pandas' object columns. Each column gets a `Column` once per
-schema. Its quick path looks only at the set of Python types that occur; the value-by-value path
-runs for nested types, for subclasses (numpy scalars, pandas timestamps), and to find a culprit.
+- `ColumnConverter` converts Python values (dicts, pandas object columns). Its fast path only looks
+  at the set of Python types that occur; values are converted one by one for nested types, for
+  subclasses (numpy scalars, pandas timestamps), and to find the value that does not fit.
+- `fit_column` converts Arrow columns (tables, pandas frames). Arrow's own casts are too lenient (a
+  bool becomes 1, a text is parsed), so the permitted casts are listed here.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ Convert = Callable[[Any], Any]
 
 
 class Misfit(Exception):
-    """A value that does not fit; its text says why, without the place."""
+    """A value that does not fit a column; the message says why, without row and column."""
 
 
 @dataclass(frozen=True)
 class ColumnConverter:
-    """How the values of one column become Arrow: `exact` are Python types that need no second look,
-    `convert` looks at one value.
+    """Converts the Python values of one column to Arrow. Values whose type is in `exact` need no
+    conversion; `convert` checks and converts one value.
     """
 
     name: str
@@ -44,8 +46,8 @@ class ColumnConverter:
     convert: Convert
 
     def array(self, values: list[Any]) -> pa.Array:
-        """The Arrow column. Raises Misfit or one of Arrow's errors if any value does not fit;
-        `culprit` then says which.
+        """The Arrow column. Raises Misfit or one of Arrow's errors if a value does not fit;
+        `find_misfit` then says which.
         """
         if not self.exact.issuperset(map(type, values)):
             values = [self.convert(value) for value in values]
@@ -94,37 +96,32 @@ _EXACT: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
 
 
 def length_limit(field: pa.Field) -> int | None:
-    """The n of CHAR(n) and VARCHAR(n)."""
+    """The n of CHAR(n) and VARCHAR(n); None for other types."""
     name = (field.metadata or {}).get(TYPE_KEY, b"").decode()
     return int(name[:-1].partition("(")[2]) if name.startswith(("CHAR(", "VARCHAR(")) else None
 
 
 def time_precision(field: pa.Field) -> int | None:
-    """The n of TIME(n): digits of a second."""
+    """The n of TIME(n), the digits of a second; None for other types."""
     name = (field.metadata or {}).get(TYPE_KEY, b"").decode()
     return int(name[:-1].partition("(")[2]) if name.startswith("TIME(") else None
 
 
 def value_converter(field: pa.Field) -> Convert:
-    """A function that gives what Arrow should store for one value, or raises Misfit."""
-    convert = _converter(field)
-    nullable = field.nullable
+    """A function that returns what Arrow stores for one value, or raises Misfit."""
+    make_converter = next((make for is_kind, make in _CONVERTERS if is_kind(field.type)), None)
+    if make_converter is None:
+        raise BugError(f"There is no Python value for {field.type}.")
+    convert_present, nullable = make_converter(field), field.nullable
 
-    def checked(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if value is None:
             if not nullable:
                 raise Misfit("it is null, but the column is NOT NULL")
             return None
-        return convert(value.item() if isinstance(value, np.generic) else value)
+        return convert_present(value.item() if isinstance(value, np.generic) else value)
 
-    return checked
-
-
-def _converter(field: pa.Field) -> Convert:
-    for is_kind, make in _CONVERTERS:
-        if is_kind(field.type):
-            return make(field)
-    raise BugError(f"No Python value stands for {field.type}.")
+    return convert
 
 
 def _refuse(value: Any, wanted: str) -> Misfit:
@@ -263,7 +260,9 @@ def _list_converter(kind: pa.ListType) -> Convert:
     def convert(value: Any) -> Any:
         if not isinstance(value, list | tuple | np.ndarray):
             raise _refuse(value, "a list")
-        return [_within(f"[{position}]", element, item) for position, item in enumerate(value)]
+        return [
+            _convert_part(f"[{position}]", element, item) for position, item in enumerate(value)
+        ]
 
     return convert
 
@@ -278,7 +277,7 @@ def _map_converter(kind: pa.MapType) -> Convert:
         ):
             raise _refuse(value, "a dict or a list of pairs")
         return [
-            (_within(" key", key, name), _within(f"[{name!r}]", item, content))
+            (_convert_part(" key", key, name), _convert_part(f"[{name!r}]", item, content))
             for name, content in pairs
         ]
 
@@ -299,13 +298,13 @@ def _struct_converter(kind: pa.StructType) -> Convert:
                 if missing
                 else f"it has the unknown field {min(map(str, extra))!r}"
             )
-        return {name: _within(f".{name}", part, value[name]) for name, part in parts.items()}
+        return {name: _convert_part(f".{name}", part, value[name]) for name, part in parts.items()}
 
     return convert
 
 
 def _as_dict(value: Any) -> Mapping[str, Any]:
-    """Spark's Row is a tuple that can say its names."""
+    """The fields of Spark's Row, which is a tuple with names."""
     if isinstance(value, tuple) and hasattr(value, "asDict"):
         named: Mapping[str, Any] = value.asDict()
         return named
@@ -313,7 +312,7 @@ def _as_dict(value: Any) -> Mapping[str, Any]:
 
 
 def _unpack_variant(value: Any) -> Mapping[str, Any]:
-    """Spark's VariantVal, without importing it."""
+    """The fields of Spark's VariantVal, without importing it."""
     try:
         return {"value": bytes(value.value), "metadata": bytes(value.metadata)}
     except (AttributeError, TypeError):
@@ -321,19 +320,19 @@ def _unpack_variant(value: Any) -> Mapping[str, Any]:
 
 
 def _unpack_spatial(value: Any) -> Mapping[str, Any]:
-    """Spark's Geometry and Geography, without importing them."""
+    """The fields of Spark's Geometry and Geography, without importing them."""
     try:
         return {"srid": value.getSrid(), "wkb": bytes(value.getBytes())}
     except (AttributeError, TypeError):
         raise _refuse(value, "a Geometry, a Geography or a dict of srid and wkb") from None
 
 
-def _within(place: str, convert: Convert, value: Any) -> Any:
-    """Convert a part of a value; the place is added to the reason if it does not fit."""
+def _convert_part(path: str, convert: Convert, value: Any) -> Any:
+    """Convert a part of a value. The path of the part is added to the reason if it does not fit."""
     try:
         return convert(value)
     except Misfit as error:
-        raise Misfit(f"in {place.strip()}: {error}") from None
+        raise Misfit(f"in {path.strip()}: {error}") from None
 
 
 _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field], Convert]], ...] = (
@@ -357,20 +356,15 @@ _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field], Con
 )
 
 
-# Arrow columns of one type into another, only where every value stays the same; and what a schema
-# demands beyond its types.
-#
-# `rows.py` uses it for Arrow tables and pandas frames. Arrow's own casts are too willing (a bool
-# becomes 1, a text is parsed), so what may become what is a list here.
-
+# Arrow columns
 
 types = pa.types
 _MS_PER_DAY = 24 * 3600 * 1000
 
 
 def fit_column(array: pa.Array, field: pa.Field) -> pa.Array:
-    """`array` as `field` wants it. Raises Misfit or one of Arrow's errors; `culprit` then finds the
-    row.
+    """`array` as a column of `field`. Raises Misfit or one of Arrow's errors; `find_misfit` then
+    finds the row.
     """
     fitted = array if array.type.equals(field.type) else cast_losslessly(array, field)
     check_column(fitted, field)
@@ -383,8 +377,8 @@ def find_misfit(
     error: Exception,
     fits: Callable[[pa.Array, pa.Field], object] = fit_column,
 ) -> tuple[int, str]:
-    """The first row that does not fit, and why, by halving: a look at every row on its own would
-    take long. `error` is that of the whole.
+    """The first row that does not fit, and why, found by bisection, because checking every row on
+    its own would take long. `error` is the error of the whole column.
     """
     reason, low, high = str(error), 0, len(array)
     while low < high:
@@ -397,26 +391,26 @@ def find_misfit(
     return min(low, max(len(array) - 1, 0)), reason
 
 
-# What a schema demands beyond its types
+# Constraints beyond the Arrow type
 
 
 def needs_check(field: pa.Field) -> bool:
-    """Whether arrays of exactly this type can still break the schema: a null where none may be, a
-    text that is too long.
+    """Whether a column of exactly this type can still violate the schema: a null where NOT NULL is
+    declared, a text that is too long, a time that is too fine.
     """
     kind = field.type
     if not field.nullable or length_limit(field) is not None or time_precision(field) is not None:
         return True
     if types.is_map(kind):
-        return True  # its keys
+        return True  # its keys must not be null
     return bool(types.is_nested(kind)) and any(
         needs_check(kind.field(position)) for position in range(kind.num_fields)
     )
 
 
 def check_column(array: pa.Array, field: pa.Field) -> None:
-    """Refuse nulls where none may be, texts longer than declared, and times finer than declared, at
-    any depth.
+    """Misfit if there are nulls in NOT NULL columns, texts longer than declared, or times finer
+    than declared, at any depth.
     """
     if not field.nullable and array.null_count:
         raise Misfit("it is null, but the column is NOT NULL")
@@ -434,9 +428,7 @@ def check_column(array: pa.Array, field: pa.Field) -> None:
 
 
 def _children(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Field]]:
-    """The parts of a nested column that can break the schema. What lies beneath a null does not
-    count.
-    """
+    """The parts of a nested column that can violate the schema, without the parts of nulls."""
     if types.is_map(kind):
         parts = list(zip(map_entries(array), (kind.key_field, kind.item_field), strict=True))
     elif types.is_list(kind):
@@ -450,7 +442,9 @@ def _children(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Fie
 
 
 def _check_time(array: pa.Array, precision: int) -> None:
-    """NANOSECONDS % 10^(9 - precision) must be zero: Spark would cut the rest off in silence."""
+    """Misfit if a time has more digits of a second than declared: Spark would silently truncate
+    it.
+    """
     nanoseconds = array.drop_null().cast(pa.int64()).to_numpy()
     if np.any(nanoseconds % 10 ** (9 - precision)):
         raise Misfit(f"it is finer than the {precision} digits of a second declared")
@@ -489,7 +483,7 @@ Cast = Callable[[pa.Array, pa.DataType], pa.Array | None]
 
 
 def _from(*sources: Callable[[pa.DataType], bool]) -> Cast:
-    """A plain safe cast (Arrow checks overflow and lost digits), from some kinds of types only."""
+    """A safe cast, in which Arrow checks for overflow and lost digits, from some types only."""
 
     def step(array: pa.Array, target: pa.DataType) -> pa.Array | None:
         return array.cast(target) if any(is_source(array.type) for is_source in sources) else None
@@ -528,7 +522,7 @@ def _to_timestamp(array: pa.Array, target: pa.DataType) -> pa.Array | None:
         return None
     if target.tz is None and array.type.tz is not None:
         raise Misfit("it has a time zone, and a TIMESTAMP_NTZ has none")
-    return array.cast(target)  # without a zone it is taken as UTC
+    return array.cast(target)  # a time without a zone is read as UTC
 
 
 _CASTS: tuple[tuple[Callable[[pa.DataType], bool], Cast], ...] = (

@@ -1,4 +1,4 @@
-"""A log on a real broker, and the tools of somebody who knows nothing of Headrace."""
+"""A log on a real broker, and a Kafka client that knows nothing of Headrace."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def name() -> Callable[[str], str]:
     return lambda stem: f"{stem}-{suffix}"
 
 
-class Stranger:
+class ForeignClient:
     """Writes and reads plain Kafka records."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -52,7 +52,7 @@ class Stranger:
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
-                "group.id": "stranger",
+                "group.id": "foreign",
                 "isolation.level": "read_committed",
             }
         )
@@ -64,5 +64,5 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(kafka_broker: KafkaBroker) -> Stranger:
-    return Stranger(kafka_broker.bootstrap)
+def foreign_client(kafka_broker: KafkaBroker) -> ForeignClient:
+    return ForeignClient(kafka_broker.bootstrap)

@@ -1,4 +1,4 @@
-"""Which of Kafka's errors can be mended by trying again, and which cannot."""
+"""Kafka's errors are translated into those that can be retried and those that cannot."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException

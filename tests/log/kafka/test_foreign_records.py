@@ -1,4 +1,4 @@
-"""Topics shared with clients that know nothing of Headrace: what they see, and what becomes of what
+"""Topics shared with clients that know nothing of Headrace: what they read, and what happens to what
 they write.
 """
 
@@ -13,20 +13,22 @@ import headrace as hr
 from headrace import errors
 from headrace.log import dead_letters as dead
 from headrace.log.api import Log
-from tests.log.kafka.conftest import Stranger
+from tests.log.kafka.conftest import ForeignClient
 
 pytestmark = pytest.mark.kafka
 MakeName = Callable[[str], str]
 
 
-def test_a_stranger_sees_plain_json(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_stranger_sees_plain_json(
+    log: Log, foreign_client: ForeignClient, name: MakeName
+) -> None:
     topic = log.create_topic(name("orders"), "id BIGINT, at TIMESTAMP, note STRING", key="id").name
     with log.producer(topic) as producer:
         producer.append(
             {"id": 7, "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "note": None},
             headers=[{"trace": b"1"}],
         )
-    (message,) = stranger.read(topic, 1)
+    (message,) = foreign_client.read(topic, 1)
     assert json.loads(message.value() or b"") == {
         "id": 7,
         "at": "2026-01-31T12:00:00.000000Z",
@@ -36,13 +38,13 @@ def test_a_stranger_sees_plain_json(log: Log, stranger: Stranger, name: MakeName
 
 
 def test_a_stranger_sees_a_tables_deletion_as_a_null(
-    log: Log, stranger: Stranger, name: MakeName
+    log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
     with log.producer(table) as producer:
         producer.upsert({"id": 1, "name": "Ada"})
         producer.delete(1)
-    written, deleted = stranger.read(table, 2)
+    written, deleted = foreign_client.read(table, 2)
     assert (written.key(), written.value(), written.headers()) == (
         b"1",
         b'{"id":1,"name":"Ada"}',
@@ -51,9 +53,9 @@ def test_a_stranger_sees_a_tables_deletion_as_a_null(
     assert (deleted.key(), deleted.value(), deleted.headers()) == (b"1", None, None)
 
 
-def test_a_strangers_rows_are_read(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_strangers_rows_are_read(log: Log, foreign_client: ForeignClient, name: MakeName) -> None:
     table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
-    stranger.write(table, b'{"id":1,"name":"Ada"}', None, key=b"1")
+    foreign_client.write(table, b'{"id":1,"name":"Ada"}', None, key=b"1")
     rows = log.read(table, columns=["id", "name", "_change_type"]).to_pylist()
     assert rows == [
         {"id": 1, "name": "Ada", "_change_type": "update_postimage"},
@@ -61,13 +63,13 @@ def test_a_strangers_rows_are_read(log: Log, stranger: Stranger, name: MakeName)
     ]
 
 
-def test_kafkas_own_murmur2_agrees(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_kafkas_own_murmur2_agrees(log: Log, foreign_client: ForeignClient, name: MakeName) -> None:
     topic = log.create_topic(name("keyed"), "k STRING, who STRING", key="k", partitions=5).name
     keys = [f"customer {n} ä" for n in range(40)]
     with log.producer(topic) as producer:
         producer.append([{"k": key, "who": "us"} for key in keys])
     for key in keys:
-        stranger.write(
+        foreign_client.write(
             topic,
             json.dumps({"k": key, "who": "them"}).encode(),
             key=key.encode(),
@@ -78,14 +80,14 @@ def test_kafkas_own_murmur2_agrees(log: Log, stranger: Stranger, name: MakeName)
 
 
 def test_a_strangers_topic_is_listed_and_can_be_given_a_schema(
-    log: Log, stranger: Stranger, name: MakeName
+    log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     topic = name("theirs")
-    admin = AdminClient({"bootstrap.servers": stranger.bootstrap})
+    admin = AdminClient({"bootstrap.servers": foreign_client.bootstrap})
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=20)
-    stranger.write(topic, b'{"n":1}')
+    foreign_client.write(topic, b'{"n":1}')
     assert topic in log.topics()
     with pytest.raises(errors.BadSchema, match="exist_ok=True"):
         log.read(topic)
@@ -107,10 +109,10 @@ def test_internal_topics_are_not_shown(log: Log, name: MakeName) -> None:
 
 
 def test_misfits_go_to_dead_letters_once_and_stop_nobody(
-    log: Log, other: Log, stranger: Stranger, name: MakeName
+    log: Log, other: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("events"), "n BIGINT NOT NULL").name
-    stranger.write(topic, b'{"n":1}', b"garbage", b'{"n":"two"}', None, b'{"n":3}', key=b"k")
+    foreign_client.write(topic, b'{"n":1}', b"garbage", b'{"n":"two"}', None, b'{"n":3}', key=b"k")
     for _ in range(2):
         assert [row["n"] for row in log.read(topic).to_pylist()] == [1, 3]
     with other.consumer(topic, group=name("g")) as consumer:
@@ -131,10 +133,10 @@ def test_misfits_go_to_dead_letters_once_and_stop_nobody(
 
 
 def test_many_readers_divert_a_record_once(
-    kafka_broker: object, log: Log, stranger: Stranger, name: MakeName
+    kafka_broker: object, log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("events"), "n BIGINT").name
-    stranger.write(topic, b'{"n":1}', b"garbage", b"more", b'{"n":2}')
+    foreign_client.write(topic, b'{"n":1}', b"garbage", b"more", b'{"n":2}')
 
     def read(_: int) -> list[int]:
         with hr.open_log(log.address) as mine:
@@ -149,10 +151,10 @@ def test_many_readers_divert_a_record_once(
 
 
 def test_a_dead_letter_can_be_replayed_after_a_fix(
-    log: Log, stranger: Stranger, name: MakeName
+    log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("events"), "n BIGINT").name
-    stranger.write(topic, b'{"n":1,"extra":5}')
+    foreign_client.write(topic, b'{"n":1,"extra":5}')
     assert log.read(topic).to_pylist() == []
     log.alter_topic(topic, add_columns="extra BIGINT")
     assert dead.replay(log, topic).replayed == 1
@@ -161,10 +163,10 @@ def test_a_dead_letter_can_be_replayed_after_a_fix(
 
 
 def test_a_queues_misfits_are_diverted_and_settled(
-    log: Log, stranger: Stranger, name: MakeName
+    log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("jobs"), "n BIGINT").name
-    stranger.write(topic, b"garbage", b'{"n":1}')
+    foreign_client.write(topic, b"garbage", b'{"n":1}')
     with log.queue(topic, group=name("q")) as queue:
         received = next(filter(None, (queue.receive(5, wait="1 second") for _ in range(20))))
         assert [message.row for message in received] == [{"n": 1}]

@@ -1,4 +1,4 @@
-"""Where Kafka draws lines that the embedded log does not, and where its answers are uncertain."""
+"""Limits that Kafka has and the embedded log does not, and commits with an unknown outcome."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Records of others in a topic that has nothing but a column `value`: taken as they are, beside our
-own.
+"""Raw topics, whose only column is `value`: records of other producers are read unparsed, next to
+Headrace's own.
 """
 
 import pyarrow as pa

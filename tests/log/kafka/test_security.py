@@ -1,5 +1,5 @@
-"""TLS and SASL reach the client: a broker that speaks nothing else is used with the right options,
-and refused with the wrong ones.
+"""TLS and SASL: a broker that requires them is reached with the right options, and an error explains
+the wrong ones.
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""What a transaction sends: few reports, kept clients, staged records; and nothing is lost without
-a word.
-"""
+"""Sending: few delivery reports, reused clients and staged records, and no record is lost silently."""
 
 from __future__ import annotations
 

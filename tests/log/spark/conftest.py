@@ -116,15 +116,15 @@ class SparkLog:
         return Path(self.address.removeprefix("file:")) / "staging"
 
     def staged(self) -> list[Path]:
-        """Files that tasks have put aside in the embedded log."""
+        """The files that tasks have staged in the embedded log."""
         return [path for path in self.staging.rglob("*") if path.is_file()]
 
 
 def failing_behind(
     staging: Path, column: str, value: int, switch: Path | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: the task that meets a value waits until another one has put its rows aside,
-    then fails; with a switch, only if that exists.
+    """For mapInArrow: the task that reads a value waits until another task has staged its rows, then
+    fails; with a switch file, only if that exists.
     """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

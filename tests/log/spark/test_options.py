@@ -1,4 +1,4 @@
-"""Options of `format("headrace")`, positions, and how a batch is cut: no Spark needed."""
+"""Options of `format("headrace")`, offsets, and the limits of batches, without Spark."""
 
 import pytest
 from hypothesis import given

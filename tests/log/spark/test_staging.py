@@ -1,4 +1,4 @@
-"""Rows put aside by the tasks of one job: discarded together, whoever left them."""
+"""Rows that the tasks of one job have staged are discarded together."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Streaming: every row exactly once, whatever is repeated, restarted, lost or done twice; and
-batches of the size that was asked for.
+"""Streaming: every row exactly once, whatever is repeated, restarted or lost; and batches of the
+requested size.
 """
 
 import time

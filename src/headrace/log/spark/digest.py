@@ -2,10 +2,10 @@
 split into tasks.
 
 The stream writer stores it with each batch, and so distinguishes a batch that Spark repeats from
-another batch with the same number. Every row gets a 64-bit hash, computed column by column; a digest
-is the number of rows and two sums over their hashes. A null adds nothing, so a column that is added
-to the topic later does not change the digest of older rows. The digest does not protect against
-deliberate collisions.
+another batch with the same number. Every row gets a 64-bit hash, computed column by column; a
+digest is the number of rows and two sums over their hashes. A null adds nothing, so a column that
+is added to the topic later does not change the digest of older rows. The digest does not protect
+against deliberate collisions.
 """
 
 from __future__ import annotations

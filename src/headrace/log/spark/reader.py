@@ -1,12 +1,12 @@
-"""Reading topics: `spark.read.format("headrace")` reads up to the ends of the topic when the query is
-planned, `spark.readStream.format("headrace")` goes on, batch after batch.
+"""Reading topics: `spark.read.format("headrace")` reads up to the ends of the topic when the query
+is planned, `spark.readStream.format("headrace")` goes on, batch after batch.
 
 A stream's batch takes everything that is committed, and so never a part of a transaction of the
 embedded log; with `maxRowsPerBatch` it takes an even share of every partition instead. With the
 trigger `availableNow` the stream ends where the topic ended when the query started.
 
-Spark stores offsets in its checkpoint as JSON: partition -> next offset. The end of a stream's first
-batch also records where that batch began (`from`): if Spark repeats the batch after a crash,
+Spark stores offsets in its checkpoint as JSON: partition -> next offset. The end of a stream's
+first batch also records where that batch began (`from`): if Spark repeats the batch after a crash,
 "latest" or a time would mean other offsets, and rows would be lost or duplicated.
 """
 
@@ -58,8 +58,8 @@ def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
 
 
 def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offsets:
-    """The first offsets of the batch from `start` to `end`. The end of a stream's first batch records
-    them.
+    """The first offsets of the batch from `start` to `end`. The end of a stream's first batch
+    records them.
     """
     return offsets_from_json(end.get(_FROM, start))
 
@@ -84,8 +84,8 @@ def resolve_offsets(log: Log, topic: str, text: str, *, option: str) -> Offsets:
 
 
 def end_offsets(log: Log, topic: str) -> Offsets:
-    """The ends of all partitions at one point in time; on the embedded log, never in the middle of a
-    transaction.
+    """The ends of all partitions at one point in time; on the embedded log, never in the middle of
+    a transaction.
     """
     return dict(log.snapshot([topic])[topic])
 
@@ -125,8 +125,8 @@ def _parse_offsets(log: Log, topic: str, text: str, *, option: str) -> Offsets:
 def available_start(
     log: Log, topic: str, begin: Offsets, ends: Offsets, *, on_lost: str
 ) -> Offsets:
-    """The offsets at which reading can begin: `begin`, or the earliest ones if retention has removed
-    what comes before. A partition that was added since is read from its beginning.
+    """The offsets at which reading can begin: `begin`, or the earliest ones if retention has
+    removed what comes before. A partition that was added since is read from its beginning.
     """
     earliest = log.start_offsets(topic)
     begin = {partition: begin.get(partition, 0) for partition in ends}
@@ -286,8 +286,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = end_offsets(self._log(), self.options.topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch; `start` itself if there is nothing new, which ends a query with
-        the trigger `availableNow`.
+        """The end of the next batch; `start` itself if there is nothing new, which ends a query
+        with the trigger `availableNow`.
         """
         ends = self._target or end_offsets(self._log(), self.options.topic)
         begin = available_start(

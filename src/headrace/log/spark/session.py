@@ -61,9 +61,9 @@ def spark(
 ) -> SparkSession:
     """Start or get a Spark session that reads and writes topics with `format("headrace")`.
 
-    Its Python workers use this interpreter, its time zone is UTC, its state store is RocksDB, and it
-    logs errors only and has no UI. A running session is returned as it is, with those options that
-    can still be changed.
+    Its Python workers use this interpreter, its time zone is UTC, its state store is RocksDB, and
+    it logs errors only and has no UI. A running session is returned as it is, with those options
+    that can still be changed.
 
     Args:
         app: the name of the application.
@@ -83,7 +83,6 @@ def spark(
     Example:
         >>> session = hr.spark(master="local[2]", sql_shuffle_partitions=4)
         >>> session.read.format("headrace").options(log="file:data", topic="orders").load().show()
-
     """
     keywords = {_option_name(name): value for name, value in options.items()}
     chosen = {**keywords, **(config or {})}
@@ -118,7 +117,9 @@ def _text(value: Any) -> str:
 
 
 def _connect_settings(remote: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a session on a Connect server. With `local` Spark starts such a server here."""
+    """The settings of a session on a Connect server. With `local` Spark starts such a server
+    here.
+    """
     if remote.startswith("local"):
         _use_this_machine()
     return {**SESSION_SETTINGS, **chosen}

@@ -1,8 +1,8 @@
 """The data source class behind `format("headrace")`. It checks options and columns and returns
 readers and writers.
 
-Spark creates instances in processes of its own, next to the driver and in the tasks; an instance has
-only the options.
+Spark creates instances in processes of its own, next to the driver and in the tasks; an instance
+has only the options.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class TopicSource(DataSource):
 
     - `columns`: column names separated by commas; by default the topic's columns and `_partition`,
       `_offset` and `_timestamp`.
-    - `startingOffsets`: earliest (the default), latest, a time, or JSON of partitions and offsets. A
+    - `startingOffsets`: earliest (the default), latest, a time, or JSON of partitions and offsets.
+      A
       stream with a checkpoint goes on from the checkpoint.
     - `endingOffsets`: latest (the default), or as above. Not for streams.
-    - `maxRowsPerBatch`: for streams, counted in offsets and divided evenly between the partitions. It
+    - `maxRowsPerBatch`: for streams, counted in offsets and divided evenly between the partitions.
+      It
       may split a transaction.
     - `splitRows`: the most offsets of one task, for more than one task per partition.
     - `includeHeaders`: true adds the column `_headers`.

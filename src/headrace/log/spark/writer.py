@@ -1,15 +1,15 @@
 """Writing DataFrames and streams into topics. All rows of a write become visible at once, or none.
 
 Tasks check their rows against the topic and stage them in the log, where no reader sees them
-(`stage_rows`). They return a small `TaskResult` to the driver, which adopts the rows of all tasks in
-one transaction (`TopicWriter.commit`, `TopicStreamWriter.commit`). All tasks of a job stage their
-rows under one group's name, by which the driver discards what is left over, also by tasks that
-failed or were killed.
+(`stage_rows`). They return a small `TaskResult` to the driver, which adopts the rows of all tasks
+in one transaction (`TopicWriter.commit`, `TopicStreamWriter.commit`). All tasks of a job stage
+their rows under one group's name, by which the driver discards what is left over, also by tasks
+that failed or were killed.
 
 A stream is written exactly once. Each batch is one transaction of the log: its rows, and two notes.
 One note records the writer's last batch and the digest of its rows, the other the run of the query
-that writes under this name. Spark repeats a batch after a crash, and numbers batches anew with a new
-checkpoint. So a batch
+that writes under this name. Spark repeats a batch after a crash, and numbers batches anew with a
+new checkpoint. So a batch
 
 - with a higher number than the last one is new, and is stored;
 - with the last number and the same rows is a repeat, and is skipped;
@@ -59,8 +59,8 @@ RUN_PROPERTY, QUERY_PROPERTY, BATCH_PROPERTY = (
     "sql.streaming.queryId",
     "streaming.sql.batchId",
 )
-"""The local properties by which Spark tells a task its streaming query: the jobs of a query are in a
-job group that is named after its run.
+"""The local properties by which Spark tells a task its streaming query: the jobs of a query are in
+a job group that is named after its run.
 """
 
 
