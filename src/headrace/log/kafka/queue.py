@@ -442,7 +442,7 @@ class KafkaQueue(Queue):
         texts = dead_letters.rows_to_json(
             to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic)
         )
-        letters = [
+        poisoned = [
             dead_letters.DeadLetter(
                 place=f"queue {self.group}",
                 reason=f"delivered {self.delivery_limit} times without being acknowledged",
@@ -452,7 +452,7 @@ class KafkaQueue(Queue):
             )
             for message, text in zip(poison, texts, strict=True)
         ]
-        dead_letters.divert(self._log, self.topic, letters)
+        dead_letters.divert(self._log, self.topic, poisoned)
         client.settle([(each.partition, each.offset) for each in poison], AcknowledgeType.REJECT)
 
     # Settling

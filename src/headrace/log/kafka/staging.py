@@ -32,7 +32,7 @@ FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
 MAX_BATCH_ROWS = 50_000
 
 
-class StagingWriter:
+class StagedFileWriter:
     """Writes batches of one topic into one file per partition. The format's version is in the
     metadata of each file.
     """
@@ -116,7 +116,7 @@ def stage(
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Staged:
     """Write rows to staging files. If that fails, nothing is left."""
-    writer = StagingWriter(info, directory, group, partition, max_bytes)
+    writer = StagedFileWriter(info, directory, group, partition, max_bytes)
     try:
         for batch in batches:
             for first in range(0, batch.num_rows, MAX_BATCH_ROWS):

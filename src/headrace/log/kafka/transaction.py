@@ -273,7 +273,7 @@ class KafkaTransaction(Transaction):
 
     def _to_error(self, error: KafkaException) -> HeadraceError:
         """The error to raise for an error of Kafka. Kafka fences a transaction that timed out just
-        like one with a newer owner; the deadline tells them apart.
+        like one with a newer owner; the deadline shows which it is.
         """
         if error_code(error) in FENCED and time.monotonic() > self._deadline:
             return self._timed_out()

@@ -59,7 +59,7 @@ RUN_PROPERTY, QUERY_PROPERTY, BATCH_PROPERTY = (
     "sql.streaming.queryId",
     "streaming.sql.batchId",
 )
-"""The local properties by which Spark tells a task its streaming query: the jobs of a query are in
+"""The local properties by which a task knows its streaming query: the jobs of a query are in
 a job group that is named after its run.
 """
 
