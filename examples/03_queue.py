@@ -28,7 +28,7 @@ def main() -> None:
                     else:
                         message.nack()
 
-        for letter in dead.letters(log, "emails"):
+        for letter in dead.read_dead_letters(log, "emails"):
             print("dead:", letter["row"])
 
 

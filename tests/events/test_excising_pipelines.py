@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.errors import ExcisionRefused, NotForgotten
 from headrace.events import Change, Event, EventStore, Excised, excise, open_store, stream
 from headrace.events.privacy.scan import scan
-from headrace.sinks import sync as followers
+from headrace.sinks.sync import describe_followers
 from headrace.testing.pipelines import PipelineTest
 
 EMAIL = 'ada "the countess" lovelace@example.com'
@@ -229,7 +229,7 @@ def test_what_stands_in_the_way_is_refused_and_nothing_is_done(tmp_path: Path) -
         fill(world.store)
         world.settle()
         state = world.further.state
-        world.further.runner.tell()
+        world.further.runner.write_status()
         told = json.loads((state / "status.json").read_text())
         (state / "status.json").write_text(
             json.dumps(
@@ -332,7 +332,7 @@ def test_sinks_are_named(tmp_path: Path) -> None:
         hr.sinks.sqlite(tmp_path / "outside.db").run(
             "seen", log=world.log.address, until_caught_up=True
         )
-        assert followers.of_topic(world.store.log, "seen") == [
+        assert describe_followers(world.store.log, "seen") == [
             "the sink 'seen.sqlite' (sqlite seen), which follows the topic 'seen'"
         ]
         done = excise(world.store, "2", values=[EMAIL])
@@ -384,7 +384,7 @@ def test_a_process_that_is_killed_is_followed_by_another(tmp_path: Path, every: 
         ), killed.stderr
         done = command("--subject", "2", "--value", EMAIL, root=root)
         assert done.returncode == 0, done.stderr
-        assert "No file has the values any more" in done.stdout
+        assert "No file contains the values" in done.stdout
         with ExitStack() as stack:
             check(World(root, stack), visits_of_others=8)
         again = command("--subject", "2", "--value", EMAIL, root=root)

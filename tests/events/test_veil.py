@@ -52,17 +52,17 @@ def emails(client: Client) -> list[Any]:
     assert int(row.headers["content-length"]) == len(row.body)
     (page,) = client.get("/views/newest").json["rows"]
     (asked,) = client.sql("SELECT data FROM newest").json["rows"]
-    with client.follow("/views/newest/changes") as follower:
-        followed = follower.next()
-    with client.follow("/topics/bank/tail?last=10") as follower:
-        told = follower.next()
+    with client.follow("/views/newest/changes") as subscriber:
+        followed = subscriber.next()
+    with client.follow("/topics/bank/tail?last=10") as subscriber:
+        printed = subscriber.next()
     assert followed is not None
-    assert told is not None
+    assert printed is not None
     texts = [
         row.json["row"]["data"],
         page["data"],
         asked["data"],
-        *(_found(each.data, "data") for each in (followed, told)),
+        *(_found(each.data, "data") for each in (followed, printed)),
     ]
     return [json.loads(text)["email"] for text in texts]
 

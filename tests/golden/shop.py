@@ -463,7 +463,7 @@ def late_rows(test: PipelineTest) -> list[list[Any]]:
 
 def dead_letters(log: hr.Log, topic: str) -> list[Row]:
     """The dead letters of a topic, without the times at which they were written."""
-    letters = dead.letters(log, topic)
+    letters = dead.read_dead_letters(log, topic)
     return [
         {name: value for name, value in letter.items() if name not in {"at", "_timestamp"}}
         for letter in letters

@@ -23,7 +23,7 @@ from headrace.log import open_log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 
 if TYPE_CHECKING:
-    from headrace.log.file.commit_draft import Draft as LogDraft
+    from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
 
 
@@ -98,7 +98,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
         rows: Sequence[tuple[str, int, Draft]],
         frames: PreparedRows | None,
         tracking: Tracking | None,
-        draft: LogDraft,
+        draft: CommitDraft,
     ) -> range:
         """Under the log's lock: everything that can refuse it comes first."""
         by_entity, topic = self._store.by_entity, self._store.topic
@@ -238,7 +238,7 @@ class HeadraceTrackingRecorder(TrackingRecorder):
         self._store, self._id_type = store, id_type
 
     def insert_tracking(self, tracking: Tracking) -> None:
-        def decide(draft: LogDraft) -> None:
+        def decide(draft: CommitDraft) -> None:
             check_tracking(draft, self._store.topic, tracking)
             draft.do(
                 "note",
@@ -324,7 +324,7 @@ def tracking_note(topic: str, application: str) -> str:
     return f"events.{topic}.tracking.{application}"
 
 
-def check_tracking(draft: LogDraft, topic: str, tracking: Tracking) -> None:
+def check_tracking(draft: CommitDraft, topic: str, tracking: Tracking) -> None:
     """Under the log's lock: a notification is processed once, and in order."""
     known = draft.state.notes.get(tracking_note(topic, tracking.application_name))
     if known is not None and int(known) >= tracking.notification_id:

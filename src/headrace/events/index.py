@@ -32,7 +32,7 @@ from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import CONTROL, SPARSE, decode_batch
 
 if TYPE_CHECKING:
-    from headrace.log.file.commit_draft import Draft
+    from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import State, TopicState
 
@@ -491,7 +491,7 @@ class Indexed:
             self._tail.add(entry)
         self._tail.end = stop
 
-    def catch_up(self, draft: Draft) -> None:
+    def catch_up(self, draft: CommitDraft) -> None:
         """Under the log's lock: know everything that was drafted before. StaleTopic if events were
         excised since: that is learned outside the lock, by `refresh`.
         """
@@ -675,17 +675,17 @@ class Look:
 
 
 def _read(reader: PartitionReader, start: int, stop: int) -> Iterator[Entry]:
-    for piece in reader.pieces(start, stop, on_corrupt="raise"):
-        if piece.header.kind == CONTROL:
+    for frame in reader.frames(start, stop, on_corrupt="raise"):
+        if frame.header.kind == CONTROL:
             continue
-        rows = decode_batch(piece.header, piece.body, piece.segment.header.schema)
-        if piece.header.flags & SPARSE:
+        rows = decode_batch(frame.header, frame.body, frame.segment.header.schema)
+        if frame.header.flags & SPARSE:
             offsets = rows.column("_offset").to_pylist()
             times = rows.column("_timestamp").cast("int64").to_pylist()
         else:
             offsets, times = (
-                list(range(piece.first, piece.first + rows.num_rows)),
-                [piece.time_us] * rows.num_rows,
+                list(range(frame.first, frame.first + rows.num_rows)),
+                [frame.time_us] * rows.num_rows,
             )
         yield from (
             entry for entry in entries(rows, offsets, times) if start <= entry.offset < stop

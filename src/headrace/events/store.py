@@ -33,13 +33,13 @@ from headrace.events.event import (
     recorded_rows,
 )
 from headrace.events.index import Indexed, Look, indexed
-from headrace.log.api import Closing, Log
+from headrace.log.api import Closeable, Log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 from headrace.log.file.segment import encode_rows
 from headrace.log.values import AppendResult, Duration, OffsetRange
 
 if TYPE_CHECKING:
-    from headrace.log.file.commit_draft import Draft as LogDraft
+    from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import TopicState
 
@@ -71,7 +71,7 @@ def check_log(log: Log) -> None:
         )
 
 
-class EventStore(Closing):
+class EventStore(Closeable):
     """Safe for threads, and for any number of processes with the same log."""
 
     def __init__(self, log: Log, name: str) -> None:
@@ -267,7 +267,7 @@ class _Writing:
                 self._store.look_again()
                 self._rows = self._prepare()
 
-    def _decide(self, draft: LogDraft) -> Appended:
+    def _decide(self, draft: CommitDraft) -> Appended:
         """Under the log's lock. The steps:
 
         1. know everything that was drafted before
@@ -291,7 +291,7 @@ class _Writing:
         place = draft.offsets[self.topic][0]
         self._indexed.add(self._entries(place.start, draft.time_us))
         versions = {entity: heads[entity] + len(events) for entity, _, events in self.drafted}
-        return Appended(draft.position(), versions, range(place.start, place.stop))
+        return Appended(draft.result(), versions, range(place.start, place.stop))
 
     def _entries(self, offset: int, time_us: int) -> list[Entry]:
         found: list[Entry] = []

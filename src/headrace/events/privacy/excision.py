@@ -289,7 +289,7 @@ class _Case:
     holders: list[Holder] = field(default_factory=list)
 
     def begin(self) -> None:
-        from headrace.runtime.erasure import holders, obstacles
+        from headrace.runtime.erasure import find_holders, obstacles
 
         _check_there(self.also)
         before = vault.unfinished(self.store, "excise", self.subject)
@@ -307,7 +307,7 @@ class _Case:
             for topic in self._others()
             if self.values and found(self.store.log, topic, by_value) is not None
         }
-        self.holders = holders(self.store.log, {self.store.topic, *self.topics}, self.also)
+        self.holders = find_holders(self.store.log, {self.store.topic, *self.topics}, self.also)
         in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
         if in_the_way:
             raise ExcisionRefused(self.subject, in_the_way)
@@ -349,10 +349,10 @@ class _Case:
         self.step("key")
 
     def give_up(self) -> None:
-        from headrace.runtime.erasure import give_up
+        from headrace.runtime.erasure import erase_pipeline
 
         for holder in self.holders:
-            give_up(self.store.log, holder, self.step)
+            erase_pipeline(self.store.log, holder, self.step)
 
     def prove(self) -> None:
         from headrace.runtime.erasure import state_directories
@@ -368,7 +368,7 @@ class _Case:
 
     @property
     def unreached(self) -> list[str]:
-        from headrace.sinks.sync import of_topic
+        from headrace.sinks.sync import describe_followers
 
         read = sorted(
             {
@@ -377,7 +377,7 @@ class _Case:
                 *(output for holder in self.holders for output in holder.outputs),
             }
         )
-        return [each for topic in read for each in of_topic(self.store.log, topic)] + [
+        return [each for topic in read for each in describe_followers(self.store.log, topic)] + [
             each for holder in self.holders for each in holder.unreached
         ]
 

@@ -24,16 +24,16 @@ from headrace.errors import HeadraceError
 from headrace.log.file.disk import Disk
 from headrace.log.file.journal import JOURNAL_SUFFIX as JOURNAL
 from headrace.log.file.segment import (
-    HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
     LZ4,
-    MAGIC,
     SEGMENT_SUFFIX,
     ZSTD,
     FrameHeader,
     body_is_sound,
     read_frames,
     read_segment_header,
-    unchecked_header,
+    unchecked_frame_header,
 )
 
 # Pages of an SQLite file, and of its write-ahead log, as bytes: whether a value may be cut over two
@@ -216,17 +216,19 @@ def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
     """Batches anywhere in a file: the journal has those of small appends. One that is damaged
     cannot be unpacked, by nobody.
     """
-    at = content.find(MAGIC)
+    at = content.find(FRAME_MAGIC)
     while at >= 0:
-        frame = unchecked_header(content, at)
+        frame = unchecked_frame_header(content, at)
         body = (
-            memoryview(content)[at + HEADER_BYTES : at + HEADER_BYTES + frame.body_bytes]
+            memoryview(content)[
+                at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + frame.body_bytes
+            ]
             if frame is not None
             else memoryview(b"")
         )
         if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, patterns):
             return f"has a value in a compressed batch at byte {at}"
-        at = content.find(MAGIC, at + 1)
+        at = content.find(FRAME_MAGIC, at + 1)
     return None
 
 

@@ -31,7 +31,7 @@ from headrace.errors import (
     UnknownSubject,
 )
 from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, kept_versions
-from headrace.log.api import Closing
+from headrace.log.api import Closeable
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
@@ -219,7 +219,7 @@ def remove_key(store: EventStore, subject: str) -> None:
                 db.execute("VACUUM")
 
 
-class Vault(Closing):
+class Vault(Closeable):
     """Safe for threads and processes."""
 
     def __init__(self, store: EventStore, master_key: bytes) -> None:
