@@ -43,7 +43,7 @@ def patterned(name: str) -> hr.Pipeline:
     pipeline.view(
         "frauds", fraud.group_by("card").aggregate(n=hr.agg.count(), total=hr.agg.sum("total"))
     )
-    steps = {
+    steps: dict[str, Any] = {
         "define": {each: f"kind = '{each}'" for each in "abc"},
         "within": "1 minute",
         "after_match": "skip to next row",
@@ -53,7 +53,7 @@ def patterned(name: str) -> hr.Pipeline:
         payments.match(
             "a -> b -> c",
             measures={"total": "sum(amount)", "last_at": "last(paid_at)"},
-            **steps,  # type: ignore[arg-type]
+            **steps,
         ),
     )
     pipeline.write(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.plan.join_steps import JoinStep
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -319,6 +320,7 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
     delayed = orders.join(
         other, on="id", before="-5 minutes", after=timedelta(hours=1), suffix="_2"
     ).step
+    assert isinstance(delayed, JoinStep)
     assert (delayed.before_us, delayed.after_us) == (-300_000_000, 3_600_000_000)
     assert delayed.summary() == "inner on id, from -5 minutes before to 1 hour after"
     refused: list[tuple[Callable[[], object], str]] = [
@@ -338,12 +340,18 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
             lambda: orders.to_table("region").history(kept="1 day"),
             "orders.to_table has only the last version of",
         ),
-        (lambda: table.join(orders, on="region"), "turn it round"),
+        (lambda: table.join(orders, on="region"), "turn it round"),  # type: ignore[arg-type]
         (lambda: orders.join(table, on="regoin"), "region"),
         (lambda: orders.join(table), "on="),
         (lambda: orders.join(table, on="region", how="full"), "left"),
-        (lambda: orders.join(table, on="region", within="1 hour"), "leave out within="),
-        (lambda: orders.join(table, on="region", late_versions="correct"), "as_of"),
+        (
+            lambda: orders.join(table, on="region", within="1 hour"),  # type: ignore[call-overload]
+            "leave out within=",
+        ),
+        (
+            lambda: orders.join(table, on="region", late_versions="correct"),  # type: ignore[call-overload]
+            "as_of",
+        ),
         (
             lambda: orders.join(timeless, on="id", within="1 hour", suffix="_2"),
             "timeless has no event time",

@@ -322,9 +322,9 @@ def test_what_rules_must_be_is_checked_when_it_is_declared() -> None:
     )
     rules = pipeline.table("rules", schema=RULES, key="name")
     with pytest.raises(PlanError, match="as columns of the table"):
-        payments.match(rules, define={"a": "amount > 1"})
+        payments.match(rules, define={"a": "amount > 1"})  # type: ignore[call-overload]
     with pytest.raises(PlanError, match="kept for ever"):
-        payments.match(rules, rows="all")
+        payments.match(rules, rows="all")  # type: ignore[call-overload]
     with pytest.raises(PlanError, match="match_number"):
         payments.match(rules, measures={"n": "match_number()"})
     with pytest.raises(PlanError, match="max_rules"):

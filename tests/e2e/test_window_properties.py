@@ -32,12 +32,12 @@ from tests.engine.watermark_model import obvious as obvious_watermarks
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order
 from tests.operators.windows.oracle import (
-    TickWatermarks,
     FixedOracle,
     Row,
     RowOracle,
     SessionOracle,
     SlidingOracle,
+    TickWatermarks,
     moment,
     us,
 )

@@ -2,7 +2,7 @@
 
 Each is a small picklable object that `DataFrame.mapInArrow` calls: reading ranges of a topic
 (`ReadRows`, `ReadAndPack`), packing rows that Spark computed (`PackRows`), filtering them
-(`filter_changes`, `DivertFailed`), and waking shards without rows (`Heartbeat`).
+(`filter_changes`, `DivertFailed`), and waking shards without rows (`ShardHeartbeat`).
 `runtime.job_builder` puts them together; `shard` and `outputs` have the functions behind the
 shuffle.
 """
@@ -36,7 +36,7 @@ from headrace.operators.watermark import WatermarkSpec
 
 
 @runtime_checkable
-class Combining(Protocol):
+class CombiningKernel(Protocol):
     """A kernel that can do part of its work before the shuffle, as a partial aggregate can."""
 
     @property
@@ -46,8 +46,8 @@ class Combining(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The ranges of an input that a batch reads, and what is done with their rows on the spot."""
+class InputReader:
+    """Reads the ranges of an input that a batch needs, and applies row-local steps on the spot."""
 
     ranges: tuple[TopicRange, ...]
     watermark: WatermarkSpec
@@ -89,12 +89,12 @@ class Reading:
 class ReadRows:
     """Reads the ranges whose numbers come in, from `spark.range`."""
 
-    reading: Reading
+    reader: InputReader
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.reading.rows(number)
+                yield from self.reader.rows(number)
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class ReadAndPack:
     leave Python.
     """
 
-    reading: Reading
+    reader: InputReader
     port: int
     step: str
     key: tuple[str, ...] | None
     shards: int
-    combine: Combining | None = None
+    combine: CombiningKernel | None = None
     nulls: bool = False
     """Whether a key may be null."""
     prepare: BroadcastKernel | None = None
@@ -119,11 +119,11 @@ class ReadAndPack:
                 yield from self._read_range(number)
 
     def _read_range(self, number: int) -> Iterator[pa.RecordBatch]:
-        diverter, row_count = Diverter(self.reading.directory, self.step), 0
+        diverter, row_count = Diverter(self.reader.directory, self.step), 0
 
         def rows_with_key() -> Iterator[pa.RecordBatch]:
             nonlocal row_count
-            for batch in self.reading.rows(number):
+            for batch in self.reader.rows(number):
                 rows = diverter.divert_null_keys(batch, self.key, nulls=self.nulls)
                 row_count += rows.num_rows
                 yield rows
@@ -134,15 +134,15 @@ class ReadAndPack:
         elif self.prepare is not None:
             transform = self.prepare.prepare
         yield from pack(self.port, rows_with_key(), self.key, self.shards, transform)
-        part = f"{self.port}-{self.reading.watermark.name}-{number}"
+        part = f"{self.port}-{self.reader.watermark.name}-{number}"
         diverter.finish(part)
         if self.combine is not None:  # the shard receives fewer rows than were read
             counts = {f"{self.step}.rows_in": row_count}
-            write_report(self.reading.directory, f"packed-{self.step}-{part}", {"counts": counts})
+            write_report(self.reader.directory, f"packed-{self.step}-{part}", {"counts": counts})
 
 
 @dataclass(frozen=True)
-class Chained:
+class ChainedTasks:
     """Two functions in one task: the second reads the first one's batches without Spark between."""
 
     first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -177,7 +177,7 @@ class PackRows:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class ShardHeartbeat:
     """Emits a heartbeat for every shard, so that each runs even if no row is for it."""
 
     shards: int

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import MAX_BATCH_BYTES, split_table
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.errors import BugError
 
 PACKED = "label INT, port INT, blob BINARY"
@@ -65,7 +65,7 @@ def labels(shards: int) -> tuple[int, ...]:
 
 def shard_groups(shard: int, shards: int) -> range:
     """The key groups of a shard. Another number of shards regroups them."""
-    return range(-(-shard * GROUPS // shards), -(-(shard + 1) * GROUPS // shards))
+    return range(-(-shard * KEY_GROUPS // shards), -(-(shard + 1) * KEY_GROUPS // shards))
 
 
 def shards_of(
@@ -73,7 +73,7 @@ def shards_of(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The shard of each row, by the key group of its key."""
     groups = key_groups(encode_keys(rows, list(key))).astype(np.int64)
-    return groups * shards // GROUPS
+    return groups * shards // KEY_GROUPS
 
 
 # Packing

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.engine.ticks import TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanChanged
@@ -336,10 +336,10 @@ def remember_shards(log: Log, pipeline: str, shards: int | None) -> None:
     """Choose the number of shards for the next run and for one at work, which adopts it between two
     batches. None leaves the choice to each run again.
     """
-    if shards is not None and not 1 <= shards <= GROUPS:
+    if shards is not None and not 1 <= shards <= KEY_GROUPS:
         raise ConfigurationError(
             f"{shards} cannot be a number of shards.",
-            fix=f"choose one from 1 to {GROUPS}: there are {GROUPS} key groups to share out.",
+            fix=f"choose one from 1 to {KEY_GROUPS}: there are {KEY_GROUPS} key groups to share out.",
         )
     # Not the runner's own transaction id, which would fence the runner.
     with log.transaction(f"rescale.{pipeline}") as tx:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.durations import format_us, from_us, to_time_us
 from headrace.engine.ledger import LedgerEntry
 from headrace.engine.state.files import StateFiles
@@ -176,7 +176,7 @@ def watermarks_of(
 
 def _open_windows(step: WindowStep, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
     content = StateFiles(state / "steps" / step.name).load(
-        range(GROUPS), dict(entry.states.get(step.name, {}))
+        range(KEY_GROUPS), dict(entry.states.get(step.name, {}))
     )
     counts: Counter[tuple[int, int, bool]] = Counter()
     for entries in content.values():
@@ -407,7 +407,7 @@ def partial_matches(
     )
     group = int(key_groups(encoded)[0])
     content = StateFiles(state / "steps" / step.name).load(
-        range(GROUPS), dict(entry.states.get(step.name, {}))
+        range(KEY_GROUPS), dict(entry.states.get(step.name, {}))
     )
     _, horizon_us = watermarks_of(plan, step, watermarks_at(plan, log, state, entry), entry.tick)
     stored = content.get(group, {}).get(b"r" + encoded.cast(pa.binary())[0].as_py())

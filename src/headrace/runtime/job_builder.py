@@ -30,14 +30,14 @@ from headrace.engine.context import (
 )
 from headrace.engine.job import (
     KEEP,
-    Chained,
-    Combining,
+    ChainedTasks,
+    CombiningKernel,
     DivertFailed,
-    Heartbeat,
+    InputReader,
     PackRows,
     ReadAndPack,
-    Reading,
     ReadRows,
+    ShardHeartbeat,
     filter_changes,
 )
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
@@ -177,11 +177,11 @@ class JobBuilder:
             return [self._write_topic(packed, target) if target else packed]
         if not views and (source := self._local_source(step)) is not None:
             # From topic to topic: rows are read, computed and packed in one task.
-            reading = self._reading(*source)
+            reader = self._input_reader(*source)
             frames = []
             for target in targets:
-                task = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
-                packed = self._read_tasks(reading).mapInArrow(task, PACKED)
+                task = ChainedTasks(ReadRows(reader), PackForTopic(target, self.context.shards))
+                packed = self._read_tasks(reader).mapInArrow(task, PACKED)
                 frames.append(self._write_topic(self._with_heartbeats(packed), target))
             return frames
         rows = self.rows(step)
@@ -216,8 +216,8 @@ class JobBuilder:
 
     def _compute_rows(self, step: Step) -> DataFrame:
         if (source := self._local_source(step)) is not None:
-            reading = self._reading(*source)
-            return self._read_tasks(reading).mapInArrow(ReadRows(reading), _spark_schema(step))
+            reader = self._input_reader(*source)
+            return self._read_tasks(reader).mapInArrow(ReadRows(reader), _spark_schema(step))
         match step:
             case SelectStep():
                 return self._select(step)
@@ -290,7 +290,7 @@ class JobBuilder:
 
     # Reading
 
-    def _reading(self, step: TopicStep, row_steps: tuple[RowStep, ...] = ()) -> Reading:
+    def _input_reader(self, step: TopicStep, row_steps: tuple[RowStep, ...] = ()) -> InputReader:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         ranges = topic_ranges(
             step.topic,
@@ -303,7 +303,7 @@ class JobBuilder:
         )
         shed_ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
         shedding = LoadShedder(step.shed, shed_ticks) if step.shed and shed_ticks else None
-        return Reading(
+        return InputReader(
             ranges=tuple(ranges),
             watermark=read_watermark_spec(step),
             log=self.context.log,
@@ -313,12 +313,12 @@ class JobBuilder:
             shedding=shedding,
         )
 
-    def _read_tasks(self, reading: Reading) -> DataFrame:
+    def _read_tasks(self, reader: InputReader) -> DataFrame:
         """The numbers of the ranges. Small ranges share a task, where starting one would cost more
         than it gains.
         """
-        count = len(reading.ranges)
-        rows = sum(each.stop - each.start for each in reading.ranges)
+        count = len(reader.ranges)
+        rows = sum(each.stop - each.start for each in reader.ranges)
         tasks = max(1, min(count, max(self.cores, rows // _MIN_ROWS_PER_TASK)))
         return self.spark.range(0, count, 1, tasks)
 
@@ -326,7 +326,7 @@ class JobBuilder:
         return packed.unionAll(self._heartbeats())
 
     def _heartbeats(self) -> DataFrame:
-        return self.spark.range(0, 1, 1, 1).mapInArrow(Heartbeat(self.context.shards), PACKED)
+        return self.spark.range(0, 1, 1, 1).mapInArrow(ShardHeartbeat(self.context.shards), PACKED)
 
     # Stages
 
@@ -403,12 +403,12 @@ class JobBuilder:
         else:
             local = self._local_source(step)
         if local is not None:
-            reading = self._reading(*local)
-            if not reading.ranges:
+            reader = self._input_reader(*local)
+            if not reader.ranges:
                 return self._heartbeats()
-            can_combine = isinstance(kernel, Combining) and kernel.combinable
+            can_combine = isinstance(kernel, CombiningKernel) and kernel.combinable
             read_and_pack = ReadAndPack(
-                reading=reading,
+                reader=reader,
                 port=port,
                 step=consumer.name,
                 key=key,
@@ -417,7 +417,7 @@ class JobBuilder:
                 nulls=nulls,
                 prepare=prepare,
             )
-            packed = self._read_tasks(reading).mapInArrow(read_and_pack, PACKED)
+            packed = self._read_tasks(reader).mapInArrow(read_and_pack, PACKED)
             return self._with_heartbeats(packed)
         if step.keeps_state and is_exclusive:
             target = StageTarget(

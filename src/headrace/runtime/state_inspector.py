@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.engine.state.files import StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
@@ -99,7 +99,7 @@ def state_sizes(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
             StepStateInfo(
                 step=stored.step,
                 tick=stored.tick,
-                keys=sum(len(stored.entries(group)[0]) for group in range(GROUPS)),
+                keys=sum(len(stored.entries(group)[0]) for group in range(KEY_GROUPS)),
                 files=len(names),
                 bytes=sum(path.stat().st_size for path in paths),
             )
@@ -171,7 +171,7 @@ class StateInspector:
     def rows(self, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """At most `limit` entries, in order of key group and key; and whether there are more."""
         rows: list[dict[str, Any]] = []
-        for group in range(GROUPS):
+        for group in range(KEY_GROUPS):
             keys, values = self.state.entries(group)
             left = limit + 1 - len(rows)
             rows += self._decode(keys[:left], values[:left])

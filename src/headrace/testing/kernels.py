@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import GROUPS, key_groups
+from headrace.columnar.keys import KEY_GROUPS, key_groups
 from headrace.durations import to_time_us
 from headrace.errors import InputError
 from headrace.operators.kernel import UNSTARTED, Groups, TimedKernel, Watermarks
@@ -39,7 +39,7 @@ class MemoryState:
     def __init__(
         self,
         values: Mapping[bytes, bytes] | None = None,
-        owned_groups: Sequence[int] = range(GROUPS),
+        owned_groups: Sequence[int] = range(KEY_GROUPS),
     ) -> None:
         self.owned_groups = owned_groups
         self.values: dict[bytes, bytes] = dict(values or {})

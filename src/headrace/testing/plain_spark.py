@@ -54,11 +54,11 @@ class PlainSpark:
     def conf(self) -> dict[str, str]:
         return {"spark.sql.shuffle.partitions": str(self.cores)}
 
-    def range(self, start: int, stop: int, step: int, parts: int) -> Frame:
+    def range(self, start: int, stop: int, step: int, parts: int) -> PlainFrame:
         numbers = list(range(start, stop, step))
         cuts = [len(numbers) * part // parts for part in range(parts + 1)]
         chunks = [numbers[cuts[part] : cuts[part + 1]] for part in range(parts)]
-        return Frame(
+        return PlainFrame(
             self,
             lambda: [
                 partial(iter, [pa.record_batch({"id": chunk})] if chunk else []) for chunk in chunks
@@ -99,7 +99,7 @@ def _attempt(task: Part, number: int) -> list[pa.RecordBatch]:
 
 
 @dataclass
-class Frame:
+class PlainFrame:
     """A DataFrame: its partitions, computed anew for each action."""
 
     spark: PlainSpark
@@ -109,22 +109,22 @@ class Frame:
         self,
         function: Callable[[Batches], Iterator[pa.RecordBatch]],
         schema: str,  # noqa: ARG002
-    ) -> Frame:
+    ) -> PlainFrame:
         from pyspark import cloudpickle
 
         frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-        return Frame(
+        return PlainFrame(
             self.spark, lambda: [partial(_run_function, frozen, part) for part in self.parts()]
         )
 
-    def selectExpr(self, *expressions: str) -> Frame:  # noqa: N802
+    def selectExpr(self, *expressions: str) -> PlainFrame:  # noqa: N802
         """Select columns, also under other names, and the arithmetic of ranks: what the job builder
         itself needs.
         """
         return self.mapInArrow(partial(_select, expressions, self.spark.sql), "")
 
-    def repartition(self, count: int, label: str) -> Frame:
-        return Frame(self.spark, partial(self._shuffle, count, label))
+    def repartition(self, count: int, label: str) -> PlainFrame:
+        return PlainFrame(self.spark, partial(self._shuffle, count, label))
 
     def _shuffle(self, count: int, label: str) -> list[Part]:
         rows = [
@@ -139,13 +139,13 @@ class Frame:
             partitions[spark_hash(row.column(label)[0].as_py()) % count].append(row)
         return [partial(iter, partition) for partition in partitions]
 
-    def unionAll(self, other: Frame) -> Frame:  # noqa: N802
-        return Frame(self.spark, lambda: [*self.parts(), *other.parts()])
+    def unionAll(self, other: PlainFrame) -> PlainFrame:  # noqa: N802
+        return PlainFrame(self.spark, lambda: [*self.parts(), *other.parts()])
 
-    def unionByName(self, other: Frame) -> Frame:  # noqa: N802
+    def unionByName(self, other: PlainFrame) -> PlainFrame:  # noqa: N802
         return self.unionAll(other)
 
-    def persist(self) -> Frame:
+    def persist(self) -> PlainFrame:
         """Compute the partitions once, for the first action."""
         persisted: list[Part] = []
 
@@ -154,7 +154,7 @@ class Frame:
                 persisted.extend(_persist(part) for part in self.parts())
             return persisted
 
-        return Frame(self.spark, parts)
+        return PlainFrame(self.spark, parts)
 
     def unpersist(self) -> None:
         """Nothing to do: the job is over."""

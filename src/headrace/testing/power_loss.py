@@ -145,7 +145,7 @@ class FullDisk(Disk):
 
 __all__ = [
     "MODES",
-    "Change",
+    "DiskChange",
     "FullDisk",
     "ProcessKilled",
     "RebootedDisk",
@@ -167,7 +167,7 @@ class ProcessKilled(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DiskChange:
     """One change that a workload made to its disk. Paths are relative to the recorded directory; a
     node identifies a file whatever its name.
     """
@@ -189,7 +189,7 @@ class Trace:
     files: dict[str, int]
     contents: dict[int, bytes]
     directories: set[str]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[DiskChange] = field(default_factory=list)
     marks: list[tuple[int, Any]] = field(default_factory=list)
 
     def marks_before(self, after: int) -> list[Any]:
@@ -248,7 +248,7 @@ class _DiskImage:
             "mixed": self.chance.random() < 0.5,
         }.get(self.mode, True)
 
-    def _change_name(self, change: Change, *, certain: bool) -> None:
+    def _change_name(self, change: DiskChange, *, certain: bool) -> None:
         """Apply a change if it is possible: names whose directory is lost are lost with it."""
         name = change.target or change.path
         if _parent(name) not in self.directories:
@@ -267,7 +267,7 @@ class _DiskImage:
         ):
             self.directories.discard(name)
 
-    def _change_data(self, change: Change, *, survives: bool) -> None:
+    def _change_data(self, change: DiskChange, *, survives: bool) -> None:
         content = self.contents.setdefault(change.node, bytearray())
         fate = "kept" if survives else self._fate()
         if fate == "dropped":
@@ -306,11 +306,11 @@ _DATA = {"write", "truncate"}
 _BROKEN = ("prefix", "sectors", "garbled", "zeros")
 
 
-def _prefix(change: Change, chance: Random) -> Pieces:
+def _prefix(change: DiskChange, chance: Random) -> Pieces:
     return [(0, change.data[: chance.randint(0, len(change.data))])]
 
 
-def _sectors(change: Change, chance: Random) -> Pieces:
+def _sectors(change: DiskChange, chance: Random) -> Pieces:
     """Some of the sectors of a write; the others stay as they were."""
     first = -change.position % SECTOR_BYTES
     cuts = [0, *range(first or SECTOR_BYTES, len(change.data), SECTOR_BYTES), len(change.data)]
@@ -318,19 +318,19 @@ def _sectors(change: Change, chance: Random) -> Pieces:
     return [piece for piece in pieces if chance.random() < 0.5]
 
 
-def _garbled(change: Change, chance: Random) -> Pieces:
+def _garbled(change: DiskChange, chance: Random) -> Pieces:
     start = chance.randint(0, len(change.data))
     stop = chance.randint(start, len(change.data))
     return [(0, change.data[:start] + chance.randbytes(stop - start) + change.data[stop:])]
 
 
-def _zeros(change: Change, chance: Random) -> Pieces:
+def _zeros(change: DiskChange, chance: Random) -> Pieces:
     """The file has grown, but the end of its new bytes is zeros."""
     start = chance.choice((0, chance.randint(0, len(change.data))))
     return [(0, change.data[:start] + bytes(len(change.data) - start))]
 
 
-_FATES: dict[str, Callable[[Change, Random], Pieces]] = {
+_FATES: dict[str, Callable[[DiskChange, Random], Pieces]] = {
     "kept": lambda change, _: [(0, change.data)],
     "prefix": _prefix,
     "sectors": _sectors,
@@ -339,7 +339,7 @@ _FATES: dict[str, Callable[[Change, Random], Pieces]] = {
 }
 
 
-def _synced_at(changes: Sequence[Change]) -> list[int]:
+def _synced_at(changes: Sequence[DiskChange]) -> list[int]:
     """For each change, the index of the later one that made it durable."""
     durable_at = [_NEVER] * len(changes)
     synced: dict[int | str, int] = {}
@@ -475,7 +475,7 @@ class RecordingDisk(Disk):
     ) -> None:
         if not self._frozen:
             self.trace.changes.append(
-                Change(
+                DiskChange(
                     kind=kind,
                     path=self._name(path),
                     node=node,

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from headrace.atomic_file import write_atomically
 from headrace.columnar.buffers import offsets_of, take_bytes
-from headrace.columnar.keys import GROUPS, as_array
+from headrace.columnar.keys import KEY_GROUPS, as_array
 from headrace.errors import CorruptionError, NewerFormat
 
 # Immutable files of any kind
@@ -159,10 +159,10 @@ class StateFiles:
         """Store changes for the key groups in `parents`. A null value deletes its key; `groups`
         are sorted. Returns the new id.
         """
-        cuts = np.searchsorted(groups, np.arange(GROUPS + 1))
+        cuts = np.searchsorted(groups, np.arange(KEY_GROUPS + 1))
         starts = {
             group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])]
-            for group in range(GROUPS)
+            for group in range(KEY_GROUPS)
             if cuts[group + 1] > cuts[group]
         }
         about = {

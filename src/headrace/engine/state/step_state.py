@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from headrace.atomic_file import write_atomically
 from headrace.columnar.buffers import Ints, as_binary, bytes_list, equal_length_values, take_bytes
-from headrace.columnar.keys import GROUPS, key_groups
+from headrace.columnar.keys import KEY_GROUPS, key_groups
 from headrace.engine.state.files import (
     StateFile,
     StateFiles,
@@ -333,7 +333,7 @@ def _write_delta(
     parents = {group: ids.get(group) for group in groups}
     name = files.write(changes.keys, changes.after, changes.groups, parents)
     written, growth = (
-        np.bincount(changes.groups, sizes, minlength=GROUPS).astype(np.int64)
+        np.bincount(changes.groups, sizes, minlength=KEY_GROUPS).astype(np.int64)
         for sizes in (
             row_bytes(changes.keys, changes.after),
             row_growth_bytes(changes.keys, changes.before, changes.after),
