@@ -20,7 +20,7 @@ import headrace as hr
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import Run, directory, session
 from headrace.columnar.columns import CHANGE_TYPE, TICK
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
@@ -64,7 +64,7 @@ class Shard:
             for rows, side in ((left, self.left), (right, self.right))
         ]
         started = time.perf_counter()
-        store = LocalStore.open(self.root / "local", list(range(GROUPS)))
+        store = LocalStore.open(self.root / "local", list(range(KEY_GROUPS)))
         with store.transaction() as txn:
             txn.bring_to(self.ids, [STEP], {STEP: self.files})
             state = StepState(txn, 1)

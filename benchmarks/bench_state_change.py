@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import directory
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
@@ -56,7 +56,7 @@ class Shard:
             }
         )
         started = time.perf_counter()
-        store = LocalStore.open(self.root / "local", list(range(GROUPS)))
+        store = LocalStore.open(self.root / "local", list(range(KEY_GROUPS)))
         with store.transaction() as txn:
             txn.bring_to(self.ids, [STEP], {STEP: self.files})
             state = StepState(txn, 1)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.columnar.keys import (
-    GROUPS,
+    KEY_GROUPS,
     as_array,
     canonicalize,
     decode_keys,
@@ -137,9 +137,9 @@ def test_key_groups_are_murmur2_of_the_bytes() -> None:
     ):
         keys = encode_keys(pa.table({"k": pa.array(values, kind)}), ["k"])
         groups = key_groups(keys)
-        assert groups.tolist() == [murmur2(key) % GROUPS for key in key_list(keys)]
+        assert groups.tolist() == [murmur2(key) % KEY_GROUPS for key in key_list(keys)]
         assert groups.tolist() == key_groups(pa.array(key_list(keys), pa.binary())).tolist()
-        assert len(set(groups.tolist())) == GROUPS
+        assert len(set(groups.tolist())) == KEY_GROUPS
 
 
 def test_what_cannot_be_a_key_is_refused() -> None:

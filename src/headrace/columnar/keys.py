@@ -33,14 +33,14 @@ from headrace.columnar.buffers import (
 from headrace.columnar.murmur2 import murmur2_array
 from headrace.errors import InputError, UnknownColumn
 
-GROUPS = 128
+KEY_GROUPS = 128
 _NULL_LENGTH = 0xFFFFFFFF
 Bytes = npt.NDArray[np.uint8]
 
 
 def key_groups(keys: pa.Array) -> npt.NDArray[np.uint8]:
     """The key group of each key: the index of the one of 128 parts of the state that holds it."""
-    return (murmur2_array(keys) & np.uint32(GROUPS - 1)).astype(np.uint8)
+    return (murmur2_array(keys) & np.uint32(KEY_GROUPS - 1)).astype(np.uint8)
 
 
 def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:

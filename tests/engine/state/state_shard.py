@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
 
-ALL = range(GROUPS)
+ALL = range(KEY_GROUPS)
 STEP = "step"
 
 

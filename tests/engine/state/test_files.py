@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState
@@ -71,7 +71,7 @@ def test_a_store_that_was_lost_or_damaged_is_rebuilt(tmp_path: Path, damage: str
 def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
     whole, rng = Shard(tmp_path), random.Random(5)
     ids = whole.batch({}, some_changes(rng, 150))
-    parts = [Shard(tmp_path, range(50)), Shard(tmp_path, range(50, GROUPS))]
+    parts = [Shard(tmp_path, range(50)), Shard(tmp_path, range(50, KEY_GROUPS))]
     changes = some_changes(rng, 100)
     expected = apply(in_files(whole.files, ids), changes)
     import pyarrow as pa

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateFile, StateIds
 from headrace.engine.state.folding import FoldingSchedule
 from headrace.engine.state.local_store import LocalStore
@@ -111,28 +111,30 @@ def test_no_more_is_folded_than_deltas_pay_for() -> None:
     bytes again, never many at once, and deltas at most six times the state.
     """
     known = FoldingSchedule()
-    for group in range(GROUPS):
+    for group in range(KEY_GROUPS):
         known.start_chain(group, 1_000_000)
     folded: list[int] = []
     for _ in range(9000):
-        for group in range(GROUPS):
+        for group in range(KEY_GROUPS):
             known.add_delta(group, 1000)
-        known.add_credit(1000 * GROUPS)
+        known.add_credit(1000 * KEY_GROUPS)
         chosen = known.groups_to_fold()
         for group in chosen:
             known.record_fold(group, 1_000_000)
         folded.append(len(chosen))
         assert max(chain.delta_bytes for chain in known.chains.values()) < 6_200_000
     assert max(folded) == 1
-    assert sum(folded[5000:]) * 1_000_000 == pytest.approx(0.25 * 4000 * 1000 * GROUPS, rel=0.05)
+    assert sum(folded[5000:]) * 1_000_000 == pytest.approx(
+        0.25 * 4000 * 1000 * KEY_GROUPS, rel=0.05
+    )
 
 
 def test_chains_stay_short_where_all_keys_are_new() -> None:
     known = FoldingSchedule()
     for _ in range(1000):
-        for group in range(GROUPS):
+        for group in range(KEY_GROUPS):
             _grow(known, group, 20_000)
-        known.add_credit(20_000 * GROUPS)
+        known.add_credit(20_000 * KEY_GROUPS)
         for group in known.groups_to_fold():
             known.record_fold(group, known.live_bytes(group))
         assert all(

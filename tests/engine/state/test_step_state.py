@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.columnar.keys import GROUPS, key_groups
+from headrace.columnar.keys import KEY_GROUPS, key_groups
 from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
@@ -24,7 +24,7 @@ from headrace.operators.kernel import Groups, KeyedState
 from headrace.testing.kernels import MemoryState
 
 STEP, OTHER = "step", "other"
-ALL = range(GROUPS)
+ALL = range(KEY_GROUPS)
 
 keys = (
     st.binary(max_size=3)
@@ -33,7 +33,9 @@ keys = (
 )
 values = st.none() | st.binary(max_size=3) | st.binary(min_size=33, max_size=33)
 entries = st.dictionaries(keys, values, max_size=8)
-filed = st.none() | st.integers(0, GROUPS - 1)  # a group to file entries under, or the keys' own
+filed = st.none() | st.integers(
+    0, KEY_GROUPS - 1
+)  # a group to file entries under, or the keys' own
 action = st.tuples(st.sampled_from(["get", "put", "get and put"]), st.booleans(), entries, filed)
 batches = st.lists(st.lists(action, max_size=5), min_size=1, max_size=4)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.columnar.keys import GROUPS
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState
 from headrace.operators.joins import row_store
@@ -76,7 +76,7 @@ def test_the_same_rows_as_over_a_dictionary(
 ) -> None:
     monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 8)
     monkeypatch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 4)
-    store, memory = LocalStore.open(tmp_path / "store", range(GROUPS)), MemoryState()
+    store, memory = LocalStore.open(tmp_path / "store", range(KEY_GROUPS)), MemoryState()
     emitted: list[tuple[list[Any], list[Any]]] = []
     for inputs, watermarks in batches(name):
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.patterns.compiled_pattern import PatternSpec, compile_pattern
 from headrace.operators.patterns.kernel import PatternKernel
@@ -121,7 +121,7 @@ def feed_to(
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
         rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
-        of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
+        of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // KEY_GROUPS
         for number, state in enumerate(states):
             kernel = PatternKernel(pickle.loads(pickle.dumps(given)))
             fed.emitted += kernel.step_timed(

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.patterns.compiled_pattern import PatternSpec
@@ -112,7 +112,7 @@ def ruled(
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
         rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
-        of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
+        of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // KEY_GROUPS
         for number, state in enumerate(states):
             kernel = pickle.loads(pickle.dumps(RuledKernel(rule_settings())))
             emitted += kernel.step_timed(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.columnar.keys import GROUPS, encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.windows.kernel import WindowKernel, WindowSettings
 from headrace.testing.kernels import MemoryState
@@ -129,7 +129,9 @@ def feed_to(
         states = spread(states, shards[call % len(shards)])
         rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = (
-            key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
+            key_groups(encode_keys(rows, list(step.by))).astype(np.int64)
+            * len(states)
+            // KEY_GROUPS
         )
         emitted: list[Row] = []
         for number, state in enumerate(states):
@@ -182,14 +184,18 @@ def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
     """The same state in another number of shards, and all of it restarted."""
     fresh = [
         MemoryState(
-            owned_groups=[group for group in range(GROUPS) if group * shards // GROUPS == shard]
+            owned_groups=[
+                group for group in range(KEY_GROUPS) if group * shards // KEY_GROUPS == shard
+            ]
         )
         for shard in range(shards)
     ]
     for state in states:
         names, values, groups = state.scan(b"", b"\xff" * 2000)
         for name, value, group in zip(names, values, groups, strict=True):
-            fresh[int(group) * shards // GROUPS].put([name], [value], np.array([group], np.uint8))
+            fresh[int(group) * shards // KEY_GROUPS].put(
+                [name], [value], np.array([group], np.uint8)
+            )
     return fresh
 
 

@@ -4,8 +4,8 @@
 In the order in which data flows:
 
 - `config`: from the address and options to the settings of each kind of client.
-- `connection`: what one `KafkaLog` shares: admin client, producer, topics, notes; group requests.
-- `cluster`: the admin client: topics, settings, offsets.
+- `connection`: what one `KafkaLog` shares: admin client, producer, topics and notes.
+- `cluster`: the admin client: topics, settings, offsets and groups.
 - `compacted_topic`: the newest value of every key of an internal topic.
 - `topics`: schemas and settings of topics, stored in the compacted topic `__headrace.topics`.
 - `notes`: notes, producer ledgers and transaction outcomes, in `__headrace.notes`.
