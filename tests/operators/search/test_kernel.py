@@ -250,7 +250,7 @@ def test_another_process_reads_only_what_changed_since_the_index_was_written_dow
     for content in (
         None,
         b"something else",
-        state.cache.replace(b"search index 2", b"search index 0"),
+        state.cache.replace(b"search index 3", b"search index 0"),
     ):
         state.cache = content
         assert [row["id"] for row in call(SearchKernel(SETTINGS), state, history, 3, 4)] == [3, 5]

@@ -175,12 +175,12 @@ class Tokens:
             self.row_starts[first : first + count + 1] - low,
         )
         return Tokens(
-            rows,
-            self.starts[low:high],
-            self.ends[low:high],
-            self.codes[low:high],
-            self.terms,
-            row_starts,
+            rows=rows,
+            starts=self.starts[low:high],
+            ends=self.ends[low:high],
+            codes=self.codes[low:high],
+            terms=self.terms,
+            row_starts=row_starts,
         )
 
 
@@ -236,7 +236,12 @@ class Analyzer:
         row_starts = np.searchsorted(starts, offsets)
         rows = np.repeat(np.arange(len(offsets) - 1), np.diff(row_starts))
         return Tokens(
-            rows, starts - offsets[rows], ends - offsets[rows], codes, Terms(terms), row_starts
+            rows=rows,
+            starts=starts - offsets[rows],
+            ends=ends - offsets[rows],
+            codes=codes,
+            terms=Terms(terms),
+            row_starts=row_starts,
         )
 
     def _stem_terms(self, codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:

@@ -60,14 +60,19 @@ def read_token_columns(rows: pa.Table | pa.RecordBatch, name: str) -> Tokens | N
     codes, terms = _used_terms(
         words.indices.fill_null(NO_WORD).to_numpy().astype(np.int64), words.dictionary
     )
-    begins = offsets_of(lists)
-    begins = begins - begins[0]
+    row_starts = offsets_of(lists)
+    row_starts = row_starts - row_starts[0]
     starts, ends = (
         _positions(rows, f"{_STARTS}.{name}", len(codes)),
         _positions(rows, f"{_ENDS}.{name}", len(codes)),
     )
     return Tokens(
-        np.repeat(np.arange(len(lists)), np.diff(begins)), starts, ends, codes, Terms(terms), begins
+        rows=np.repeat(np.arange(len(lists)), np.diff(row_starts)),
+        starts=starts,
+        ends=ends,
+        codes=codes,
+        terms=Terms(terms),
+        row_starts=row_starts,
     )
 
 
@@ -75,9 +80,9 @@ def _used_terms(codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
     """Leave out the terms that some of many documents do not have."""
     if 2 * len(codes) > len(terms):
         return codes, terms
-    used, with_positions = np.unique(codes, return_inverse=True)
+    used, new_codes = np.unique(codes, return_inverse=True)
     missing = int(len(used) > 0 and used[0] == NO_WORD)
-    return with_positions.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
+    return new_codes.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
 
 
 def _positions(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
@@ -171,14 +176,13 @@ def _as_tokens(values: pa.Array) -> Tokens:
     rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
     distinct = values.cast(pa.string()).drop_null().dictionary_encode()
     ends = pc.utf8_length(values.drop_null()).to_numpy(zero_copy_only=False).astype(np.int64)
-    begins = np.searchsorted(rows, np.arange(len(values) + 1))
     return Tokens(
-        rows,
-        np.zeros(len(rows), np.int64),
-        ends,
-        distinct.indices.to_numpy().astype(np.int64),
-        Terms(distinct.dictionary),
-        begins,
+        rows=rows,
+        starts=np.zeros(len(rows), np.int64),
+        ends=ends,
+        codes=distinct.indices.to_numpy().astype(np.int64),
+        terms=Terms(distinct.dictionary),
+        row_starts=np.searchsorted(rows, np.arange(len(values) + 1)),
     )
 
 

@@ -9,7 +9,6 @@ from batch to batch (`IndexCache`).
 from __future__ import annotations
 
 import hashlib
-import pickle
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,15 +32,31 @@ from headrace.operators.search.documents import (
     unpack_bits,
 )
 from headrace.operators.search.evaluator import Evaluator, Highlight, Highlighter
+from headrace.operators.search.index_codec import UnreadableIndex, decode, encode
 from headrace.operators.search.parser import Language
 from headrace.operators.search.segment import (
     Floats,
+    IndexSegment,
+    IntLists,
     QueryColumns,
-    Segment,
     compile_query,
     concat_columns,
 )
-from headrace.operators.search.syntax import Node
+from headrace.operators.search.syntax import (
+    AllOf,
+    AtLeast,
+    Everything,
+    Exists,
+    Fuzzy,
+    Leaf,
+    Node,
+    Not,
+    Phrase,
+    Prefix,
+    Range,
+    Wildcard,
+    Word,
+)
 from headrace.operators.search.vocabulary import Vocabulary
 
 Key = bytes
@@ -143,7 +158,7 @@ class _SegmentEntries:
     """
 
     entries: _QueryEntries
-    segment: Segment
+    segment: IndexSegment
     live: Mask | None = None
 
     @property
@@ -373,7 +388,7 @@ def _fold_in(
         folded.append(parts.pop().live_entries())
         count += len(folded[-1].keys)
     entries = _QueryEntries.concat(folded)
-    return [*parts, _SegmentEntries(entries, Segment(entries.columns, vocabulary))]
+    return [*parts, _SegmentEntries(entries, IndexSegment(entries.columns, vocabulary))]
 
 
 def _pairs(positions: Ints, bits: Words64, count: int) -> tuple[Ints, Ints]:
@@ -419,7 +434,28 @@ attempt starts from; and the limit of their queries in sum, beyond these.
 
 MIN_UNSAVED_QUERIES, _UNSAVED_RATIO = 1_000, 8
 """An index is saved when so many queries have changed since, and more than one in so many."""
-_WRITTEN_BY = f"search index 2, {__version__}, ".encode()
+_WRITTEN_BY = f"search index 3, {__version__}, ".encode()
+_SAVED_CLASSES: dict[str, type] = {
+    each.__name__: each
+    for each in (
+        _QueryEntries,
+        QueryColumns,
+        IntLists,
+        Leaf,
+        Not,
+        AllOf,
+        AtLeast,
+        Word,
+        Phrase,
+        Prefix,
+        Wildcard,
+        Fuzzy,
+        Range,
+        Exists,
+        Everything,
+    )
+}
+"""The classes that a saved index consists of."""
 
 GroupDigests = dict[int, bytes]
 
@@ -507,8 +543,21 @@ class IndexCache:
         content = state.read_cache() if isinstance(state, CachingState) else None
         if content is None or not content.startswith(_WRITTEN_BY):
             return None
-        step, language, cached = pickle.loads(content[len(_WRITTEN_BY) :])  # noqa: S301  # the engine has checked that it is what we wrote
-        return cached if (step, language) == (self._step, self._language) else None
+        try:
+            saved = decode(content[len(_WRITTEN_BY) :], _SAVED_CLASSES)
+        except UnreadableIndex:
+            return None
+        step, language, digests, tests, parts = saved
+        if (step, language) != (self._step, repr(self._language)):
+            return None
+        vocabulary = Vocabulary(self._language.fields)
+        for test in tests:
+            vocabulary.feature(test)
+        segments = tuple(
+            _SegmentEntries(entries, IndexSegment(entries.columns, vocabulary), live)
+            for entries, live in parts
+        )
+        return CachedIndex(QueryIndex(self._language, vocabulary, segments), digests)
 
     def _write_down(self, state: KeyedState, cached: CachedIndex) -> CachedIndex:
         """Save the index if much of it is not saved: another process need not parse its queries
@@ -521,10 +570,10 @@ class IndexCache:
         ):
             return cached
         cached = replace(cached, unsaved=0)
-        state.write_cache(
-            _WRITTEN_BY
-            + pickle.dumps((self._step, self._language, cached), pickle.HIGHEST_PROTOCOL)
-        )
+        parts = tuple((part.entries, part.live) for part in cached.index.parts)
+        tests = tuple(cached.index.vocabulary.tests[Vocabulary.BUILT_IN :])
+        saved = (self._step, repr(self._language), cached.digests, tests, parts)
+        state.write_cache(_WRITTEN_BY + encode(saved))
         return cached
 
     # What changes

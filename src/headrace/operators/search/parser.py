@@ -217,7 +217,7 @@ class Language:
                 f"The query has {len(text):,} characters; {MAX_CHARACTERS:,} are the most.",
                 fix="make several queries of it.",
             )
-        return _Parser(text, self).query()
+        return _QueryParser(text, self).query()
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class _Clause:
     node: Node | None
 
 
-class _Parser:
+class _QueryParser:
     """A recursive-descent parser: one method for each rule of the grammar. A node is None where the
     analyzer leaves nothing of it, as of a stop word.
     """

@@ -361,7 +361,7 @@ class SegmentMatches:
     queries_run: int
 
 
-class Segment:
+class IndexSegment:
     """The columns and postings of some queries, in the order of their slots."""
 
     def __init__(self, queries: QueryColumns, vocabulary: Vocabulary) -> None:
@@ -515,9 +515,7 @@ def _trees(
 
 
 def _word_weights(queries: QueryColumns, vocabulary: Vocabulary) -> Ints:
-    """How common each word is, as far as the queries tell: people look for rare words less
-    often.
-    """
+    """How common each word is, judged by the queries: people look for rare words less often."""
     weights = np.bincount(queries.must.values, minlength=len(vocabulary)).astype(np.int64)
     weights[vocabulary.values] += _FILTER_WEIGHT
     return weights

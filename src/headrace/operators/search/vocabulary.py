@@ -49,6 +49,9 @@ class PhraseTable:
 class Vocabulary:
     """Words and other tests, by number."""
 
+    BUILT_IN = 2
+    """The number of tests that every vocabulary has: always true, and always false."""
+
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
         self.words: dict[str, int] = {}
