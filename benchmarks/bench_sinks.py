@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import headrace as hr
 from benchmarks.report import Result, Unavailable, compare, limited
-from headrace.sinks.batch import build_batch, target_shape
+from headrace.sinks.batch import build_batch
 from headrace.sinks.checkpoint import new_owner
 from headrace.sinks.declaration import Sink
 from headrace.sinks.topic_follower import TopicFollower
@@ -117,7 +117,12 @@ def again(sink: Sink, log: hr.Log, kind: str) -> Result:
         )
         assert piece is not None
         batch = build_batch(
-            piece.rows, target.shape, piece.start, piece.stop, target.lookup, new_partitions=piece.new_partitions
+            piece.rows,
+            target.shape,
+            piece.start,
+            piece.stop,
+            target.lookup,
+            new_partitions=piece.new_partitions,
         )
         times = []
         for expected in (True, False):

@@ -1,5 +1,5 @@
-"""Connections to RabbitMQ, for the gateway that reads a queue and the sink that publishes to an
-exchange. A password in the address is never shown.
+"""Connections to RabbitMQ, for the gateway that reads a queue (`gateways.amqp_gateway`) and the sink
+that publishes to an exchange (`sinks.amqp_target`). A password in the address is never shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ HEARTBEAT_S = 30
 
 
 def driver() -> Any:
+    """Import pika and return it."""
     try:
         import pika
         import pika.exceptions
@@ -25,74 +26,89 @@ def driver() -> Any:
 
 
 def check_url(url: str) -> str:
-    """`amqp://user@host:5672/vhost`, or where it is kept: `env:NAME`, `file:PATH`."""
+    """Return a URL such as `amqp://user@host:5672/vhost`, or the name of one (`env:NAME`,
+    `file:PATH`), if it is well formed.
+    """
     if not is_named(url) and urlsplit(url).scheme not in {"amqp", "amqps"}:
         raise InputError(
             "An address of RabbitMQ begins with amqp:// or amqps://.",
-            fix="write it as amqp://user@host:5672/, or name its place: env:NAME or file:PATH.",
+            fix="write amqp://user@host:5672/, or say where it is stored: env:NAME or file:PATH.",
         )
     return url
 
 
-def shown(url: str) -> str:
+def shown_address(url: str) -> str:
+    """Return an address for messages, without user and password."""
     parts = urlsplit(secret("url", url))
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"
+    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+    return f"{parts.scheme}://{parts.hostname}:{port}"
 
 
-def parameters_of(url: str) -> Any:
+def connection_parameters(url: str) -> Any:
+    """Return pika's parameters for one attempt to connect."""
     parameters = driver().URLParameters(secret("url", check_url(url)))
-    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = (
-        TIMEOUT_S
-    )
+    parameters.socket_timeout = TIMEOUT_S
+    parameters.stack_timeout = TIMEOUT_S
+    parameters.blocked_connection_timeout = TIMEOUT_S
     parameters.heartbeat = HEARTBEAT_S
-    parameters.retry_delay, parameters.connection_attempts = 0, 1
+    parameters.retry_delay = 0
+    parameters.connection_attempts = 1
     return parameters
 
 
-def failures() -> tuple[type[Exception], ...]:
-    """What a connection may fail with."""
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions with which a connection may fail."""
     from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
     return (driver().exceptions.AMQPError, AMQPConnectorException, OSError)
 
 
-def unreachable(url: str, error: Exception) -> HeadraceError:
-    """What a connection that could not be made means: RetryError if the broker is away;
-    ConfigurationError if it does not want us.
+def connection_failure(url: str, error: Exception) -> HeadraceError:
+    """Return the error to raise when connecting failed: RetryError if the broker is away,
+    ConfigurationError if it refuses the user.
     """
-    known, layers = driver().exceptions, list(_layers(error))
+    exceptions = driver().exceptions
     refusals = (
-        known.ProbableAuthenticationError,
-        known.ProbableAccessDeniedError,
-        known.AuthenticationError,
+        exceptions.ProbableAuthenticationError,
+        exceptions.ProbableAccessDeniedError,
+        exceptions.AuthenticationError,
     )
-    if (refused := next((each for each in layers if isinstance(each, refusals)), None)) is not None:
-        return ConfigurationError(
-            f"{shown(url)} refuses us: {refused}.", fix="check user, password and virtual host."
-        )
-    why = layers[-1]
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, refusals):
+            return ConfigurationError(
+                f"{shown_address(url)} refuses the connection: {cause}.",
+                fix="check user, password and virtual host.",
+            )
+    root = causes[-1]
     return RetryError(
-        f"{shown(url)} cannot be reached: {str(why) or type(why).__name__}.",
+        f"{shown_address(url)} cannot be reached: {str(root) or type(root).__name__}.",
         fix="see that RabbitMQ runs, and that the address is right.",
     )
 
 
-def _layers(error: BaseException) -> Iterator[BaseException]:
-    """What happened, under what pika was doing then, under what it was asked to do."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that pika wrapped in it, the innermost last."""
     yield error
-    inner = (
+    candidates = (
         *getattr(error, "exceptions", ())[-1:],
         getattr(error, "exception", None),
         *error.args[:1],
     )
-    for each in [one for one in inner if isinstance(one, BaseException)][:1]:
-        yield from _layers(each)
+    inner = next((cause for cause in candidates if isinstance(cause, BaseException)), None)
+    if inner is not None:
+        yield from _causes(inner)
 
 
-def connected(url: str) -> Any:
-    """A blocking connection."""
+def connect(url: str) -> Any:
+    """Return a blocking connection.
+
+    Raises:
+        RetryError: The broker is away.
+        ConfigurationError: The broker refuses the user.
+    """
     pika = driver()
     try:
-        return pika.BlockingConnection(parameters_of(url))
+        return pika.BlockingConnection(connection_parameters(url))
     except (pika.exceptions.AMQPError, OSError) as error:
-        raise unreachable(url, error) from None
+        raise connection_failure(url, error) from None

@@ -1,8 +1,14 @@
-"""Every error a user can meet. Each says what happened, where, and what to do now.
+"""Every error that a user can meet, by what the caller can do about it:
 
-The families are split by what the caller can do about it: fix the input, fix the configuration,
-retry, give way to a newer owner, or look after damaged data. A message has one form: what happened,
-then `To fix:` and the way out.
+- `InputError`: fix what was passed in. Nothing was stored.
+- `ConfigurationError`: fix an address, an option, a directory, a pipeline or an installation.
+- `RetryError`: try again later. Nothing was stored, unless the message says so.
+- `FencedError`: stop. A newer process has taken over.
+- `CorruptionError`: restore damaged data from a backup, or read around it.
+- `BugError`: report it. Headrace broke a promise of its own.
+
+A message has one form: what happened, where, what was expected and what came; then `To fix:` with
+what to do now. It never advises something that would lose data.
 """
 
 from __future__ import annotations
@@ -12,7 +18,12 @@ from collections.abc import Iterable
 
 
 class HeadraceError(Exception):
-    """The root of all errors raised on purpose. `fix` says what to do now."""
+    """The base class of all errors that Headrace raises. Catch it to handle any of them.
+
+    Attributes:
+        message: What happened.
+        fix: What to do now; empty if the message says it.
+    """
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(f"{message}\n  To fix: {fix}" if fix else message)
@@ -21,31 +32,38 @@ class HeadraceError(Exception):
 
 
 class InputError(HeadraceError, ValueError):
-    """What was passed in cannot be used; nothing was stored."""
+    """What was passed in cannot be used. Fix the input; nothing was stored."""
 
 
 class ConfigurationError(HeadraceError):
-    """An address, an option, a directory or an installed package is not as it must be."""
+    """An address, an option, a directory or an installed package is not as it must be. Fix it, and
+    start again.
+    """
 
 
 class RetryError(HeadraceError):
-    """It may work later; nothing was stored unless the message says so."""
+    """It may work later. Try again; nothing was stored, unless the message says so."""
 
 
 class FencedError(HeadraceError):
-    """A newer owner has taken over; this one must stop."""
+    """A newer process has taken over. Stop; nothing was stored."""
 
 
 class CorruptionError(HeadraceError):
-    """Stored bytes are not what was written."""
+    """Stored bytes are not what was written. Restore them from a backup, or read around them."""
 
 
 class BugError(HeadraceError, AssertionError):
-    """A broken promise of our own."""
+    """Headrace broke a promise of its own. Report it, with the message and the log."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that helps with a misspelt name: the nearest known one, or what there is."""
+    """Return a sentence that helps with a misspelt name: the nearest known name, or the known ones.
+
+    Example:
+        >>> nearest("orderz", ["orders", "clicks"])
+        "did you mean 'orders'?"
+    """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
@@ -56,7 +74,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class UnknownTopic(InputError, KeyError):
-    """No topic of that name."""
+    """There is no topic of that name. Create it, or correct the name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(
@@ -69,7 +87,7 @@ class UnknownTopic(InputError, KeyError):
 
 
 class UnknownColumn(InputError, KeyError):
-    """No column of that name."""
+    """There is no column of that name. Correct the name."""
 
     def __init__(self, name: str, known: Iterable[str], *, where: str) -> None:
         super().__init__(f"{where} has no column {name!r}: {nearest(name, known)}")
@@ -79,7 +97,7 @@ class UnknownColumn(InputError, KeyError):
 
 
 class UnknownGroup(InputError, KeyError):
-    """No group of that name has ever read or committed."""
+    """No consumer group of that name has ever read or committed. Correct the name."""
 
     def __init__(self, name: str, known: Iterable[str], *, fix: str = "") -> None:
         super().__init__(f"There is no group {name!r}: {nearest(name, known)}", fix=fix)
@@ -89,7 +107,7 @@ class UnknownGroup(InputError, KeyError):
 
 
 class UnknownView(InputError, KeyError):
-    """No view of that name."""
+    """There is no view of that name. Correct the name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"There is no view {name!r}: {nearest(name, known)}")
@@ -99,7 +117,7 @@ class UnknownView(InputError, KeyError):
 
 
 class UnknownVersion(InputError, KeyError):
-    """No version of that name beside a pipeline."""
+    """A pipeline has no version of that name. Build it with `headrace replay`, or correct the name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(
@@ -112,12 +130,15 @@ class UnknownVersion(InputError, KeyError):
 
 
 class BadQuery(InputError):
-    """A query over views that cannot be run, may not be run, or took too long."""
+    """A query over views cannot be run, is not allowed, or took too long. Change the query."""
 
 
 class BadSearch(InputError):
-    """A search query that cannot be read. `position` is the character at which it goes wrong,
-    counted from 0; None if it is the query as a whole.
+    """A search query cannot be read. Change the query.
+
+    Attributes:
+        position: The character at which it goes wrong, counted from 0; None if it is the query as a
+            whole.
     """
 
     def __init__(self, message: str, *, fix: str = "", position: int | None = None) -> None:
@@ -126,8 +147,14 @@ class BadSearch(InputError):
 
 
 class ChangesGone(InputError):
-    """A reader asks for changes of a view that are no longer kept. `kept_after` is the tick from
-    which they are, `tick` the one the view shows.
+    """Changes of a view that were asked for are no longer retained. Read the whole view, and follow
+    it from there.
+
+    Attributes:
+        view: The view.
+        asked: The tick since which changes were asked for.
+        kept_after: Changes after this tick are retained.
+        tick: The tick that the view shows.
     """
 
     def __init__(self, view: str, asked: int, kept_after: int, tick: int) -> None:
@@ -140,61 +167,67 @@ class ChangesGone(InputError):
 
 
 class TopicExists(InputError):
-    """A topic of that name is there already."""
+    """A topic of that name exists. Use another name, or pass `exist_ok=True` if it fits."""
 
 
 class BadName(InputError):
-    """A name that cannot be used for a topic, group, producer or transaction."""
+    """A name cannot be used for a topic, group, producer or transaction. Choose another."""
 
 
 class BadSchema(InputError):
-    """A schema that cannot be parsed or stored."""
+    """A schema cannot be parsed or stored. Correct it."""
 
 
 class BadDuration(InputError):
-    """A duration or time that cannot be read."""
+    """A duration or a time cannot be read. Write it as the message says."""
 
 
 class BadRows(InputError):
-    """Rows that do not fit the topic's schema. Names the row and the column; nothing was stored."""
+    """Rows do not fit the topic's schema. Correct the row and the column that the message names;
+    nothing was stored.
+    """
 
 
 class BadPartition(InputError):
-    """A partition that the topic does not have."""
+    """A topic does not have a partition. Correct its number."""
 
 
 class IncompatibleChange(InputError):
-    """A change that would break readers of what is already stored."""
+    """A change would break readers of what is stored. Make a compatible change, or use a new topic."""
 
 
 class PlanError(InputError):
-    """A pipeline that cannot be declared so. Names the step."""
+    """A pipeline cannot be declared so. Correct the step that the message names."""
 
 
 class BadExpression(PlanError):
-    """An expression that cannot be read, or that uses what a row-local expression must not use."""
+    """An expression cannot be read, or uses what an expression over one row must not use. Correct
+    it.
+    """
 
 
 class BadPattern(PlanError):
-    """A pattern that cannot be read, or that cannot mean anything."""
+    """A pattern cannot be read, or can never match. Correct it."""
 
 
 class UnfitColumn(PlanError):
-    """A column whose type an operation cannot take. Names the step, the column, its type and what
-    fits.
+    """An operation does not accept a column's type. Convert the column; the message names the step,
+    the column, its type and what fits.
     """
 
 
 class DuplicateStep(PlanError):
-    """Two steps, or two outputs, with one name."""
+    """Two steps, or two outputs, have one name. Rename one."""
 
 
 class CyclicPlan(PlanError):
-    """A plan in which a step would need its own result."""
+    """A step would need its own result. Break the cycle."""
 
 
 class StreamOnly(PlanError):
-    """A table given to an operation that only streams have, or the other way round. Says why."""
+    """An operation is for streams only, or for tables only. The message says what to write
+    instead.
+    """
 
 
 class UnknownOperation(PlanError, AttributeError):
@@ -202,8 +235,14 @@ class UnknownOperation(PlanError, AttributeError):
 
 
 class OffsetOutOfRange(InputError):
-    """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there
-    is.
+    """An offset is no longer, or not yet, in the log. Read between `earliest` and `end`.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset that was asked for.
+        earliest: The first offset that is retained.
+        end: The offset after the last.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, earliest: int, end: int) -> None:
@@ -214,35 +253,33 @@ class OffsetOutOfRange(InputError):
             else f"does not exist yet; the end is {end}"
         )
         fix = (
-            "go on from what is kept with consumer.seek(...) or `headrace group reset --to"
+            "continue with what is retained: consumer.seek(...), `headrace group reset --to"
             " earliest`, or open the consumer with on_lost='earliest'."
             if gone
             else "read up to the end, or reset the group."
         )
         super().__init__(f"Offset {offset} of {topic}[{partition}] {why}.", fix=fix)
-        self.topic, self.partition, self.offset, self.earliest, self.end = (
-            topic,
-            partition,
-            offset,
-            earliest,
-            end,
-        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.earliest = earliest
+        self.end = end
 
 
 class BadPipelineFile(ConfigurationError):
-    """A file that was to define a pipeline and does not, or that fails when it is run."""
+    """A file does not define a pipeline, or fails when it is run. Correct the file."""
 
 
 class LogUnavailable(ConfigurationError):
-    """The address of a log that cannot be opened: missing, read-only, a file, or not reachable."""
+    """A log cannot be opened: it is missing, not a directory, or not reachable. Check the address."""
 
 
 class NotSupported(ConfigurationError):
-    """Something this backend cannot promise; says what and why."""
+    """A backend does not support an operation. The message says why, and what to use instead."""
 
 
 class MissingExtra(ConfigurationError):
-    """An optional package is needed."""
+    """An optional package is not installed. Install the extra that the message names."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -251,39 +288,47 @@ class MissingExtra(ConfigurationError):
 
 
 class NewerFormat(ConfigurationError):
-    """A file written by a newer Headrace."""
+    """A file was written by a newer Headrace. Upgrade."""
 
 
 class DiskFull(RetryError):
-    """There was no room; earlier data is intact."""
+    """The disk is full. Make room and try again; earlier data is intact."""
 
 
 class ReadOnlyLog(ConfigurationError):
-    """The log can be read but not written here."""
+    """The log is opened for reading only. Write where it is writable."""
 
 
 class TransactionTimedOut(RetryError):
-    """A transaction was open for longer than its timeout and was given up."""
+    """A transaction was open for longer than its timeout, and was aborted. Begin it again."""
 
 
 class ProducerFenced(FencedError):
-    """Another producer with the same id was opened later."""
+    """Another producer with the same id was opened later. Stop this one."""
 
 
 class TransactionFenced(FencedError):
-    """Another owner of the same transaction id was opened later."""
+    """Another transaction with the same id was opened later. Stop this process."""
 
 
 class MemberFenced(FencedError):
-    """This consumer no longer owns the partition it wants to commit for."""
+    """A consumer no longer owns a partition that it commits for. Poll again; another member reads the
+    partition from the last committed offset.
+    """
 
 
 class LeaseLost(FencedError):
-    """A message's visibility ran out, and it may have been given to someone else."""
+    """A message's visibility timeout has passed, and another consumer may have received it. Do not
+    acknowledge it.
+    """
 
 
 class NoteConflict(FencedError):
-    """A note did not have the value it was expected to have. `current` is what it has."""
+    """A note does not have the expected value. Read it again and decide anew.
+
+    Attributes:
+        current: The value that it has.
+    """
 
     def __init__(self, name: str, expected: str | None, current: str | None) -> None:
         super().__init__(
@@ -294,11 +339,15 @@ class NoteConflict(FencedError):
 
 
 class BatchConflict(FencedError):
-    """A streaming writer's batch number is not new and not a replay of the last one."""
+    """A batch of a streaming writer is neither new nor a repeat of the last one: another query writes
+    under the same name. Stop one of them.
+    """
 
 
 class CorruptBatch(CorruptionError):
-    """A batch whose bytes changed after they were written. Its neighbours are readable."""
+    """The bytes of a batch changed after they were written. Restore the file from a backup, or read
+    around the batch; its neighbours can be read.
+    """
 
     def __init__(
         self,
@@ -319,45 +368,50 @@ class CorruptBatch(CorruptionError):
                 " on_corrupt='skip'."
             ),
         )
-        self.topic, self.partition, self.first, self.stop, self.file, self.position = (
-            topic,
-            partition,
-            first,
-            stop,
-            file,
-            position,
-        )
+        self.topic = topic
+        self.partition = partition
+        self.first = first
+        self.stop = stop
+        self.file = file
+        self.position = position
 
 
 class CorruptJournal(CorruptionError):
-    """The commit journal is damaged where it cannot be a torn tail."""
+    """The commit journal is damaged in a way that an interrupted write does not explain. Restore the
+    log from a backup.
+    """
 
 
 class TooManyProducers(ConfigurationError):
-    """An input has more live producers than can be told apart."""
+    """An input has more active producers than a pipeline can track. Use fewer producers."""
 
 
 class InputReplaced(ConfigurationError):
-    """An input's topic is not the one whose rows the pipeline has taken in: it was deleted and made
-    again.
+    """An input's topic was deleted and created again since the pipeline last read it. The message
+    says how to go on.
     """
 
 
 class StateElsewhere(ConfigurationError):
-    """A state directory that is not the one that the pipeline's ledger speaks of."""
+    """A state directory is not the one that the pipeline's ledger names. Use the right directory."""
 
 
 class PlanChanged(ConfigurationError):
-    """A pipeline was edited so that the state it has no longer fits a step."""
+    """A pipeline was edited so that its state does not fit a step any more. Replay it as a new
+    version, or undo the edit.
+    """
 
 
 class SinkFenced(FencedError):
-    """A newer process writes to the same target; this one must stop."""
+    """A newer process writes to the same target. Stop this one."""
 
 
 class TargetUnavailable(RetryError):
-    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is
-    tried again, not before `wait_s` if the target asks for that.
+    """A sink's target cannot be reached, is busy, or has no room. The sink tries again by itself; what
+    the target has is intact.
+
+    Attributes:
+        wait_s: How long the target asks to wait.
     """
 
     def __init__(self, message: str, *, fix: str = "", wait_s: float = 0.0) -> None:
@@ -366,26 +420,31 @@ class TargetUnavailable(RetryError):
 
 
 class TargetMismatch(ConfigurationError):
-    """A sink's target is not as it must be: the table is missing, has other columns, or is filled
-    from another topic.
+    """A sink's target does not fit the topic: the table is missing, has other columns, or is filled
+    from another topic. Correct it, or choose another target.
     """
 
 
 class TargetRefuses(ConfigurationError):
-    """A sink's target refuses so many rows that they are not put aside one by one: something is
-    wrong with all of them.
+    """A sink's target refuses so many rows that something must be wrong with all of them. Correct the
+    target; the rows do not become dead letters.
     """
 
 
 class VersionConflict(RetryError):
-    """An entity has another version than an append expected: somebody was quicker. `current` is the
-    version it has; nothing was stored.
+    """An entity has another version than an append expected: another process was faster. Load it
+    again and decide anew; nothing was stored.
+
+    Attributes:
+        entity: The entity.
+        expected: The version that was expected.
+        current: The version that it has.
     """
 
     def __init__(self, entity: str, expected: int, current: int) -> None:
         wanted = "to be new" if expected == 0 else f"at version {expected}"
         super().__init__(
-            f"The entity {entity!r} is at version {current}, and was expected {wanted}; nothing was"
+            f"The entity {entity!r} is at version {current}, but was expected {wanted}; nothing was"
             " stored.",
             fix="load it again and decide anew; `handle` does that by itself.",
         )
@@ -393,21 +452,21 @@ class VersionConflict(RetryError):
 
 
 class EventIdConflict(InputError):
-    """An event id that was used before, for something else. Nothing was stored."""
+    """An event id was used before, for another event. Use a new id; nothing was stored."""
 
 
 class BadEvent(InputError):
-    """An event, entity or command that cannot be stored so. Nothing was stored."""
+    """An event, entity or command cannot be stored so. Correct it; nothing was stored."""
 
 
 class UnknownEvent(ConfigurationError):
-    """A stored event that the code does not know: its type, or a version that no upcaster leads
-    from, or that is newer than the code.
+    """The code does not know the type or the version of a stored event. Add the class or an upcaster,
+    or run the newer code.
     """
 
 
 class UnknownEntity(InputError, KeyError):
-    """No entity of that name has any events."""
+    """An entity has no events. Correct its name."""
 
     def __init__(self, entity: str, store: str) -> None:
         super().__init__(
@@ -420,8 +479,10 @@ class UnknownEntity(InputError, KeyError):
 
 
 class CommandRefused(InputError):
-    """A decider refused a command, for a reason of the business. `reason` is what it said; no event
-    was stored.
+    """A decider refused a command by the rules of the business. Show the reason; no event was stored.
+
+    Attributes:
+        reason: Why.
     """
 
     def __init__(self, reason: str, *, fix: str = "") -> None:
@@ -430,17 +491,17 @@ class CommandRefused(InputError):
 
 
 class DeciderFailed(ConfigurationError):
-    """A decider raised something that is no refusal: a mistake in its code. No event was stored."""
+    """A decider raised an error that is not a refusal. Correct its code; no event was stored."""
 
 
 class BadMasterKey(ConfigurationError):
-    """The master key is missing, malformed, or not the one that the subjects' keys were wrapped
-    with.
+    """The master key is missing, malformed, or not the one that the subjects' keys are encrypted
+    with. Provide the right one.
     """
 
 
 class UnknownSubject(InputError, KeyError):
-    """Nothing is stored about that subject."""
+    """Nothing is stored about a subject. Correct its name."""
 
     def __init__(self, subject: str, what: str, *, fix: str = "") -> None:
         super().__init__(
@@ -453,24 +514,24 @@ class UnknownSubject(InputError, KeyError):
 
 
 class NotForgotten(ConfigurationError):
-    """Values that were to be forgotten are still somewhere. Names each place and what to do about
-    it.
+    """Values that should be erased are still in some files. The message names each file, and what to
+    do about it.
     """
 
 
 class ExcisionRefused(ConfigurationError):
-    """Something stands in the way of forgetting a subject. Names each thing; nothing was
-    changed.
+    """A subject cannot be erased everywhere. Remove each obstacle that the message names, and run it
+    again; nothing was changed.
     """
 
     def __init__(self, subject: str, obstacles: Iterable[str]) -> None:
         self.obstacles = list(obstacles)
-        listed = "\n".join(f"    {each}" for each in self.obstacles)
+        listed = "\n".join(f"    {obstacle}" for obstacle in self.obstacles)
         super().__init__(
             f"The subject {subject!r} cannot be excised everywhere, and nothing was"
             f" changed:\n{listed}",
             fix=(
-                "see to each of these, and run this again; a pipeline that is not needed any more"
-                " goes with `headrace topic delete __ticks.NAME`, and its state directory."
+                "resolve each of these, and run this again. To retire a pipeline that is not needed"
+                " any more, delete its topic __ticks.NAME and its state directory."
             ),
         )

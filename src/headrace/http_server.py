@@ -1,5 +1,7 @@
-"""An HTTP server in a thread, with its own event loop: that of the views (`server`), and the
-gateway that takes rows in (`headrace.gateways`). It ends with its process.
+"""An HTTP server in a thread with its own event loop, and metrics in Prometheus' format.
+
+The server of views (`headrace.serve.server`) and the HTTP gateway
+(`headrace.gateways.http_gateway`) use it. It ends with its process.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from headrace.errors import ConfigurationError, RetryError
 _START_S = 20.0
 _BACKLOG = 2_048
 _IDLE_S = 75
-"""How long a connection may be idle. One that is closed just as its next request comes is an error
-for its sender; so it is longer than clients usually keep one.
+"""How long a connection may be idle. It is longer than clients usually keep one: a connection that is
+closed just when the next request comes is an error for its sender.
 """
 
 
 class PortTaken(ConfigurationError):
-    """Another listens there."""
+    """The port is in use. Choose another one, or 0 for any that is free."""
 
 
 class HttpServer:
-    """One that listens."""
+    """Serves an ASGI application on a socket that listens."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, *, host: str, name: str) -> None:
         config = uvicorn.Config(
@@ -45,7 +47,8 @@ class HttpServer:
             timeout_graceful_shutdown=5,
             h11_max_incomplete_event_size=32 << 10,
         )
-        self._listening, self._host = listening, host
+        self._listening = listening
+        self._host = host
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listening]}, name=name, daemon=True
@@ -59,18 +62,20 @@ class HttpServer:
     def address(self) -> str:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Start the thread, and return when the server accepts connections."""
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise RetryError(
                     f"The server on {self._host} did not start.",
-                    fix="look at what it wrote to standard error.",
+                    fix="see what it wrote to standard error.",
                 )
             time.sleep(0.01)
 
     def stop(self) -> None:
+        """Stop accepting connections, and wait for running requests for a few seconds."""
         self._server.should_exit = True
         self._thread.join(_START_S)
         self._listening.close()
@@ -87,9 +92,13 @@ class HttpServer:
         self.stop()
 
 
-def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
-    """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot
-    hold a connection for ever.
+def listen(host: str, port: int, *, peer_timeout_s: float) -> socket.socket:
+    """Return a socket that listens. A peer that accepts no data for `peer_timeout_s` is disconnected
+    by the system, so that it cannot hold a connection for ever.
+
+    Raises:
+        PortTaken: The port is in use.
+        ConfigurationError: The address cannot be listened on.
     """
     listening = None
     try:
@@ -99,27 +108,24 @@ def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
         listening = socket.socket(family, socket_kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(slow_s * 1_000))
+            listening.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1_000)
+            )
         listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:
         if listening is not None:
             listening.close()
-        taken = error.errno == errno.EADDRINUSE
-        fix = (
-            "choose another with --port, or 0 for any that is free."
-            if taken
-            else "choose another --host or --port."
-        )
-        kind = PortTaken if taken else ConfigurationError
-        raise kind(
-            f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix
-        ) from None
+        message = f"Cannot listen on {host}, port {port}: {error.strerror or error}."
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                message, fix="choose another with --port, or 0 for any that is free."
+            ) from None
+        raise ConfigurationError(message, fix="choose another --host or --port.") from None
     return listening
 
 
-# Metrics as Prometheus reads them: one family of samples after the other, as text.
-
+# Metrics in Prometheus' text format
 
 MEDIA_TYPE = "text/plain; version=0.0.4"
 
@@ -127,6 +133,14 @@ MEDIA_TYPE = "text/plain; version=0.0.4"
 def family(
     name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]
 ) -> list[str]:
+    """Return the lines of one family of metrics, none if it has no samples.
+
+    Args:
+        name: The metric's name.
+        kind: "counter" or "gauge".
+        what: What it measures.
+        samples: Labels and values.
+    """
     if not samples:
         return []
     return [
@@ -137,11 +151,11 @@ def family(
 
 
 def _labels(labels: dict[str, str]) -> str:
-    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{written}}}" if written else ""
+    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

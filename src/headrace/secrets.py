@@ -1,5 +1,5 @@
-"""Secrets that are named and not written down: `env:NAME` and `file:PATH` stand for what is there.
-Kafka's options and webhooks are configured so.
+"""Secrets that are named rather than written down: `env:NAME` and `file:PATH` stand for the content
+of an environment variable and of a file. Options of Kafka, webhooks and RabbitMQ use them.
 """
 
 from __future__ import annotations
@@ -10,29 +10,40 @@ from pathlib import Path
 from headrace.errors import ConfigurationError
 
 
-def secret(name: str, value: str) -> str:
-    """The value of an option, fetched from where `env:NAME` or `file:PATH` points; anything else is
-    the value itself.
+def secret(option: str, value: str) -> str:
+    """Return the value of an option, fetched from where `env:NAME` or `file:PATH` points. Anything
+    else is the value itself.
+
+    Args:
+        option: The option's name, for the error.
+        value: What the user gave.
+
+    Raises:
+        ConfigurationError: The environment variable is not set, or the file cannot be read.
+
+    Example:
+        >>> secret("sasl.password", "env:KAFKA_PASSWORD")  # doctest: +SKIP
+        'hunter2'
     """
-    kind, _, place = value.partition(":")
+    kind, _, location = value.partition(":")
     if kind == "env":
-        if place not in os.environ:
+        if location not in os.environ:
             raise ConfigurationError(
-                f"The option {name!r} is {value!r}, but the environment has no {place!r}.",
-                fix=f"export {place}=...",
+                f"The option {option!r} is {value!r}, but the environment has no {location!r}.",
+                fix=f"export {location}=...",
             )
-        return os.environ[place]
+        return os.environ[location]
     if kind == "file":
         try:
-            return Path(place).read_text(encoding="utf-8").strip()
+            return Path(location).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigurationError(
-                f"The option {name!r} is {value!r}, which cannot be read: {error.strerror}.",
+                f"The option {option!r} is {value!r}, which cannot be read: {error.strerror}.",
                 fix="check the path.",
             ) from None
     return value
 
 
 def is_named(value: str) -> bool:
-    """Whether a value only says where it is kept."""
+    """Return whether a value says where the secret is stored, rather than being it."""
     return value.startswith(("env:", "file:"))

@@ -56,10 +56,10 @@ class Postgres:
                 cursor.execute(statement)
         connection.close()
 
-    def ask(self, query: str) -> list[tuple[Any, ...]]:
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
         connection = self.connect()
         with connection, connection.cursor() as cursor:
-            cursor.execute(query)
+            cursor.execute(statement)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         connection.close()
         return rows
@@ -142,10 +142,10 @@ class Mariadb:
                 cursor.execute(statement)
             connection.commit()
 
-    def ask(self, query: str) -> list[tuple[Any, ...]]:
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
         connection = self.connect()
         with connection, connection.cursor() as cursor:
-            cursor.execute(query)
+            cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()]
 
 

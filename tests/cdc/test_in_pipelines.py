@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.cdc.declaration import Capture
 from headrace.errors import ConfigurationError, DuplicateStep, HeadraceError, TopicExists
-from headrace.runtime.inputs import make_topics
+from headrace.runtime.inputs import create_topics
 from headrace.testing.pipelines import PipelineTest
 from headrace.views.reader import ViewReader
 from tests.cdc.test_sqlite import do, wait_until
@@ -46,9 +46,9 @@ def test_a_table_may_have_more_columns_than_are_declared(database: Capture, addr
     shop = pipeline_of(database, address)
     with hr.open_log(address) as log:
         with pytest.raises(TopicExists, match="has not been captured yet by 'shop'"):
-            make_topics(log, shop.plan())
+            create_topics(log, shop.plan())
         database.run(log=address, until_caught_up=True)
-        make_topics(log, shop.plan())
+        create_topics(log, shop.plan())
         other = hr.Pipeline("other", log=address)
         wrong = other.capture(
             database, "orders", schema="id BIGINT, amount STRING, colour STRING", key="id"
@@ -58,7 +58,7 @@ def test_a_table_may_have_more_columns_than_are_declared(database: Capture, addr
             TopicExists,
             match=r"'colour' is not in the topic; amount DOUBLE is declared as amount STRING",
         ):
-            make_topics(log, other.plan())
+            create_topics(log, other.plan())
 
 
 def test_changes_of_a_database_flow_through_a_pipeline(

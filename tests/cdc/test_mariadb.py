@@ -171,7 +171,7 @@ def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str
         moved = [row for row in log.read("b").to_pylist() if row["_transaction"] is not None]
         assert [(row["_change_type"], row["x"]) for row in moved] == [("delete", 1), ("insert", 2)]
         assert len({(row["_transaction"], row["_timestamp"]) for row in [*rows, *moved]}) == 1
-        assert folded(log, "a", "id") == sorted(mariadb.ask("SELECT id FROM a"))
+        assert folded(log, "a", "id") == sorted(mariadb.query("SELECT id FROM a"))
     mariadb.do("TRUNCATE TABLE a", "INSERT INTO a VALUES (7, 'again')")
     with caught_up(capture, address) as log:
         assert folded(log, "a", "id", "v") == [(7, "again")]
@@ -215,7 +215,7 @@ def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
         "ALTER TABLE t DROP COLUMN b",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "a", "c") == sorted(mariadb.ask("SELECT id, a, c FROM t"))
+        assert folded(log, "t", "id", "a", "c") == sorted(mariadb.query("SELECT id, a, c FROM t"))
     mariadb.do(
         "ALTER TABLE t CHANGE a amount int",
         "ALTER TABLE t MODIFY c varchar(9)",
@@ -223,14 +223,14 @@ def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
     )
     with caught_up(capture, address) as log:
         assert folded(log, "t", "id", "amount", "c__string") == sorted(
-            mariadb.ask("SELECT id, amount, c FROM t")
+            mariadb.query("SELECT id, amount, c FROM t")
         )
 
 
 def test_what_cannot_be_captured_says_why(mariadb: Mariadb, address: str) -> None:
     mariadb.do("CREATE TABLE keyless (a int)", "CREATE TABLE t (id int PRIMARY KEY)")
-    for settings, told in ((["keyless"], "ADD PRIMARY KEY"), (["tt"], "did you mean 't'")):
-        with pytest.raises(ConfigurationError, match=told):
+    for settings, message in ((["keyless"], "ADD PRIMARY KEY"), (["tt"], "did you mean 't'")):
+        with pytest.raises(ConfigurationError, match=message):
             capture_of(mariadb, tables=settings).run(log=address, until_caught_up=True)
     mariadb.do("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
     try:
@@ -245,12 +245,12 @@ def test_a_purged_binlog_is_told_and_can_be_made_good(mariadb: Mariadb, address:
     capture = capture_of(mariadb)
     caught_up(capture, address).close()
     mariadb.do("INSERT INTO t VALUES (3)", "DELETE FROM t WHERE id = 1", "FLUSH BINARY LOGS")
-    file = mariadb.ask("SHOW BINARY LOGS")[-1][0]
+    file = mariadb.query("SHOW BINARY LOGS")[-1][0]
 
     def purged() -> bool:
         """The server keeps a file for a moment, until the tables' own log has no need of it."""
         mariadb.do(f"PURGE BINARY LOGS TO '{file}'")
-        return [row[0] for row in mariadb.ask("SHOW BINARY LOGS")] == [file]
+        return [row[0] for row in mariadb.query("SHOW BINARY LOGS")] == [file]
 
     wait_until(purged)
     with pytest.raises(ConfigurationError, match=r"no longer has the binlog[\s\S]*--start-over"):

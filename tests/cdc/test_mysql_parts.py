@@ -5,11 +5,11 @@ addresses.
 import pytest
 
 from headrace.cdc.mysql_source.catalogue import (
+    add_transaction,
+    connection_settings,
     mariadb_set,
     mysql_set,
     mysql_text,
-    settings_of,
-    with_transaction,
 )
 from headrace.errors import ConfigurationError
 
@@ -38,11 +38,13 @@ def test_sets_of_gtids() -> None:
     ],
 )
 def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
-    assert with_transaction(ranges, number) == expected
+    assert add_transaction(ranges, number) == expected
 
 
 def test_an_address_with_tls() -> None:
-    found = settings_of("mysql://shop@db:3307/sales?ssl_ca=/etc/ca.pem&ssl_verify_identity=true")
+    found = connection_settings(
+        "mysql://shop@db:3307/sales?ssl_ca=/etc/ca.pem&ssl_verify_identity=true"
+    )
     assert {
         name: found[name] for name in ("host", "port", "database", "ssl_ca", "ssl_verify_identity")
     } == {
@@ -53,6 +55,6 @@ def test_an_address_with_tls() -> None:
         "ssl_verify_identity": True,
     }
     with pytest.raises(ConfigurationError, match="did you mean 'ssl_ca'"):
-        settings_of("mysql://db/sales?ssl_cq=x")
+        connection_settings("mysql://db/sales?ssl_cq=x")
     with pytest.raises(ConfigurationError, match="names no database"):
-        settings_of("mysql://db")
+        connection_settings("mysql://db")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capture import Capturing
+from headrace.cdc.capture import CaptureLoop
 from headrace.errors import TransactionFenced
-from headrace.log.dead_letters import letters
+from headrace.log.dead_letters import read_dead_letters
 from tests.cdc.test_sqlite import caught_up, do, folded, table
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -28,7 +28,7 @@ def test_a_capture_into_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None
     topic = "cdc-on-kafka.items"
     with caught_up(capture, address) as log:
         assert folded(log, topic) == table(path)
-        older = Capturing(capture, log)
+        older = CaptureLoop(capture, log)
         do(
             path,
             "UPDATE items SET name = 'new' WHERE id = 3",
@@ -88,5 +88,5 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
         ] == [(2, "Bo")]
         assert [
             (letter["source_offset"], "no envelope" in letter["row"])
-            for letter in letters(log, topic)
+            for letter in read_dead_letters(log, topic)
         ] == [(4, True)]

@@ -14,7 +14,7 @@ from headrace.cdc.capture import CaptureStatus
 from headrace.cdc.declaration import Capture
 from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, UnknownColumn
-from headrace.log.dead_letters import letters, replay
+from headrace.log.dead_letters import read_dead_letters, replay
 from tests.cdc.conftest import Postgres
 from tests.cdc.test_sqlite import caught_up, do
 
@@ -97,7 +97,7 @@ def polled(path: Path, **changed: Any) -> Capture:
 def test_polling_sees_what_grows_once(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.polling_source.ROWS_A_LOOK", 10)
+    monkeypatch.setattr("headrace.cdc.polling_source.POLL_ROWS", 10)
     path = tmp_path / "shop.db"
     do(
         path,
@@ -207,12 +207,12 @@ def test_debeziums_envelope_becomes_a_table(address: str, wrapped: bool) -> None
 
 
 BAD = [
-    ("no json", "no envelope"),
+    ("no json", "not an envelope"),
     ('{"op": "x"}', "operation is 'x'"),
     ('{"op": "c"}', "no row after"),
-    ("[1]", "no envelope"),
+    ("[1]", "not an envelope"),
     (envelope("c", None, {"id": None, "name": "x"}), "no 'id'"),
-    (envelope("c", None, {"id": 7, "name": "x", "at": "yesterday"}), "'at' is no timestamp"),
+    (envelope("c", None, {"id": 7, "name": "x", "at": "yesterday"}), "'at' is not a timestamp"),
 ]
 
 
@@ -242,17 +242,17 @@ def test_records_that_are_no_changes_are_put_aside_and_can_be_taken_again(addres
     capture = hr.cdc.debezium("raw", schema=SCHEMA, key="id", log=address, table="t")
     told: list[CaptureStatus] = []
     capture.run(until_caught_up=True, on_status=told.append)
-    assert told[-1].aside == len(BAD)
+    assert told[-1].dead_letters == len(BAD)
     with hr.open_log(address) as log:
         assert [row["id"] for row in log.read("t").to_pylist()] == list(range(len(BAD)))
-        found = letters(log, "raw")
+        found = read_dead_letters(log, "raw")
         assert [letter["source_offset"] for letter in found] == [
             2 * number for number in range(len(BAD))
         ]
         assert all(why in letter["reason"] for letter, (_, why) in zip(found, BAD, strict=True))
         assert replay(log, "raw").replayed == len(BAD)
     with caught_up(capture, address) as log:
-        assert len(letters(log, "raw")) == 2 * len(BAD)
+        assert len(read_dead_letters(log, "raw")) == 2 * len(BAD)
         assert len(log.read("t").to_pylist()) == len(BAD)
 
 

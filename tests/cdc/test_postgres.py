@@ -164,7 +164,7 @@ def test_changes_keys_and_transactions(postgres: Postgres, address: str) -> None
             )
             == 1
         )
-        assert folded(log, "a", "id", "v") == sorted(postgres.ask("SELECT * FROM a"))
+        assert folded(log, "a", "id", "v") == sorted(postgres.query("SELECT * FROM a"))
 
 
 def test_truncation_deletes_every_row(postgres: Postgres, address: str) -> None:
@@ -212,7 +212,7 @@ def test_large_values_that_did_not_change(postgres: Postgres, address: str) -> N
         )
         assert (known["n"], known["doc"], known["_marks"]) == (9, "b" * 5000, None)
         assert (moved["id"], moved["doc"]) == (3, "b" * 5000)
-        assert folded(log, "docs", "id", "n", "doc") == sorted(postgres.ask("SELECT * FROM docs"))
+        assert folded(log, "docs", "id", "n", "doc") == sorted(postgres.query("SELECT * FROM docs"))
     postgres.do("ALTER TABLE docs REPLICA IDENTITY FULL", "UPDATE docs SET n = 2 WHERE id = 1")
     with caught_up(capture, address) as log:
         last = log.read("docs").to_pylist()[-1]
@@ -242,7 +242,7 @@ def test_full_identity_gives_preimages_and_does_without_a_key(
     )
     with caught_up(capture, address) as log:
         assert sorted(folded(log, "keyless", "a", "b"), key=repr) == sorted(
-            postgres.ask("SELECT * FROM keyless"), key=repr
+            postgres.query("SELECT * FROM keyless"), key=repr
         )
         rows = log.read("keyed").to_pylist()
         assert [(row["_change_type"], row["b"]) for row in rows] == [
@@ -267,7 +267,7 @@ def test_columns_are_added_dropped_renamed_and_retyped(postgres: Postgres, addre
         "ALTER TABLE t DROP COLUMN b",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "a", "c") == sorted(postgres.ask("SELECT id, a, c FROM t"))
+        assert folded(log, "t", "id", "a", "c") == sorted(postgres.query("SELECT id, a, c FROM t"))
         assert {row["b"] for row in fold(log, "t").to_pylist()} == {None}
     postgres.do(
         "ALTER TABLE t RENAME COLUMN a TO amount",
@@ -276,11 +276,11 @@ def test_columns_are_added_dropped_renamed_and_retyped(postgres: Postgres, addre
     )
     with caught_up(capture, address) as log:
         assert folded(log, "t", "id", "amount", "c__string") == sorted(
-            postgres.ask("SELECT id, amount, c FROM t")
+            postgres.query("SELECT id, amount, c FROM t")
         )
     postgres.do("ALTER TABLE t ADD COLUMN quiet int DEFAULT 1")  # and no row changes
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "quiet") == sorted(postgres.ask("SELECT id, quiet FROM t"))
+        assert folded(log, "t", "id", "quiet") == sorted(postgres.query("SELECT id, quiet FROM t"))
 
 
 def test_partitions_are_one_table_and_messages_a_topic(postgres: Postgres, address: str) -> None:
@@ -297,7 +297,7 @@ def test_partitions_are_one_table_and_messages_a_topic(postgres: Postgres, addre
         "SELECT pg_logical_emit_message(true, 'audit', 'somebody')",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "db.p", "id", "v") == sorted(postgres.ask("SELECT * FROM p"))
+        assert folded(log, "db.p", "id", "v") == sorted(postgres.query("SELECT * FROM p"))
         assert [
             (row["prefix"], row["content"]) for row in log.read("db.logical_messages").to_pylist()
         ] == [("audit", b"somebody")]
@@ -337,7 +337,7 @@ def test_columns_that_change_inside_a_large_transaction(
         "INSERT INTO big SELECT i, repeat('y', 1000), 6 FROM generate_series(20000, 25000) i",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "big", "id", "v", "c") == sorted(postgres.ask("SELECT * FROM big"))
+        assert folded(log, "big", "id", "v", "c") == sorted(postgres.query("SELECT * FROM big"))
         stream = [
             row
             for row in log.read("big", columns=["_transaction", "_timestamp"]).to_pylist()
@@ -369,9 +369,9 @@ def test_an_idle_database_holds_no_wal(
     try:
         wait_until(lambda: bool(seen))
         postgres.do("INSERT INTO other SELECT generate_series(1, 1000)")
-        ((end,),) = postgres.ask("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
+        ((end,),) = postgres.query("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
         wait_until(
-            lambda: postgres.ask(
+            lambda: postgres.query(
                 f"SELECT confirmed_flush_lsn - '0/0'::pg_lsn >= {end} FROM pg_replication_slots"
                 f" WHERE database = '{postgres.name}'"
             )[0][0]

@@ -56,7 +56,7 @@ def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
         told = refused(postgres, address, tables=["keyless"])
         assert "REPLICA IDENTITY FULL" in told
         assert (
-            postgres.ask("SELECT 1 FROM pg_publication") == []
+            postgres.query("SELECT 1 FROM pg_publication") == []
         )  # publishing it would have made the user's updates fail
         caught_up(capture_of(postgres), address).close()  # nobody named it: it is left out
         assert "ALTER ROLE" in refused(
@@ -90,7 +90,9 @@ def test_a_lost_slot_is_told_and_never_made_again_in_silence(
     told = refused(postgres, address)
     assert "was dropped" in told
     assert "--start-over" in told
-    assert postgres.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = '" + slot + "'") == []
+    assert (
+        postgres.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = '" + slot + "'") == []
+    )
     capture.run(log=address, until_caught_up=True, start_over=True)
     with hr.open_log(address) as log:
         assert folded(log, "a", "id", "v") == [(2, 9), (3, 3), (4, 4), (5, 5), (6, 6)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capture import Capturing, ask_for_snapshot
+from headrace.cdc.capture import CaptureLoop, request_snapshot
 from headrace.cdc.declaration import Capture
 from headrace.cdc.sqlite_source import SqliteSource
 from headrace.cdc.topics import fold
@@ -176,7 +176,7 @@ def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -
         do(path, "UPDATE more SET n = 3 WHERE id = 'a'")
         wait_until(lambda: rows_of(address, "more") == 3)
         with hr.open_log(address) as log:
-            ask_for_snapshot(log, "shop", ["items"])
+            request_snapshot(log, "shop", ["items"])
         wait_until(lambda: rows_of(address, "items") == 200)
     finally:
         stop.set()
@@ -243,7 +243,7 @@ def test_a_trigger_that_was_dropped_is_noticed(
 def test_two_captures_of_one_database_wait_for_each_other(
     path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.sqlite_source.PRUNE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.cdc.sqlite_source.PRUNE_INTERVAL_S", 0.0)
     one, two = (
         hr.cdc.sqlite(path, name="one", prefix="one."),
         hr.cdc.sqlite(path, name="two", prefix="two."),
@@ -277,7 +277,7 @@ def test_two_captures_of_one_database_wait_for_each_other(
 def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) -> None:
     capture = hr.cdc.sqlite(path)
     with hr.open_log(address) as log:
-        older = Capturing(capture, log)
+        older = CaptureLoop(capture, log)
         capture.run(log=address, until_caught_up=True)
         do(path, "DELETE FROM items WHERE id = 2")
         with pytest.raises(TransactionFenced):
@@ -290,7 +290,7 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
     disk, stop = FullDisk(1 << 30), Event()
     log = FileLog(tmp_path / "log", disk=disk)
     failures: list[int] = []
-    capturing = Capturing(
+    capturing = CaptureLoop(
         hr.cdc.sqlite(path, chunk_rows=10),
         log,
         on_status=lambda status: failures.append(status.failures),
@@ -320,7 +320,7 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
 def test_a_large_transaction_in_parts(
     path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.sqlite_source.MAX_CHANGES_A_PART", 1000)
+    monkeypatch.setattr("headrace.cdc.sqlite_source.MAX_PART_CHANGES", 1000)
     capture = hr.cdc.sqlite(path, snapshot=False)
     caught_up(capture, address).close()
     with sqlite3.connect(path) as db:
@@ -342,7 +342,7 @@ def test_a_large_transaction_in_parts(
         (lambda path: hr.cdc.sqlite(path.with_name("none.db")), "There is no SQLite database"),
         (lambda path: hr.cdc.sqlite(path, tables=["itmes"]), "did you mean 'items'"),
         (lambda path: hr.cdc.sqlite(path, tables=["keyless"]), "no primary key"),
-        (lambda path: hr.cdc.sqlite(__file__), "no sound SQLite database"),
+        (lambda path: hr.cdc.sqlite(__file__), "not an intact SQLite database"),
     ],
 )
 def test_what_cannot_be_captured_says_why(path: Path, address: str, make: Any, told: str) -> None:
@@ -357,7 +357,7 @@ def test_a_table_that_nobody_named_and_that_has_no_key_is_left_out(
     do(path, "CREATE TABLE keyless (a, b)")
     with caught_up(hr.cdc.sqlite(path), address) as log:
         assert log.topics() == ["items"]
-    assert "keyless is left out" in caplog.text
+    assert "keyless is not captured" in caplog.text
 
 
 def test_a_declaration_is_checked() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 import headrace as hr
 from headrace.gateways import Gateway
-from headrace.gateways.base import Receiving
+from headrace.gateways.base import GatewayServer
 from tests.cdc.conftest import started
 from tests.servers.rabbitmq_server import RabbitmqServer
 
 ORDERS = "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
-Open = Callable[[Gateway], Receiving]
+Open = Callable[[Gateway], GatewayServer]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def order_ids(log: hr.Log, topic: str = "orders") -> list[int]:
     return sorted(row["order_id"] for row in log.read(topic).to_pylist())
 
 
-def adds_up(running: Receiving) -> bool:
+def adds_up(running: GatewayServer) -> bool:
     """Every row that came has one fate, or waits; and none was turned away without a reason."""
     status = running.status()
     fates = status.stored + status.repeated + status.dropped + status.refused

@@ -91,12 +91,12 @@ class Flood:
     def is_on(self) -> bool:
         return self.process.poll() is None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Wait until it sends: a busy machine takes a while to start a process."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "sending\n"
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.sent, self.answers = json.loads(
             printed(self.process, timeout_s=self.seconds + 400).splitlines()[-1]
         )

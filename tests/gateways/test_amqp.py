@@ -10,6 +10,7 @@ import pytest
 import headrace as hr
 from headrace.errors import ConfigurationError, RetryError, TargetUnavailable
 from headrace.log import dead_letters as dead
+from headrace.retry import Backoff
 from headrace.sinks.amqp_target import Message, Publisher
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.test_statsd import until
@@ -71,7 +72,7 @@ def test_messages_are_stored_once_and_acknowledged(
     assert order_ids(log) == [1, 2, 3, 4]
     assert running.status().repeated == 2
     assert left(rabbitmq, queue) == 0
-    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [b"nonsense"]
+    assert [letter["payload"] for letter in dead.read_dead_letters(log, "orders")] == [b"nonsense"]
 
 
 def test_a_restarted_broker_is_connected_to_again(
@@ -113,7 +114,7 @@ def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) ->
         pass
     wrong = rabbitmq.url.replace("guest:guest", "guest:wrong")
     with (
-        pytest.raises(ConfigurationError, match="refuses us") as refused,
+        pytest.raises(ConfigurationError, match="refuses the connection") as refused,
         hr.gateways.amqp("orders", url=wrong, queue="q").open(log),
     ):
         pass
@@ -130,7 +131,7 @@ def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) ->
             TargetUnavailable,
             "The exchange 'no-such-exchange' cannot be used",
         ),
-        (wrong, "", ConfigurationError, "refuses us"),
+        (wrong, "", ConfigurationError, "refuses the connection"),
         ("amqp://127.0.0.1:1/", "", TargetUnavailable, "cannot be reached"),
     ):
         with pytest.raises(error, match=said):
@@ -196,10 +197,11 @@ def taken(rabbitmq: RabbitmqServer, queue: str) -> list[str]:
 def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(
     rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks.amqp_target.PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr("headrace.sinks.amqp_target.MAX_ATTEMPTS", 3)
+    monkeypatch.setattr("headrace.sinks.amqp_target.REJECTED_BACKOFF", Backoff(0.05, 0.05))
     publisher, found = Publisher(rabbitmq.url, ""), []
     for _ in range(2):
-        with pytest.raises(TargetUnavailable, match=r"turns back \d+ of 12 messages"):
+        with pytest.raises(TargetUnavailable, match=r"rejects \d+ of 12 messages"):
             publisher.publish(small_queue, messages(range(12)))
         found += taken(rabbitmq, small_queue)
     assert publisher.publish(small_queue, messages(range(12))) == {}
@@ -253,5 +255,5 @@ def test_rows_that_no_queue_would_get_are_dead_letters(
     hr.sinks.amqp(rabbitmq.url, routing_key="nobody-listens").run(
         "orders", log=log.address, until_caught_up=True
     )
-    (letter,) = dead.letters(log, "orders.amqp")
+    (letter,) = dead.read_dead_letters(log, "orders.amqp")
     assert "no queue would get it" in letter["reason"]

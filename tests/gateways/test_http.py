@@ -434,7 +434,7 @@ def test_who_signs_is_told_to_send_again_without_a_word_of_keys(
 def test_our_own_webhook_sink_can_send_to_the_gateway(
     log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.sinks.webhook_target import Receiver, Sender
+    from headrace.sinks.webhook_target import WebhookEndpoint, WebhookSender
 
     monkeypatch.setenv("HOOK", "whsec_c2VjcmV0IG9mIGJvdGg=")
     running = opened(
@@ -442,8 +442,8 @@ def test_our_own_webhook_sink_can_send_to_the_gateway(
             port=0, hooks=[hr.gateways.hook("events", signature="standard", secret="env:HOOK")]
         )
     )
-    with Sender(
-        Receiver(f"{running.address}/topics/events", "env:HOOK", internal=("127.0.0.1",))
+    with WebhookSender(
+        WebhookEndpoint(f"{running.address}/topics/events", "env:HOOK", internal=("127.0.0.1",))
     ) as sender:
         sender.send(b'{"a": 1}', "event-1")
         sender.send(b'{"a": 1}', "event-1")
@@ -460,7 +460,7 @@ def test_what_cannot_be_is_said_when_it_is_declared(log: hr.Log) -> None:
         hr.gateways.http()
     with pytest.raises(InputError, match="did you mean 'max_rows'"):
         hr.gateways.http("orders", max_row=1)
-    with pytest.raises(InputError, match="does not belong into a program's text"):
+    with pytest.raises(InputError, match="must not be written into a program"):
         hr.gateways.hook("pushes", signature="github", secret="hunter2")
     with pytest.raises(InputError, match="did you mean 'github'"):
         hr.gateways.hook("pushes", signature="gitub", secret="env:A")

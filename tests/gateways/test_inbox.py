@@ -6,7 +6,15 @@ from time import monotonic, sleep
 import pytest
 
 from headrace.errors import DiskFull, ProducerFenced
-from headrace.gateways.inbox import Counts, Delivery, Fate, Inbox, Lines, Outcome, policy_of
+from headrace.gateways.inbox import (
+    Fate,
+    GatewayCounters,
+    Inbox,
+    JsonLines,
+    Submission,
+    SubmissionResult,
+    overload_policy,
+)
 
 
 class SlowLog:
@@ -17,27 +25,27 @@ class SlowLog:
         self.stored: list[int] = []
         self.failing: list[Exception] = []
 
-    def write(self, deliveries: list[Delivery]) -> list[Outcome]:
+    def write(self, submissions: list[Submission]) -> list[SubmissionResult]:
         self.began.set()
         self.go.wait(20)
         if self.failing:
             raise self.failing.pop(0)
-        self.stored += [each.received_us for each in deliveries]
-        return [Outcome(Fate.stored)] * len(deliveries)
+        self.stored += [each.received_us for each in submissions]
+        return [SubmissionResult(Fate.stored)] * len(submissions)
 
 
-def delivery(number: int, rows: int = 1, size: int = 10) -> Delivery:
-    return Delivery("t", Lines([b"{}"] * rows), rows, size, number)
+def submission(number: int, rows: int = 1, size: int = 10) -> Submission:
+    return Submission("t", JsonLines([b"{}"] * rows), rows, size, number)
 
 
-def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox, Counts]:
+def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox, GatewayCounters]:
     """An inbox that is appending the first delivery, and was handed more."""
-    counts = Counts("g", "test")
-    inbox = Inbox(policy_of(policy, **bounds), counts, log.write, patient=True)  # type: ignore[arg-type]
-    inbox.submit(delivery(0), Event())
+    counts = GatewayCounters("g", "test")
+    inbox = Inbox(overload_policy(policy, **bounds), counts, log.write, retries_appends=True)  # type: ignore[arg-type]
+    inbox.submit(submission(0), Event())
     assert log.began.wait(10)
     for number in range(1, count):
-        inbox.submit(delivery(number), Event())
+        inbox.submit(submission(number), Event())
     return inbox, counts
 
 
@@ -70,7 +78,7 @@ def test_beyond_the_bound_the_policy_decides(
 def test_block_makes_the_sender_wait_until_there_is_room() -> None:
     log = SlowLog()
     inbox, counts = filled("block", 3, log, max_rows=3)
-    waiting = Thread(target=inbox.submit, args=(delivery(3), Event()))
+    waiting = Thread(target=inbox.submit, args=(submission(3), Event()))
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -84,7 +92,7 @@ def test_a_sender_that_waits_is_let_go_when_the_gateway_stops() -> None:
     log, stopped = SlowLog(), Event()
     inbox, counts = filled("block", 3, log, max_rows=3)
     stopped.set()
-    assert inbox.submit(delivery(3), stopped) is False
+    assert inbox.submit(submission(3), stopped) is False
     log.go.set()
     inbox.close()
     assert (counts.status().stored, counts.status().reasons) == (3, {"stopping": 1})
@@ -93,9 +101,9 @@ def test_a_sender_that_waits_is_let_go_when_the_gateway_stops() -> None:
 def test_what_is_larger_than_the_bound_gets_in_alone() -> None:
     log = SlowLog()
     log.go.set()
-    counts = Counts("g", "test")
-    inbox = Inbox(policy_of("buffer", max_rows=3), counts, log.write, patient=True)
-    assert inbox.submit(delivery(0, rows=100), Event())
+    counts = GatewayCounters("g", "test")
+    inbox = Inbox(overload_policy("buffer", max_rows=3), counts, log.write, retries_appends=True)
+    assert inbox.submit(submission(0, rows=100), Event())
     inbox.close()
     assert counts.status().stored == 100
 
@@ -114,10 +122,10 @@ def test_what_fails_in_passing_is_tried_again_and_counted_once() -> None:
 
 
 def test_what_fails_for_good_ends_it_and_refuses_what_waits() -> None:
-    log, heard = SlowLog(), list[Outcome]()
+    log, heard = SlowLog(), list[SubmissionResult]()
     log.failing = [ProducerFenced("taken over")]
     inbox, counts = filled("block", 5, log)
-    last = delivery(5)
+    last = submission(5)
     last.done = heard.append
     inbox.submit(last, Event())
     log.go.set()
@@ -125,4 +133,4 @@ def test_what_fails_for_good_ends_it_and_refuses_what_waits() -> None:
     with pytest.raises(ProducerFenced):
         inbox.check()
     assert (counts.status().refused, log.stored) == (6, [])
-    assert [(each.fate, each.passing) for each in heard] == [(Fate.refused, True)]
+    assert [(each.fate, each.is_temporary) for each in heard] == [(Fate.refused, True)]

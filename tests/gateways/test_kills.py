@@ -32,7 +32,7 @@ def started(*arguments: object, log: hr.Log) -> subprocess.Popen[str]:
         log.address,
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert "Taking rows" in out(process).readline()
+    assert "Accepting rows" in out(process).readline()
     return process
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.alerts.alert import TOPIC
-from headrace.alerts.watch import Event, Facts, Watching, parse
+from headrace.alerts.watch import Measurements, RuleEvent, Watcher, parse_rule
 from headrace.gateways.base import now_us
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
@@ -56,21 +56,21 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     running = threading.Thread(
         target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put}
     )
-    watching = Watching(
+    watcher = Watcher(
         log,
-        Facts(log, []),
-        [parse(f"refused rows > 2 of {name} for 0 seconds")],
+        Measurements(log, []),
+        [parse_rule(f"refused rows > 2 of {name} for 0 seconds")],
         name=fresh("watch"),
     )
-    assert watching.look(now_us()) == []
+    assert watcher.check(now_us()) == []
     running.start()
     port = int(places.get(timeout=30).rpartition(":")[2])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"a:1|c\nbad\nbad\nbad", ("127.0.0.1", port))
-    found: list[Event] = []
+    found: list[RuleEvent] = []
 
     def is_heard() -> bool:
-        found.extend(watching.look(now_us()))
+        found.extend(watcher.check(now_us()))
         return bool(found)
 
     until(is_heard, timeout_s=30)
@@ -79,5 +79,5 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     assert [event.text for event in found] == [
         f"FIRING: refused rows > 2 of {name} for 0 seconds: gateway/{name} has 3 a minute"
     ]
-    (message,) = [row for row in log.read(TOPIC).to_pylist() if row["alert"] == watching.name]
+    (message,) = [row for row in log.read(TOPIC).to_pylist() if row["alert"] == watcher.name]
     assert message["state"] == "firing"

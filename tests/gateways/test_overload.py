@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.gateways.base import Receiving
+from headrace.gateways.base import GatewayServer
 from tests.gateways.conftest import ORDERS, adds_up
 from tests.gateways.floods import Flood, flood
 from tests.gateways.paced_log import PacedLog, measured_pace
@@ -94,16 +94,16 @@ class Overload:
         self.log.hurry()
 
     def settle(self) -> None:
-        self.sender.end()
+        self.sender.stop()
         until(self._is_over, timeout_s=300)
 
     def _is_over(self) -> bool:
         status, sent = self.gateway.status(), self.sender.sent
-        came = status.received + status.details.get("packets_lost_by_the_system", 0)
+        received = status.received + status.details.get("packets_lost_by_the_system", 0)
         is_all = (
             status.stored == sent
             if self.kind == "amqp" and self.policy == "buffer"
-            else came == sent
+            else received == sent
         )
         return is_all and (status.waiting_rows, status.waiting_bytes) == (0, 0)
 
@@ -158,7 +158,7 @@ def overloaded(kind: str, directory: Path, seconds: float, broker: str = "") -> 
         for each in floods:
             each.flood(seconds)
         for each in floods:
-            each.sender.begin()
+            each.sender.start()
         began_s, before = time.monotonic(), resident_bytes()
         while (passed_s := time.monotonic() - began_s) < seconds:
             for each in floods:
@@ -198,7 +198,7 @@ def test_a_minute_of_overload_takes_no_more_memory(
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiving]:
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     with hr.open_log(f"file:{tmp_path_factory.mktemp('fuzzed') / 'log'}") as log:
         log.create_topic("orders", ORDERS)
         with hr.gateways.http("orders", port=0).open(log) as running:
@@ -216,7 +216,7 @@ BODIES = st.one_of(
 
 @settings(max_examples=60)
 @given(body=BODIES, lines=st.booleans())
-def test_any_body_is_answered_and_counted(fuzzed: Receiving, body: bytes, lines: bool) -> None:
+def test_any_body_is_answered_and_counted(fuzzed: GatewayServer, body: bytes, lines: bool) -> None:
     before = fuzzed.status()
     code, _ = post(fuzzed.address, "/topics/orders", body, LINES if lines else JSON)
     after = fuzzed.status()

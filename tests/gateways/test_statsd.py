@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.gateways.base import Receiving
-from headrace.gateways.statsd_gateway import Aggregator, Values, read
+from headrace.gateways.base import GatewayServer
+from headrace.gateways.statsd_gateway import StatsdAggregator, StatsdValues, parse_packets
 from tests.gateways.conftest import Open, adds_up
 from tests.gateways.senders import in_another_process, printed
 
@@ -80,7 +80,7 @@ def number(text: str) -> bool:
     ) and math.isfinite(float(text))
 
 
-def shown(values: Values) -> list[tuple[Any, ...]]:
+def shown(values: StatsdValues) -> list[tuple[Any, ...]]:
     columns = [
         values.metric.to_pylist(),
         values.kind.to_pylist(),
@@ -146,7 +146,7 @@ LINES = [
 
 
 def test_lines_are_read_as_the_protocol_has_them() -> None:
-    values = read("\n".join(LINES).encode())
+    values = parse_packets("\n".join(LINES).encode())
     assert (shown(values), values.malformed) == expected(LINES)
     assert values.malformed == 15
 
@@ -163,32 +163,32 @@ def test_any_lines_are_read_or_counted(lines: list[str]) -> None:
     lines = [
         part for line in lines for part in line.encode("utf-8", "replace").decode().split("\n")
     ]
-    values = read("\n".join(lines).encode())
+    values = parse_packets("\n".join(lines).encode())
     assert (shown(values), values.malformed) == expected(lines)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_counted(data: bytes) -> None:
-    values = read(data)
+    values = parse_packets(data)
     assert values.malformed + len(values) >= sum(
         1 for line in data.split(b"\n") if line.rstrip(b"\r")
     )
 
 
 def test_a_line_that_is_too_long_is_malformed_and_harms_no_other() -> None:
-    values = read(b"a:1|c\n" + b"x" * 20_000 + b":1|c\nb:1|c")
+    values = parse_packets(b"a:1|c\n" + b"x" * 20_000 + b":1|c\nb:1|c")
     assert (values.metric.to_pylist(), values.malformed) == (["a", "b"], 1)
 
 
 # Intervals
 
 
-def rows_of(batch: pa.RecordBatch) -> dict[tuple[str, str], dict[str, Any]]:
+def rows_by_metric(batch: pa.RecordBatch) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["metric"], row["tags"]): row for row in batch.to_pylist()}
 
 
 def test_an_interval_says_what_statsd_says() -> None:
-    aggregator = Aggregator()
+    aggregator = StatsdAggregator()
     rng = np.random.default_rng(3)
     times = rng.integers(1, 1000, 500).tolist()
     for piece in range(5):  # however the packets fall into pieces
@@ -201,9 +201,9 @@ def test_an_interval_says_what_statsd_says() -> None:
             "level:5|g" if piece == 1 else "level:+1|g",
             "hits:1|c|#zone:b",
         ]
-        assert aggregator.add(read("\n".join(text).encode())) == 0
+        assert aggregator.add(parse_packets("\n".join(text).encode())) == 0
     batch, count = aggregator.flush(0, 10_000_000)
-    rows = rows_of(batch)
+    rows = rows_by_metric(batch)
     assert count == 5 * 106
     assert (rows["hits", ""]["value"], rows["hits", ""]["rate"], rows["hits", ""]["count"]) == (
         25.0,
@@ -228,22 +228,22 @@ def test_an_interval_says_what_statsd_says() -> None:
 
 
 def test_gauges_go_on_and_everything_else_starts_anew() -> None:
-    aggregator = Aggregator()
-    aggregator.add(read(b"level:7|g\nhits:1|c"))
+    aggregator = StatsdAggregator()
+    aggregator.add(parse_packets(b"level:7|g\nhits:1|c"))
     aggregator.flush(0, 1)
-    aggregator.add(read(b"level:-2|g"))
+    aggregator.add(parse_packets(b"level:-2|g"))
     batch, _ = aggregator.flush(1, 2)
-    assert {key: row["value"] for key, row in rows_of(batch).items()} == {("level", ""): 5.0}
+    assert {key: row["value"] for key, row in rows_by_metric(batch).items()} == {("level", ""): 5.0}
     batch, count = aggregator.flush(2, 3)
-    assert ({key: row["value"] for key, row in rows_of(batch).items()}, count) == (
+    assert ({key: row["value"] for key, row in rows_by_metric(batch).items()}, count) == (
         {("level", ""): 5.0},
         0,
     )
 
 
 def test_a_sampled_timer_counts_for_what_it_stands_for() -> None:
-    aggregator = Aggregator()
-    aggregator.add(read(b"t:1|ms|@0.1\nt:9|ms"))
+    aggregator = StatsdAggregator()
+    aggregator.add(parse_packets(b"t:1|ms|@0.1\nt:9|ms"))
     (row,) = aggregator.flush(0, 1_000_000)[0].to_pylist()
     assert (row["count"], row["p50"], row["p90"], row["p99"], row["sum"]) == (
         11.0,
@@ -256,11 +256,11 @@ def test_a_sampled_timer_counts_for_what_it_stands_for() -> None:
 
 def test_metrics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.gateways.statsd_gateway.MAX_METRICS", 10)
-    aggregator = Aggregator()
-    refused = aggregator.add(read("\n".join(f"m{i}:1|c" for i in range(25)).encode()))
+    aggregator = StatsdAggregator()
+    refused = aggregator.add(parse_packets("\n".join(f"m{i}:1|c" for i in range(25)).encode()))
     batch, count = aggregator.flush(0, 1)
     assert (refused, count, batch.num_rows) == (15, 10, 10)
-    assert aggregator.add(read(b"new:1|c")) == 0
+    assert aggregator.add(parse_packets(b"new:1|c")) == 0
 
 
 # The gateway
@@ -273,7 +273,7 @@ def until(is_so: Callable[[], bool], timeout_s: float = 20) -> None:
         time.sleep(0.02)
 
 
-def port_of(running: Receiving) -> int:
+def port_of(running: GatewayServer) -> int:
     return int(running.address.rpartition(":")[2])
 
 

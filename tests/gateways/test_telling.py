@@ -9,28 +9,28 @@ import pytest
 
 import headrace as hr
 from headrace.gateways import Gateway
-from headrace.gateways.base import Receiving
+from headrace.gateways.base import GatewayServer
 from headrace.gateways.inbox import GatewayStatus
-from headrace.gateways.metrics import TOPIC, Telling, Told
+from headrace.gateways.metrics import TOPIC, GatewayReporter, GatewayReports
 
 NOW_US = 1_800_000_000_000_000
 
 
 def test_a_quiet_gateway_is_known_behind_many_rows_of_a_busy_one(log: hr.Log) -> None:
-    Telling(log).tell(GatewayStatus("quiet", "http", received=5, refused=5), NOW_US)
-    Telling(log).tell(GatewayStatus("busy", "http", received=1), NOW_US)
+    GatewayReporter(log).report(GatewayStatus("quiet", "http", received=5, refused=5), NOW_US)
+    GatewayReporter(log).report(GatewayStatus("busy", "http", received=1), NOW_US)
     _, busy = (
         log.read(TOPIC).to_table().drop_columns(["_partition", "_offset", "_timestamp"]).to_pylist()
     )
     with log.producer(TOPIC) as producer:
         producer.append([{**busy, "received": number} for number in range(12_000)])
-    told = Told(log)
+    told = GatewayReports(log)
     assert {name: row["received"] for name, row in told.read().items()} == {
         "quiet": 5,
         "busy": 11_999,
     }
     assert log.topic(TOPIC).compact
-    Telling(log).tell(GatewayStatus("quiet", "http", received=6, refused=6), NOW_US)
+    GatewayReporter(log).report(GatewayStatus("quiet", "http", received=6, refused=6), NOW_US)
     assert told.read()["quiet"]["refused"] == 6
 
 
@@ -38,26 +38,26 @@ def test_a_gateway_that_may_not_tell_goes_on_and_warns_once(
     log: hr.Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.create_topic(TOPIC, "other BIGINT")  # nothing of ours fits
-    telling = Telling(log)
+    telling = GatewayReporter(log)
     with caplog.at_level(logging.WARNING, "headrace.gateways"):
         for received in range(1, 4):
-            telling.tell(GatewayStatus("door", "http", received=received), NOW_US)
+            telling.report(GatewayStatus("door", "http", received=received), NOW_US)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     log.delete_topic(TOPIC)
-    telling.tell(GatewayStatus("door", "http", received=4), NOW_US)
-    assert Told(log).read()["door"]["received"] == 4
+    telling.report(GatewayStatus("door", "http", received=4), NOW_US)
+    assert GatewayReports(log).read()["door"]["received"] == 4
 
 
-class _Broken(Receiving):
+class _Broken(GatewayServer):
     """Cannot go on, and cannot tell either."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.failure = OSError("the socket is gone")
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """There is nothing to end."""
 
-    def tell(self) -> None:
+    def report(self) -> None:
         raise RuntimeError("the log is gone too")
 
 
@@ -65,4 +65,6 @@ def test_what_ended_a_gateway_is_what_is_raised(log: hr.Log) -> None:
     stop = Event()
     stop.set()
     with pytest.raises(OSError, match="the socket is gone"):
-        Gateway("door", "http", _Broken, ("orders",)).run(log=log.address, stop=stop)
+        Gateway(name="door", kind="http", opener=_Broken, topics=("orders",)).run(
+            log=log.address, stop=stop
+        )

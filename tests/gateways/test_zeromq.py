@@ -8,7 +8,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError
-from headrace.gateways.base import Receiving
+from headrace.gateways.base import GatewayServer
 from headrace.log import dead_letters as dead
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.senders import in_another_process, printed
@@ -34,7 +34,7 @@ def test_pushed_messages_are_rows_in_their_order(log: hr.Log, opened: Open) -> N
         until(lambda: running.status().received == 8)
     until(lambda: running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4, 5, 6]
-    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [
+    assert [letter["payload"] for letter in dead.read_dead_letters(log, "orders")] == [
         b"nonsense",
         b'{"order_id": "x"}',
     ]
@@ -89,7 +89,7 @@ def test_a_flood_is_counted(log: hr.Log, opened: Open, policy: str) -> None:
     check_policy(running, policy, order_ids(log), sent)
 
 
-def check_policy(running: Receiving, policy: str, stored: list[int], sent: int) -> None:
+def check_policy(running: GatewayServer, policy: str, stored: list[int], sent: int) -> None:
     status = running.status()
     if policy == "block":
         assert stored == list(range(sent))

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import headrace as hr
-from headrace.sinks.sync import Syncing
+from headrace.sinks.sync import SinkLoop
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 
     setattr(owner, name, dying)
     with hr.open_log(address) as log:
-        Syncing(sink, log, topic).run(until_caught_up=True)
+        SinkLoop(sink, log, topic).run(until_caught_up=True)
 
 
 if __name__ == "__main__":

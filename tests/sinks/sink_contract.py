@@ -19,9 +19,12 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, SinkFenced, TargetMismatch, TargetUnavailable
-from headrace.log.dead_letters import letters
-from headrace.sinks.base import Applied, Batch, Shape, Target, batch_of, new_owner, shape_of
-from headrace.sinks.sync import Following, Syncing
+from headrace.log.dead_letters import read_dead_letters
+from headrace.sinks.base import Target
+from headrace.sinks.batch import SinkBatch, TargetShape, build_batch
+from headrace.sinks.checkpoint import SinkCheckpoint, new_owner
+from headrace.sinks.sync import SinkLoop
+from headrace.sinks.topic_follower import TopicFollower
 
 ACCOUNTS = "id BIGINT, name STRING, amount DECIMAL(12, 2)"
 EVERYTHING = (
@@ -35,8 +38,10 @@ AT = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 # A method, whether just before or just after it, and how often it is passed before that: the ledger
 # is first written by the takeover.
 STEPS = [
-    (name, when, 0) for name in ("merge", "write_applied", "apply") for when in ("before", "after")
-] + [("write_applied", when, 1) for when in ("before", "after")]
+    (name, when, 0)
+    for name in ("merge", "write_checkpoint", "apply")
+    for when in ("before", "after")
+] + [("write_checkpoint", when, 1) for when in ("before", "after")]
 
 
 class Died(BaseException):
@@ -70,7 +75,7 @@ def full_row(key: str, **values: Any) -> dict[str, Any]:
 
 def rows_of(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> list[dict[str, Any]]:
     """What the target has, by key."""
-    shape = shape_of(sink, log.topic(topic))
+    shape = sink.shape_for(log.topic(topic))
     with sink.open(shape, log) as target:
         target.prepare()
         listed = read_back(target)
@@ -86,7 +91,7 @@ def read_back(target: Target) -> list[dict[str, Any]]:
     return [row for piece in target.contents()[1] for row in piece.to_pylist()]
 
 
-def folded(log: hr.Log, topic: str, shape: Shape) -> list[dict[str, Any]]:
+def folded(log: hr.Log, topic: str, shape: TargetShape) -> list[dict[str, Any]]:
     """What should be in the target, by the obvious way."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in log.read(topic).to_pylist():
@@ -98,17 +103,22 @@ def folded(log: hr.Log, topic: str, shape: Shape) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> Syncing:
-    syncing = Syncing(sink, log, topic, **options)
+def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> SinkLoop:
+    syncing = SinkLoop(sink, log, topic, **options)
     syncing.run(until_caught_up=True)
     return syncing
 
 
-def next_batch(log: hr.Log, target: Target, applied: Applied) -> Batch:
-    piece = Following(log, target.shape.topic, applied).next(1_000_000)
+def next_batch(log: hr.Log, target: Target, applied: SinkCheckpoint) -> SinkBatch:
+    piece = TopicFollower(log, target.shape.topic, applied).next(1_000_000)
     assert piece is not None
-    return batch_of(
-        piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh
+    return build_batch(
+        piece.rows,
+        target.shape,
+        piece.start,
+        piece.stop,
+        target.lookup,
+        new_partitions=piece.new_partitions,
     )
 
 
@@ -118,7 +128,7 @@ def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
     assert compared.positions == {
         partition: end for partition, end in log.end_offsets(topic).items() if end
     }
-    shape = shape_of(sink, log.topic(topic))
+    shape = sink.shape_for(log.topic(topic))
     assert sorted(map(repr, rows_of(sink, log, topic))) == sorted(
         map(repr, folded(log, topic, shape))
     )
@@ -187,7 +197,7 @@ class SinkContract:
     def test_a_batch_again_changes_nothing(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:
             producer.upsert([account(1), account(2)])
-        with sink.open(shape_of(sink, log.topic("accounts")), log) as target:
+        with sink.open(sink.shape_for(log.topic("accounts")), log) as target:
             target.prepare()
             batch = next_batch(log, target, target.begin(new_owner()))
             assert target.apply(batch, no_letters)
@@ -202,7 +212,7 @@ class SinkContract:
     def test_an_older_owner_is_refused(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
-        shape = shape_of(sink, log.topic("accounts"))
+        shape = sink.shape_for(log.topic("accounts"))
         with sink.open(shape, log) as older, sink.open(shape, log) as newer:
             older.prepare()
             first, second = new_owner(), new_owner()
@@ -257,7 +267,7 @@ class SinkContract:
             assert_equal_to_log(sink, log, "accounts")
 
     def _opened(self, sink: hr.sinks.Sink, log: hr.Log) -> Target:
-        with sink.open(shape_of(sink, log.topic("accounts")), log) as target:
+        with sink.open(sink.shape_for(log.topic("accounts")), log) as target:
             return target
 
     def test_a_stream_is_appended_row_by_row(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
@@ -279,7 +289,7 @@ class SinkContract:
             producer.append([account(7, 1), {**account(0, 2), "id": None}, account(7, 3)])
         assert caught_up(merged, log, "payments").status.refused == 1
         assert [(row["id"], row["amount"]) for row in rows_of(merged, log, "payments")] == [(7, 3)]
-        (letter,) = letters(log, "newest")
+        (letter,) = read_dead_letters(log, "newest")
         assert (letter["source_offset"], letter["reason"], letter["place"]) == (
             1,
             "its key is null",
@@ -320,13 +330,13 @@ class SinkContract:
         """As when the target was brought back to an earlier state under the hands of its writer."""
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
-            with sink.open(shape_of(sink, log.topic("accounts")), log) as target:
+            with sink.open(sink.shape_for(log.topic("accounts")), log) as target:
                 target.prepare()
                 began = target.begin(new_owner())
                 first = next_batch(log, target, began)
                 producer.upsert([account(1, 2)])
-                second = next_batch(log, target, began.advanced(first.stop))
-                with pytest.raises(TargetUnavailable, match="another place"):
+                second = next_batch(log, target, began.with_offsets(first.stop))
+                with pytest.raises(TargetUnavailable, match="at other offsets"):
                     target.apply(second, no_letters)
                 assert read_back(target) == []
                 assert target.apply(first, no_letters)

@@ -50,7 +50,7 @@ def test_a_postgres_table_is_copied_and_stays_equal(
     with hr.open_log(address) as log:
         (topic,) = [name for name in log.topics() if name.endswith("documents")]
     follow()
-    assert len(postgres.ask("SELECT id FROM copy.documents")) == 20
+    assert len(postgres.query("SELECT id FROM copy.documents")) == 20
     postgres.do(
         "UPDATE documents SET title = 'new ' || id WHERE id % 2 = 0",
         "DELETE FROM documents WHERE id = 5",
@@ -68,5 +68,7 @@ def test_a_postgres_table_is_copied_and_stays_equal(
     )
     follow()
     columns = "SELECT id, title, body, price, at FROM {}.documents ORDER BY id"
-    assert postgres.ask(columns.format("copy")) == postgres.ask(columns.format("public"))
-    assert postgres.ask("SELECT count(*) FROM copy.documents WHERE length(body) > 90000") == [(18,)]
+    assert postgres.query(columns.format("copy")) == postgres.query(columns.format("public"))
+    assert postgres.query("SELECT count(*) FROM copy.documents WHERE length(body) > 90000") == [
+        (18,)
+    ]

@@ -14,8 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.columnar.columns import HIDDEN_DDL
-from headrace.sinks import check as folded_rows
-from headrace.sinks import sqlite as sqlite_target
+from headrace.sinks import check, sqlite_target
 from tests.sinks.sink_contract import caught_up
 
 UNCHANGED = '{"body": {"unchanged": true}}'
@@ -41,8 +40,8 @@ def test_in_pieces_however_small(
     """Keys change, and large values go along: the two rows stand in different partitions, and yet
     in one piece.
     """
-    monkeypatch.setattr(folded_rows, "PIECE_ROWS", 1)
-    monkeypatch.setattr(sqlite_target, "PIECE_ROWS", 3)
+    monkeypatch.setattr(check, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(sqlite_target, "READ_ROWS", 3)
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_table(
             "documents",

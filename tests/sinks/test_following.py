@@ -11,8 +11,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import TargetMismatch
-from headrace.sinks.base import Applied
-from headrace.sinks.sync import Following
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.sinks.topic_follower import TopicFollower
 
 CAPTURED = "id BIGINT, body STRING, _transaction BIGINT, _order INT, _marks STRING"
 
@@ -23,9 +23,11 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
         yield log
 
 
-def applied(topic: str, *, at_us: int | None = None, **positions: int) -> Applied:
+def applied(topic: str, *, at_us: int | None = None, **positions: int) -> SinkCheckpoint:
     places = {int(name.removeprefix("p")): offset for name, offset in positions.items()}
-    return Applied(topic, "", 1, 1, places, time.time_ns() // 1000 if at_us is None else at_us)
+    return SinkCheckpoint(
+        topic, "", 1, 1, places, time.time_ns() // 1000 if at_us is None else at_us
+    )
 
 
 def test_no_partition_waits_for_ever(log: hr.Log) -> None:
@@ -33,7 +35,7 @@ def test_no_partition_waits_for_ever(log: hr.Log) -> None:
     with log.producer("clicks") as producer:
         for partition in range(3):
             producer.append(pa.table({"n": range(1000)}), partition=partition)
-    following = Following(log, "clicks", applied("clicks"))
+    following = TopicFollower(log, "clicks", applied("clicks"))
     seen = set()
     for _ in range(3):
         piece = following.next(100)
@@ -69,7 +71,7 @@ def test_a_change_of_key_is_not_cut(log: hr.Log) -> None:
             ]
             tx.append("documents", changes)
     for most in (1, 3, 5):
-        following = Following(log, "documents", applied("documents"))
+        following = TopicFollower(log, "documents", applied("documents"))
         while (piece := following.next(most)) is not None:
             assert piece.stop[0] % 2 == 0
             following.advance(piece)
@@ -84,12 +86,12 @@ def test_rows_that_retention_has_removed_are_missed_with_a_word(log: hr.Log) -> 
     log.maintain()
     earliest = log.start_offsets("noise")[0]
     assert earliest > 0
-    assert Following(log, "noise", applied("noise")).positions == {0: earliest}
-    assert Following(log, "noise", applied("noise", p0=earliest)).positions == {0: earliest}
+    assert TopicFollower(log, "noise", applied("noise")).positions == {0: earliest}
+    assert TopicFollower(log, "noise", applied("noise", p0=earliest)).positions == {0: earliest}
     with pytest.raises(
         TargetMismatch, match=r"retention has removed what follows[\s\S]*--start-over"
     ):
-        Following(log, "noise", applied("noise", p0=earliest - 1))
+        TopicFollower(log, "noise", applied("noise", p0=earliest - 1))
 
 
 def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.Log) -> None:
@@ -108,11 +110,11 @@ def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.L
     log.maintain()
     whole = log.whole_from("accounts")[0]
     assert whole > 1
-    assert Following(log, "accounts", applied("accounts", p0=1)).positions == {
+    assert TopicFollower(log, "accounts", applied("accounts", p0=1)).positions == {
         0: 1
     }  # it was here a moment ago
     with pytest.raises(TargetMismatch, match=r"may have missed deletes[\s\S]*--start-over"):
-        Following(log, "accounts", applied("accounts", at_us=1, p0=1))
-    assert Following(log, "accounts", applied("accounts", at_us=1, p0=whole)).positions == {
+        TopicFollower(log, "accounts", applied("accounts", at_us=1, p0=1))
+    assert TopicFollower(log, "accounts", applied("accounts", at_us=1, p0=whole)).positions == {
         0: whole
     }

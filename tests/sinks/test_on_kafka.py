@@ -13,8 +13,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import SinkFenced
-from headrace.log.dead_letters import letters
-from headrace.sinks.base import new_owner, shape_of
+from headrace.log.dead_letters import read_dead_letters
+from headrace.sinks.checkpoint import new_owner
 from headrace.sinks.sqlite_target import SqliteTarget
 from tests.cdc.conftest import Postgres
 from tests.servers.kafka_broker import KafkaBroker
@@ -84,7 +84,7 @@ def test_struck_at_each_step(
 def test_an_older_owner_is_refused(log: hr.Log, accounts: str, tmp_path: Path) -> None:
     sink = hr.sinks.sqlite(tmp_path / "target.db", table="accounts")
     change(log, accounts, random.Random(1), 1)
-    shape = shape_of(sink, log.topic(accounts))
+    shape = sink.shape_for(log.topic(accounts))
     with sink.open(shape, log) as older, sink.open(shape, log) as newer:
         older.prepare()
         batch = next_batch(log, older, older.begin(new_owner()))
@@ -109,7 +109,7 @@ def test_a_stream_and_its_dead_letters(log: hr.Log, tmp_path: Path) -> None:
         tmp_path / "target.db", table="newest", key="id", name=f"newest-{topic}"
     )
     assert caught_up(merged, log, topic).status.refused == 3
-    assert len(letters(log, f"newest-{topic}")) == 3
+    assert len(read_dead_letters(log, f"newest-{topic}")) == 3
     assert_equal(merged, log, topic)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, TargetMismatch
-from headrace.log.dead_letters import letters
-from headrace.sinks.sync import Syncing
+from headrace.log.dead_letters import read_dead_letters
+from headrace.sinks.sync import SinkLoop
 from tests.cdc.conftest import Postgres
 from tests.cdc.conftest import started as start_server
 from tests.servers.postgres_server import PostgresServer
@@ -39,7 +39,7 @@ class TestPostgres(SinkContract):
             producer.upsert([rows.get(number, account(number)) for number in range(40)])
         assert caught_up(sink, log, "accounts").status.refused == 3
         assert len(rows_of(sink, log, "accounts")) == 37
-        reasons = sorted(letter["reason"] for letter in letters(log, "accounts.postgres"))
+        reasons = sorted(letter["reason"] for letter in read_dead_letters(log, "accounts.postgres"))
         assert [
             "violates check constraint" in reasons[1],
             "value too long" in reasons[2],
@@ -64,8 +64,11 @@ class TestPostgres(SinkContract):
         with log.producer("accounts") as producer:
             producer.delete([1, 2])
         assert caught_up(sink, log, "accounts").status.refused == 1
-        assert postgres.ask("SELECT id FROM accounts") == [(1,)]
-        assert "violates foreign key constraint" in letters(log, "accounts.postgres")[0]["reason"]
+        assert postgres.query("SELECT id FROM accounts") == [(1,)]
+        assert (
+            "violates foreign key constraint"
+            in read_dead_letters(log, "accounts.postgres")[0]["reason"]
+        )
 
     def test_a_table_that_was_dropped_is_filled_again(
         self, sink: hr.sinks.Sink, log: hr.Log, postgres: Postgres
@@ -89,7 +92,7 @@ class TestPostgres(SinkContract):
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
         caught_up(sink, log, "accounts")
-        assert postgres.ask('SELECT id, seen IS NOT NULL FROM "Reports".accounts') == [(1, True)]
+        assert postgres.query('SELECT id, seen IS NOT NULL FROM "Reports".accounts') == [(1, True)]
         assert_equal_to_log(sink, log, "accounts")
 
     def test_a_target_that_does_not_fit(
@@ -133,7 +136,7 @@ class TestPostgres(SinkContract):
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
         caught_up(poor, log, "accounts")
-        assert postgres.ask("SELECT id FROM accounts") == [(1,)]
+        assert postgres.query("SELECT id FROM accounts") == [(1,)]
 
     def test_an_address_that_is_wrong(self, log: hr.Log, postgres: Postgres) -> None:
         with pytest.raises(ConfigurationError, match=r"does not exist[\s\S]*PGPASSWORD"):
@@ -189,7 +192,7 @@ def test_a_server_that_goes_away_and_comes_back(
     with hr.open_log(f"file:{tmp_path_factory.mktemp('log')}") as log:
         log.create_table("accounts", "id BIGINT, amount BIGINT", key="id")
         stop = threading.Event()
-        syncing = Syncing(sink, log, "accounts")
+        syncing = SinkLoop(sink, log, "accounts")
         thread = threading.Thread(target=syncing.run, kwargs={"stop": stop})
         thread.start()
         with log.producer("accounts") as producer:

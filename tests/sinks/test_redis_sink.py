@@ -14,8 +14,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError
-from headrace.log.dead_letters import letters
-from headrace.sinks.sync import Syncing
+from headrace.log.dead_letters import read_dead_letters
+from headrace.sinks.sync import SinkLoop
 from tests.servers.redis_server import RedisServer
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 
@@ -85,7 +85,7 @@ def test_what_json_cannot_carry_is_put_aside(
                 )
             )
         assert caught_up(sink, log, "days").status.refused == 1
-        (letter,) = letters(log, "days.redis")
+        (letter,) = read_dead_letters(log, "days.redis")
         assert (
             letter["source_offset"],
             "outside the years" in letter["reason"],
@@ -101,7 +101,7 @@ def test_a_server_that_has_forgotten_is_filled_again(
     sink, stop = hr.sinks.redis(redis_server.url), threading.Event()
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_table("accounts", "id BIGINT", key="id")
-        thread = threading.Thread(target=Syncing(sink, log, "accounts").run, kwargs={"stop": stop})
+        thread = threading.Thread(target=SinkLoop(sink, log, "accounts").run, kwargs={"stop": stop})
         thread.start()
         deadline = time.monotonic() + 30
         with log.producer("accounts") as producer:

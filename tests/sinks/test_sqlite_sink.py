@@ -10,10 +10,10 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, TargetMismatch, TargetRefuses
-from headrace.log.dead_letters import letters, replay
+from headrace.log.dead_letters import read_dead_letters, replay
 from headrace.sinks import base as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
-from headrace.sinks.sync import Syncing
+from headrace.sinks.sync import SinkLoop
 from tests.sinks.sink_contract import (
     Died,
     SinkContract,
@@ -46,7 +46,7 @@ class TestSqlite(SinkContract):
             producer.upsert([account(n, 500 if n in {3, 17, 18} else n) for n in range(40)])
         status = caught_up(sink, log, "accounts").status
         assert (status.refused, status.upserts) == (3, 40)
-        put_aside = letters(log, "accounts.sqlite")
+        put_aside = read_dead_letters(log, "accounts.sqlite")
         assert all("CHECK constraint failed" in letter["reason"] for letter in put_aside)
         assert len(put_aside) == 3
         compared = sink.check("accounts", log=log.address)
@@ -56,7 +56,7 @@ class TestSqlite(SinkContract):
             ("missing", 3),
         ]
         assert caught_up(sink, log, "accounts").status.rows == 0
-        assert len(letters(log, "accounts.sqlite")) == 3
+        assert len(read_dead_letters(log, "accounts.sqlite")) == 3
         with pytest.raises(InputError, match=r"not of a topic[\s\S]*--start-over"):
             replay(log, "accounts.sqlite")
 
@@ -119,7 +119,7 @@ class TestSqlite(SinkContract):
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
         errors: list[str | None] = []
-        syncing = Syncing(
+        syncing = SinkLoop(
             sink, log, "accounts", on_status=lambda status: errors.append(status.error)
         )
         thread = threading.Thread(target=syncing.run, kwargs={"until_caught_up": True})
@@ -145,11 +145,13 @@ class TestSqlite(SinkContract):
             producer.upsert([{**account(1), "name": None}, account(2)])
         for _ in range(2):
             with monkeypatch.context() as patch:
-                strike(patch, SqliteTarget, "write_applied", "before", 1)
+                strike(patch, SqliteTarget, "write_checkpoint", "before", 1)
                 with pytest.raises(Died):
                     caught_up(sink, log, "accounts")
         caught_up(sink, log, "accounts")
-        assert [letter["source_offset"] for letter in letters(log, "accounts.sqlite")] == [0]
+        assert [
+            letter["source_offset"] for letter in read_dead_letters(log, "accounts.sqlite")
+        ] == [0]
         assert [row["id"] for row in rows_of(sink, log, "accounts")] == [2]
 
 

@@ -23,11 +23,18 @@ from headrace.errors import (
     TargetRefuses,
     TargetUnavailable,
 )
-from headrace.log.dead_letters import letters
-from headrace.sinks.base import Applied, SinkSpec
-from headrace.sinks.sync import Syncing
-from headrace.sinks.webhook_target import Receiver, Sender, WebhookTarget, resolved, waiting_s
-from headrace.types.json_codec import decode
+from headrace.log.dead_letters import read_dead_letters
+from headrace.sinks.base import SinkSpec
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.sinks.sync import SinkLoop
+from headrace.sinks.webhook_target import (
+    WebhookEndpoint,
+    WebhookSender,
+    WebhookTarget,
+    resolve,
+    retry_after_s,
+)
+from headrace.types.json_codec import decode_rows
 from tests.sinks.sink_contract import SinkContract, account, caught_up
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 
@@ -49,15 +56,15 @@ RECEIVERS: dict[str, WebhookReceiver] = {}
 class Readable(WebhookTarget):
     """One whose receiver can be asked what it has, which the contract wants to know."""
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        with self.exclusive():
-            applied = self.read_applied()
-        rows = RECEIVERS[self.sink.options["receiver"].url].tables.get(self.table, {})
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        with self.atomic():
+            applied = self.read_checkpoint()
+        rows = RECEIVERS[self.sink.options["endpoint"].url].tables.get(self.table, {})
         return applied, iter(
             [
                 pa.Table.from_batches(
                     [
-                        decode(
+                        decode_rows(
                             [json.dumps(row).encode() for row in rows.values()], self.shape.schema
                         ).batch
                     ]
@@ -67,7 +74,7 @@ class Readable(WebhookTarget):
 
     def clear(self) -> None:
         super().clear()
-        RECEIVERS[self.sink.options["receiver"].url].tables.pop(self.table, None)
+        RECEIVERS[self.sink.options["endpoint"].url].tables.pop(self.table, None)
 
 
 def open_readable(sink: SinkSpec, shape: Any) -> Readable:
@@ -168,7 +175,7 @@ def test_rows_that_it_refuses_are_put_aside(payments: Payments) -> None:
         == 2
     )
     assert sorted(payments.sent()) == [0, 1, 2, 4, 5, 6, 7, 9]
-    found = letters(payments.log, "payments.webhook")
+    found = read_dead_letters(payments.log, "payments.webhook")
     assert [letter["source_offset"] for letter in found] == [3, 8]
     assert "answers 422" in found[0]["reason"]
     assert "token" not in found[0]["reason"]
@@ -224,7 +231,7 @@ def test_stopping_does_not_wait_for_the_batch(payments: Payments) -> None:
 
     payments.receiver.behave = behave
     payments.add(*range(50))
-    Syncing(payments.sink, payments.log, "payments").run(stop=stop)
+    SinkLoop(payments.sink, payments.log, "payments").run(stop=stop)
     assert payments.sent() == [0, 1, 2]
     caught_up(payments.sink, payments.log, "payments")
     assert payments.sent() == list(range(50))
@@ -275,8 +282,8 @@ def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
         threading.Thread(target=trickle, daemon=True).start()
         began_s = time.monotonic()
         with (
-            Sender(
-                Receiver(
+            WebhookSender(
+                WebhookEndpoint(
                     f"http://127.0.0.1:{server.getsockname()[1]}",
                     timeout_s=0.3,
                     internal=(LOOPBACK,),
@@ -290,7 +297,7 @@ def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(receiver: WebhookReceiver) -> None:
     receiver.secret, receiver.behave = None, lambda _headers, _rows: (204, {"Connection": "close"})
-    with Sender(Receiver(receiver.url, internal=(LOOPBACK,))) as sender:
+    with WebhookSender(WebhookEndpoint(receiver.url, internal=(LOOPBACK,))) as sender:
         for number in range(3):
             sender.send(b'{"table": "t", "rows": []}', str(number))
     assert [headers["webhook-id"] for headers in receiver.requests] == ["0", "1", "2"]
@@ -313,7 +320,7 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(receiver: Webhoo
 )
 def test_internal_addresses_are_refused_unless_allowed(host: str) -> None:
     with (
-        Sender(Receiver(f"http://{host}:9/hook")) as sender,
+        WebhookSender(WebhookEndpoint(f"http://{host}:9/hook")) as sender,
         pytest.raises(ConfigurationError, match="no public address"),
     ):
         sender.send(b"{}", "one")
@@ -323,11 +330,11 @@ def test_networks_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_WEBHOOK_INTERNAL", "10.0.0.0/8, ::1")
     from headrace.sinks.webhook_target import allowed_networks
 
-    assert resolved("10.9.8.7", 80, allowed_networks(())) == ["10.9.8.7"]
-    assert resolved("::1", 80, allowed_networks(())) == ["::1"]
-    assert resolved("8.8.8.8", 80, ()) == ["8.8.8.8"]
+    assert resolve("10.9.8.7", 80, allowed_networks(())) == ["10.9.8.7"]
+    assert resolve("::1", 80, allowed_networks(())) == ["::1"]
+    assert resolve("8.8.8.8", 80, ()) == ["8.8.8.8"]
     with pytest.raises(ConfigurationError):
-        resolved("192.168.0.1", 80, allowed_networks(()))
+        resolve("192.168.0.1", 80, allowed_networks(()))
     with pytest.raises(InputError, match=r"10\.1\.0\.0/16"):
         allowed_networks(["nowhere"])
 
@@ -335,27 +342,30 @@ def test_networks_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_header_that_http_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "Bearer x\r\nHost: y")
     with pytest.raises(ConfigurationError, match="'Authorization' has a name or a value"):
-        Sender(Receiver("https://example.com/", headers={"Authorization": "env:TOKEN"}))
+        WebhookSender(
+            WebhookEndpoint("https://example.com/", headers={"Authorization": "env:TOKEN"})
+        )
 
 
 def test_how_long_a_receiver_asks_us_to_wait() -> None:
     assert [
-        waiting_s(text) for text in (None, "7", "999999", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
+        retry_after_s(text)
+        for text in (None, "7", "999999", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
     ] == [0, 7, 3600, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"url": "ftp://x/"}, "no address of a webhook"),
-        ({"url": "https://x:port/"}, "no address of a webhook"),
+        ({"url": "ftp://x/"}, "not the address of a webhook"),
+        ({"url": "https://x:port/"}, "not the address of a webhook"),
         ({"url": "https://x/a b"}, "%20"),
         ({"url": "https://user:pass@x/"}, "Authorization"),
         (
             {"secret": "hunter2"},
-            r"does not belong into a program's text[\s\S]*env:HEADRACE_WEBHOOK_SECRET",
+            r"must not be written into a program[\s\S]*env:HEADRACE_WEBHOOK_SECRET",
         ),
-        ({"headers": {"Host": "y"}}, "set by us"),
+        ({"headers": {"Host": "y"}}, "set by Headrace itself"),
         ({"request_rows": 0}, "0 rows in a request"),
         ({"tabel": "x"}, "did you mean 'table'"),
     ],

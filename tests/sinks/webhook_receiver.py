@@ -102,5 +102,7 @@ class WebhookReceiver:
         assert self.secret is not None
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
         expected = base64.b64encode(hmac.new(self.secret, signed, hashlib.sha256).digest()).decode()
-        fresh = abs(time.time() - int(headers["webhook-timestamp"])) < 300
-        return fresh and hmac.compare_digest(headers.get("webhook-signature", ""), f"v1,{expected}")
+        new_partitions = abs(time.time() - int(headers["webhook-timestamp"])) < 300
+        return new_partitions and hmac.compare_digest(
+            headers.get("webhook-signature", ""), f"v1,{expected}"
+        )

@@ -1,8 +1,24 @@
-"""What change capture asks of a database: the protocol `Source`, and the values it speaks in.
-`capturing` drives it; each kind of database implements it.
+"""What a captured database must be able to do, and how to write a source for another one.
 
-A source hands out *parts* of its stream, in commit order. Rows are Arrow batches: the table's
-columns, then the hidden ones (`HIDDEN`), then `_change_type`.
+A source implements the protocol `CaptureSource`. It delivers *parts* of the database's stream of
+changes, in commit order; `CaptureLoop` (in `capture`) writes them to the log and confirms them.
+A part consists of items: changes of a table, a chunk of a snapshot, a change of a table's columns,
+and so on. Rows are Arrow batches with the table's columns, then the hidden ones
+(`columnar.columns.HIDDEN_FIELDS`), then `_change_type`.
+
+    source in      BEGIN; INSERT INTO orders VALUES (1, 'new');
+                   UPDATE orders SET state = 'paid' WHERE id = 1; COMMIT;
+
+    part out       StreamPart(position="16/B374D848", transactions=1, items=[
+                       TableChanges("public.orders", rows)])
+
+    rows           id  state   _position  _transaction  _order  _change_type
+                   1   'new'   98…        745           0       insert
+                   1   'new'   98…        745           1       update_preimage
+                   1   'paid'  98…        745           1       update_postimage
+
+The position is the source's own text. It is stored in the log in the same transaction as the rows,
+and given back to `start` after a restart.
 """
 
 from __future__ import annotations
@@ -12,33 +28,125 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, HIDDEN_FIELDS
+from headrace.connector import InboundConnector
 from headrace.errors import ConfigurationError, InputError
 from headrace.log.dead_letters import DeadLetter
-from headrace.log.topic_config import check_name
 from headrace.types.schema import RESERVED_COLUMNS, parse_schema
 
 logger = logging.getLogger("headrace.cdc")
-_TAKEN = {*RESERVED_COLUMNS, *(each.name for each in HIDDEN_FIELDS)}
+DEFAULT_CHUNK_ROWS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureSpec(InboundConnector):
+    """A declared capture: tables of one database that are followed into the log.
+
+    Attributes:
+        name: Identifies the capture; its position and progress are stored under it.
+        opener: Makes the source, and imports the driver that it needs.
+        tables: The tables to capture; all of them if empty.
+        prefix: Put in front of the topics' names.
+        partitions: How many partitions a new topic gets.
+        preimages: Whether the row before an update is stored too.
+        snapshot: Whether the rows that are in a table already are read first.
+        chunk_rows: The most rows of one chunk of a snapshot.
+        outbox: A table whose rows are events, for topics named by their `aggregate_type`.
+    """
+
+    noun: ClassVar[str] = "capture"
+
+    name: str
+    opener: Callable[[CaptureSpec], CaptureSource] = field(repr=False, compare=False)
+    tables: tuple[str, ...] = ()
+    prefix: str = ""
+    partitions: int = 1
+    preimages: bool = False
+    snapshot: bool = True
+    chunk_rows: int = DEFAULT_CHUNK_ROWS
+    outbox: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_rows < 1 or self.partitions < 1:
+            raise InputError("chunk_rows and partitions must be at least 1.")
+
+    def open(self) -> CaptureSource:
+        """Open the source. It must be started before it is polled."""
+        return self.opener(self)
+
+
+class CaptureSource(Protocol):
+    """A database that is captured.
+
+    Every method may raise `RetryError` (the database is away; the session ends, and a new one is
+    started) or `ConfigurationError` (somebody must act; the capture ends).
+    """
+
+    def start(self, position: str | None, *, start_over: bool = False) -> str:
+        """Begin to stream.
+
+        What capture needs in the database (triggers, a replication slot) is created here.
+
+        Args:
+            position: Stream what follows it; None streams what happens from now on.
+            start_over: Create what is needed anew, even if it exists.
+
+        Returns:
+            The position at which the stream begins.
+        """
+
+    def tables(self) -> list[TableShape]:
+        """Return the tables to capture, as they are now. Called at the start and from time to time,
+        to find new tables.
+        """
+
+    def request(self, chunk: ChunkRequest) -> None:
+        """Request a chunk of a snapshot, which comes with one of the next parts. There is at most
+        one request at a time.
+        """
+
+    def count(self, table: str) -> int:
+        """Return about how many rows a table has, for progress."""
+
+    def poll(self, timeout_s: float) -> StreamPart:
+        """Return the next part; an empty one if nothing comes in time."""
+
+    def is_caught_up(self) -> bool:
+        """Return whether everything has been delivered that was committed before the first call."""
+
+    def confirm(self, position: str) -> None:
+        """Everything up to a position is durable in the log: the database need not keep it."""
+
+    def status(self) -> dict[str, Any]:
+        """Return how the source is doing: what it retains for the capture, how far it is behind."""
+
+    def close(self) -> None: ...
+
+    def remove(self) -> list[str]:
+        """Remove what capture created in the database. Returns descriptions of it."""
+
+
+# Tables
 
 
 @dataclass(frozen=True)
 class TableShape:
-    """A table as the source has it now. `columns` are names and types in Spark's DDL; `key` says by
-    which columns a row is known.
-    """
+    """A table as the source has it now."""
 
     name: str
     columns: tuple[tuple[str, str], ...]
+    """Names, and types in Spark's DDL."""
     key: tuple[str, ...]
+    """The columns that identify a row."""
 
-    def key_in(self, own: Sequence[str]) -> tuple[str, ...]:
-        """The key's columns as the source itself calls them; `own` are its names of all columns."""
-        names = dict(zip([name for name, _ in self.columns], own, strict=True))
+    def key_in(self, own_names: Sequence[str]) -> tuple[str, ...]:
+        """Return the key's columns under the source's own names, given its names of all columns."""
+        names = dict(zip([name for name, _ in self.columns], own_names, strict=True))
         return tuple(names[name] for name in self.key)
 
     @property
@@ -51,15 +159,21 @@ class TableShape:
 
     @cached_property
     def batch_schema(self) -> pa.Schema:
+        """The schema of a batch of changes: the table's columns, the hidden ones, the change
+        type.
+        """
         return pa.schema([*self.schema, *HIDDEN_FIELDS, CHANGE_FIELD])
 
 
+_RESERVED_NAMES = {*RESERVED_COLUMNS, *(field.name for field in HIDDEN_FIELDS)}
+
+
 def usable_names(names: Sequence[str]) -> list[str]:
-    """Column names that a topic can have: what is reserved, or differs from another in case only,
-    gets an underscore behind it.
+    """Return column names that a topic can have: an underscore is appended to a name that is
+    reserved or differs from another one in case only.
     """
     usable: list[str] = []
-    taken = set(_TAKEN)
+    taken = set(_RESERVED_NAMES)
     for name in names:
         chosen = name or "_"
         while chosen.lower() in taken:
@@ -69,22 +183,23 @@ def usable_names(names: Sequence[str]) -> list[str]:
     return usable
 
 
-class Skipped:
-    """Tables that nobody named and that cannot be captured, such as one without a key: told of
-    once, and left out.
-    """
+class SkippedTables:
+    """Logs a warning, once a table, when a table that nobody named cannot be captured."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def __call__(self, table: str, why: ConfigurationError) -> None:
-        if table not in self._told:
-            self._told.add(table)
-            logger.warning("%s is left out: %s", table, why)
+    def warn(self, table: str, error: ConfigurationError) -> None:
+        if table not in self._warned:
+            self._warned.add(table)
+            logger.warning("%s is not captured: %s", table, error)
+
+
+# The stream
 
 
 @dataclass(frozen=True)
-class Changes:
+class TableChanges:
     """Changes of one table, in the order in which they were made."""
 
     table: str
@@ -92,27 +207,36 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Rows of a snapshot, at the place in the stream where they are neither older nor newer than
-    what stands around them.
+class ChunkRequest:
+    """A request for rows of a table, in the order of its key."""
+
+    table: str
+    after: Sequence[Any] | None
+    """The key after which the chunk begins; None for the first chunk."""
+    rows: int
+    """The most rows."""
+
+
+@dataclass(frozen=True)
+class SnapshotChunk:
+    """Rows of a snapshot, at the point of the stream at which they were read: they contain all
+    changes before it, and none after it.
     """
 
     table: str
     rows: pa.RecordBatch
     after: Sequence[Any] | None
-    """The key of the last row, as the source wants it back to go on behind it; nothing if there was
-    no row.
-    """
+    """The key of the last row, in a form that JSON can hold; None if there was no row."""
     is_last: bool
 
 
 @dataclass(frozen=True)
-class Reshaped:
-    """From here on a table has other columns. What rows already in the topic have in new ones is
-    read again, in a snapshot beside the stream.
+class SchemaChange:
+    """A table has other columns from here on. Rows that are in the topic already are read again, in
+    a snapshot while the stream goes on.
 
-    `missed`: changes of the table may have been missed (somebody took its triggers, or its place in
-    the publication): it is read again in any case.
+    `missed`: changes may have been missed, because the table was not captured for a while. It is
+    read again in any case.
     """
 
     shape: TableShape
@@ -120,16 +244,17 @@ class Reshaped:
 
 
 @dataclass(frozen=True)
-class Truncated:
-    """All rows of a table went at once. `hidden` are the values of the hidden columns."""
+class Truncation:
+    """All rows of a table were removed at once."""
 
     table: str
     hidden: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the hidden columns."""
 
 
 @dataclass(frozen=True)
-class Event:
-    """Rows for a plain topic: an outbox's events, or logical messages."""
+class TopicRows:
+    """Rows for a topic that is not a table: events of an outbox, or logical messages."""
 
     topic: str
     ddl: str
@@ -138,141 +263,46 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Aside:
-    """Records that cannot be used, for the dead letters of `topic`: committed with everything else,
-    and counted.
+class DeadRecords:
+    """Records that cannot be used: they become dead letters of a topic, in the same transaction as
+    the rows around them.
     """
 
     topic: str
-    letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[DeadLetter, ...]
 
 
-Item = Changes | Chunk | Reshaped | Truncated | Event | Aside
+StreamItem = TableChanges | SnapshotChunk | SchemaChange | Truncation | TopicRows | DeadRecords
 
 
 @dataclass(frozen=True)
-class Part:
-    """The next part of the stream. `position` is where to go on behind it: nothing, if it ends
-    inside a transaction.
-    """
+class StreamPart:
+    """The next part of the stream."""
 
-    items: Sequence[Item] = ()
+    items: Sequence[StreamItem] = ()
     position: str | None = None
+    """Where to resume after this part; None if it ends inside a transaction."""
     transactions: int = 0
+    """How many transactions of the source end in it."""
     is_idle: bool = True
-    """Nothing more is waiting in the source right now."""
+    """Whether the source has nothing more right now."""
 
 
-@dataclass(frozen=True)
-class ChunkRequest:
-    """Up to `rows` rows of a table, in the order of its key, behind a key (from the beginning, if
-    there is none).
-    """
-
-    table: str
-    after: Sequence[Any] | None
-    rows: int
-
-
-class Source(Protocol):
-    """A database that is captured. Everything may raise RetryError (it goes away and comes back) or
-    ConfigurationError (somebody must act).
-    """
-
-    def start(self, position: str | None, *, afresh: bool = False) -> str:
-        """Stream from behind a position on, or from now on. Returns where it starts. What is needed
-        in the database is made here; `afresh`, also if it is there.
-        """
-
-    def tables(self) -> list[TableShape]:
-        """The tables to be captured, as they are now. Asked at the start, and now and then for new
-        ones.
-        """
-
-    def request(self, chunk: ChunkRequest) -> None:
-        """Ask for a chunk; it comes with one of the next parts. One at a time."""
-
-    def count(self, table: str) -> int:
-        """About how many rows a table has, for progress."""
-
-    def poll(self, timeout_s: float) -> Part:
-        """What comes next; an empty part if nothing came in time."""
-
-    def is_caught_up(self) -> bool:
-        """Whether all that was committed before this was first asked has been handed out."""
-
-    def confirm(self, position: str) -> None:
-        """Everything up to here is durable in the log: the source need not keep it."""
-
-    def status(self) -> dict[str, Any]:
-        """How the source is: what it keeps for us, how far behind we are."""
-
-    def close(self) -> None: ...
-
-    def remove(self) -> list[str]:
-        """Take away whatever was made in the database. Returns what it was."""
-
-
-# The hidden column `_marks`: what a column of the topic cannot hold is null there, and stands here
-# as JSON, so that nothing is lost.
-#
-# {"amount": {"text": "NaN"}}: the source's own text. {"document": {"unchanged": true}}: the source
-# did not send the value, because the change left it as it was.
-
+# Marks: values that a topic's column cannot hold are null there, and noted in the hidden column
+# `_marks` as JSON, so that nothing is lost. {"amount": {"text": "NaN"}} has the source's own text;
+# {"document": {"unchanged": true}} says that the source did not send the value, because the change
+# left it as it was.
 
 Marks = dict[int, dict[str, Any]]
-"""Row -> column -> mark."""
+"""By row, and then by column, the mark."""
 UNCHANGED = {"unchanged": True}
 
 
 def marks_column(marks: Mapping[int, Mapping[str, Any]], rows: int) -> pa.Array:
+    """Return the column `_marks` of a batch with that many rows."""
     if not marks:
         return pa.nulls(rows, pa.string())
-    return pa.array(
-        [
-            json.dumps(marks[row], ensure_ascii=False) if row in marks else None
-            for row in range(rows)
-        ],
-        pa.string(),
-    )
-
-
-DEFAULT_CHUNK_ROWS = 50_000
-
-
-@dataclass(frozen=True)
-class CaptureSpec:
-    """Tables of one database, on their way into the log. `name` identifies it: position and
-    progress are kept under it.
-    """
-
-    name: str
-    kind: str
-    opener: Callable[[CaptureSpec], Source] = field(repr=False, compare=False)
-    tables: tuple[str, ...] = ()
-    log: str | None = None
-    prefix: str = ""
-    partitions: int = 1
-    preimages: bool = False
-    snapshot: bool = True
-    chunk_rows: int = DEFAULT_CHUNK_ROWS
-    outbox: str | None = None
-    """A table whose rows are events, for topics named by their `aggregate_type`."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        check_name(self.name, what="capture name")
-        if self.chunk_rows < 1 or self.partitions < 1:
-            raise InputError("chunk_rows and partitions must be at least 1.")
-
-    def open(self) -> Source:
-        """The source, ready to be started."""
-        return self.opener(self)
-
-    def log_address(self, given: str | None = None) -> str:
-        address = given or self.log
-        if address is None:
-            raise ConfigurationError(
-                f"The capture {self.name!r} has no log.", fix="pass log=… (--log …)."
-            )
-        return address
+    texts = [
+        json.dumps(marks[row], ensure_ascii=False) if row in marks else None for row in range(rows)
+    ]
+    return pa.array(texts, pa.string())

@@ -1,10 +1,9 @@
-"""A topic with Debezium's envelope as a source: its records become the changes of a table. Position
-and order are the topic's.
+"""The source `debezium`: records of a topic in Debezium's format become changes of a table.
 
-The envelope is JSON in a STRING or BINARY column `value`, with the connector's schema around it
-({"schema": …, "payload": …}) or without; a null is a tombstone, which says nothing new. A record
-that cannot be taken for a change goes to the dead letters of its topic, in the same transaction as
-the position behind it; with `errors="stop"` it ends the capture.
+The position is the topic's offsets. The envelope is JSON in a STRING or BINARY column `value`, with
+the connector's schema around it ({"schema": …, "payload": …}) or without. A null is a tombstone,
+which is skipped. A record that is not a change of the table becomes a dead letter of its topic, in
+the same transaction as the position behind it; with `errors="stop"` it ends the capture.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import pyarrow as pa
 
 from headrace.cdc.base import (
     UNCHANGED,
-    Aside,
-    Changes,
     ChunkRequest,
-    Item,
-    Part,
+    DeadRecords,
+    StreamItem,
+    StreamPart,
+    TableChanges,
     TableShape,
-    Truncated,
+    Truncation,
 )
 from headrace.columnar.columns import (
     COMMITTED_AT,
@@ -43,34 +42,34 @@ from headrace.columnar.columns import (
     UPDATE,
     UPDATE_BEFORE,
 )
+from headrace.error_policy import DIVERT, STOP
 from headrace.errors import BadSchema, ConfigurationError, InputError
 from headrace.log import open_log
-from headrace.log.dead_letters import DeadLetter, rows_to_texts
+from headrace.log.dead_letters import DeadLetter, rows_to_json_column
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, to_ddl
-from headrace.types.values import Misfit, column
+from headrace.types.values import Misfit, column_converter
 
-# Values as Debezium writes them in its JSON envelope, by the type that they are to have.
-
+# Values
 
 _UNAVAILABLE = "__debezium_unavailable_value"
 UNAVAILABLE = {_UNAVAILABLE, base64.b64encode(_UNAVAILABLE.encode()).decode()}
-"""What stands for a large value that an update did not touch."""
+"""Stands for a large value that an update left unchanged."""
 
 
-def decoded(value: Any, kind: pa.DataType, *, precise: bool = True) -> Any:
-    """A value as Debezium writes it, by the type that it is to have: numbers count days,
-    milliseconds or microseconds since 1970, bytes are base64.
+def decode_value(value: Any, kind: pa.DataType, *, precise: bool = True) -> Any:
+    """Decode a value of Debezium's JSON for a column of the given type. Numbers count days,
+    milliseconds or microseconds since 1970; bytes are base64.
     """
     if value is None:
         return None
     if pa.types.is_date(kind) and isinstance(value, int):
         return date(1970, 1, 1) + timedelta(days=value)
     if pa.types.is_timestamp(kind):
-        moment = _moment(value)
+        moment = _to_datetime(value)
         return moment if kind.tz else moment.replace(tzinfo=None)
     if pa.types.is_decimal(kind):
-        return _decimal(value, kind.scale, precise=precise)
+        return _to_decimal(value, kind.scale, precise=precise)
     if pa.types.is_binary(kind):
         return base64.b64decode(value)
     if pa.types.is_string(kind) and not isinstance(value, str):
@@ -78,9 +77,9 @@ def decoded(value: Any, kind: pa.DataType, *, precise: bool = True) -> Any:
     return value
 
 
-def _moment(value: Any) -> datetime:
-    """Microseconds are told from milliseconds and nanoseconds by their size: a time between 1973
-    and 5138 has 12 to 14 digits in milliseconds.
+def _to_datetime(value: Any) -> datetime:
+    """Decode a time. Milliseconds, microseconds and nanoseconds are distinguished by their size: a
+    time between 1973 and 5138 has 12 to 14 digits in milliseconds.
     """
     if isinstance(value, str):
         moment = datetime.fromisoformat(value)
@@ -90,29 +89,28 @@ def _moment(value: Any) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=whole)
 
 
-def _decimal(value: Any, scale: int, *, precise: bool) -> Decimal:
-    """As Debezium's `decimal.handling.mode` has it: precise is base64 of a big-endian number
-    without its point; otherwise text, or a number.
+def _to_decimal(value: Any, scale: int, *, precise: bool) -> Decimal:
+    """Decode a number by the connector's `decimal.handling.mode`: "precise" is base64 of the
+    unscaled value, big-endian; the others are text or a JSON number.
     """
     if isinstance(value, str) and precise and not {".", "-"} & set(value):
         return Decimal(int.from_bytes(base64.b64decode(value), "big", signed=True)).scaleb(-scale)
     return Decimal(str(value))
 
 
-ROWS_A_PART = 20_000
-LOOK_EVERY_S = 0.05
+PART_ROWS = 20_000
+POLL_INTERVAL_S = 0.05
 VALUE = "value"
-DIVERT, STOP = "divert", "stop"
 _OPERATIONS = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
 
 
-class Unusable(Exception):
-    """A record that is no change of the table. The text says why."""
+class UnusableRecord(Exception):
+    """A record that is not a change of the table. The text says why."""
 
 
 @dataclass(frozen=True)
-class _Record:
-    """The changes that one record tells of: what, the row, and the hidden columns."""
+class _RecordChanges:
+    """The changes of one record: the change type, the row, and the hidden columns."""
 
     offset: int
     changes: list[tuple[str, Mapping[str, Any], dict[str, Any]]]
@@ -129,10 +127,11 @@ class DebeziumSource:
         decimals: str,
         errors: str = DIVERT,
     ) -> None:
-        self._precise, self._stops = decimals == "precise", errors == STOP
+        self._has_precise_decimals = decimals == "precise"
+        self._stops_on_error = errors == STOP
         self._log = open_log(log)
         self.topic, self.key = topic, key
-        info = self._described(topic)
+        info = self._topic_info(topic)
         if VALUE not in info.arrow_schema.names:
             raise ConfigurationError(
                 f"The topic {topic!r} has no column {VALUE!r}.",
@@ -147,22 +146,22 @@ class DebeziumSource:
             for field in self._schema
         )
         self.shape = TableShape(table, columns, key)
-        self._columns = [column(field.with_nullable(True)) for field in self._schema]
+        self._columns = [column_converter(field.with_nullable(True)) for field in self._schema]
         self._offsets: dict[int, int] = {}
-        self._aside: dict[int, str] = {}
-        """Offsets of records of the part under way that cannot be used, and why."""
+        self._unusable: dict[int, str] = {}
+        """By offset, why a record of the current part cannot be used."""
 
-    def _described(self, topic: str) -> TopicInfo:
-        """On Kafka a topic that a connector made has no schema yet: its records are taken as they
-        are.
+    def _topic_info(self, topic: str) -> TopicInfo:
+        """Return the topic. On Kafka, a topic that a connector created has no schema yet: it gets
+        one with the column `value`.
         """
         try:
             return self._log.topic(topic)
         except BadSchema:
             return self._log.create_topic(topic, f"{VALUE} STRING", exist_ok=True)
 
-    def start(self, position: str | None, *, afresh: bool = False) -> str:
-        stored = json.loads(position) if position is not None and not afresh else {}
+    def start(self, position: str | None, *, start_over: bool = False) -> str:
+        stored = json.loads(position) if position is not None and not start_over else {}
         self._offsets = {
             int(partition): offset for partition, offset in stored.items()
         } or self._log.start_offsets(self.topic)
@@ -176,26 +175,25 @@ class DebeziumSource:
 
     def request(self, chunk: ChunkRequest) -> None:
         raise ConfigurationError(
-            f"{chunk.table!r} comes from the topic {self.topic!r}, and has no snapshot apart"
-            " from it.",
-            fix="start it over to read everything again.",
+            f"{chunk.table!r} comes from the topic {self.topic!r}, and has no separate snapshot.",
+            fix="run it with --start-over to read the whole topic again.",
         )
 
     def count(self, table: str) -> int:
         assert table == self.shape.name
         return 0
 
-    def poll(self, timeout_s: float) -> Part:
+    def poll(self, timeout_s: float) -> StreamPart:
         deadline_s = time.monotonic() + timeout_s
         while not (waiting := self._waiting()):
             if time.monotonic() >= deadline_s:
-                return Part()
-            time.sleep(LOOK_EVERY_S)
+                return StreamPart()
+            time.sleep(POLL_INTERVAL_S)
         partition, end = waiting[0]
-        stop = min(end, self._offsets[partition] + ROWS_A_PART)
+        stop = min(end, self._offsets[partition] + PART_ROWS)
         items = self._items(partition, stop)
         self._offsets[partition] = stop
-        return Part(items, self._position(), transactions=1, is_idle=not self._waiting())
+        return StreamPart(items, self._position(), transactions=1, is_idle=not self._waiting())
 
     def _waiting(self) -> list[tuple[int, int]]:
         ends = self._log.end_offsets(self.topic)
@@ -207,10 +205,10 @@ class DebeziumSource:
 
     # Records
 
-    def _items(self, partition: int, stop: int) -> list[Item]:
-        items: list[Item] = []
-        records: list[_Record] = []
-        self._aside = {}
+    def _items(self, partition: int, stop: int) -> list[StreamItem]:
+        items: list[StreamItem] = []
+        records: list[_RecordChanges] = []
+        self._unusable = {}
         batches = list(self._log.read(self.topic, partition, self._offsets[partition], stop))
         for batch in batches:
             for value, offset in zip(
@@ -221,80 +219,73 @@ class DebeziumSource:
                 if value is None:
                     continue
                 try:
-                    told = self._told(value, offset)
-                except Unusable as error:
-                    self._put_aside(offset, str(error))
+                    parsed = self._parse_record(value, offset)
+                except UnusableRecord as error:
+                    self._add_dead_letter(offset, str(error))
                     continue
-                if isinstance(told, Truncated):
-                    items += [*self._changes(records), told]
+                if isinstance(parsed, Truncation):
+                    items += [*self._changes(records), parsed]
                     records = []
                 else:
-                    records.append(told)
+                    records.append(parsed)
         items += self._changes(records)
-        return [*items, *self._letters(partition, batches)]
+        return [*items, *self._dead_records(partition, batches)]
 
-    def _put_aside(self, offset: int, why: str) -> None:
-        if self._stops:
+    def _add_dead_letter(self, offset: int, reason: str) -> None:
+        if self._stops_on_error:
             raise InputError(
-                f"The record at offset {offset} of {self.topic!r} cannot be taken for a change of"
-                f" {self.shape.name!r}: {why}.",
+                f"The record at offset {offset} of {self.topic!r} is not a change of"
+                f" {self.shape.name!r}: {reason}.",
                 fix=(
-                    "mend the schema that was declared; or put such records aside, with"
+                    "correct the declared schema; or make such records dead letters, with"
                     " errors='divert'."
                 ),
             )
-        self._aside[offset] = why
+        self._unusable[offset] = reason
 
-    def _letters(self, partition: int, batches: list[pa.RecordBatch]) -> list[Aside]:
-        letters = []
+    def _dead_records(self, partition: int, batches: list[pa.RecordBatch]) -> list[DeadRecords]:
+        names = self._log.topic(self.topic).arrow_schema.names
+        dead_letters: list[DeadLetter] = []
         for batch in batches:
-            here = [
-                number
-                for number, offset in enumerate(batch.column(OFFSET_COLUMN).to_pylist())
-                if offset in self._aside
+            indices = [
+                index
+                for index, offset in enumerate(batch.column(OFFSET_COLUMN).to_pylist())
+                if offset in self._unusable
             ]
-            if here:
-                picked = pa.Table.from_batches([batch]).take(here)
-                texts = rows_to_texts(
-                    picked.select(
-                        [field.name for field in self._log.topic(self.topic).arrow_schema]
-                    )
-                ).to_pylist()
-                offsets = picked[OFFSET_COLUMN].to_pylist()
-                letters += [
-                    DeadLetter(
-                        f"capture of {self.shape.name}", self._aside[at], partition, at, row=text
-                    )
-                    for at, text in zip(offsets, texts, strict=True)
-                ]
-        return [Aside(self.topic, tuple(letters))] if letters else []
+            if indices:
+                rows = pa.Table.from_batches([batch]).take(indices)
+                texts = rows_to_json_column(rows.select(names)).to_pylist()
+                for offset, text in zip(rows[OFFSET_COLUMN].to_pylist(), texts, strict=True):
+                    source = f"capture of {self.shape.name}"
+                    reason = self._unusable[offset]
+                    dead_letters.append(DeadLetter(source, reason, partition, offset, row=text))
+        return [DeadRecords(self.topic, tuple(dead_letters))] if dead_letters else []
 
-    def _told(self, value: str | bytes, offset: int) -> _Record | Truncated:
+    def _parse_record(self, value: str | bytes, offset: int) -> _RecordChanges | Truncation:
         try:
             record = json.loads(value)
             payload = record["payload"] if "payload" in record and "op" not in record else record
             hidden = _hidden(payload)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise Unusable(f"it is no envelope ({error})") from error
+            raise UnusableRecord(f"it is not an envelope ({error})") from error
         if payload.get("op") == "t":
-            return Truncated(self.shape.name, hidden)
-        return _Record(
-            offset, [self._with_marks(change, row, hidden) for change, row in self._rows(payload)]
+            return Truncation(self.shape.name, hidden)
+        return _RecordChanges(
+            offset,
+            [self._with_marks(change, row, hidden) for change, row in self._row_changes(payload)],
         )
 
-    def _rows(self, payload: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        change, before, after = (
-            _OPERATIONS.get(str(payload.get("op"))),
-            payload.get("before"),
-            payload.get("after"),
-        )
+    def _row_changes(self, payload: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        change = _OPERATIONS.get(str(payload.get("op")))
+        before = payload.get("before")
+        after = payload.get("after")
         if change is None:
-            raise Unusable(f"its operation is {payload.get('op')!r}")
+            raise UnusableRecord(f"its operation is {payload.get('op')!r}")
         row = before if change == DELETE else after
         if not isinstance(row, dict):
-            raise Unusable(f"it has no row {'before' if change == DELETE else 'after'} it")
+            raise UnusableRecord(f"it has no row {'before' if change == DELETE else 'after'} it")
         if keyless := [name for name in self.key if row.get(name) is None]:
-            raise Unusable(f"its row has no {keyless[0]!r}, which is in the key")
+            raise UnusableRecord(f"its row has no {keyless[0]!r}, which is in the key")
         if change != UPDATE or not isinstance(before, dict):
             return [(change, row)]
         if any(before[name] != row.get(name) for name in self.key if before.get(name) is not None):
@@ -308,7 +299,7 @@ class DebeziumSource:
     def _with_marks(
         change: str, row: dict[str, Any], hidden: dict[str, Any]
     ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """A large value that an update did not touch is not there: it is marked as unchanged."""
+        """Mark large values that are missing because an update left them unchanged."""
         missing = [
             name for name, value in row.items() if isinstance(value, str) and value in UNAVAILABLE
         ]
@@ -322,50 +313,53 @@ class DebeziumSource:
 
     # Columns
 
-    def _changes(self, records: list[_Record]) -> list[Changes]:
-        """All at once; if a value does not fit, each half alone, until what does not fit stands
-        alone.
+    def _changes(self, records: list[_RecordChanges]) -> list[TableChanges]:
+        """Convert all records at once; if a value does not fit, each half, and so on, until the
+        record that does not fit stands alone.
         """
         if not records:
             return []
         try:
             return [self._batch(records)]
-        except Unusable as error:
+        except UnusableRecord as error:
             if len(records) == 1:
-                self._put_aside(records[0].offset, str(error))
+                self._add_dead_letter(records[0].offset, str(error))
                 return []
         half = len(records) // 2
         return [*self._changes(records[:half]), *self._changes(records[half:])]
 
-    def _batch(self, records: list[_Record]) -> Changes:
-        told = [each for record in records for each in record.changes]
+    def _batch(self, records: list[_RecordChanges]) -> TableChanges:
+        changes = [change for record in records for change in record.changes]
         arrays = [
-            self._array(place, [row.get(field.name) for _, row, _ in told])
-            for place, field in enumerate(self._schema)
+            self._array(index, [row.get(field.name) for _, row, _ in changes])
+            for index, field in enumerate(self._schema)
         ]
         arrays += [
-            pa.array([hidden.get(each.name) for _, _, hidden in told], each.type)
-            for each in HIDDEN_FIELDS
+            pa.array([hidden.get(field.name) for _, _, hidden in changes], field.type)
+            for field in HIDDEN_FIELDS
         ]
-        arrays.append(pa.array([change for change, _, _ in told], pa.string()))
-        return Changes(
+        arrays.append(pa.array([change for change, _, _ in changes], pa.string()))
+        return TableChanges(
             self.shape.name, pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
         )
 
-    def _array(self, place: int, values: list[Any]) -> pa.Array:
-        field = self._schema.field(place)
+    def _array(self, index: int, values: list[Any]) -> pa.Array:
+        field = self._schema.field(index)
         try:
-            return self._columns[place].array(
-                [decoded(value, field.type, precise=self._precise) for value in values]
+            return self._columns[index].array(
+                [
+                    decode_value(value, field.type, precise=self._has_precise_decimals)
+                    for value in values
+                ]
             )
         except (Misfit, pa.ArrowException, ValueError, TypeError, ArithmeticError) as error:
-            raise Unusable(f"its {field.name!r} is no {field.type} ({error})") from error
+            raise UnusableRecord(f"its {field.name!r} is not a {field.type} ({error})") from error
 
     def is_caught_up(self) -> bool:
         return not self._waiting()
 
     def confirm(self, position: str) -> None:
-        """There is nobody to tell."""
+        """The topic is retained anyway."""
 
     def status(self) -> dict[str, Any]:
         return {
@@ -384,18 +378,18 @@ class DebeziumSource:
 
 def _hidden(payload: dict[str, Any]) -> dict[str, Any]:
     source, transaction = payload.get("source") or {}, payload.get("transaction") or {}
-    at_ms = _whole(source.get("ts_ms") or payload.get("ts_ms"), bits=50)
+    at_ms = _to_int(source.get("ts_ms") or payload.get("ts_ms"), bits=50)
     return {
-        POSITION: _whole(source.get("lsn") or source.get("pos")),
-        TRANSACTION: _whole(source.get("txId")),
-        ORDER: _whole(transaction.get("total_order"), bits=31),
+        POSITION: _to_int(source.get("lsn") or source.get("pos")),
+        TRANSACTION: _to_int(source.get("txId")),
+        ORDER: _to_int(transaction.get("total_order"), bits=31),
         COMMITTED_AT: at_ms * 1000 if at_ms is not None else None,
     }
 
 
-def _whole(value: Any, *, bits: int = 63) -> int | None:
-    """Connectors differ in what they say of a change's place; what is no number says nothing
-    here.
+def _to_int(value: Any, *, bits: int = 63) -> int | None:
+    """Return a number of the envelope; None if it is not an integer of that size, since connectors
+    differ in what they write.
     """
     return (
         value

@@ -1,5 +1,7 @@
-"""A capture, declared: what `hr.cdc.postgres(…)` and its siblings return. It opens nothing until it
-is run.
+"""The captures that users declare: `hr.cdc.postgres(…)` and its siblings return a `Capture`.
+
+Declaring opens nothing. The driver of a database is imported when the capture is run. To capture a
+database of another kind, see `headrace.cdc.base`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from headrace.cdc.base import CaptureSpec, Source
+from headrace.cdc.base import CaptureSource, CaptureSpec
+from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
 from headrace.log.values import Duration
@@ -20,11 +23,9 @@ if TYPE_CHECKING:
     from headrace.cdc.capture import CaptureStatus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Capture(CaptureSpec):
-    """Tables of one database, on their way into the log. `name` identifies it: position and
-    progress are kept under it.
-    """
+    """Tables of one database that are followed into the log."""
 
     def run(
         self,
@@ -35,23 +36,41 @@ class Capture(CaptureSpec):
         start_over: bool = False,
         on_status: Callable[[CaptureStatus], None] | None = None,
     ) -> None:
-        """Capture in this process until `stop` is set, or until everything that is there now has
-        been taken in.
+        """Capture in this process.
 
-        `start_over` forgets the position and reads all tables again: for when the source has lost
-        what follows it.
+        Args:
+            log: The log's address; by default the declared one.
+            stop: Set it to stop. Without it, and without `until_caught_up`, this never returns.
+            until_caught_up: Return when everything is written that the database has now.
+            start_over: Drop the position and read all tables again, for when the database no longer
+                has what follows the position. Rows that are not there any more are deleted.
+            on_status: Called about once a second with how the capture is doing.
+
+        Raises:
+            ConfigurationError: The database lacks what capture needs, or has lost changes. The
+                message says what to do.
+            TransactionFenced: Another process runs the same capture.
+
+        Example:
+            >>> hr.cdc.sqlite("shop.db").run(log="file:data", until_caught_up=True)
         """
-        from headrace.cdc.capture import Capturing
+        from headrace.cdc.capture import CaptureLoop
         from headrace.log import open_log
 
         with open_log(self.log_address(log)) as opened:
-            Capturing(self, opened, start_over=start_over, on_status=on_status).run(
-                stop=stop, until_caught_up=until_caught_up
-            )
+            loop = CaptureLoop(self, opened, start_over=start_over, on_status=on_status)
+            loop.run(stop=stop, until_caught_up=until_caught_up)
 
     def remove(self) -> list[str]:
-        """Take away what the capture made in the database: triggers, or a publication and a slot.
-        Topics stay.
+        """Remove what the capture created in the database: triggers, or a publication and a
+        replication slot. Topics stay.
+
+        Returns:
+            Descriptions of what was removed.
+
+        Example:
+            >>> hr.cdc.sqlite("shop.db").remove()  # doctest: +SKIP
+            ['trigger _headrace_orders_insert', …]
         """
         source = self.open()
         try:
@@ -60,27 +79,35 @@ class Capture(CaptureSpec):
             source.close()
 
 
-# `hr.cdc.<kind>(…)`: one function a kind of database. Packages of a database are imported when a
-# capture is run, not when it is declared.
-
-
 def sqlite(
     path: str | Path, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
 ) -> Capture:
-    """Tables of a SQLite database (all of them, if none are named), captured by triggers that are
-    put into it.
+    """Declare a capture of an SQLite database, by triggers that are put into it.
 
-    Further settings, here and for every kind: `log` (the log's address), `prefix` (of the topics'
-    names), `partitions` (of a topic), `preimages` (also what an update replaced), `snapshot`
-    (whether to begin with what is there), `chunk_rows` (rows a piece of the snapshot), `outbox` (a
-    table whose rows are events, for topics named by their `aggregate_type`).
+    Args:
+        path: The database file.
+        tables: The tables to capture; all of them by default.
+        name: Of the capture, under which its position is stored; by default the file's name.
+        **settings: As for every capture. `log`: the log's address. `prefix`: put in front of the
+            topics' names. `partitions`: of a new topic. `preimages`: whether the row before an
+            update is stored too. `snapshot`: whether to begin with the rows that are there.
+            `chunk_rows`: the most rows of one chunk of the snapshot. `outbox`: a table whose rows
+            are events, for topics named by their `aggregate_type`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> shop = hr.cdc.sqlite("shop.db", tables=["customers", "orders"], log="file:data")
     """
-    return _capture(
-        "sqlite", name or Path(path).stem, _open_sqlite, tables, settings, path=str(path)
-    )
+    name = name or Path(path).stem
+    return _capture("sqlite", name, _open_sqlite, tables, settings, path=str(path))
 
 
-def _open_sqlite(capture: CaptureSpec) -> Source:
+def _open_sqlite(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.sqlite_source import SqliteSource
 
     return SqliteSource(capture.options["path"], capture.name, capture.tables)
@@ -89,15 +116,29 @@ def _open_sqlite(capture: CaptureSpec) -> Source:
 def postgres(
     url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
 ) -> Capture:
-    """Tables of a Postgres database (all of them, if none are named; `schema.*` is a pattern),
-    captured by logical replication. Needs the extra `postgres`.
+    """Declare a capture of a Postgres database, by logical replication. Needs the extra `postgres`.
+
+    Args:
+        url: As in `postgresql://user@host/database`.
+        tables: The tables to capture, as `schema.table` or a pattern such as `sales.*`; all of them
+            by default.
+        name: Of the capture, under which its position is stored; by default the database's name.
+        **settings: As for every capture, see `hr.cdc.sqlite`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> shop = hr.cdc.postgres("postgresql://app@db/shop", tables=["orders"], log="file:data")
     """
-    return _capture(
-        "postgres", name or _database_of(url), _open_postgres, tables, settings, url=url
-    )
+    name = name or _database_name(url)
+    return _capture("postgres", name, _open_postgres, tables, settings, url=url)
 
 
-def _open_postgres(capture: CaptureSpec) -> Source:
+def _open_postgres(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.postgres_source.source import PostgresSource
 
     return PostgresSource(
@@ -108,22 +149,51 @@ def _open_postgres(capture: CaptureSpec) -> Source:
 def mariadb(
     url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
 ) -> Capture:
-    """Tables of a MariaDB database (all of them, if none are named), captured from its row binlog.
-    Needs the extra `mysql`.
+    """Declare a capture of a MariaDB database, from its row binlog. Needs the extra `mysql`.
+
+    Args:
+        url: As in `mariadb://user@host/database`.
+        tables: The tables to capture; all of them by default.
+        name: Of the capture, under which its position is stored; by default the database's name.
+        **settings: As for every capture, see `hr.cdc.sqlite`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> shop = hr.cdc.mariadb("mariadb://app@db/shop", log="file:data")
     """
-    return _capture("mariadb", name or _database_of(url), _open_mysql, tables, settings, url=url)
+    return _capture("mariadb", name or _database_name(url), _open_mysql, tables, settings, url=url)
 
 
 def mysql(
     url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
 ) -> Capture:
-    """The same for MySQL. A snapshot needs `gtid_mode = ON` there; without, `snapshot=False`
-    captures changes only.
+    """Declare a capture of a MySQL database, from its row binlog. Needs the extra `mysql`.
+
+    Args:
+        url: As in `mysql://user@host/database`.
+        tables: The tables to capture; all of them by default.
+        name: Of the capture, under which its position is stored; by default the database's name.
+        **settings: As for every capture, see `hr.cdc.sqlite`. A snapshot needs `gtid_mode = ON` in
+            the server; without it, `snapshot=False` captures changes only.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> shop = hr.cdc.mysql("mysql://app@db/shop", log="file:data")
     """
-    return _capture("mysql", name or _database_of(url), _open_mysql, tables, settings, url=url)
+    return _capture("mysql", name or _database_name(url), _open_mysql, tables, settings, url=url)
 
 
-def _open_mysql(capture: CaptureSpec) -> Source:
+def _open_mysql(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.mysql_source.source import MysqlSource
 
     return MysqlSource(capture.options["url"], capture.name, capture.tables)
@@ -141,28 +211,48 @@ def polling(
     mark: str = "?",
     **settings: Any,
 ) -> Capture:
-    """A table of any SQL database, asked now and then for rows whose `column` has grown: a serial
-    number, or the time of the last change.
+    """Declare a capture of a table of any SQL database, by polling it for rows whose `column` has
+    grown: a serial number, or the time of the last change.
 
-    It sees no deletes, of several updates between two looks the last one, and a row that is
-    committed later than one with a larger value in the column not at all. `connect` gives a DB-API
-    connection; `mark` is how its driver writes a parameter (`?` or `%s`).
+    It sees no deletes; of several updates between two polls it sees the last one; and it misses a
+    row that is committed later than another one with a larger value in the column.
+
+    Args:
+        connect: Returns a new DB-API connection.
+        table: The table.
+        column: The column that grows.
+        schema: The table's columns, as Spark DDL.
+        key: The column or columns that identify a row.
+        name: Of the capture, under which its position is stored; by default the table's name.
+        every: How often the table is polled.
+        mark: How the driver writes a parameter: `?` or `%s`.
+        **settings: As for every capture, see `hr.cdc.sqlite`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> orders = hr.cdc.polling(
+        ...     lambda: sqlite3.connect("shop.db"), "orders", column="updated_at",
+        ...     schema="id BIGINT, updated_at STRING", key="id", log="file:data")
     """
-    columns = (key,) if isinstance(key, str) else tuple(key)
     options = {
         "connect": connect,
         "table": table,
         "column": column,
         "schema": schema,
-        "key": columns,
+        "key": as_tuple(key),
         "every_s": to_us(every, what="every") / 1e6,
         "mark": mark,
     }
-    settings.setdefault("snapshot", False)  # the first look sees everything
+    settings.setdefault("snapshot", False)  # the first poll sees everything
     return _capture("polling", name or table, _open_polling, (table,), settings, **options)
 
 
-def _open_polling(capture: CaptureSpec) -> Source:
+def _open_polling(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.polling_source import PollingSource
 
     return PollingSource(**capture.options)
@@ -180,44 +270,61 @@ def debezium(
     name: str | None = None,
     **settings: Any,
 ) -> Capture:
-    """A topic with Debezium's envelope as JSON, in a column `value`, becomes a table: creates,
-    updates, deletes, reads of a snapshot, truncations, tombstones.
+    """Declare a capture that turns a topic of Debezium's records into a table: creates, updates,
+    deletes, reads of a snapshot, truncations and tombstones.
 
-    `schema` and `key` say what the table's rows are; the table is called as the topic's last word,
-    unless `table` says otherwise. `decimals` is the connector's `decimal.handling.mode`: "precise",
-    "string" or "double". A record that cannot be taken for a change goes to the dead letters of its
-    topic, and is counted; with `errors="stop"` it ends the capture.
+    Args:
+        topic: A topic with Debezium's envelope as JSON, in a column `value`.
+        schema: The table's columns, as Spark DDL.
+        key: The column or columns that identify a row.
+        log: The log's address.
+        table: The table's name; by default the last word of the topic's name.
+        decimals: The connector's `decimal.handling.mode`: "precise", "string" or "double".
+        errors: What happens to a record that is not a change of the table: "divert" writes it to
+            the dead letters of its topic, and counts it; "stop" ends the capture.
+        name: Of the capture, under which its position is stored; by default the topic's name.
+        **settings: As for every capture, see `hr.cdc.sqlite`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> orders = hr.cdc.debezium(
+        ...     "pg.public.orders", schema="id BIGINT, state STRING", key="id", log="file:data")
     """
-    for setting, value, known in (
+    for setting, value, allowed in (
         ("decimals", decimals, ("precise", "string", "double")),
         ("errors", errors, ("divert", "stop")),
     ):
-        if value not in known:
-            raise InputError(f"hr.cdc.debezium has no {setting}={value!r}: {nearest(value, known)}")
-    columns = (key,) if isinstance(key, str) else tuple(key)
-    target = table or topic.rsplit(".", 1)[-1]
+        if value not in allowed:
+            raise InputError(
+                f"hr.cdc.debezium has no {setting}={value!r}: {nearest(value, allowed)}"
+            )
+    table = table or topic.rsplit(".", 1)[-1]
     settings.setdefault("snapshot", False)
     options = {
         "topic": topic,
-        "table": target,
+        "table": table,
         "schema": schema,
-        "key": columns,
+        "key": as_tuple(key),
         "log": log,
         "decimals": decimals,
         "errors": errors,
     }
-    return _capture(
-        "debezium", name or topic, _open_debezium, (target,), {**settings, "log": log}, **options
-    )
+    settings = {**settings, "log": log}
+    return _capture("debezium", name or topic, _open_debezium, (table,), settings, **options)
 
 
-def _open_debezium(capture: CaptureSpec) -> Source:
+def _open_debezium(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.debezium_source import DebeziumSource
 
     return DebeziumSource(**{**capture.options, "log": capture.log or capture.options["log"]})
 
 
-def _database_of(url: str) -> str:
+def _database_name(url: str) -> str:
     return urlsplit(url).path.strip("/") or "database"
 
 
@@ -232,11 +339,7 @@ def _capture(
     settings: dict[str, Any],
     **options: Any,
 ) -> Capture:
-    for setting in settings:
-        if setting not in _SETTINGS:
-            raise InputError(
-                f"hr.cdc.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}"
-            )
+    check_settings(f"hr.cdc.{kind}", settings, _SETTINGS)
     if isinstance(tables, str):
         raise InputError(
             f"tables must be a list, not {tables!r}.", fix=f"write tables=[{tables!r}]."
@@ -249,18 +352,37 @@ def _capture(
 def from_url(
     url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
 ) -> Capture:
-    """The capture that a URL stands for: `sqlite:shop.db`."""
-    kind = urlsplit(url).scheme
-    if kind == "sqlite":
-        return sqlite(
-            url.removeprefix("sqlite:").removeprefix("//"), tables=tables, name=name, **settings
-        )
-    if kind in {"postgres", "postgresql"}:
-        return postgres(url, tables=tables, name=name, **settings)
-    if kind in {"mariadb", "mysql"}:
-        return (mariadb if kind == "mariadb" else mysql)(url, tables=tables, name=name, **settings)
-    raise InputError(
-        f"{kind or url!r} is no kind of database that can be captured:"
-        f" {nearest(kind, ['sqlite', 'postgres', 'mariadb', 'mysql'])}",
-        fix="give sqlite:PATH, or postgres://, mariadb:// or mysql://USER@HOST/DATABASE.",
+    """Declare the capture that a URL stands for, as `headrace capture` does.
+
+    Args:
+        url: `sqlite:PATH`, or `postgresql://`, `mariadb://` or `mysql://USER@HOST/DATABASE`.
+        tables: The tables to capture; all of them by default.
+        name: Of the capture, under which its position is stored.
+        **settings: As for every capture, see `hr.cdc.sqlite`.
+
+    Returns:
+        The capture, which opens nothing until it is run.
+
+    Raises:
+        InputError: The URL names no database that can be captured, or a setting cannot be used.
+
+    Example:
+        >>> hr.cdc.from_url("sqlite:shop.db", log="file:data")
+    """
+
+    def with_url(declare: Callable[..., Capture]) -> Callable[[str], Capture]:
+        return lambda url: declare(url, tables=tables, name=name, **settings)
+
+    builders = {
+        "sqlite": lambda url: sqlite(without_scheme(url), tables=tables, name=name, **settings),
+        "postgres": with_url(postgres),
+        "postgresql": with_url(postgres),
+        "mariadb": with_url(mariadb),
+        "mysql": with_url(mysql),
+    }
+    return build_from_url(
+        url,
+        builders,
+        what="a database that can be captured",
+        examples="sqlite:PATH, or postgres://, mariadb:// or mysql://USER@HOST/DATABASE",
     )

@@ -1,5 +1,6 @@
-"""Any SQL table as a source, by asking it now and then for rows whose column has grown. The
-simplest capture, with limits: see `hr.cdc.polling`.
+"""The source `polling`: a table of any SQL database, polled for rows whose column has grown.
+
+It is the simplest capture, and has limits: see `hr.cdc.polling`.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.cdc.base import Changes, ChunkRequest, Part, TableShape
+from headrace.cdc.base import ChunkRequest, StreamPart, TableChanges, TableShape
 from headrace.columnar.columns import HIDDEN_FIELDS, MARKS, ORDER, UPDATE
 from headrace.errors import ConfigurationError, HeadraceError, RetryError, UnknownColumn
 from headrace.log.rows import to_batch
 from headrace.types.schema import parse_schema, to_ddl
 
-ROWS_A_LOOK = 20_000
-MAX_EQUAL = 100_000
+POLL_ROWS = 20_000
+MAX_EQUAL_ROWS = 100_000
 
 
 class PollingSource:
-    """The position is the largest value seen, with the keys of the rows that have it: others may
-    still come with the same value.
+    """The position is the largest value of the column that was seen, with the keys of the rows that
+    have it: more rows may come with the same value.
     """
 
     def __init__(
@@ -50,97 +51,97 @@ class PollingSource:
             for field in self._schema
         )
         self.shape = TableShape(table, columns, key)
-        self.table, self.column, self.key, self.every_s, self.mark = (
-            table,
-            column,
-            key,
-            every_s,
-            mark,
-        )
-        with _translated(table):
+        self.table = table
+        self.column = column
+        self.key = key
+        self.every_s = every_s
+        self.mark = mark
+        with _driver_errors(table):
             self._connection = connect()
         self._value: Any = None
-        self._seen: list[list[Any]] = []
+        self._seen_keys: list[list[Any]] = []
         self._next_s = 0.0
-        self._looks = 0
+        self._polls = 0
 
-    def start(self, position: str | None, *, afresh: bool = False) -> str:
-        if position is not None and not afresh:
+    def start(self, position: str | None, *, start_over: bool = False) -> str:
+        if position is not None and not start_over:
             stored = json.loads(position)
-            self._value, self._seen = _from_json(stored["value"]), stored["keys"]
+            self._value, self._seen_keys = _from_json(stored["value"]), stored["keys"]
         return self._position()
 
     def _position(self) -> str:
-        return json.dumps({"value": _to_json(self._value), "keys": self._seen})
+        return json.dumps({"value": _to_json(self._value), "keys": self._seen_keys})
 
     def tables(self) -> list[TableShape]:
         return [self.shape]
 
     def request(self, chunk: ChunkRequest) -> None:
         raise ConfigurationError(
-            f"{chunk.table} is polled, and has no snapshot apart from that.",
-            fix="start it over to read everything again.",
+            f"{chunk.table} is polled, and has no separate snapshot.",
+            fix="run it with --start-over to read the whole table again.",
         )
 
     def count(self, table: str) -> int:
         assert table == self.table
         return 0
 
-    def poll(self, timeout_s: float) -> Part:
+    def poll(self, timeout_s: float) -> StreamPart:
         left_s = self._next_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(left_s, timeout_s))
             if left_s > timeout_s:
-                return Part()
-        rows, is_full = self._look()
-        self._looks += 1
+                return StreamPart()
+        rows, is_full = self._poll_rows()
+        self._polls += 1
         self._next_s = 0.0 if is_full else time.monotonic() + self.every_s
         if not rows:
-            return Part()
-        return Part(
-            [Changes(self.table, self._batch(rows))],
+            return StreamPart()
+        return StreamPart(
+            [TableChanges(self.table, self._batch(rows))],
             self._position(),
             transactions=1,
             is_idle=not is_full,
         )
 
-    def _look(self) -> tuple[list[dict[str, Any]], bool]:
-        """Rows with a larger value, and those with the same one that were not there before."""
+    def _poll_rows(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return rows with a larger value, and new rows with the same value; and whether there may
+        be more.
+        """
         names = ", ".join(self._schema.names)
-        behind = (
+        condition = (
             f"WHERE {self.column} >= {self.mark}"
             if self._value is not None
             else f"WHERE {self.column} IS NOT NULL"
         )
-        limit = ROWS_A_LOOK + len(self._seen)
+        limit = POLL_ROWS + len(self._seen_keys)
         query = (
-            f"SELECT {names} FROM {self.table} {behind} ORDER BY"
+            f"SELECT {names} FROM {self.table} {condition} ORDER BY"
             f" {', '.join((self.column, *self.key))} LIMIT {limit}"
         )
-        with _translated(self.table):
+        with _driver_errors(self.table):
             cursor = self._connection.cursor()
             cursor.execute(query, (self._value,) if self._value is not None else ())
-            found = [dict(zip(self._schema.names, row, strict=True)) for row in cursor.fetchall()]
-            self._connection.rollback()  # the next look must see what is committed by then
-        seen = {json.dumps(key) for key in self._seen}
-        fresh = [
+            rows = [dict(zip(self._schema.names, row, strict=True)) for row in cursor.fetchall()]
+            self._connection.rollback()  # the next poll must see what is committed by then
+        seen = {json.dumps(key) for key in self._seen_keys}
+        new_rows = [
             row
-            for row in found
+            for row in rows
             if row[self.column] != self._value or json.dumps(self._key_of(row)) not in seen
         ]
-        self._remember(fresh)
-        return fresh, len(found) >= limit
+        self._advance(new_rows)
+        return new_rows, len(rows) >= limit
 
-    def _remember(self, fresh: list[dict[str, Any]]) -> None:
-        if not fresh:
+    def _advance(self, new_rows: list[dict[str, Any]]) -> None:
+        if not new_rows:
             return
-        newest = fresh[-1][self.column]
-        equal = [self._key_of(row) for row in fresh if row[self.column] == newest]
-        self._seen = self._seen + equal if newest == self._value else equal
+        newest = new_rows[-1][self.column]
+        equal = [self._key_of(row) for row in new_rows if row[self.column] == newest]
+        self._seen_keys = self._seen_keys + equal if newest == self._value else equal
         self._value = newest
-        if len(self._seen) > MAX_EQUAL:
+        if len(self._seen_keys) > MAX_EQUAL_ROWS:
             raise ConfigurationError(
-                f"More than {MAX_EQUAL:,} rows of {self.table} have the same value in"
+                f"More than {MAX_EQUAL_ROWS:,} rows of {self.table} have the same value in"
                 f" {self.column!r}.",
                 fix="poll by a column that differs more, such as a serial number.",
             )
@@ -154,16 +155,16 @@ class PollingSource:
         hidden = {ORDER: pa.array(range(count), pa.int32()), MARKS: pa.nulls(count, pa.string())}
         arrays = [
             *batch.columns,
-            *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS),
+            *(hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS),
             pa.array([UPDATE] * count),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
 
     def is_caught_up(self) -> bool:
-        return self._looks > 0
+        return self._polls > 0
 
     def confirm(self, position: str) -> None:
-        """There is nobody to tell."""
+        """The database retains nothing for the capture."""
 
     def status(self) -> dict[str, Any]:
         return {"seen_up_to": str(self._value)}
@@ -194,9 +195,9 @@ def _from_json(value: Any) -> Any:
 
 
 @contextmanager
-def _translated(table: str) -> Iterator[None]:
-    """Drivers name their errors as DB-API says; which of them pass by themselves differs, so only a
-    broken query is given up.
+def _driver_errors(table: str) -> Iterator[None]:
+    """Translate a driver's errors. Drivers differ in which of DB-API's errors pass by themselves, so
+    only a wrong query ends the capture.
     """
     try:
         yield

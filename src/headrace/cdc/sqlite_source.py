@@ -1,6 +1,17 @@
-"""The source for SQLite. What is committed is read in one read transaction, so it is always a whole
-number of the user's transactions; a chunk of a snapshot is read in the same one, and so stands
-exactly behind the changes that it already contains.
+"""The source `sqlite`: an SQLite database, captured by triggers.
+
+For each captured table there is a *shadow table* with the old and the new values of each change,
+filled by three triggers. One more table gives all changes their order. All names begin with
+`_headrace_`, and everything is removed by `Capture.remove`:
+
+    _headrace_order      seq, table, time: the order of all changes
+    _headrace_shape      which columns a shadow table stands for
+    _headrace_reader     how far each capture has read, so that no change is removed too early
+    _headrace_<table>    seq, op, o0, o1, … (the row before), n0, n1, … (the row after)
+
+Changes are read in one read transaction, so a part always has whole transactions of the user's. A
+chunk of a snapshot is read in the same one, and so comes exactly behind the changes that it
+contains. Values are stored as they are, not as text, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,13 +28,13 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.cdc.base import (
-    Changes,
-    Chunk,
     ChunkRequest,
-    Item,
-    Part,
-    Reshaped,
-    Skipped,
+    SchemaChange,
+    SkippedTables,
+    SnapshotChunk,
+    StreamItem,
+    StreamPart,
+    TableChanges,
     TableShape,
     marks_column,
     usable_names,
@@ -41,33 +52,20 @@ from headrace.columnar.columns import (
     UPDATE_BEFORE,
 )
 from headrace.errors import ConfigurationError, RetryError, nearest
-from headrace.types.schema import quoted
+from headrace.types.schema import quote_identifier
 
-# What capture puts into a user's SQLite database, and takes out again.
-#
-# For each captured table a *shadow* with the old and the new values of each change, and three
-# triggers that fill it. One table gives all changes their order. Everything is named `_headrace_…`:
-#
-# _headrace_order        seq, table, time: the order of all changes _headrace_shape        which
-# columns a shadow stands for _headrace_reader       how far each capture has read, so that no
-# change is removed that another still needs _headrace_<table>      seq, op, o0, o1, … (the row
-# before), n0, n1, … (the row after)
-#
-# Values are kept as they are, not as text, so nothing is lost.
+# Shadow tables and triggers
 
-
-ORDER_TABLE, SHAPE_TABLE, READER_TABLE, OURS = (
-    "_headrace_order",
-    "_headrace_shape",
-    "_headrace_reader",
-    "_headrace_",
-)
-_AT = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+PREFIX = "_headrace_"
+ORDER_TABLE = "_headrace_order"
+SHAPE_TABLE = "_headrace_shape"
+READER_TABLE = "_headrace_reader"
+_NOW_US = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
 
 
 @dataclass(frozen=True)
 class SqliteTable:
-    """A table of the user's: its columns as SQLite has them, and as a shape."""
+    """A table: its columns under SQLite's names, and its shape."""
 
     name: str
     columns: tuple[str, ...]
@@ -75,35 +73,43 @@ class SqliteTable:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The key, in the user's own names."""
+        """The key, under SQLite's names."""
         return self.shape.key_in(self.columns)
 
 
 def ddl_type(declared: str) -> str:
-    """SQLite's rules of affinity, and where they say NUMERIC, what people mean by the name."""
+    """Return the type of a topic's column by SQLite's rules of affinity. Where these say NUMERIC,
+    the name decides.
+    """
     word = declared.upper()
     if "INT" in word or "BOOL" in word:
         return "BIGINT"
-    if any(each in word for each in ("CHAR", "CLOB", "TEXT", "DATE", "TIME", "JSON", "UUID")):
+    if any(part in word for part in ("CHAR", "CLOB", "TEXT", "DATE", "TIME", "JSON", "UUID")):
         return "STRING"
     if "BLOB" in word:
         return "BINARY"
-    if any(each in word for each in ("REAL", "FLOA", "DOUB", "NUM", "DEC")):
+    if any(part in word for part in ("REAL", "FLOA", "DOUB", "NUM", "DEC")):
         return "DOUBLE"
     return "STRING"
 
 
 def user_tables(connection: sqlite3.Connection) -> list[str]:
+    """Return the names of all tables but SQLite's and our own."""
     rows = connection.execute(
         "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE"
         " '\\' ORDER BY name"
     )
-    return [name for (name,) in rows if not name.startswith(OURS)]
+    return [name for (name,) in rows if not name.startswith(PREFIX)]
 
 
-def look_at(connection: sqlite3.Connection, table: str) -> SqliteTable:
+def read_table(connection: sqlite3.Connection, table: str) -> SqliteTable:
+    """Return a table as it is now.
+
+    Raises:
+        ConfigurationError: It has no primary key.
+    """
     rows = connection.execute(
-        f"SELECT name, type, pk, hidden FROM pragma_table_xinfo({quoted(table)})"
+        f"SELECT name, type, pk, hidden FROM pragma_table_xinfo({quote_identifier(table)})"
     ).fetchall()
     columns = [(name, kind, pk) for name, kind, pk, hidden in rows if hidden != 1]
     names = usable_names([name for name, _, _ in columns])
@@ -115,10 +121,10 @@ def look_at(connection: sqlite3.Connection, table: str) -> SqliteTable:
     ]
     if not key:
         raise ConfigurationError(
-            f"The table {table!r} has no primary key, so its rows cannot be told apart.",
+            f"The table {table!r} has no primary key, so its rows cannot be identified.",
             fix=(
-                "give it one (make a new table with PRIMARY KEY and copy the rows), or leave it out"
-                " of tables=[…]."
+                "create a new table with a PRIMARY KEY and copy the rows to it, or leave it out of"
+                " tables=[…]."
             ),
         )
     shape = TableShape(
@@ -129,19 +135,19 @@ def look_at(connection: sqlite3.Connection, table: str) -> SqliteTable:
     return SqliteTable(table, tuple(name for name, _, _ in columns), shape)
 
 
-def known_tables(connection: sqlite3.Connection) -> dict[str, SqliteTable]:
-    """The tables that are captured, with the columns that their shadows have."""
+def captured_tables(connection: sqlite3.Connection) -> dict[str, SqliteTable]:
+    """Return the tables that are captured, with the columns that their shadow tables have."""
     if not connection.execute(
         "SELECT 1 FROM sqlite_schema WHERE name = ?", (SHAPE_TABLE,)
     ).fetchone():
         return {}
     return {
-        name: _known(name, text)
+        name: _captured_table(name, text)
         for name, text in connection.execute(f"SELECT name, columns FROM {SHAPE_TABLE}")
     }
 
 
-def _known(name: str, text: str) -> SqliteTable:
+def _captured_table(name: str, text: str) -> SqliteTable:
     own, columns, key = json.loads(text)
     return SqliteTable(
         name,
@@ -150,30 +156,37 @@ def _known(name: str, text: str) -> SqliteTable:
     )
 
 
-def chosen_tables(
-    connection: sqlite3.Connection, wanted: Sequence[str], skipped: Skipped
+def choose_tables(
+    connection: sqlite3.Connection, wanted: Sequence[str], skipped: SkippedTables
 ) -> list[SqliteTable]:
-    there = user_tables(connection)
+    """Return the wanted tables, or all if none is named. Of the latter, those without a key are
+    skipped.
+    """
+    existing = user_tables(connection)
     for name in wanted:
-        if name not in there:
+        if name not in existing:
             raise ConfigurationError(
-                f"There is no table {name!r} in the database: {nearest(name, there)}",
-                fix="name tables that are there.",
+                f"There is no table {name!r} in the database: {nearest(name, existing)}",
+                fix="name tables that exist.",
             )
-    found = []
-    for name in wanted or there:
+    tables = []
+    for name in wanted or existing:
         try:
-            found.append(look_at(connection, name))
+            tables.append(read_table(connection, name))
         except ConfigurationError as error:
             if wanted:
                 raise
-            skipped(name, error)
-    return found
+            skipped.warn(name, error)
+    return tables
 
 
 def install(connection: sqlite3.Connection, table: SqliteTable) -> str | None:
-    """Bring a table's shadow and triggers to its columns, in a write transaction. Returns what
-    happened to a table that was captured before: `reshaped`, or `missed`.
+    """Create a table's shadow table and triggers, or adapt them to its columns. Called in a write
+    transaction.
+
+    Returns:
+        For a table that was captured before, "reshaped" if its columns have changed, or "missed" if
+        triggers were removed in between; None otherwise.
     """
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {ORDER_TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, name"
@@ -182,46 +195,48 @@ def install(connection: sqlite3.Connection, table: SqliteTable) -> str | None:
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {SHAPE_TABLE} (name TEXT PRIMARY KEY, columns TEXT NOT NULL)"
     )
-    known = connection.execute(
+    stored = connection.execute(
         f"SELECT columns FROM {SHAPE_TABLE} WHERE name = ?", (table.name,)
     ).fetchone()
-    now = json.dumps([table.columns, table.shape.columns, table.shape.key])
-    is_whole = len(_triggers(connection, table.name)) == 3
-    if known and known[0] == now and is_whole:
+    current = json.dumps([table.columns, table.shape.columns, table.shape.key])
+    has_triggers = len(_triggers(connection, table.name)) == 3
+    if stored and stored[0] == current and has_triggers:
         return None
     _uninstall(connection, table.name)
     _create(connection, table)
-    connection.execute(f"INSERT INTO {SHAPE_TABLE} VALUES (?, ?)", (table.name, now))
-    if known is None:
+    connection.execute(f"INSERT INTO {SHAPE_TABLE} VALUES (?, ?)", (table.name, current))
+    if stored is None:
         return None
-    return "reshaped" if is_whole else "missed"
+    return "reshaped" if has_triggers else "missed"
 
 
 def _create(connection: sqlite3.Connection, table: SqliteTable) -> None:
-    places = range(len(table.columns))
-    shadow = quoted(OURS + table.name)
-    columns = ", ".join([*(f"o{place}" for place in places), *(f"n{place}" for place in places)])
+    indices = range(len(table.columns))
+    shadow = quote_identifier(PREFIX + table.name)
+    columns = ", ".join([*(f"o{index}" for index in indices), *(f"n{index}" for index in indices)])
     connection.execute(
         f"CREATE TABLE {shadow} (seq INTEGER PRIMARY KEY, op TEXT NOT NULL, {columns})"
     )
-    nothing = ", ".join(["NULL"] * len(table.columns))
+    nulls = ", ".join(["NULL"] * len(table.columns))
     old, new = (
-        ", ".join(f"{row}.{quoted(name)}" for name in table.columns) for row in ("OLD", "NEW")
+        ", ".join(f"{row}.{quote_identifier(name)}" for name in table.columns)
+        for row in ("OLD", "NEW")
     )
     for event, op, values in (
-        ("INSERT", "i", f"{nothing}, {new}"),
+        ("INSERT", "i", f"{nulls}, {new}"),
         ("UPDATE", "u", f"{old}, {new}"),
-        ("DELETE", "d", f"{old}, {nothing}"),
+        ("DELETE", "d", f"{old}, {nulls}"),
     ):
         literal = "'" + table.name.replace("'", "''") + "'"
         connection.execute(
-            f"CREATE TRIGGER {quoted(f'{OURS}{table.name}_{event.lower()}')} AFTER {event} ON"
-            f" {quoted(table.name)} BEGIN INSERT INTO {ORDER_TABLE} (name, at) VALUES ({literal},"
-            f" {_AT}); INSERT INTO {shadow} VALUES (last_insert_rowid(), '{op}', {values}); END"
+            f"CREATE TRIGGER {quote_identifier(f'{PREFIX}{table.name}_{event.lower()}')} AFTER {event} ON"
+            f" {quote_identifier(table.name)} BEGIN INSERT INTO {ORDER_TABLE} (name, at) VALUES ({literal},"
+            f" {_NOW_US}); INSERT INTO {shadow} VALUES (last_insert_rowid(), '{op}', {values}); END"
         )
 
 
-def enrol(connection: sqlite3.Connection, reader: str, position: int) -> None:
+def register_reader(connection: sqlite3.Connection, reader: str, position: int) -> None:
+    """Note that a capture has read up to a position: what follows is retained for it."""
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {READER_TABLE} (name TEXT PRIMARY KEY, confirmed INTEGER NOT"
         " NULL)"
@@ -229,7 +244,7 @@ def enrol(connection: sqlite3.Connection, reader: str, position: int) -> None:
     connection.execute(f"INSERT OR REPLACE INTO {READER_TABLE} VALUES (?, ?)", (reader, position))
 
 
-def is_enrolled(connection: sqlite3.Connection, reader: str) -> bool:
+def is_registered(connection: sqlite3.Connection, reader: str) -> bool:
     if not connection.execute(
         "SELECT 1 FROM sqlite_schema WHERE name = ?", (READER_TABLE,)
     ).fetchone():
@@ -241,19 +256,21 @@ def is_enrolled(connection: sqlite3.Connection, reader: str) -> bool:
 
 
 def prune(connection: sqlite3.Connection, reader: str, confirmed: int) -> None:
-    """Remove what every reader has."""
+    """Note how far a reader has confirmed, and remove the changes that all readers have."""
     connection.execute(
         f"UPDATE {READER_TABLE} SET confirmed = ? WHERE name = ?", (confirmed, reader)
     )
     (done,) = connection.execute(f"SELECT min(confirmed) FROM {READER_TABLE}").fetchone()
     for (name,) in connection.execute(f"SELECT name FROM {SHAPE_TABLE}").fetchall():
-        connection.execute(f"DELETE FROM {quoted(OURS + name)} WHERE seq <= ?", (done,))
+        connection.execute(f"DELETE FROM {quote_identifier(PREFIX + name)} WHERE seq <= ?", (done,))
     connection.execute(f"DELETE FROM {ORDER_TABLE} WHERE seq <= ?", (done,))
 
 
-def dismiss(connection: sqlite3.Connection, reader: str) -> list[str]:
-    """A capture that reads no more: when it was the last one, everything goes."""
-    if not is_enrolled(connection, reader):
+def unregister_reader(connection: sqlite3.Connection, reader: str) -> list[str]:
+    """Remove a reader; with the last one, everything that capture created. Returns what was
+    removed.
+    """
+    if not is_registered(connection, reader):
         return []
     connection.execute(f"DELETE FROM {READER_TABLE} WHERE name = ?", (reader,))
     (others,) = connection.execute(f"SELECT count(*) FROM {READER_TABLE}").fetchone()
@@ -270,13 +287,13 @@ def _triggers(connection: sqlite3.Connection, table: str) -> list[str]:
 
 def _uninstall(connection: sqlite3.Connection, table: str) -> None:
     for trigger in _triggers(connection, table):
-        connection.execute(f"DROP TRIGGER {quoted(trigger)}")
-    connection.execute(f"DROP TABLE IF EXISTS {quoted(OURS + table)}")
+        connection.execute(f"DROP TRIGGER {quote_identifier(trigger)}")
+    connection.execute(f"DROP TABLE IF EXISTS {quote_identifier(PREFIX + table)}")
     connection.execute(f"DELETE FROM {SHAPE_TABLE} WHERE name = ?", (table,))
 
 
-def installed(connection: sqlite3.Connection) -> list[str]:
-    """Everything of ours in the database."""
+def installed_objects(connection: sqlite3.Connection) -> list[str]:
+    """Return everything that capture created in the database."""
     query = (
         "SELECT type || ' ' || name FROM sqlite_schema WHERE type IN ('table', 'trigger') AND name"
         " LIKE '\\_headrace\\_%' ESCAPE '\\' ORDER BY 1 DESC"
@@ -285,20 +302,19 @@ def installed(connection: sqlite3.Connection) -> list[str]:
 
 
 def remove_all(connection: sqlite3.Connection) -> list[str]:
-    """Drop everything of ours; the triggers first."""
-    found = installed(connection)
-    for each in found:
-        kind, name = each.split(" ", 1)
-        connection.execute(f"DROP {kind} {quoted(name)}")
-    return found
+    """Drop everything that capture created, the triggers first. Returns what it was."""
+    objects = installed_objects(connection)
+    for description in objects:
+        kind, name = description.split(" ", 1)
+        connection.execute(f"DROP {kind} {quote_identifier(name)}")
+    return objects
 
 
-# SQLite's rows as Arrow batches. A column may hold any kind of value there, whatever it was
-# declared as: what does not fit stands in `_marks`.
-
+# Rows as Arrow batches. A column of SQLite may hold any kind of value, whatever its declared type:
+# what does not fit is noted in `_marks`.
 
 Values = Sequence[Any]
-_FITS: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "BIGINT": (int,),
     "DOUBLE": (float, int),
     "STRING": (str,),
@@ -306,83 +322,87 @@ _FITS: dict[str, tuple[type, ...]] = {
 }
 
 
-def changes_of(table: SqliteTable, rows: list[tuple[Any, ...]], *, transaction: int) -> Changes:
-    """From a shadow's rows (seq, op, the row before, the row after, time). A changed key is a
-    delete and an insert.
+def table_changes(
+    table: SqliteTable, rows: list[tuple[Any, ...]], *, transaction: int
+) -> TableChanges:
+    """Return the changes of a shadow table's rows (seq, op, the row before, the row after, time). An
+    update that changes the key is a delete and an insert.
     """
     width = len(table.columns)
     key = [table.columns.index(name) for name in table.key_columns]
-    kept: list[tuple[str, Values, int, int]] = []
+    changes: list[tuple[str, Values, int, int]] = []
     for row in rows:
         seq, op, old, new, at = row[0], row[1], row[2 : 2 + width], row[2 + width : -1], row[-1]
-        kept += [(change, values, seq, at) for change, values in _told(op, old, new, key)]
-    return Changes(table.name, _batch(table, kept, transaction))
+        changes += [(change, values, seq, at) for change, values in _row_changes(op, old, new, key)]
+    return TableChanges(table.name, _batch(table, changes, transaction))
 
 
-def _told(op: str, old: Values, new: Values, key: list[int]) -> list[tuple[str, Values]]:
+def _row_changes(op: str, old: Values, new: Values, key: list[int]) -> list[tuple[str, Values]]:
     if op == "i":
         return [(INSERT, new)]
     if op == "d":
         return [(DELETE, old)]
-    if any(old[place] != new[place] for place in key):
+    if any(old[index] != new[index] for index in key):
         return [(DELETE, old), (INSERT, new)]
     return [(UPDATE_BEFORE, old), (UPDATE, new)]
 
 
 def chunk_rows(table: SqliteTable, rows: list[tuple[Any, ...]], position: int) -> pa.RecordBatch:
-    columns, marks = _columns(table, rows)
+    columns, marks = _to_columns(table, rows)
     count = len(rows)
     hidden = {POSITION: pa.array([position] * count, pa.int64()), MARKS: marks}
     arrays = [
         *columns,
-        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS),
+        *(hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS),
         pa.array([INSERT] * count, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=table.shape.batch_schema)
 
 
 def _batch(
-    table: SqliteTable, kept: list[tuple[str, Values, int, int]], transaction: int
+    table: SqliteTable, changes: list[tuple[str, Values, int, int]], transaction: int
 ) -> pa.RecordBatch:
-    columns, marks = _columns(table, [values for _, values, _, _ in kept])
+    columns, marks = _to_columns(table, [values for _, values, _, _ in changes])
     hidden = {
-        POSITION: pa.array([seq for _, _, seq, _ in kept], pa.int64()),
+        POSITION: pa.array([seq for _, _, seq, _ in changes], pa.int64()),
         COMMITTED_AT: (
-            pa.array([at for _, _, _, at in kept], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+            pa.array([at for _, _, _, at in changes], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         ),
-        TRANSACTION: pa.array([transaction] * len(kept), pa.int64()),
-        ORDER: pa.array([seq - kept[0][2] for _, _, seq, _ in kept], pa.int64()).cast(pa.int32()),
+        TRANSACTION: pa.array([transaction] * len(changes), pa.int64()),
+        ORDER: pa.array([seq - changes[0][2] for _, _, seq, _ in changes], pa.int64()).cast(
+            pa.int32()
+        ),
         MARKS: marks,
     }
     arrays = [
         *columns,
-        *(hidden[each.name] for each in HIDDEN_FIELDS),
-        pa.array([change for change, _, _, _ in kept], pa.string()),
+        *(hidden[field.name] for field in HIDDEN_FIELDS),
+        pa.array([change for change, _, _, _ in changes], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=table.shape.batch_schema)
 
 
-def _columns(table: SqliteTable, rows: Sequence[Values]) -> tuple[list[pa.Array], pa.Array]:
+def _to_columns(table: SqliteTable, rows: Sequence[Values]) -> tuple[list[pa.Array], pa.Array]:
     marks: dict[int, dict[str, Any]] = {}
     arrays = []
-    for place, ((name, kind), field) in enumerate(
+    for index, ((name, kind), field) in enumerate(
         zip(table.shape.columns, table.shape.schema, strict=True)
     ):
-        values = [row[place] for row in rows]
-        fits = _FITS[kind]
+        values = [row[index] for row in rows]
+        fits = _PYTHON_TYPES[kind]
         if not all(value is None or isinstance(value, fits) for value in values):
             values = [
-                _fitting(value, kind, number, name, marks) for number, value in enumerate(values)
+                _fit_value(value, kind, number, name, marks) for number, value in enumerate(values)
             ]
         arrays.append(pa.array(values, field.type))
     return arrays, marks_column(marks, len(rows))
 
 
-def _fitting(value: Any, kind: str, row: int, name: str, marks: dict[int, dict[str, Any]]) -> Any:
-    """A number in a text column is its text, as SQLite itself would compare it; anything else is
-    marked.
+def _fit_value(value: Any, kind: str, row: int, name: str, marks: dict[int, dict[str, Any]]) -> Any:
+    """Return a value that fits its column. A number in a text column becomes its text, as SQLite
+    itself compares it; anything else becomes null and is marked.
     """
-    if value is None or isinstance(value, _FITS[kind]):
+    if value is None or isinstance(value, _PYTHON_TYPES[kind]):
         return value
     if kind == "STRING" and not isinstance(value, bytes):
         return str(value)
@@ -393,12 +413,14 @@ def _fitting(value: Any, kind: str, row: int, name: str, marks: dict[int, dict[s
 
 
 BUSY_S = 10.0
-LOOK_EVERY_S = 0.02
-MAX_CHANGES_A_PART = 50_000
-PRUNE_EVERY_S = 10.0
+POLL_INTERVAL_S = 0.02
+MAX_PART_CHANGES = 50_000
+PRUNE_INTERVAL_S = 10.0
 
 
 class SqliteSource:
+    """Streams the changes of an SQLite database. A position is the `seq` of the last change."""
+
     def __init__(self, path: str, name: str, tables: Sequence[str]) -> None:
         self.path, self.name, self.wanted = path, name, tuple(tables)
         if not Path(path).is_file():
@@ -406,10 +428,10 @@ class SqliteSource:
                 f"There is no SQLite database at {path!r}.",
                 fix="give the path of an existing database.",
             )
-        with _translated(path):
+        with _driver_errors(path):
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         self._tables: dict[str, SqliteTable] = {}
-        self._skipped = Skipped()
+        self._skipped = SkippedTables()
         self._request: ChunkRequest | None = None
         self._read_to = self._confirmed = 0
         self._reading_to: int | None = None
@@ -418,96 +440,98 @@ class SqliteSource:
 
     # Beginning
 
-    def start(self, position: str | None, *, afresh: bool = False) -> str:
-        """Changes that wait under the columns of earlier are read as such, before the triggers are
-        brought to those of now.
+    def start(self, position: str | None, *, start_over: bool = False) -> str:
+        """Begin to stream. Changes that were stored under earlier columns are read as such, before
+        the triggers are adapted to the current ones.
         """
-        with _translated(self.path):
-            if position is not None and not afresh:
-                self._check_whole(int(position))
-                self._tables = known_tables(self._connection)
+        with _driver_errors(self.path):
+            if position is not None and not start_over:
+                self._check_nothing_missed(int(position))
+                self._tables = captured_tables(self._connection)
             else:
                 self._install()
-                position = str(self._newest())
+                position = str(self._newest_change())
                 with self._transaction("IMMEDIATE"):
-                    enrol(self._connection, self.name, int(position))
+                    register_reader(self._connection, self.name, int(position))
         self._read_to = self._confirmed = int(position)
         return position
 
-    def _newest(self) -> int:
+    def _newest_change(self) -> int:
         (newest,) = self._connection.execute(
             f"SELECT coalesce(max(seq), 0) FROM {ORDER_TABLE}"
         ).fetchone()
         return int(newest)
 
-    def _check_whole(self, position: int) -> None:
-        """Whether all that follows a position is there."""
+    def _check_nothing_missed(self, position: int) -> None:
+        """Raise ConfigurationError unless all changes after a position are there."""
         row = (
             self._connection.execute(
                 "SELECT seq FROM sqlite_sequence WHERE name = ?", (ORDER_TABLE,)
             ).fetchone()
-            if is_enrolled(self._connection, self.name)
+            if is_registered(self._connection, self.name)
             else None
         )
-        if row is None and position == 0 and is_enrolled(self._connection, self.name):
+        if row is None and position == 0 and is_registered(self._connection, self.name):
             return
         if row is None or position > row[0]:
             raise ConfigurationError(
-                f"The capture {self.name!r} has read {self.path} up to change {position}, and the"
-                " database does not know of that: it was replaced by an older copy, or the"
-                " triggers were removed in between. Changes made meanwhile may be missing.",
+                f"The capture {self.name!r} has read {self.path} up to change {position}, which the"
+                " database does not know: it was replaced by an older copy, or the triggers were"
+                " removed in between. Changes made meanwhile may be missing.",
                 fix=(
                     "run it once with --start-over, which reads all tables again and goes on from"
                     " there."
                 ),
             )
 
-    def _install(self) -> list[Item]:
-        """Bring the triggers to the tables, in one write transaction. Returns what was still to be
-        read under the old columns, and which tables have new ones.
+    def _install(self) -> list[StreamItem]:
+        """Adapt the triggers to the tables, in one write transaction. Returns the changes that were
+        still to be read under the old columns, and the tables that have new ones.
 
-        Should the process die before that is in the log: the log's state knows the columns too, and
-        the table is read again.
+        If the process dies before that is in the log, the capture's state in the log has the old
+        columns, and the table is read again.
         """
         with self._transaction("IMMEDIATE"):
-            tables = chosen_tables(self._connection, self.wanted, self._skipped)
-            items: list[Item] = []
+            tables = choose_tables(self._connection, self.wanted, self._skipped)
+            items: list[StreamItem] = []
             if self._tables:
-                items += self._replaced_by_others()
-                newest = self._newest()
+                items += self._reinstalled_tables()
+                newest = self._newest_change()
                 items += self._changes(self._read_to, newest)
                 self._read_to = max(newest, self._read_to)
-            done = {table.name: install(self._connection, table) for table in tables}
+            outcomes = {table.name: install(self._connection, table) for table in tables}
         (self._schema_version,) = self._connection.execute("PRAGMA schema_version").fetchone()
         self._tables = {table.name: table for table in tables}
         return [
             *items,
             *(
-                Reshaped(table.shape, missed=done[table.name] == "missed")
+                SchemaChange(table.shape, missed=outcomes[table.name] == "missed")
                 for table in tables
-                if done[table.name]
+                if outcomes[table.name]
             ),
         ]
 
-    def _replaced_by_others(self) -> list[Item]:
-        """Another capture of this database may have followed new columns before us, and what waited
-        for us under the old ones is gone: the table is read again.
+    def _reinstalled_tables(self) -> list[StreamItem]:
+        """Return tables whose triggers another capture of this database has adapted. Changes that
+        were stored for this capture under the old columns are gone, so the table is read again.
         """
-        current = known_tables(self._connection)
+        current = captured_tables(self._connection)
         replaced = [
             name
             for name, table in self._tables.items()
             if name in current and current[name] != table
         ]
         self._tables |= {name: current[name] for name in replaced}
-        return [Reshaped(current[name].shape, missed=True) for name in replaced]
+        return [SchemaChange(current[name].shape, missed=True) for name in replaced]
 
     def tables(self) -> list[TableShape]:
         return [table.shape for table in self._tables.values()]
 
     def count(self, table: str) -> int:
-        with _translated(self.path):
-            (rows,) = self._connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()
+        with _driver_errors(self.path):
+            (rows,) = self._connection.execute(
+                f"SELECT count(*) FROM {quote_identifier(table)}"
+            ).fetchone()
         return int(rows)
 
     # The stream
@@ -515,67 +539,67 @@ class SqliteSource:
     def request(self, chunk: ChunkRequest) -> None:
         self._request = chunk
 
-    def poll(self, timeout_s: float) -> Part:
-        """Look every few milliseconds whether another connection has committed."""
+    def poll(self, timeout_s: float) -> StreamPart:
+        """Check every few milliseconds whether another connection has committed."""
         deadline_s = time.monotonic() + timeout_s
-        with _translated(self.path):
-            while self._request is None and self._reading_to is None and not self._has_news():
+        with _driver_errors(self.path):
+            while self._request is None and self._reading_to is None and not self._has_changes():
                 if time.monotonic() >= deadline_s:
-                    return Part()
-                time.sleep(min(LOOK_EVERY_S, timeout_s))
+                    return StreamPart()
+                time.sleep(min(POLL_INTERVAL_S, timeout_s))
             return self._next_part()
 
-    def _has_news(self) -> bool:
+    def _has_changes(self) -> bool:
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         return bool(version != self._data_version)
 
-    def _next_part(self) -> Part:
-        items: list[Item] = []
+    def _next_part(self) -> StreamPart:
+        items: list[StreamItem] = []
         if self._reading_to is None:
             (self._data_version,) = self._connection.execute("PRAGMA data_version").fetchone()
             items += self._follow_columns()
             self._connection.execute("BEGIN")
-            self._reading_to = max(self._newest(), self._read_to)
-        stop = min(self._read_to + MAX_CHANGES_A_PART, self._reading_to)
+            self._reading_to = max(self._newest_change(), self._read_to)
+        stop = min(self._read_to + MAX_PART_CHANGES, self._reading_to)
         items += self._changes(self._read_to, stop)
         self._read_to = stop
-        if stop < self._reading_to:  # the read transaction stays open: it shows the same moment
-            return Part(items, None, is_idle=False)
+        if stop < self._reading_to:  # the read transaction stays open, and with it the snapshot
+            return StreamPart(items, None, is_idle=False)
         items += self._take_chunk()
         self._connection.execute("COMMIT")
         self._reading_to = None
-        return Part(items, str(self._read_to), transactions=1 if items else 0)
+        return StreamPart(items, str(self._read_to), transactions=1 if items else 0)
 
-    def _changes(self, after: int, stop: int) -> Iterator[Item]:
+    def _changes(self, after: int, stop: int) -> Iterator[StreamItem]:
         for table in self._tables.values():
             query = (
-                f"SELECT s.*, o.at FROM {quoted(OURS + table.name)} s JOIN {ORDER_TABLE} o ON o.seq"
+                f"SELECT s.*, o.at FROM {quote_identifier(PREFIX + table.name)} s JOIN {ORDER_TABLE} o ON o.seq"
                 " = s.seq WHERE s.seq > ? AND s.seq <= ? ORDER BY s.seq"
             )
             if rows := self._connection.execute(query, (after, stop)).fetchall():
-                yield changes_of(table, rows, transaction=self._reading_to or stop)
+                yield table_changes(table, rows, transaction=self._reading_to or stop)
 
-    def _take_chunk(self) -> list[Chunk]:
+    def _take_chunk(self) -> list[SnapshotChunk]:
         request, self._request = self._request, None
         if request is None or request.table not in self._tables:
             return []
         table = self._tables[request.table]
-        key = ", ".join(map(quoted, table.key_columns))
-        behind = (
+        key = ", ".join(map(quote_identifier, table.key_columns))
+        condition = (
             f"WHERE ({key}) > ({', '.join('?' * len(table.key_columns))})" if request.after else ""
         )
-        columns = ", ".join(map(quoted, table.columns))
+        columns = ", ".join(map(quote_identifier, table.columns))
         query = (
-            f"SELECT {columns} FROM {quoted(table.name)} {behind} ORDER BY {key} LIMIT"
+            f"SELECT {columns} FROM {quote_identifier(table.name)} {condition} ORDER BY {key} LIMIT"
             f" {request.rows}"
         )
         rows = self._connection.execute(
             query, [_from_json(value) for value in request.after or ()]
         ).fetchall()
-        places = [table.columns.index(name) for name in table.key_columns]
-        after = [_to_json(rows[-1][place]) for place in places] if rows else None
+        indices = [table.columns.index(name) for name in table.key_columns]
+        after = [_to_json(rows[-1][index]) for index in indices] if rows else None
         return [
-            Chunk(
+            SnapshotChunk(
                 table.name,
                 chunk_rows(table, rows, self._read_to),
                 after,
@@ -583,19 +607,21 @@ class SqliteSource:
             )
         ]
 
-    def _follow_columns(self) -> list[Item]:
-        """Somebody changed the schema: the triggers follow."""
+    def _follow_columns(self) -> list[StreamItem]:
+        """Adapt the triggers if the schema has changed."""
         (version,) = self._connection.execute("PRAGMA schema_version").fetchone()
         return [] if version == self._schema_version else self._install()
 
     def is_caught_up(self) -> bool:
-        with _translated(self.path):
-            return not self._has_news()
+        with _driver_errors(self.path):
+            return not self._has_changes()
 
     def confirm(self, position: str) -> None:
-        """Remove what is durable in the log, now and then; if the database is busy, later."""
+        """Remove changes that are durable in the log, from time to time; later, if the database is
+        busy.
+        """
         self._confirmed = int(position)
-        if time.monotonic() - self._pruned_s < PRUNE_EVERY_S or self._reading_to is not None:
+        if time.monotonic() - self._pruned_s < PRUNE_INTERVAL_S or self._reading_to is not None:
             return
         self._pruned_s = time.monotonic()
         try:
@@ -605,20 +631,20 @@ class SqliteSource:
             return
 
     def status(self) -> dict[str, Any]:
-        with _translated(self.path):
-            (kept,) = self._connection.execute(
+        with _driver_errors(self.path):
+            (changes,) = self._connection.execute(
                 f"SELECT count(*) FROM {ORDER_TABLE} WHERE seq > ?", (self._confirmed,)
             ).fetchone()
-        return {"changes_waiting": kept}
+        return {"changes_waiting": changes}
 
-    def installed(self) -> list[str]:
-        """What is in the database for us."""
-        with _translated(self.path):
-            return installed(self._connection)
+    def installed_objects(self) -> list[str]:
+        """Return what capture created in the database."""
+        with _driver_errors(self.path):
+            return installed_objects(self._connection)
 
     def remove(self) -> list[str]:
-        with _translated(self.path), self._transaction("IMMEDIATE"):
-            return dismiss(self._connection, self.name)
+        with _driver_errors(self.path), self._transaction("IMMEDIATE"):
+            return unregister_reader(self._connection, self.name)
 
     def close(self) -> None:
         self._connection.close()
@@ -643,9 +669,9 @@ def _from_json(value: Any) -> Any:
 
 
 @contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """SQLite's errors as ours: a busy or full database may be well later, a file that is no
-    database will not.
+def _driver_errors(path: str) -> Iterator[None]:
+    """Translate SQLite's errors: a busy or full database passes by itself, a file that is not a
+    database does not.
     """
     try:
         yield
@@ -653,13 +679,13 @@ def _translated(path: str) -> Iterator[None]:
         if "readonly" in str(error) or "unable to open" in str(error):
             raise ConfigurationError(
                 f"The database {path!r} cannot be written: {error}.",
-                fix="triggers are needed in it: allow this user to write to it.",
+                fix="allow this user to write to it: capture needs triggers in it.",
             ) from error
         raise RetryError(
             f"The database {path!r} cannot be read now: {error}.", fix="it is tried again."
         ) from error
     except sqlite3.DatabaseError as error:
         raise ConfigurationError(
-            f"{path!r} is no sound SQLite database: {error}.",
+            f"{path!r} is not an intact SQLite database: {error}.",
             fix="check the path, and the file with PRAGMA integrity_check.",
         ) from error

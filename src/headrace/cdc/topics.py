@@ -1,9 +1,11 @@
-"""The topics of captured tables: made when a table is first seen, widened when it gets columns, and
-the fitting of a source's rows to them.
+"""The topics of captured tables: created when a table is first seen, and widened when it gets
+columns.
 
-A topic's columns are never renamed, retyped or taken away, since its readers hold on to them. A
-column that is dropped is null from then on; a renamed one is a new column; one whose type changes
-goes on under a name with the type behind it (`amount__bigint`).
+A topic's columns are never renamed, retyped or removed, since its readers rely on them. A column
+that is dropped in the database is null from then on, a renamed one is a new column, and one whose
+type changes continues under a name with the type appended (`amount__bigint`).
+
+`fold` and `live_keys` read a topic back: the rows, or the keys, that the table has now.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from headrace.columnar.columns import (
 from headrace.errors import ConfigurationError
 from headrace.log.api import Batches, Log
 from headrace.log.values import TopicInfo
-from headrace.operators.changelog import with_unchanged
+from headrace.operators.changelog import fill_unchanged_values
 from headrace.types.schema import to_ddl
 
 _UNUSABLE = re.compile(r"[^A-Za-z0-9._-]")
@@ -37,22 +39,23 @@ _HIDDEN_NAMES = {each.name for each in HIDDEN_FIELDS}
 
 
 def topic_name(table: str, prefix: str) -> str:
-    """`public.orders` is `orders`, other schemas stay in the name."""
+    """Return the name of a table's topic: `public.orders` is `orders`, other schemas are part of
+    the name.
+    """
     return prefix + _UNUSABLE.sub("_", table.removeprefix("public."))
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """How a table's rows become its topic's: for each of the topic's columns the one of the source,
-    or nothing.
-    """
+class TopicMapping:
+    """Which column of the table fills each column of its topic."""
 
     topic: str
     schema: pa.Schema
     sources: tuple[str | None, ...]
+    """For each of the topic's columns the table's; None if the table does not have it any more."""
     key: tuple[str, ...]
 
-    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def to_topic_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         count = batch.num_rows
         arrays = [
             pa.nulls(count, field.type) if name is None else batch.column(name)
@@ -61,8 +64,10 @@ class Fitting:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def prepare(log: Log, shape: TableShape, topic: str, *, partitions: int) -> Fitting:
-    """Make the topic, or bring it to a table's columns."""
+def prepare(log: Log, shape: TableShape, topic: str, *, partitions: int) -> TopicMapping:
+    """Create the topic of a table, or add the columns that it lacks. Returns how the table's
+    columns are mapped to it.
+    """
     if topic not in log.topics():
         log.create_table(
             topic,
@@ -72,25 +77,25 @@ def prepare(log: Log, shape: TableShape, topic: str, *, partitions: int) -> Fitt
             exist_ok=True,
         )
     info = log.topic(topic)
-    _check(info, shape)
-    names, missing = _targets(info, shape)
+    _check_fits(info, shape)
+    names, missing = _topic_columns(info, shape)
     if missing:
         info = log.alter_topic(topic, add_columns=to_ddl(pa.schema(missing)))
     sources = {target: name for name, target in names.items()}
-    kept = [
+    mapped = [
         name if name in _HIDDEN_NAMES or name == CHANGE_TYPE else sources.get(name)
         for name in info.arrow_schema.names
     ]
-    return Fitting(topic, info.arrow_schema, tuple(kept), info.key)
+    return TopicMapping(topic, info.arrow_schema, tuple(mapped), info.key)
 
 
-def _check(info: TopicInfo, shape: TableShape) -> None:
+def _check_fits(info: TopicInfo, shape: TableShape) -> None:
     if not info.is_table or not set(info.arrow_schema.names) >= _HIDDEN_NAMES:
         raise ConfigurationError(
-            f"The topic {info.name!r} is there already, and was not made for a captured table.",
+            f"The topic {info.name!r} exists, and was not created for a captured table.",
             fix=(
-                f"capture {shape.name} with another prefix, as in prefix='captured.', or delete the"
-                " topic."
+                f"capture {shape.name} with another prefix, as in prefix='captured.', so that it"
+                " gets a topic of its own."
             ),
         )
     if info.key != shape.key:
@@ -98,51 +103,49 @@ def _check(info: TopicInfo, shape: TableShape) -> None:
             f"{shape.name} has the key ({', '.join(shape.key)}), and its topic {info.name!r} has"
             f" ({', '.join(info.key)}): a topic's key cannot change.",
             fix=(
-                "capture it under a new prefix and name, which begins with a new snapshot; the old"
+                "capture it under a new name and prefix, which begins with a new snapshot; the old"
                 " topic stays as it is."
             ),
         )
-    wrong = [
+    retyped = [
         field.name
         for field in shape.schema
         if field.name in info.key and field.type != info.arrow_schema.field(field.name).type
     ]
-    if wrong:
+    if retyped:
         raise ConfigurationError(
-            f"The type of the key column {wrong[0]!r} of {shape.name} changed, and a topic's key"
+            f"The type of the key column {retyped[0]!r} of {shape.name} changed, and a topic's key"
             " cannot.",
             fix=(
-                "capture it under a new prefix and name, which begins with a new snapshot; the old"
+                "capture it under a new name and prefix, which begins with a new snapshot; the old"
                 " topic stays as it is."
             ),
         )
 
 
-def _targets(info: TopicInfo, shape: TableShape) -> tuple[dict[str, str], list[pa.Field]]:
-    """The topic's column for each of the source's, and those that the topic does not have yet."""
-    known = {field.name: field.type for field in info.arrow_schema}
-    lower = {name.lower() for name in known}
+def _topic_columns(info: TopicInfo, shape: TableShape) -> tuple[dict[str, str], list[pa.Field]]:
+    """Return the topic's column for each column of the table, and those that the topic lacks."""
+    existing = {field.name: field.type for field in info.arrow_schema}
+    lower = {name.lower() for name in existing}
     names: dict[str, str] = {}
     missing: list[pa.Field] = []
     for field, (_, ddl) in zip(shape.schema, shape.columns, strict=True):
         target = field.name
-        if known.get(target, field.type) != field.type or (
-            target not in known and target.lower() in lower
+        if existing.get(target, field.type) != field.type or (
+            target not in existing and target.lower() in lower
         ):
-            target = f"{field.name}__{_word(ddl)}"
+            target = f"{field.name}__{_type_suffix(ddl)}"
         names[field.name] = target
-        if target not in known:
+        if target not in existing:
             missing.append(pa.field(target, field.type))
     return names, missing
 
 
-def _word(ddl: str) -> str:
+def _type_suffix(ddl: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", ddl.lower()).strip("_")
 
 
-# A table's topic, folded: which rows, or which keys, it says are there now. Tests, truncation and
-# renewed snapshots use it.
-
+# Folding a topic
 
 _FOLD_ROWS = 500_000
 
@@ -154,26 +157,29 @@ def live_keys(
     before: Mapping[int, int] | None = None,
     written: Sequence[pa.RecordBatch] = (),
 ) -> pa.Table:
-    """Keys whose newest change is no delete; with `before`, only those whose newest change stands
-    before these offsets.
+    """Return the keys whose newest change is not a delete.
 
-    `written` are changes (key and `_change_type`) that follow what is in the topic, in a
-    transaction that is not committed yet.
+    Args:
+        log: The log.
+        topic: A captured table's topic.
+        before: If given, only keys whose newest change is in front of these offsets.
+        written: Changes (key and `_change_type`) that follow what is in the topic, in a transaction
+            that is not committed yet.
     """
     key = list(log.topic(topic).key)
     columns = [*key, CHANGE_TYPE, PARTITION_COLUMN, OFFSET_COLUMN]
-    newest = _newest(log.read(topic, columns=columns), key, columns)
+    newest = _newest_changes(log.read(topic, columns=columns), key, columns)
     if written:
-        newest = _with_written(newest, written, key)
+        newest = _fold_written(newest, written, key)
     alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
     if before is not None:
-        alive = pc.and_(alive, _stands_before(newest, before))
+        alive = pc.and_(alive, _is_before(newest, before))
     return newest.filter(alive).select(key)
 
 
-def _newest(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
-    """The last change of each key. A key stays in one partition, so that its offsets tell the
-    order; folded as it is read, to bound memory.
+def _newest_changes(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
+    """Return the last change of each key. It is folded while it is read, to bound memory. A key
+    stays in one partition, so its offsets are the order of its changes.
     """
     folded: pa.Table | None = None
     waiting: list[pa.RecordBatch] = [
@@ -184,11 +190,13 @@ def _newest(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
         waiting.append(batch.select(columns))
         rows += batch.num_rows
         if rows >= _FOLD_ROWS:
-            folded, waiting, rows = _folded(folded, waiting, key), [], 0
-    return _folded(folded, waiting, key) if waiting or folded is None else folded
+            folded, waiting, rows = _fold_newest(folded, waiting, key), [], 0
+    return _fold_newest(folded, waiting, key) if waiting or folded is None else folded
 
 
-def _folded(folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[str]) -> pa.Table:
+def _fold_newest(
+    folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[str]
+) -> pa.Table:
     parts = ([folded] if folded is not None else []) + (
         [pa.Table.from_batches(waiting)] if waiting else []
     )
@@ -199,8 +207,8 @@ def _folded(folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[st
     return rows.take(last)
 
 
-def _with_written(newest: pa.Table, written: Sequence[pa.RecordBatch], key: list[str]) -> pa.Table:
-    rows = pa.concat_tables([pa.Table.from_batches([each]) for each in written]).select(
+def _fold_written(newest: pa.Table, written: Sequence[pa.RecordBatch], key: list[str]) -> pa.Table:
+    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in written]).select(
         [*key, CHANGE_TYPE]
     )
     rows = rows.set_column(len(key), CHANGE_TYPE, rows[CHANGE_TYPE].cast(pa.string()))
@@ -211,19 +219,30 @@ def _with_written(newest: pa.Table, written: Sequence[pa.RecordBatch], key: list
             pa.array([2**31 - 1 if kind == pa.int32() else 2**62] * count, kind),
         )
     rows = rows.cast(newest.schema)
-    return _folded(newest, rows.to_batches(), key)
+    return _fold_newest(newest, rows.to_batches(), key)
 
 
-def _stands_before(rows: pa.Table, before: Mapping[int, int]) -> pa.Array:
+def _is_before(rows: pa.Table, before: Mapping[int, int]) -> pa.Array:
     partitions = pa.array(list(before), pa.int32())
     ends = pa.array([*before.values(), -1], pa.int64())
-    place = pc.fill_null(pc.index_in(rows[PARTITION_COLUMN], partitions), len(before))
-    return pc.less(rows[OFFSET_COLUMN], pc.take(ends, place))
+    index = pc.fill_null(pc.index_in(rows[PARTITION_COLUMN], partitions), len(before))
+    return pc.less(rows[OFFSET_COLUMN], pc.take(ends, index))
 
 
 def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
-    """The rows that a captured table has, by its topic, in no particular order. A value that was
-    marked as unchanged is the one before.
+    """Return the rows that a captured table has now, according to its topic.
+
+    Args:
+        log: The log.
+        topic: A captured table's topic.
+        hidden: Whether the hidden columns are returned too.
+
+    Returns:
+        The rows, in no particular order. Values that a change left unchanged are filled in.
+
+    Example:
+        >>> hr.cdc.fold(log, "orders").to_pylist()  # doctest: +SKIP
+        [{'id': 1, 'state': 'paid'}]
     """
     info = log.topic(topic)
     rows = log.read(topic).to_table()
@@ -234,8 +253,8 @@ def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
         if name != CHANGE_TYPE and (hidden or name not in _HIDDEN_NAMES)
     ]
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
-        rows = with_unchanged(rows, list(info.key), lambda _keys: rows.slice(0, 0))
+        rows = fill_unchanged_values(rows, list(info.key), lambda _keys: rows.slice(0, 0))
     if not rows.num_rows:
         return rows.select(columns)
-    rows = _folded(None, rows.combine_chunks().to_batches(), list(info.key))
+    rows = _fold_newest(None, rows.combine_chunks().to_batches(), list(info.key))
     return rows.filter(pc.not_equal(rows[CHANGE_TYPE], DELETE)).select(columns)

@@ -1,8 +1,8 @@
-"""The log's side of a capture: parts of the stream go into one open transaction, and are committed
-with the position behind them.
+"""The log's side of a capture: parts of the stream are written to one open transaction, and
+committed together with the position behind them.
 
-A source's transaction is never cut: a part that ends inside one leaves the log's transaction open,
-which keeps its rows in staged files until they can be committed.
+A transaction of the source is never split: a part that ends inside one leaves the log's transaction
+open, which keeps its rows in staged files until they can be committed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.base import (
-    Aside,
-    Changes,
-    Chunk,
-    Event,
-    Item,
-    Part,
-    Reshaped,
+    DeadRecords,
+    SchemaChange,
+    SnapshotChunk,
+    StreamItem,
+    StreamPart,
+    TableChanges,
     TableShape,
-    Truncated,
+    TopicRows,
+    Truncation,
 )
-from headrace.cdc.topics import Fitting, live_keys, prepare, topic_name
+from headrace.cdc.topics import TopicMapping, live_keys, prepare, topic_name
 from headrace.columnar.columns import (
     CHANGE_FIELD,
     CHANGE_TYPE,
@@ -40,106 +40,112 @@ from headrace.columnar.columns import (
 )
 from headrace.errors import ConfigurationError, InputError, NewerFormat
 from headrace.log.api import Log, Transaction
-from headrace.log.dead_letters import ensure_topic, letters_to_rows
+from headrace.log.dead_letters import dead_letters_to_rows, ensure_dead_topic
 
-# The outbox: a table into which applications put events in the same transaction as their data. Its
-# rows become events in topics named by `aggregate_type`, not a table.
-#
-# Only what is inserted counts: an application may delete a row at once, even in the same
-# transaction, and the event is there all the same.
+# The outbox: a table into which applications insert events in the same transaction as their data.
+# Its rows become events in topics named by `aggregate_type`. Only inserts count: an application may
+# delete the row in the same transaction, and the event is emitted all the same.
 
-
-COLUMNS = ("id", "aggregate_type", "aggregate_id", "type", "payload")
+OUTBOX_COLUMNS = ("id", "aggregate_type", "aggregate_id", "type", "payload")
 _HIDDEN_DDL = f"{POSITION} BIGINT, {COMMITTED_AT} TIMESTAMP"
 
 
 def check_outbox(shape: TableShape) -> None:
     names = [name for name, _ in shape.columns]
-    if missing := [name for name in COLUMNS if name not in names]:
+    if missing := [name for name in OUTBOX_COLUMNS if name not in names]:
         raise ConfigurationError(
             f"The outbox {shape.name} has no column {missing[0]!r}.",
-            fix=f"an outbox has the columns {', '.join(COLUMNS)}; others are ignored.",
+            fix=f"an outbox has the columns {', '.join(OUTBOX_COLUMNS)}; others are ignored.",
         )
 
 
-def events(shape: TableShape, rows: pa.RecordBatch, prefix: str) -> list[Event]:
-    """A batch of the outbox's changes as events, one batch a topic, in their order."""
+def outbox_events(shape: TableShape, rows: pa.RecordBatch, prefix: str) -> list[TopicRows]:
+    """Return the events of a batch of the outbox's changes, one batch a topic, in their order."""
     inserted = rows.filter(pc.equal(rows.column(CHANGE_TYPE), INSERT))
     kinds = dict(shape.columns)
-    kept = ("id", "aggregate_id", "type", "payload")
+    names = ("id", "aggregate_id", "type", "payload")
     ddl = ", ".join(
-        f"{name} {'STRING' if name == 'aggregate_id' else kinds[name]}" for name in kept
+        f"{name} {'STRING' if name == 'aggregate_id' else kinds[name]}" for name in names
     )
-    found = []
+    items = []
     for aggregate in pc.unique(inserted.column("aggregate_type")).to_pylist():
         mine = inserted.filter(pc.equal(inserted.column("aggregate_type"), aggregate))
-        columns = {name: mine.column(name) for name in (*kept, POSITION, COMMITTED_AT)}
+        columns = {name: mine.column(name) for name in (*names, POSITION, COMMITTED_AT)}
         columns["aggregate_id"] = columns["aggregate_id"].cast(pa.string())
-        found.append(
-            Event(
-                topic_name(str(aggregate), prefix),
-                f"{ddl}, {_HIDDEN_DDL}",
-                "aggregate_id",
-                pa.RecordBatch.from_pydict(columns),
+        items.append(
+            TopicRows(
+                topic=topic_name(str(aggregate), prefix),
+                ddl=f"{ddl}, {_HIDDEN_DDL}",
+                key="aggregate_id",
+                rows=pa.RecordBatch.from_pydict(columns),
             )
         )
-    return found
+    return items
 
 
-# How far a capture is: the source's position, and for each table its topic and how far its snapshot
-# is. One note of the log, stored in the transactions that write rows.
-
+# The state of a capture: the source's position, and for each table its topic and the progress of
+# its snapshot. It is a note of the log, stored in the transactions that write rows.
 
 VERSION = 1
 
 
 @dataclass
 class SnapshotState:
-    """A snapshot under way. `since` are the topic's ends when it began, if the topic had rows
-    before: what it does not meet again is gone.
-    """
+    """A snapshot that is not complete."""
 
     after: Sequence[Any] | None = None
+    """The key of the last row that was read."""
     rows: int = 0
+    """How many rows were read."""
     about: int = 0
+    """About how many rows there are."""
     since: dict[str, int] | None = None
+    """The topic's end offsets when the snapshot began, if it had rows before. Rows in front of them
+    that the snapshot does not read again are deleted at its end.
+    """
 
 
 @dataclass
 class TableState:
-    """`columns` are those that the topic was filled with: a table that has others is read again."""
+    """The state of one table."""
 
     topic: str
     columns: Sequence[Sequence[str]] = ()
+    """The columns that the topic was filled with. A table that has more is read again."""
     snapshot: SnapshotState | None = None
-    """Nothing, when it is done."""
+    """None when it is complete."""
 
 
 @dataclass
 class CaptureState:
+    """The state of a capture."""
+
     position: str | None = None
     tables: dict[str, TableState] = field(default_factory=dict)
     handled: str | None = None
-    """The last request (of another process, for a snapshot) that was taken up."""
+    """The last request for snapshots that was handled."""
 
     def to_json(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"))
 
     @property
     def pending(self) -> list[str]:
-        """Tables whose snapshot is not done."""
-        return [name for name, each in self.tables.items() if each.snapshot is not None]
+        """Tables whose snapshot is not complete."""
+        return [name for name, table in self.tables.items() if table.snapshot is not None]
 
 
 def note_name(capture: str) -> str:
+    """Return the name of the note with a capture's state."""
     return f"cdc.{capture}"
 
 
 def request_name(capture: str) -> str:
+    """Return the name of the note with which snapshots are requested."""
     return f"cdc.{capture}.request"
 
 
 def read_state(text: str | None, *, capture: str) -> CaptureState:
+    """Return the state that a note holds; an empty one if there is no note."""
     if text is None:
         return CaptureState()
     raw = json.loads(text)
@@ -148,22 +154,21 @@ def read_state(text: str | None, *, capture: str) -> CaptureState:
             f"The state of the capture {capture!r} was written by a newer Headrace.",
             fix="upgrade Headrace.",
         )
-    tables = {name: _table(each) for name, each in raw["tables"].items()}
+    tables = {}
+    for name, table in raw["tables"].items():
+        snapshot = SnapshotState(**table["snapshot"]) if table["snapshot"] else None
+        tables[name] = TableState(table["topic"], table["columns"], snapshot)
     return CaptureState(raw["position"], tables, raw["handled"])
 
 
-def _table(raw: dict[str, Any]) -> TableState:
-    return TableState(
-        raw["topic"], raw["columns"], SnapshotState(**raw["snapshot"]) if raw["snapshot"] else None
-    )
-
-
 logger = logging.getLogger("headrace.cdc")
-LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
+LONGEST_TRANSACTION = "15 minutes"  # the most that a Kafka broker allows by default
 
 
-class Writer:
-    """Writes for one capture, and refuses to once another process has taken it over."""
+class CaptureWriter:
+    """Writes the parts of one capture. It is fenced once another process has taken the capture
+    over.
+    """
 
     def __init__(
         self,
@@ -175,32 +180,30 @@ class Writer:
         preimages: bool,
         outbox: str | None = None,
     ) -> None:
+        self.log = log
+        self.capture = capture
+        self.prefix = prefix
+        self.partitions = partitions
+        self.preimages = preimages
         self.outbox = outbox
-        self.log, self.capture, self.prefix, self.partitions, self.preimages = (
-            log,
-            capture,
-            prefix,
-            partitions,
-            preimages,
-        )
-        self._last = log.transaction(
-            note_name(capture), timeout=LONGEST_TRANSACTION
-        )  # takes over from whoever had it
+        # Opening a transaction fences the process that ran this capture before.
+        self._last = log.transaction(note_name(capture), timeout=LONGEST_TRANSACTION)
         self._last.abort()
         self._open: Transaction | None = None
         self.state = CaptureState()
         self.shapes: dict[str, TableShape] = {}
-        self._fittings: dict[str, Fitting] = {}
-        self._events: set[str] = set()
+        self._mappings: dict[str, TopicMapping] = {}
+        self._event_topics: set[str] = set()
         self._written: dict[str, list[pa.RecordBatch]] = {}
-        self.rows = self.changes = self.transactions = self.aside = 0
+        """By table, keys and change types in the open transaction."""
+        self.rows = self.changes = self.transactions = self.dead_letters = 0
         self._committed = (0, 0, 0, 0)
-        """The same as of the last commit: what is given up does not count."""
+        """Those four counts as of the last commit, to return to after an abort."""
         self.waiting_rows = 0
         """Rows in the open transaction."""
 
     def reload(self) -> CaptureState:
-        """Forget what was not committed, and read how far the log says we are."""
+        """Drop what was not committed, and read the state from the log."""
         self._abort()
         self.state = read_state(self.log.note(note_name(self.capture)), capture=self.capture)
         return self.state
@@ -208,23 +211,21 @@ class Writer:
     # Tables
 
     def add(self, shape: TableShape) -> None:
-        """Get ready for a table's rows. One that is new, or has got other columns, is to be
-        snapshotted.
-        """
+        """Prepare for a table's rows. A table that is new, or has new columns, gets a snapshot."""
         if shape.name == self.outbox:
             self._add_outbox(shape)
             return
-        self._fit(shape)
+        self._map(shape)
         columns = [list(column) for column in shape.columns]
         known = self.state.tables.setdefault(shape.name, TableState(self._topic(shape.name)))
         if known.columns != columns:
             has_more = bool({*map(tuple, columns)} - {*map(tuple, known.columns)})
             known.columns = columns
-            if has_more:  # those that went need no reading again
-                self.renew(shape.name)
+            if has_more:  # dropped columns need no snapshot
+                self.restart_snapshot(shape.name)
 
     def _add_outbox(self, shape: TableShape) -> None:
-        """Its rows are events: they are read from the beginning once, and never again."""
+        """Prepare for the outbox, whose rows are events: its snapshot is taken once."""
         check_outbox(shape)
         self.shapes[shape.name] = shape
         if shape.name not in self.state.tables:
@@ -236,26 +237,26 @@ class Writer:
         known = self.state.tables.get(table)
         return known.topic if known else topic_name(table, self.prefix)
 
-    def _fit(self, shape: TableShape) -> None:
+    def _map(self, shape: TableShape) -> None:
         self.shapes[shape.name] = shape
-        self._fittings[shape.name] = prepare(
+        self._mappings[shape.name] = prepare(
             self.log, shape, self._topic(shape.name), partitions=self.partitions
         )
 
     def _widen(self, shapes: list[TableShape]) -> None:
-        """Topics get their new columns before any row of a part is written; rows of the old shape
-        then have nothing in them.
+        """Add new columns to topics before any row of a part is written. They are null in rows of
+        the old shape.
         """
         for shape in shapes:
             if shape.name == self.outbox:
                 continue
             prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
             if shape.name in self.shapes:
-                self._fit(self.shapes[shape.name])
+                self._map(self.shapes[shape.name])
 
-    def renew(self, table: str) -> None:
-        """Begin a table's snapshot, or begin it again. What is in the topic now and is not met
-        again will be deleted at its end.
+    def restart_snapshot(self, table: str) -> None:
+        """Begin a table's snapshot, or begin it again. Rows that are in the topic now and that it
+        does not read will be deleted at its end.
         """
         if table == self.outbox:
             return
@@ -265,10 +266,8 @@ class Writer:
         )
         self.state.tables[table].snapshot = SnapshotState(since=since)
 
-    def _make_good(self, table: str) -> None:
-        """Read a table again of which changes were missed; one whose snapshot is still to begin
-        needs nothing.
-        """
+    def _recover_missed(self, table: str) -> None:
+        """Read a table again of which changes were missed, unless its snapshot is yet to begin."""
         snapshot = self.state.tables[table].snapshot
         if snapshot is None or snapshot.after is not None:
             logger.warning(
@@ -276,96 +275,92 @@ class Writer:
                 " read again.",
                 table,
             )
-            self.renew(table)
+            self.restart_snapshot(table)
 
     # Rows
 
-    def write(self, part: Part) -> None:
-        self._widen([item.shape for item in part.items if isinstance(item, Reshaped)])
+    def write(self, part: StreamPart) -> None:
+        """Write a part to the open transaction."""
+        self._widen([item.shape for item in part.items if isinstance(item, SchemaChange)])
         for item in part.items:
             self._write(item)
         self.transactions += part.transactions
         if part.position is not None:
             self.state.position = part.position
 
-    def _write(self, item: Item) -> None:
-        if isinstance(item, Reshaped):
+    def _write(self, item: StreamItem) -> None:
+        if isinstance(item, SchemaChange):
             self.add(item.shape)
             if item.missed:
-                self._make_good(item.shape.name)
-        elif isinstance(item, Changes):
+                self._recover_missed(item.shape.name)
+        elif isinstance(item, TableChanges):
             rows = item.rows if self.preimages else _without_preimages(item.rows)
             self._append(item.table, rows)
             self.changes += rows.num_rows
-        elif isinstance(item, Chunk):
+        elif isinstance(item, SnapshotChunk):
             self._write_chunk(item)
-        elif isinstance(item, Truncated) and item.table != self.outbox:
+        elif isinstance(item, Truncation) and item.table != self.outbox:
             self._append_deletes(item.table, self._live(item.table), item)
-        elif isinstance(item, Event):
+        elif isinstance(item, TopicRows):
             self._write_event(item)
-        elif isinstance(item, Aside):
-            self._put_aside(item)
+        elif isinstance(item, DeadRecords):
+            self._write_dead_letters(item)
 
     def _append(self, table: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
         if table == self.outbox:
-            for event in events(self.shapes[table], rows, self.prefix):
+            for event in outbox_events(self.shapes[table], rows, self.prefix):
                 self._write_event(event)
             return
-        fitting = self._fittings[table]
-        fitted = fitting.rows(rows)
-        self._check_keys(table, fitted, fitting)
-        self._transaction().append(fitting.topic, fitted)
-        self._written.setdefault(table, []).append(_keys_of(fitted, fitting.key))
+        mapping = self._mappings[table]
+        topic_rows = mapping.to_topic_rows(rows)
+        for name in mapping.key:
+            if topic_rows.column(name).null_count:
+                raise InputError(
+                    f"A row of {table} has no value in its key column {name!r}.",
+                    fix=f"give it one, and make the column NOT NULL; then {table} can be captured.",
+                )
+        self._transaction().append(mapping.topic, topic_rows)
+        self._written.setdefault(table, []).append(_keys_and_changes(topic_rows, mapping.key))
         self.waiting_rows += rows.num_rows
         self.rows += rows.num_rows
 
-    @staticmethod
-    def _check_keys(table: str, rows: pa.RecordBatch, fitting: Fitting) -> None:
-        for name in fitting.key:
-            if rows.column(name).null_count:
-                raise InputError(
-                    f"A row of {table} has no value in its key column {name!r}.",
-                    fix=(
-                        f"give it one, and make the column NOT NULL: {table} cannot be captured so."
-                    ),
-                )
-
-    def _write_event(self, item: Event) -> None:
-        if item.topic not in self._events:
+    def _write_event(self, item: TopicRows) -> None:
+        if item.topic not in self._event_topics:
             self.log.create_topic(
                 item.topic, item.ddl, key=item.key, partitions=self.partitions, exist_ok=True
             )
-            self._events.add(item.topic)
+            self._event_topics.add(item.topic)
         self._transaction().append(item.topic, item.rows)
         self.waiting_rows += item.rows.num_rows
         self.rows += item.rows.num_rows
 
-    def _put_aside(self, item: Aside) -> None:
-        dead = ensure_topic(self.log, item.topic)
-        self._transaction().append(dead, letters_to_rows(item.letters))
-        self.aside += len(item.letters)
-        self.waiting_rows += len(item.letters)
+    def _write_dead_letters(self, item: DeadRecords) -> None:
+        dead_letter_topic = ensure_dead_topic(self.log, item.topic)
+        count = len(item.dead_letters)
+        self._transaction().append(dead_letter_topic, dead_letters_to_rows(item.dead_letters))
+        self.dead_letters += count
+        self.waiting_rows += count
         logger.warning(
             "%d records of %s cannot be used, such as offset %s: %s. They are in %s.",
-            len(item.letters),
+            count,
             item.topic,
-            item.letters[0].offset,
-            item.letters[0].reason,
-            dead,
+            item.dead_letters[0].offset,
+            item.dead_letters[0].reason,
+            dead_letter_topic,
         )
 
     # Snapshots
 
-    def _write_chunk(self, chunk: Chunk) -> None:
+    def _write_chunk(self, chunk: SnapshotChunk) -> None:
         snapshot = self.state.tables[chunk.table].snapshot
         if snapshot is None:
             return
         self._append(chunk.table, chunk.rows)
         snapshot.rows += chunk.rows.num_rows
         snapshot.after = chunk.after if chunk.after is not None else snapshot.after
-        self._transaction()  # an empty table's snapshot is progress too
+        self._transaction()  # the snapshot of an empty table is progress too
         if chunk.is_last:
             if snapshot.since is not None:
                 before = {int(partition): end for partition, end in snapshot.since.items()}
@@ -375,20 +370,20 @@ class Writer:
     def _live(self, table: str, before: dict[int, int] | None = None) -> pa.Table:
         return live_keys(
             self.log,
-            self._fittings[table].topic,
+            self._mappings[table].topic,
             before=before,
             written=self._written.get(table, ()),
         )
 
-    def _append_deletes(self, table: str, keys: pa.Table, item: Truncated | None) -> None:
+    def _append_deletes(self, table: str, keys: pa.Table, item: Truncation | None) -> None:
         hidden = dict(item.hidden) if item else {}
         shape = self.shapes[table]
         for batch in keys.to_batches(max_chunksize=100_000):
             count = batch.num_rows
             columns = {name: batch.column(name) for name in batch.schema.names}
             columns |= {
-                each.name: pa.array([hidden.get(each.name)] * count, each.type)
-                for each in HIDDEN_FIELDS
+                field.name: pa.array([hidden.get(field.name)] * count, field.type)
+                for field in HIDDEN_FIELDS
             }
             columns[CHANGE_TYPE] = pa.array([DELETE] * count)
             schema = shape.batch_schema
@@ -415,30 +410,28 @@ class Writer:
         return self._open
 
     def commit(self) -> None:
-        """1. rows are in the transaction; 2. the state joins them; 3. both become visible at
-        once.
-        """
+        """Commit the open transaction: rows and state become visible together."""
         transaction = self._transaction()
         transaction.set_note(note_name(self.capture), self.state.to_json())
         self._last, self._open = transaction, None
         transaction.commit()
         self._written, self.waiting_rows = {}, 0
-        self._committed = (self.rows, self.changes, self.transactions, self.aside)
+        self._committed = (self.rows, self.changes, self.transactions, self.dead_letters)
 
     def _abort(self) -> None:
         if self._open is not None:
             self._open.abort()
             self._last, self._open = self._open, None
         self._written, self.waiting_rows = {}, 0
-        self.rows, self.changes, self.transactions, self.aside = self._committed
+        self.rows, self.changes, self.transactions, self.dead_letters = self._committed
 
     def close(self) -> None:
         self._abort()
 
 
-def _keys_of(rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
-    """What is remembered of rows that are not committed yet: as little as will do, since a
-    transaction may be large.
+def _keys_and_changes(rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the keys and change types of rows, which is all that is remembered of rows that are
+    not committed yet, since a transaction may be large.
     """
     changes = pc.dictionary_encode(rows.column(CHANGE_TYPE))
     return pa.RecordBatch.from_arrays(

@@ -1,8 +1,23 @@
-"""A gateway at work: what all kinds share. Each kind says how it receives (`begin`, `end`);
-everything else is the same: an inbox, a writer, counts.
+"""What a gateway is, and how to write one for another protocol.
 
-with hr.gateways.http("orders", port=0).open(log) as running:
-print(running.address, running.status())
+A gateway receives rows over a protocol and appends them to topics. A kind of gateway subclasses
+`GatewayServer` and implements `start` and `stop`: it turns what it receives into submissions and
+hands them to the inbox (`inbox`), which bounds what waits, and appends with one thread (`writer`).
+A kind that receives in a loop subclasses `ThreadedGatewayServer` and implements `receive`:
+
+    class LineServer(ThreadedGatewayServer):
+        def receive(self):
+            while not self.stopped.is_set():
+                line = read_line(timeout_s=0.1)
+                if line:
+                    content = parse_content(line, JSON, {})
+                    self.inbox.submit(
+                        Submission(self.gateway.topics[0], content, row_count(content),
+                                   len(line), now_us(), payload=line),
+                        self.stopped)
+
+    with hr.gateways.http("orders", port=0).open(log) as server:
+        print(server.address, server.status())
 """
 
 from __future__ import annotations
@@ -12,127 +27,127 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from headrace.errors import ConfigurationError, InputError, nearest
+from headrace.connector import STATUS_INTERVAL_S, InboundConnector, Interval
+from headrace.errors import InputError, nearest
 from headrace.gateways.inbox import (
     Content,
-    Counts,
+    GatewayCounters,
     GatewayStatus,
     Inbox,
-    Lines,
-    Parsed,
-    Plain,
-    Policy,
+    JsonLines,
+    JsonRows,
+    OverloadPolicy,
+    PlainRows,
 )
-from headrace.gateways.metrics import Telling
-from headrace.gateways.writer import Writer
-from headrace.log.api import Closing, Log
-from headrace.log.topic_config import check_name
-from headrace.types.json_codec import Misshapen, parse
+from headrace.gateways.metrics import GatewayReporter
+from headrace.gateways.writer import GatewayWriter
+from headrace.log.api import Closeable, Log
+from headrace.types.json_codec import JsonMismatch, parse_json
 
-STATUS_S = 1.0
-TELL_S = 5.0
-LOOK_S = 0.1
-END_S = 30.0
+REPORT_INTERVAL_S = 5.0
+CHECK_S = 0.1
+STOP_S = 30.0
 
 
 def now_us() -> int:
     return time.time_ns() // 1_000
 
 
-@dataclass(frozen=True)
-class GatewaySpec:
-    """Where rows come in, and the topics they go to. `name` identifies it: a second process with
-    the same name takes over from the first.
+@dataclass(frozen=True, kw_only=True)
+class GatewaySpec(InboundConnector):
+    """A declared gateway.
+
+    Attributes:
+        name: Identifies the gateway: a second process with the same name takes over from the first.
+        opener: Makes the server, and imports the packages that it needs.
+        topics: The topics that rows are appended to.
+        policy: What happens when the log is slower than the senders.
+        received: The column that gets the time at which a row was received, in topics that have it.
+        schemas: The columns of topics that the gateway creates if they are missing.
     """
 
+    noun: ClassVar[str] = "gateway"
+
     name: str
-    kind: str
-    opener: Callable[[GatewaySpec, Log], Receiving] = field(repr=False, compare=False)
+    opener: Callable[[GatewaySpec, Log], GatewayServer] = field(repr=False, compare=False)
     topics: tuple[str, ...] = ()
-    log: str | None = None
-    policy: Policy = field(default_factory=Policy)
+    policy: OverloadPolicy = field(default_factory=OverloadPolicy)
     received: str = "received_at"
-    """The column that gets the time at which a row came, in topics that have it."""
     schemas: dict[str, str] = field(default_factory=dict, repr=False)
-    """Topics that the gateway makes itself, if they are missing."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        check_name(self.name, what="gateway name")
+        super().__post_init__()
         if not self.topics:
             raise InputError(
                 f"The gateway {self.name!r} has no topic to append to.", fix="name one."
             )
 
-    def open(self, log: Log) -> Receiving:
-        """The gateway, ready to be entered with `with`."""
+    def open(self, log: Log) -> GatewayServer:
+        """Return the server. It receives while it is used as a context manager."""
         return self.opener(self, log)
 
-    def log_address(self, given: str | None = None) -> str:
-        address = given or self.log
-        if address is None:
-            raise ConfigurationError(
-                f"The gateway {self.name!r} has no log.", fix="pass log=… (--log …)."
-            )
-        return address
 
+class GatewayServer(Closeable):
+    """Receives as long as its context is open. When the context is left, everything that was
+    accepted is appended first.
+    """
 
-class Receiving(Closing):
-    """Begins to receive when it is entered; ends with everything appended that was taken."""
-
-    patient = True
-    """Whether an append that fails in passing is tried again, since the sender could not be
-    told.
+    retries_appends = True
+    """Whether an append that fails for a moment is tried again here. False if the sender gets an
+    answer, and can try again itself.
     """
     address = ""
 
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
-        self.gateway, self.log = gateway, log
-        self.counts = Counts(gateway.name, gateway.kind)
+        self.gateway = gateway
+        self.log = log
+        self.counters = GatewayCounters(gateway.name, gateway.kind)
         self.stopped = Event()
         self.failure: BaseException | None = None
-        self._writer = Writer(log, gateway.name, received=gateway.received)
-        self._telling = Telling(log)
+        """What ended receiving, if anything did."""
+        self._writer = GatewayWriter(log, gateway.name, received=gateway.received)
+        self._reporter = GatewayReporter(log)
 
-    # What each kind says
-
-    @abstractmethod
-    def begin(self) -> None: ...
+    # What a kind of gateway implements
 
     @abstractmethod
-    def end(self) -> None:
-        """Receive nothing more. What is under way may still need the inbox."""
+    def start(self) -> None:
+        """Begin to receive, and set `address`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Receive nothing more. The inbox is still open, for what was received."""
 
     def details(self) -> dict[str, int]:
+        """Return figures that only this kind of gateway has, for the status."""
         return {}
 
-    # The same for all
+    def on_room(self) -> Callable[[], None] | None:
+        """Return a function that the inbox calls when it has room again."""
+        return None
+
+    # The same for all kinds
 
     def __enter__(self) -> Self:
         self.prepare_topics()
         self.inbox = Inbox(
             self.gateway.policy,
-            self.counts,
+            self.counters,
             self._writer.write,
-            patient=self.patient,
+            retries_appends=self.retries_appends,
             on_room=self.on_room(),
         )
         try:
-            self.begin()
+            self.start()
         except BaseException:
             self.inbox.close()
             raise
         return self
 
-    def on_room(self) -> Callable[[], None] | None:
-        return None
-
     def prepare_topics(self) -> None:
-        """Make what is missing, where the gateway itself says what a topic's rows are; else a topic
-        must be there.
-        """
+        """Create missing topics whose columns the gateway knows; others must exist."""
         for topic in self.gateway.topics:
             if topic not in self.log.topics() and topic in self.gateway.schemas:
                 self.log.create_topic(topic, self.gateway.schemas[topic], exist_ok=True)
@@ -144,45 +159,47 @@ class Receiving(Closing):
 
     def close(self) -> None:
         self.stopped.set()
-        self.end()
+        self.stop()
         self.inbox.close()
 
     def status(self) -> GatewayStatus:
-        self.counts.details = self.details()
-        return self.counts.status(self.inbox.waiting_bytes)
+        self.counters.details = self.details()
+        return self.counters.status(self.inbox.waiting_bytes)
 
-    def work(self, stop: Event, on_status: Callable[[GatewayStatus], None]) -> None:
-        """Until it is told to stop, or cannot go on."""
-        shown_s = told_s = 0.0
-        while not stop.wait(LOOK_S):
+    def run(self, stop: Event, on_status: Callable[[GatewayStatus], None]) -> None:
+        """Report status and counts until `stop` is set. Raises what ended the gateway, if anything
+        did.
+        """
+        status_interval = Interval(STATUS_INTERVAL_S)
+        report_interval = Interval(REPORT_INTERVAL_S)
+        while not stop.wait(CHECK_S):
             self.check()
-            if time.monotonic() - shown_s >= STATUS_S:
-                shown_s = time.monotonic()
+            if status_interval.is_due():
                 on_status(self.status())
-            if time.monotonic() - told_s >= TELL_S:
-                told_s = time.monotonic()
-                self.tell()
+            if report_interval.is_due():
+                self.report()
 
-    def tell(self) -> None:
-        """To whoever watches the log."""
-        self._telling.tell(self.status(), now_us())
+    def report(self) -> None:
+        """Write the counts to the log, for `headrace gateway list` and `headrace watch`."""
+        self._reporter.report(self.status(), now_us())
 
     def check(self) -> None:
-        """Raise what ended it, if anything did."""
+        """Raise what ended the gateway, if anything did."""
         if self.failure is not None:
             raise self.failure
         self.inbox.check()
 
 
-class ThreadReceiving(Receiving):
-    """A kind whose `receive` runs in a thread of its own, until `stopped`."""
+class ThreadedGatewayServer(GatewayServer):
+    """A server whose `receive` runs in a thread of its own."""
 
     _thread: Thread | None = None
 
     @abstractmethod
-    def receive(self) -> None: ...
+    def receive(self) -> None:
+        """Receive until `stopped` is set."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._thread = Thread(target=self._run, name=f"{self.gateway.name} receives", daemon=True)
         self._thread.start()
 
@@ -192,20 +209,20 @@ class ThreadReceiving(Receiving):
         except BaseException as error:
             self.failure = error
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self._thread is not None:
-            self._thread.join(END_S)
+            self._thread.join(STOP_S)
 
 
-# A message's body as rows, for gateways whose senders cannot be told what is wrong with it: JSON,
-# JSON lines, or the body as it is. What cannot be read becomes a dead letter.
-
+# Bodies of messages whose senders get no answer: JSON, JSON lines, or any bytes. A body that cannot
+# be read becomes a dead letter.
 
 JSON, RAW = "json", "raw"
 FORMATS = (JSON, RAW)
 
 
 def check_format(name: str) -> str:
+    """Return the name of a format, if there is one of that name."""
     if name not in FORMATS:
         raise InputError(
             f"There is no format {name!r}: {nearest(name, FORMATS)}",
@@ -214,31 +231,28 @@ def check_format(name: str) -> str:
     return name
 
 
-def content_of(body: bytes, format: str, extra: Mapping[str, Any]) -> Content:
-    """`extra` is what is known of a raw body. An array is many rows, and so are lines; what is
-    neither is one row, whatever comes of it.
+def parse_content(body: bytes, format: str, metadata: Mapping[str, Any]) -> Content:
+    """Return the rows of a body. A JSON array, and lines that are JSON objects, are several rows;
+    anything else is one.
+
+    Args:
+        body: What was received.
+        format: `JSON` or `RAW`.
+        metadata: Further columns of a raw body.
     """
     if format == RAW:
-        return Plain([{"body": body, **extra}])
+        return PlainRows([{"body": body, **metadata}])
     if body.lstrip()[:1] == b"[":
         try:
-            parsed = parse(body)
-        except Misshapen:
-            return Lines([body])
-        return Parsed(parsed) if parsed else Lines([body])
-    return Lines(_objects(body) or [body])
-
-
-def _objects(body: bytes) -> list[bytes]:
-    """Each line an object; but an object that was written over several lines is one."""
+            parsed = parse_json(body)
+        except JsonMismatch:
+            return JsonLines([body])
+        return JsonRows(parsed) if parsed else JsonLines([body])
     lines = [line for line in body.split(b"\n") if line and not line.isspace()]
-    return (
-        lines
-        if all(line.strip().startswith(b"{") and line.strip().endswith(b"}") for line in lines)
-        else [body]
-    )
+    is_lines = all(line.strip()[:1] == b"{" and line.strip()[-1:] == b"}" for line in lines)
+    return JsonLines(lines if lines and is_lines else [body])  # an object may span several lines
 
 
-def rows_of(content: Content) -> int:
-    assert isinstance(content, Lines | Parsed | Plain)
+def row_count(content: Content) -> int:
+    assert isinstance(content, JsonLines | JsonRows | PlainRows)
     return len(content.values)

@@ -1,5 +1,7 @@
-"""A gateway, declared: what `hr.gateways.http(…)` and its siblings return. It opens nothing until
-it is run.
+"""The gateways that users declare: `hr.gateways.http(…)` and its siblings return a `Gateway`.
+
+Declaring opens nothing. Optional packages are imported when the gateway is run. To receive over
+another protocol, see `headrace.gateways.base`.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from headrace.connector import as_tuple, check_settings
 from headrace.durations import to_us
 from headrace.errors import DuplicateStep, InputError, nearest
 from headrace.gateways.base import RAW, GatewaySpec, check_format
-from headrace.gateways.inbox import BLOCK, DEFAULT_BYTES, DEFAULT_ROWS, policy_of
+from headrace.gateways.inbox import BLOCK, DEFAULT_BYTES, DEFAULT_ROWS, overload_policy
 from headrace.gateways.signatures import RAW_SCHEMA, Hook
 from headrace.log.values import Duration
 
 if TYPE_CHECKING:
-    from headrace.gateways.base import Receiving
+    from headrace.gateways.base import GatewayServer
     from headrace.gateways.inbox import GatewayStatus
     from headrace.log.api import Log
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gateway(GatewaySpec):
-    """A way for rows to come in over a protocol, and the topics they go to."""
+    """Receives rows over a protocol, and appends them to topics."""
 
     def run(
         self,
@@ -36,23 +39,33 @@ class Gateway(GatewaySpec):
         on_status: Callable[[GatewayStatus], None] | None = None,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
-        """Receive in this process until `stop` is set. `on_ready` hears where it listens."""
+        """Receive in this process.
+
+        Args:
+            log: The log's address; by default the declared one.
+            stop: Set it to stop. Without it, this never returns.
+            on_status: Called about once a second with how the gateway is doing.
+            on_ready: Called once with the address at which the gateway listens.
+
+        Raises:
+            ConfigurationError: There is no log, or the address cannot be listened on.
+            ProducerFenced: Another process runs a gateway of the same name.
+
+        Example:
+            >>> hr.gateways.http("orders").run(log="file:data", on_ready=print)
+        """
         from headrace.log import open_log
 
-        tell = on_status or (lambda _status: None)
+        report_status = on_status or (lambda _status: None)
         with open_log(self.log_address(log)) as opened:
-            receiving = self.open(opened)
-            with receiving:
+            server = self.open(opened)
+            with server:
                 if on_ready is not None:
-                    on_ready(receiving.address)
-                receiving.work(stop or Event(), tell)
-            tell(receiving.status())
-            receiving.check()
-            receiving.tell()
-
-
-# `hr.gateways.<kind>(…)`: how each kind of gateway is declared. Optional packages are imported when
-# a gateway is opened.
+                    on_ready(server.address)
+                server.run(stop or Event(), report_status)
+            report_status(server.status())
+            server.check()
+            server.report()
 
 
 HTTP_PORT, STATSD_PORT = 8766, 8125
@@ -77,20 +90,38 @@ def http(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """`POST /topics/NAME`: JSON, JSON lines, or, for `hooks`, any body. It is answered when the
-    rows are durable.
+    """Declare a gateway for `POST /topics/NAME` with JSON, JSON lines, or, for hooks, any body. A
+    request is answered when its rows are durable.
 
-    Elsewhere than on this machine it listens only with a token, from `token_file` or the
-    environment's HEADRACE_TOKEN; hooks are known by their signatures.
+    Args:
+        topics: The topics that may be posted to.
+        port: The port to listen on; 0 chooses a free one.
+        host: The address to listen on. Beyond this machine a token is needed; hooks are
+            authenticated by their signatures.
+        hooks: Topics for webhooks, see `hr.gateways.hook`.
+        token_file: A file with the token that senders must have; by default it is in the
+            environment's HEADRACE_TOKEN.
+        body_bytes: The most bytes in a request's body.
+        name: Of the gateway; a second process with the same name takes over from the first.
+        **settings: As for every gateway. `log`: the log's address. `policy`: what happens when the
+            log is slower than the senders: "block", "buffer", "drop newest" or "drop oldest".
+            `max_rows` and `max_bytes`: how much may wait for the log. `patience`: how long a sender
+            that gets an answer waits for it. `received`: the column that gets the time of receipt,
+            in topics that have it; `received_at` by default.
 
-    Settings, as for all gateways: `log`, `policy` ("block", "buffer", "drop newest" or "drop
-    oldest"), `max_rows` and `max_bytes` (that may wait for the log), `patience` (of a sender that
-    waits), and `received` (the column that gets the time of receipt, where a topic has it;
-    `received_at` by default).
+    Returns:
+        The gateway, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+        DuplicateStep: Two hooks are for one topic.
+
+    Example:
+        >>> hr.gateways.http(["orders", "clicks"], port=8766, log="file:data").run()
     """
     if not 1 <= body_bytes <= 1 << 30:
         raise InputError("body_bytes must be from 1 to 1 GiB.")
-    by_topic = {each.topic: each for each in hooks}
+    by_topic = {hook.topic: hook for hook in hooks}
     if len(by_topic) < len(hooks):
         raise DuplicateStep("Two hooks are for one topic.", fix="give each a topic of its own.")
     options = {
@@ -100,22 +131,22 @@ def http(
         "token_file": None if token_file is None else Path(token_file),
         "body_bytes": body_bytes,
     }
-    schemas = {each.topic: RAW_SCHEMA for each in hooks if each.raw}
+    schemas = {hook.topic: RAW_SCHEMA for hook in hooks if hook.raw}
     return _gateway(
         "http",
         name or f"http.{port}",
         _open_http,
-        (*_listed(topics), *by_topic),
+        (*as_tuple(topics), *by_topic),
         settings,
         schemas=schemas,
         **options,
     )
 
 
-def _open_http(gateway: GatewaySpec, log: Log) -> Receiving:
-    from headrace.gateways.http_gateway import HttpReceiving
+def _open_http(gateway: GatewaySpec, log: Log) -> GatewayServer:
+    from headrace.gateways.http_gateway import HttpGatewayServer
 
-    return HttpReceiving(gateway, log)
+    return HttpGatewayServer(gateway, log)
 
 
 def statsd(
@@ -128,10 +159,27 @@ def statsd(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """StatsD's packets over UDP. Each `flush` interval gives one row a metric; `flush=None` stores
-    every value as it came. The topic is made, if it is missing.
+    """Declare a gateway for StatsD's packets over UDP.
 
-    Gauges are told again in every interval; with `forget_gauges` only when somebody set them.
+    Args:
+        topic: The topic, which is created if it is missing.
+        port: The port to listen on; 0 chooses a free one.
+        host: The address to listen on.
+        flush: The interval for which a metric's values are aggregated into one row; None stores
+            every value as it came.
+        forget_gauges: Emit a gauge only in intervals in which it was set. By default gauges are
+            emitted in every interval.
+        name: Of the gateway; a second process with the same name takes over from the first.
+        **settings: As for every gateway, see `hr.gateways.http`.
+
+    Returns:
+        The gateway, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.gateways.statsd("metrics", flush="10 seconds", log="file:data").run()
     """
     from headrace.gateways.statsd_gateway import RAW_SCHEMA as RAW_VALUES
     from headrace.gateways.statsd_gateway import SCHEMA
@@ -154,10 +202,10 @@ def statsd(
     )
 
 
-def _open_statsd(gateway: GatewaySpec, log: Log) -> Receiving:
-    from headrace.gateways.statsd_gateway import StatsdReceiving
+def _open_statsd(gateway: GatewaySpec, log: Log) -> GatewayServer:
+    from headrace.gateways.statsd_gateway import StatsdGatewayServer
 
-    return StatsdReceiving(gateway, log)
+    return StatsdGatewayServer(gateway, log)
 
 
 def zeromq(
@@ -172,31 +220,50 @@ def zeromq(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """Messages of a ZeroMQ socket, "pull" or "sub" (to `subjects`, prefixes of a message's first
-    part), bound or connected to addresses such as tcp://127.0.0.1:5556. Needs the extra `zeromq`.
+    """Declare a gateway for messages of a ZeroMQ socket. Needs the extra `zeromq`.
 
-    A body is JSON (an object, an array, or lines), or with `format="raw"` anything.
+    Args:
+        topic: The topic.
+        socket: "pull" or "sub".
+        bind: Addresses to bind the socket to, such as tcp://127.0.0.1:5556.
+        connect: Addresses to connect the socket to.
+        subjects: For "sub", prefixes of the first part of the messages to receive.
+        format: "json" (an object, an array, or lines), or "raw" for any bytes.
+        message_bytes: The most bytes in a message.
+        name: Of the gateway; a second process with the same name takes over from the first.
+        **settings: As for every gateway, see `hr.gateways.http`.
+
+    Returns:
+        The gateway, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.gateways.zeromq("events", bind="tcp://127.0.0.1:5556", log="file:data").run()
     """
     if socket not in {"pull", "sub"}:
-        raise InputError(f"There is no socket {socket!r} here: {nearest(socket, ['pull', 'sub'])}")
-    places = (*_listed(bind), *_listed(connect))
-    if not places:
+        raise InputError(
+            f"hr.gateways.zeromq has no socket {socket!r}: {nearest(socket, ['pull', 'sub'])}"
+        )
+    addresses = (*as_tuple(bind), *as_tuple(connect))
+    if not addresses:
         raise InputError(
             "The ZeroMQ gateway neither binds nor connects.",
             fix="give bind='tcp://127.0.0.1:5556', or connect=….",
         )
     options = {
         "socket": socket,
-        "bind": _listed(bind),
-        "connect": _listed(connect),
-        "subjects": _listed(subjects),
+        "bind": as_tuple(bind),
+        "connect": as_tuple(connect),
+        "subjects": as_tuple(subjects),
         "message_bytes": message_bytes,
     }
     schemas = {topic: _RAW_ZEROMQ} if check_format(format) == RAW else {}
-    chosen = name or f"zeromq.{hashlib.sha256(' '.join(places).encode()).hexdigest()[:8]}"
+    name = name or f"zeromq.{hashlib.sha256(' '.join(addresses).encode()).hexdigest()[:8]}"
     return _gateway(
         "zeromq",
-        chosen,
+        name,
         _open_zeromq,
         (topic,),
         settings,
@@ -206,10 +273,10 @@ def zeromq(
     )
 
 
-def _open_zeromq(gateway: GatewaySpec, log: Log) -> Receiving:
-    from headrace.gateways.zeromq_gateway import ZeromqReceiving
+def _open_zeromq(gateway: GatewaySpec, log: Log) -> GatewayServer:
+    from headrace.gateways.zeromq_gateway import ZeromqGatewayServer
 
-    return ZeromqReceiving(gateway, log)
+    return ZeromqGatewayServer(gateway, log)
 
 
 def amqp(
@@ -223,15 +290,34 @@ def amqp(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """Messages of a RabbitMQ queue, each acknowledged there when it is durable here; repeats are
-    known by their `message_id`. Needs the extra `amqp`.
+    """Declare a gateway for a queue of RabbitMQ. A message is acknowledged when its rows are
+    durable; repeats are recognised by their `message_id`. Needs the extra `amqp`.
 
-    `url` may be named: `env:NAME` or `file:PATH`. `declare` makes the queue, if it is missing.
+    Args:
+        topic: The topic.
+        url: As in `amqp://user@host:5672/`, or where it is stored: `env:NAME` or `file:PATH`.
+        queue: The queue to read.
+        prefetch: The most messages that are not acknowledged.
+        declare: Whether the queue is created if it is missing.
+        format: "json" (an object, an array, or lines), or "raw" for any bytes.
+        name: Of the gateway; a second process with the same name takes over from the first.
+        **settings: As for every gateway, see `hr.gateways.http`.
+
+    Returns:
+        The gateway, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.gateways.amqp("orders", url="env:AMQP_URL", queue="orders", log="file:data").run()
     """
     from headrace.amqp import check_url
 
     if not 1 <= prefetch <= 65_535:
-        raise InputError(f"A prefetch of {prefetch} is none.", fix="choose from 1 to 65,535.")
+        raise InputError(
+            f"A prefetch of {prefetch} is not possible.", fix="choose from 1 to 65,535."
+        )
     options = {
         "url": check_url(url),
         "queue": queue,
@@ -251,14 +337,10 @@ def amqp(
     )
 
 
-def _open_amqp(gateway: GatewaySpec, log: Log) -> Receiving:
-    from headrace.gateways.amqp_gateway import AmqpReceiving
+def _open_amqp(gateway: GatewaySpec, log: Log) -> GatewayServer:
+    from headrace.gateways.amqp_gateway import AmqpGatewayServer
 
-    return AmqpReceiving(gateway, log)
-
-
-def _listed(topics: str | Sequence[str]) -> tuple[str, ...]:
-    return (topics,) if isinstance(topics, str) else tuple(topics)
+    return AmqpGatewayServer(gateway, log)
 
 
 def _gateway(
@@ -271,22 +353,18 @@ def _gateway(
     schemas: dict[str, str] | None = None,
     **options: Any,
 ) -> Gateway:
-    for setting in settings:
-        if setting not in _SETTINGS:
-            raise InputError(
-                f"hr.gateways.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}"
-            )
-    policy = policy_of(
+    check_settings(f"hr.gateways.{kind}", settings, _SETTINGS)
+    policy = overload_policy(
         settings.pop("policy", BLOCK),
         max_rows=settings.pop("max_rows", DEFAULT_ROWS),
         max_bytes=settings.pop("max_bytes", DEFAULT_BYTES),
         patience=settings.pop("patience", "30 seconds"),
     )
     return Gateway(
-        name,
-        kind,
-        opener,
-        tuple(dict.fromkeys(topics)),
+        name=name,
+        kind=kind,
+        opener=opener,
+        topics=tuple(dict.fromkeys(topics)),
         policy=policy,
         schemas=schemas or {},
         options=options,

@@ -1,8 +1,8 @@
 """The HTTP gateway: `POST /topics/NAME`, answered when the rows are durable.
 
-A request goes through numbered steps (`Posts._take`): who may send, how the body is written, room
-for it, the body, its signature, its rows, and the wait for the log. Requests that wait together are
-appended together.
+A request passes `serve.access.Access` (who may send), then the numbered steps of
+`PostHandler._store`: the format of the body, room for it, the body, its signature, its rows, and
+the wait for the log. Requests that wait together are appended together.
 """
 
 from __future__ import annotations
@@ -25,32 +25,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, nearest
-from headrace.gateways.base import GatewaySpec, Receiving, now_us
+from headrace.gateways.base import GatewayServer, GatewaySpec, now_us, row_count
 from headrace.gateways.inbox import (
     FULL,
     Admission,
     Content,
-    Delivery,
     Fate,
-    Lines,
-    Outcome,
-    Parsed,
-    Plain,
+    JsonLines,
+    JsonRows,
+    PlainRows,
+    Submission,
+    SubmissionResult,
 )
 from headrace.gateways.metrics import metrics
 from headrace.gateways.signatures import BadSignature, Hook, SignatureCheck
 from headrace.http_server import MEDIA_TYPE, HttpServer, listen
 from headrace.log.api import Log
-from headrace.serve.access import Access, check_listening, find_token, is_loopback
+from headrace.serve.access import AccessMiddleware, check_listening, find_token, is_loopback
 from headrace.serve.requests import JSON_HEADERS, Refused, error_response, json_response
-from headrace.types.json_codec import Misshapen, parse
+from headrace.types.json_codec import JsonMismatch, parse_json
 
-# A request's body: how its sender says that it is written, how it is read within bounds, and what
-# rows it has.
-
+# Bodies of requests
 
 LINES, JSON, RAW = "lines", "json", "raw"
-_LINES = {
+_LINES_TYPES = {
     "application/x-ndjson",
     "application/ndjson",
     "application/jsonl",
@@ -59,36 +57,36 @@ _LINES = {
 }
 _ID_HEADERS = ("idempotency-key", "webhook-id", "x-github-delivery")
 _SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie"}
-LONGEST_ID = 255
+MAX_ID_CHARACTERS = 255
 
 
-class BrokenOff(Exception):
-    """The sender went away before its body was there."""
+class ClientDisconnected(Exception):
+    """The sender closed the connection before its body was complete."""
 
 
-def kind_of(headers: Headers) -> str:
-    """By the content type: JSON, or JSON lines."""
+def body_format(headers: Headers) -> str:
+    """Return the format of a body by its content type: JSON, or JSON lines."""
     if headers.get("content-encoding", "identity") != "identity":
         raise Refused(
             415,
-            f"The content encoding {headers['content-encoding'][:40]!r} is not read here.",
-            fix="send the body as it is.",
+            f"The content encoding {headers['content-encoding'][:40]!r} is not supported.",
+            fix="send the body without encoding.",
         )
-    given = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given in _LINES:
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type in _LINES_TYPES:
         return LINES
-    if given == "application/json" or given.endswith("+json"):
+    if content_type == "application/json" or content_type.endswith("+json"):
         return JSON
     raise Refused(
         415,
-        f"The content type {given[:80]!r} is not read here.",
+        f"The content type {content_type[:80]!r} is not supported.",
         fix="send application/json, or application/x-ndjson for JSON lines.",
     )
 
 
-def length_of(headers: Headers, max_bytes: int) -> int:
-    """The bytes to make room for: as many as the sender says, or, if it does not say, as there may
-    be.
+def reserved_bytes(headers: Headers, max_bytes: int) -> int:
+    """Return how many bytes to reserve for a body: its content length, or the most that is allowed
+    if the sender does not say.
     """
     text = headers.get("content-length")
     if text is None:
@@ -103,13 +101,13 @@ def too_large(max_bytes: int) -> Refused:
     return Refused(413, f"The body has more than {max_bytes:,} bytes.", fix="send it in parts.")
 
 
-async def read(receive: Receive, max_bytes: int) -> bytes:
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise BrokenOff
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > max_bytes:
@@ -119,16 +117,17 @@ async def read(receive: Receive, max_bytes: int) -> bytes:
             return b"".join(parts)
 
 
-async def count(receive: Receive, kind: str, max_bytes: int) -> int:
-    """The rows of a body for which there is no room: lines are counted as they pass, anything else
-    is one.
+async def count_rows(receive: Receive, format: str, max_bytes: int) -> int:
+    """Read a body for which there is no room, and return how many rows it has: lines are counted,
+    anything else is one row.
     """
     lines = size = 0
     last = b"\n"
     while True:
         message = await receive()
         part: bytes = message.get("body", b"")
-        lines, size = lines + part.count(b"\n"), size + len(part)
+        lines += part.count(b"\n")
+        size += len(part)
         last = part[-1:] or last
         if (
             message["type"] == "http.disconnect"
@@ -136,57 +135,60 @@ async def count(receive: Receive, kind: str, max_bytes: int) -> int:
             or not message.get("more_body", False)
         ):
             break
-    return max(1, lines + (last != b"\n")) if kind == LINES else 1
+    return max(1, lines + (last != b"\n")) if format == LINES else 1
 
 
-def content_of(kind: str, body: bytes, extra: Mapping[str, Any]) -> Content:
-    if kind == RAW:
-        return Plain([{"body": body, **extra}])
-    if kind == LINES:
-        return Lines([line for line in body.split(b"\n") if line and not line.isspace()])
+def body_content(format: str, body: bytes, metadata: Mapping[str, Any]) -> Content:
+    """Return the rows of a body; a raw one with its metadata."""
+    if format == RAW:
+        return PlainRows([{"body": body, **metadata}])
+    if format == LINES:
+        return JsonLines([line for line in body.split(b"\n") if line and not line.isspace()])
     if body.lstrip()[:1] != b"[":
-        return Lines([body.strip()])
+        return JsonLines([body.strip()])
     try:
-        parsed = parse(body)
-    except Misshapen as error:
+        parsed = parse_json(body)
+    except JsonMismatch as error:
         raise Refused(
-            400, f"The body cannot be used: {error}.", fix="send an object, or an array of objects."
+            400, f"The body cannot be read: {error}.", fix="send an object, or an array of objects."
         ) from None
-    return Parsed(parsed)
+    return JsonRows(parsed)
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a raw body comes with."""
+class RequestMetadata:
+    """Columns of a raw body that come from its request."""
 
     content_type: str | None
     headers: dict[str, str]
     query: str
 
     @classmethod
-    def of(cls, headers: Headers, query: bytes) -> Known:
-        kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
-        return cls(headers.get("content-type"), kept, query.decode("latin-1"))
+    def of(cls, headers: Headers, query: bytes) -> RequestMetadata:
+        public = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
+        return cls(headers.get("content-type"), public, query.decode("latin-1"))
 
 
-def id_of(headers: Headers) -> str | None:
-    """The id by which a repeat is known: of the convention, or of GitHub."""
-    given = next((value for name in _ID_HEADERS if (value := headers.get(name))), None)
-    if given is not None and len(given) > LONGEST_ID:
+def request_id(headers: Headers) -> str | None:
+    """Return the id by which a repeat of a request is recognised, if it has one."""
+    header = next((value for name in _ID_HEADERS if (value := headers.get(name))), None)
+    if header is not None and len(header) > MAX_ID_CHARACTERS:
         raise Refused(
             400,
-            f"The id of the request has more than {LONGEST_ID} characters.",
+            f"The id of the request has more than {MAX_ID_CHARACTERS} characters.",
             fix="send a shorter one.",
         )
-    return given
+    return header
 
 
 _PREFIX = "/topics/"
-_SLOW_S = 30.0
+_PEER_TIMEOUT_S = 30.0
 
 
-class HttpReceiving(Receiving):
-    patient = False
+class HttpGatewayServer(GatewayServer):
+    """Serves `POST /topics/NAME`, `GET /health` and `GET /metrics`."""
+
+    retries_appends = False
     _server: HttpServer
 
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
@@ -194,9 +196,8 @@ class HttpReceiving(Receiving):
         self._host: str = gateway.options["host"]
         self._hooks: dict[str, Hook] = gateway.options["hooks"]
         self._token = find_token(gateway.options["token_file"])
-        self._posts = Posts(
-            self, {name: SignatureCheck(each) for name, each in self._hooks.items()}
-        )
+        checks = {name: SignatureCheck(hook) for name, hook in self._hooks.items()}
+        self._posts = PostHandler(self, checks)
         open_topics = [name for name in gateway.topics if name not in self._signed]
         if open_topics or not is_loopback(self._host):
             check_listening(
@@ -207,54 +208,61 @@ class HttpReceiving(Receiving):
 
     @property
     def _signed(self) -> set[str]:
-        return {name for name, each in self._hooks.items() if each.signature is not None}
+        return {name for name, hook in self._hooks.items() if hook.signature is not None}
 
     def on_room(self) -> Callable[[], None]:
-        return self._posts.room_was_made
+        return self._posts.wake_waiters
 
-    def begin(self) -> None:
-        listening = listen(self._host, self.gateway.options["port"], slow_s=_SLOW_S)
+    def start(self) -> None:
+        listening = listen(self._host, self.gateway.options["port"], peer_timeout_s=_PEER_TIMEOUT_S)
         try:
             routes = [
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ]
-            rest = Starlette(
+            other_routes = Starlette(
                 routes=routes,
-                exception_handlers={HTTPException: _not_here},
+                exception_handlers={HTTPException: _not_found},
                 lifespan=self._posts.lifespan,
             )
             signed = frozenset(_PREFIX + name for name in self._signed)
-            app = Access(
-                Shortcut(rest, self._posts), host=self._host, token=self._token, signed=signed
+            app = AccessMiddleware(
+                PostRouter(other_routes, self._posts),
+                host=self._host,
+                token=self._token,
+                signed=signed,
             )
             self._server = HttpServer(
-                Counting(app, self), listening, host=self._host, name=f"gateway {self.gateway.name}"
+                RejectionCounter(app, self),
+                listening,
+                host=self._host,
+                name=f"gateway {self.gateway.name}",
             )
-            self._server.begin()
+            self._server.start()
         except BaseException:
             listening.close()
             raise
         self.address = self._server.address
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._server.stop()
 
     async def _health(self, _request: Request) -> Response:
-        works = not self.inbox.ended.is_set()
-        return json_response({"status": "ok" if works else "ended"}, 200 if works else 503)
+        is_running = not self.inbox.ended.is_set()
+        status = "ok" if is_running else "ended"
+        return json_response({"status": status}, 200 if is_running else 503)
 
     async def _metrics(self, _request: Request) -> Response:
         return PlainTextResponse(metrics([self.status()]), media_type=MEDIA_TYPE)
 
 
-def _not_here(request: Request, error: Exception) -> Response:
+def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.url.path.startswith(_PREFIX):
         return error_response(
             Refused(
                 405,
-                f"{request.method} means nothing here.",
+                f"{request.method} is not supported here.",
                 fix=f"send rows with POST {request.url.path}.",
             )
         )
@@ -267,36 +275,40 @@ def _not_here(request: Request, error: Exception) -> Response:
     )
 
 
-class Counting:
-    """Counts requests that are turned away before they reach `Posts`: without a token, say."""
+class RejectionCounter:
+    """Counts requests that are rejected before they reach `PostHandler`, such as those without a
+    token.
+    """
 
-    def __init__(self, app: ASGIApp, receiving: HttpReceiving) -> None:
-        self._app, self._counts = app, receiving.counts
+    def __init__(self, app: ASGIApp, server: HttpGatewayServer) -> None:
+        self._app = app
+        self._counters = server.counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if (
                 message["type"] == "http.response.start"
                 and message["status"] in {401, 403, 404, 405}
                 and "headrace.counted" not in scope
             ):
-                self._counts.turned_away(1, f"HTTP {message['status']}")
+                self._counters.record_rejected(1, f"HTTP {message['status']}")
             await send(message)
 
-        await self._app(scope, receive, counted)
+        await self._app(scope, receive, send_counted)
 
 
-class Shortcut:
-    """Hands posted rows to `Posts`, before anything else looks at the request, and passes every
-    other request on.
+class PostRouter:
+    """Passes posted rows to `PostHandler` directly, which saves routing, and every other request to
+    the application.
     """
 
-    def __init__(self, app: ASGIApp, posts: Posts) -> None:
-        self._app, self._posts = app, posts
+    def __init__(self, app: ASGIApp, posts: PostHandler) -> None:
+        self._app = app
+        self._posts = posts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
@@ -310,14 +322,14 @@ class Shortcut:
             await self._app(scope, receive, send)
 
 
-class Posts:
-    """Rows on their way in. It lives in the event loop's thread; the inbox calls it from its
-    own.
-    """
+class PostHandler:
+    """Handles posted rows, in the event loop's thread. The inbox calls it from its own."""
 
-    def __init__(self, receiving: HttpReceiving, checks: dict[str, SignatureCheck]) -> None:
-        gateway = receiving.gateway
-        self._receiving, self._counts, self._checks = receiving, receiving.counts, checks
+    def __init__(self, server: HttpGatewayServer, checks: dict[str, SignatureCheck]) -> None:
+        gateway = server.gateway
+        self._server = server
+        self._counters = server.counters
+        self._checks = checks
         self._hooks: dict[str, Hook] = gateway.options["hooks"]
         self._max_bytes: int = gateway.options["body_bytes"]
         self._patience_s = gateway.policy.patience_s
@@ -331,11 +343,11 @@ class Posts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await self._take(scope, receive)
+            body = await self._store(scope, receive)
         except HeadraceError as error:
             await error_response(error)(scope, receive, send)
-        except BrokenOff:
-            self._counts.turned_away(1, "broken off")
+        except ClientDisconnected:
+            self._counters.record_rejected(1, "broken off")
         else:
             await send(
                 {
@@ -346,80 +358,101 @@ class Posts:
             )
             await send({"type": "http.response.body", "body": body})
 
-    async def _take(self, scope: Scope, receive: Receive) -> bytes:
-        """1. which topic, and how the body is written; 2. room for the body; 3. the body, and its
-        signature; 4. room for its rows; 5. durable.
+    async def _store(self, scope: Scope, receive: Receive) -> bytes:
+        """Store the rows of a request, and return the body of the response.
+
+        1. Find the topic and the format of the body.
+        2. Reserve room for the body.
+        3. Read the body, and check its signature.
+        4. Reserve room for its rows.
+        5. Wait until the rows are durable.
         """
         headers = Headers(scope=scope)
         try:
             topic = self._topic(unquote(scope["path"][len(_PREFIX) :]))
-            kind = RAW if topic in self._hooks and self._hooks[topic].raw else kind_of(headers)  # 1
-            size, identity = length_of(headers, self._max_bytes), id_of(headers)
+            is_raw = topic in self._hooks and self._hooks[topic].raw
+            body_kind = RAW if is_raw else body_format(headers)  # 1
+            size = reserved_bytes(headers, self._max_bytes)
+            sender_id = request_id(headers)
         except HeadraceError as error:
-            self._counts.turned_away(1, _reason(error))
+            self._counters.record_rejected(1, _reason(error))
             raise
-        if (answer := await self._room(0, size)) is not Admission.taken:  # 2
-            rows = await count(receive, kind, self._max_bytes)
-            self._counts.turned_away(
-                rows, FULL, Fate.dropped if answer is Admission.dropped else Fate.refused
-            )
-            raise self._full()
+        admission = await self._reserve(0, size)  # 2
+        if admission is not Admission.accepted:
+            rows = await count_rows(receive, body_kind, self._max_bytes)
+            fate = Fate.dropped if admission is Admission.dropped else Fate.refused
+            self._counters.record_rejected(rows, FULL, fate)
+            raise _no_room()
         try:
-            delivery = await self._delivery(scope, receive, headers, topic, kind, identity)  # 3
-            self._counts.came(delivery.rows)
-            await self._room_for_rows(delivery)  # 4
+            submission = await self._read_submission(
+                scope, receive, headers, topic, body_kind, sender_id
+            )  # 3
+            self._counters.record_received(submission.rows)
+            admission = await self._reserve(submission.rows, 0)  # 4
+            self._check_admitted(submission, admission)
         except BaseException:
-            self._receiving.inbox.give_back(0, size)
+            self._server.inbox.release(0, size)
             raise
-        delivery.size = size
-        return await self._stored(delivery)  # 5
+        submission.size = size
+        return await self._append(submission)  # 5
 
     def _topic(self, name: str) -> str:
-        topics = self._receiving.gateway.topics
+        topics = self._server.gateway.topics
         if name not in topics:
             raise Refused(
                 404,
                 f"This gateway has no topic {name[:100]!r}: {nearest(name, topics)}",
-                fix="name it when the gateway is started, if it is to have it.",
+                fix="name the topic when the gateway is started.",
             )
         return name
 
-    async def _delivery(
+    async def _read_submission(
         self,
         scope: Scope,
         receive: Receive,
         headers: Headers,
         topic: str,
-        kind: str,
+        format: str,
         id: str | None,
-    ) -> Delivery:
+    ) -> Submission:
         try:
-            body = await read(receive, self._max_bytes)
+            body = await read_body(receive, self._max_bytes)
             received_us = now_us()
-            vouched = self._checks[topic].check(headers, body) if topic in self._checks else None
-            content = content_of(
-                kind, body, asdict(Known.of(headers, scope["query_string"])) if kind == RAW else {}
-            )
+            signed_id = self._checks[topic].check(headers, body) if topic in self._checks else None
+            metadata: dict[str, Any] = {}
+            if format == RAW:
+                metadata = asdict(RequestMetadata.of(headers, scope["query_string"]))
+            content = body_content(format, body, metadata)
         except BadSignature as error:
-            self._counts.turned_away(1, "signature")
+            self._counters.record_rejected(1, "signature")
             raise Refused(
                 401,
                 str(error),
                 fix="sign the body with the secret that this hook has, and send it at once.",
             ) from None
         except HeadraceError as error:
-            self._counts.turned_away(1, _reason(error))
+            self._counters.record_rejected(1, _reason(error))
             raise
-        if not content.values:  # type: ignore[union-attr]
-            self._counts.turned_away(1, "empty")
+        rows = row_count(content)
+        if not rows:
+            self._counters.record_rejected(1, "empty")
             raise Refused(400, "The body has no row.", fix="send at least one.")
-        return Delivery(topic, content, len(content.values), len(body), received_us, vouched or id)  # type: ignore[union-attr]
+        return Submission(
+            topic=topic,
+            content=content,
+            rows=rows,
+            size=len(body),
+            received_us=received_us,
+            id=signed_id or id,
+        )
 
-    async def _room(self, rows: int, size: int) -> Admission:
-        """Room by the policy; one that blocks is waited for, in the order in which they came."""
+    async def _reserve(self, rows: int, size: int) -> Admission:
+        """Reserve room in the inbox. Where the policy blocks, requests wait in the order in which
+        they came.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._patience_s
-        while (answer := self._receiving.inbox.admit(rows, size)) is Admission.wait:
+        while (admission := self._server.inbox.admit(rows, size)) is Admission.wait:
             waiter = loop.create_future()
             self._waiters.append(waiter)
             try:
@@ -429,42 +462,38 @@ class Posts:
                 with contextlib.suppress(ValueError):  # it was woken just now
                     self._waiters.remove(waiter)
                 return Admission.refused
-        return answer
+        return admission
 
-    async def _room_for_rows(self, delivery: Delivery) -> None:
-        if (answer := await self._room(delivery.rows, 0)) is not Admission.taken:
-            self._receiving.inbox.turn_away(delivery, answer)
-            raise self._full()
+    def _check_admitted(self, submission: Submission, admission: Admission) -> None:
+        if admission is not Admission.accepted:
+            self._server.inbox.reject(submission, admission)
+            raise _no_room()
 
-    def room_was_made(self) -> None:
+    def wake_waiters(self) -> None:
+        """Wake requests that wait for room. Called by the inbox, from its thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        waiting, self._waiters = self._waiters, deque()
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def _full(self) -> Refused:
-        return Refused(
-            503,
-            "The log is slower than those who send: there is no room.",
-            fix="come back in a moment.",
-        )
-
-    async def _stored(self, delivery: Delivery) -> bytes:
+    async def _append(self, submission: Submission) -> bytes:
+        """Hand a submission to the inbox, and return the response when it is settled."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Outcome] = loop.create_future()
-        delivery.done = lambda outcome: _tell(loop, done, outcome)
-        self._receiving.inbox.put(delivery)
+        settled: asyncio.Future[SubmissionResult] = loop.create_future()
+        submission.done = lambda result: _set_result(loop, settled, result)
+        self._server.inbox.put(submission)
         try:
             async with asyncio.timeout(self._patience_s):
-                outcome = await done
+                result = await settled
         except TimeoutError:
             is_signed = (
-                delivery.topic in self._hooks and self._hooks[delivery.topic].signature is not None
+                submission.topic in self._hooks
+                and self._hooks[submission.topic].signature is not None
             )
             fix = (
                 "send it again, as it is: then it is stored once."
@@ -473,33 +502,47 @@ class Posts:
             )
             raise Refused(
                 503,
-                f"The rows are not durable after {self._patience_s:g} seconds; they may yet be.",
+                f"The rows are not durable after {self._patience_s:g} seconds; they may be later.",
                 fix=fix,
             ) from None
-        return _answer(delivery, outcome)
+        return _response(submission, result)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Outcome], outcome: Outcome) -> None:
+def _set_result(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[SubmissionResult],
+    result: SubmissionResult,
+) -> None:
+    """Set a future's result from another thread."""
+
     def settle() -> None:
-        if not done.done():
-            done.set_result(outcome)
+        if not future.done():
+            future.set_result(result)
 
     with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
         loop.call_soon_threadsafe(settle)
 
 
-def _answer(delivery: Delivery, outcome: Outcome) -> bytes:
-    if outcome.fate in {Fate.stored, Fate.repeated}:
-        known = (
-            {"position": outcome.position} if outcome.fate is Fate.stored else {"repeated": True}
-        )
-        return json.dumps({"topic": delivery.topic, "rows": delivery.rows, **known}).encode()
-    if outcome.passing:
-        raise Refused(503, outcome.message, fix="come back in a moment.")
+def _no_room() -> Refused:
+    return Refused(
+        503,
+        "The log is slower than the senders: there is no room.",
+        fix="come back in a moment.",
+    )
+
+
+def _response(submission: Submission, result: SubmissionResult) -> bytes:
+    body: dict[str, Any] = {"topic": submission.topic, "rows": submission.rows}
+    if result.fate is Fate.stored:
+        return json.dumps({**body, "position": result.position}).encode()
+    if result.fate is Fate.repeated:
+        return json.dumps({**body, "repeated": True}).encode()
+    if result.is_temporary:
+        raise Refused(503, result.message, fix="come back in a moment.")
     raise Refused(
-        404 if outcome.reason == "unknown topic" else 400,
-        outcome.message,
-        fix="nothing of this request was stored: mend it, and send it again.",
+        404 if result.reason == "unknown topic" else 400,
+        result.message,
+        fix="correct the request, and send it again; nothing of it was stored.",
     )
 
 

@@ -1,8 +1,8 @@
-"""Between those who receive and the log: a bounded queue, one thread that appends what is in it,
-and the policy for when it is full.
+"""The inbox of a gateway: a bounded queue between the threads that receive and the log, one thread
+that appends what is in it, and the policy for when it is full.
 
-Deliveries that wait together are appended together, so that many small ones share one sync. Whoever
-handed one in hears, from the thread that appends, what became of it.
+Submissions that wait together are appended together, so that many small ones share one sync. The
+thread that appends calls `done` of each submission with what became of it.
 """
 
 from __future__ import annotations
@@ -18,162 +18,179 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from headrace.connector import ConnectorStatus
 from headrace.durations import to_us
 from headrace.errors import HeadraceError, InputError, RetryError, nearest
 from headrace.log.values import Duration
+from headrace.retry import Backoff
 
-# What a gateway does when the log is slower than whoever sends: chosen by name, and bounded in rows
-# and in bytes.
-#
-# - `block`: the sender waits. HTTP answers later, RabbitMQ keeps what is not acknowledged, a PUSH
-# socket stops; of UDP the system's own buffer fills, and what does not fit there is counted.
-# socket stops; of UDP the system's own buffer fills, and what does not fit there is counted. -
-# `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503,
-# come back).
-# `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503,
-# come back). - `drop newest`, `drop oldest`: nobody waits; beyond the bound what comes, or what has
-# waited longest, is dropped and counted.
+logger = logging.getLogger("headrace.gateways")
+MAX_APPEND_ROWS, MAX_APPEND_BYTES = 100_000, 4 << 20
+MAX_FAILURES = 12
+"""Failed appends in a row, about a minute of them, after which the gateway ends."""
+BACKOFF = Backoff(first_s=0.1, longest_s=10.0, jitter=0.0)
+STOP_S = 30.0
+FULL = "no room"
+"""The reason of rows that are dropped or refused because the log is slower than the senders."""
 
+
+# Overload
 
 BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST = "block", "buffer", "drop newest", "drop oldest"
-NAMES = (BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST)
-_SHORT = {"drop": DROP_NEWEST, "drop-newest": DROP_NEWEST, "drop-oldest": DROP_OLDEST}
+POLICIES = (BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST)
+_SHORT_NAMES = {"drop": DROP_NEWEST, "drop-newest": DROP_NEWEST, "drop-oldest": DROP_OLDEST}
 DEFAULT_ROWS, DEFAULT_BYTES = 100_000, 64 << 20
 
 
 @dataclass(frozen=True)
-class Policy:
-    """At most `rows` rows and `bytes` bytes wait for the log. One delivery alone may be larger: it
-    is let in when nothing else waits.
+class OverloadPolicy:
+    """What a gateway does when the log is slower than the senders, and from when on.
+
+    - "block": the sender waits. HTTP answers later, RabbitMQ retains what is not acknowledged, a
+      PUSH socket stops. With UDP the system's own buffer fills; packets that it drops are counted.
+    - "buffer": rows are buffered up to the bounds; then the sender is refused (HTTP: 503).
+    - "drop newest", "drop oldest": nobody waits. Beyond the bounds what comes, or what has waited
+      longest, is dropped and counted.
+
+    `rows` and `bytes` bound what waits for the log. A single submission may be larger: it is
+    accepted when nothing else waits.
     """
 
     name: str = BLOCK
     rows: int = DEFAULT_ROWS
     bytes: int = DEFAULT_BYTES
     patience_s: float = 30.0
-    """How long a sender that can be answered waits, before it is told to come back."""
+    """How long a sender that gets an answer waits, before it is asked to come back."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.bytes < 1:
             raise InputError("A gateway's bounds must be at least 1 row and 1 byte.")
         if self.patience_s <= 0:
-            raise InputError("A gateway's patience must be longer than nothing.")
+            raise InputError("A gateway's patience must be longer than 0.")
 
 
-def policy_of(
+def overload_policy(
     name: str,
     *,
     max_rows: int = DEFAULT_ROWS,
     max_bytes: int = DEFAULT_BYTES,
     patience: Duration = "30 seconds",
-) -> Policy:
-    chosen = _SHORT.get(name, name)
-    if chosen not in NAMES:
+) -> OverloadPolicy:
+    """Return the policy of that name, with bounds."""
+    full_name = _SHORT_NAMES.get(name, name)
+    if full_name not in POLICIES:
         raise InputError(
-            f"There is no policy {name!r}: {nearest(name, NAMES)}",
-            fix=f"choose one of {', '.join(NAMES)}.",
+            f"There is no policy {name!r}: {nearest(name, POLICIES)}",
+            fix=f"choose one of {', '.join(POLICIES)}.",
         )
-    return Policy(chosen, max_rows, max_bytes, to_us(patience, what="patience") / 1e6)
+    return OverloadPolicy(
+        name=full_name,
+        rows=max_rows,
+        bytes=max_bytes,
+        patience_s=to_us(patience, what="patience") / 1e6,
+    )
 
 
-# What a gateway hands to the log: deliveries, each of which is stored, refused or dropped as a
-# whole, and what became of it.
+# Submissions
 
 
 @dataclass(frozen=True)
-class Lines:
+class JsonLines:
     """Rows as JSON objects, one a value."""
 
     values: list[bytes]
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """Rows of one JSON array, as a parser gave them."""
+class JsonRows:
+    """Rows of one JSON array, parsed."""
 
     values: list[Any]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Rows by column name, as Python has them: a body as it came, with what is known of it. What
-    the topic has no column for is left out.
+class PlainRows:
+    """Rows by column name, as Python values: a raw body with its metadata. Columns that the topic
+    does not have are left out.
     """
 
     values: list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Rows that are Arrow data already. A delivery of StatsD's stands for more values than it has
-    rows.
-    """
+class ArrowRows:
+    """Rows that are Arrow data."""
 
     batch: pa.RecordBatch
 
 
-Content: TypeAlias = Lines | Parsed | Plain | Columns
+Content: TypeAlias = JsonLines | JsonRows | PlainRows | ArrowRows
 
 
 class Fate(StrEnum):
-    """Every row that came has one of these, or still waits."""
+    """What becomes of a row that was received. Every row has one of these, or still waits."""
 
     stored = "stored"
     repeated = "repeated"
-    """It is in the topic already, under the same id."""
+    """The topic has it already, under the same id."""
     dropped = "dropped"
     refused = "refused"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a delivery. `reason` is a few words that are counted; `message` says it to
-    whoever sent it.
-    """
+class SubmissionResult:
+    """What became of a submission."""
 
     fate: Fate
     reason: str = ""
+    """A few words that are counted in the status."""
     message: str = ""
+    """The explanation for the sender."""
     position: str = ""
-    passing: bool = False
-    """Whether the same delivery may be taken later."""
+    """Where the rows were appended."""
+    is_temporary: bool = False
+    """Whether the same submission may succeed later."""
 
 
-def _nobody(_outcome: Outcome) -> None:
+def _ignore(_result: SubmissionResult) -> None:
     pass
 
 
 @dataclass
-class Delivery:
-    """One request, one message, or the values of some packets. `rows` are those it takes room
-    for.
+class Submission:
+    """One request, one message, or the values of some packets: stored, refused or dropped as a
+    whole.
     """
 
     topic: str
     content: Content
     rows: int
+    """How many rows it takes up in the inbox."""
     size: int
+    """How many bytes it takes up in the inbox."""
     received_us: int
     id: str | None = None
+    """By which a repeat is recognised."""
     payload: bytes | None = None
-    """What came, for a dead letter if it cannot be used; None where the sender is told instead."""
+    """What was received, for a dead letter if it cannot be used; None if the sender gets an
+    answer.
+    """
     stands_for: int | None = None
-    """How many it counts as, if not its rows: values of metrics that were put together."""
-    done: Callable[[Outcome], None] = field(default=_nobody, repr=False)
+    """How many values it is counted as, if that is not its rows: metrics are aggregated."""
+    done: Callable[[SubmissionResult], None] = field(default=_ignore, repr=False)
 
     @property
     def counted(self) -> int:
         return self.rows if self.stands_for is None else self.stands_for
 
 
-# How a gateway is doing: every row that came is counted once, as stored, repeated, dropped or
-# refused, or waits.
+# Status
 
 
 @dataclass
-class GatewayStatus:
-    """`received` is the sum of `stored`, `repeated`, `dropped`, `refused` and `waiting_rows`, at
-    any moment.
+class GatewayStatus(ConnectorStatus):
+    """How a gateway is doing. At any moment `received` is the sum of `stored`, `repeated`,
+    `dropped`, `refused` and `waiting_rows`.
     """
 
     gateway: str
@@ -188,64 +205,64 @@ class GatewayStatus:
     reasons: dict[str, int] = field(default_factory=dict)
     """Why rows were refused or dropped."""
     details: dict[str, int] = field(default_factory=dict)
-    """What only this kind of gateway knows, such as packets that the system had no room for."""
-    failures: int = 0
-    error: str | None = None
+    """Figures that only this kind of gateway has, such as packets that the system dropped."""
 
     @property
     def rows(self) -> int:
         return self.stored
 
 
-class Counts:
-    """The same, while many threads count."""
+class GatewayCounters:
+    """Counts what becomes of received rows, for many threads."""
 
     def __init__(self, gateway: str, kind: str) -> None:
-        self.gateway, self.kind = gateway, kind
+        self.gateway = gateway
+        self.kind = kind
         self.details: dict[str, int] = {}
-        self.failures, self.error = 0, None
+        self.failures = 0
+        self.error: str | None = None
         self._lock = Lock()
-        self._received = self._waiting_bytes = 0
+        self._received = 0
         self._fates = dict.fromkeys(Fate, 0)
         self._reasons: Counter[str] = Counter()
 
-    failures: int
-    error: str | None
-
-    def came(self, rows: int) -> None:
+    def record_received(self, rows: int) -> None:
         with self._lock:
             self._received += rows
 
-    def settled(self, rows: int, outcome: Outcome) -> None:
+    def record_settled(self, rows: int, result: SubmissionResult) -> None:
+        """Count rows that were received before, by what became of them."""
         with self._lock:
-            self._fates[outcome.fate] += rows
-            if outcome.reason:
-                self._reasons[outcome.reason] += rows
+            self._fates[result.fate] += rows
+            if result.reason:
+                self._reasons[result.reason] += rows
 
-    def turned_away(self, rows: int, reason: str, fate: Fate = Fate.refused) -> None:
-        """Rows that came and went, without a delivery."""
+    def record_rejected(self, rows: int, reason: str, fate: Fate = Fate.refused) -> None:
+        """Count rows that were received and rejected before there was a submission."""
         with self._lock:
             self._received += rows
             self._fates[fate] += rows
             self._reasons[reason] += rows
 
-    def failed(self, error: str) -> None:
+    def record_failure(self, error: str) -> None:
         with self._lock:
-            self.failures, self.error = self.failures + 1, error
+            self.failures += 1
+            self.error = error
 
-    def works(self) -> None:
-        self.failures, self.error = 0, None
+    def record_success(self) -> None:
+        with self._lock:
+            self.failures = 0
+            self.error = None
 
     def status(self, waiting_bytes: int = 0) -> GatewayStatus:
         with self._lock:
             fates = {fate.value: count for fate, count in self._fates.items()}
-            waiting = self._received - sum(fates.values())
             return GatewayStatus(
-                self.gateway,
-                self.kind,
+                gateway=self.gateway,
+                kind=self.kind,
                 received=self._received,
                 **fates,
-                waiting_rows=waiting,
+                waiting_rows=self._received - sum(fates.values()),
                 waiting_bytes=waiting_bytes,
                 reasons=dict(self._reasons),
                 details=dict(self.details),
@@ -254,58 +271,67 @@ class Counts:
             )
 
 
-logger = logging.getLogger("headrace.gateways")
-MAX_ROWS_AN_APPEND, MAX_BYTES_AN_APPEND = 100_000, 4 << 20
-MAX_FAILURES = 12
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-STOP_S = 30.0
-FULL = "no room"
-"""The reason of what was dropped or refused because the log was slower."""
+# The queue
 
-Write = Callable[[list[Delivery]], list[Outcome]]
+Write = Callable[[list[Submission]], list[SubmissionResult]]
 
 
 class Admission(Enum):
-    """What the policy says to something that comes."""
+    """Whether there is room for a submission, and if not, what the policy demands."""
 
-    taken = auto()
+    accepted = auto()
     wait = auto()
     refused = auto()
     dropped = auto()
 
 
 class Inbox:
-    """`admit` asks for room, `put` hands a delivery in that has room; `submit` does both, and waits
-    where the policy blocks. `write` appends deliveries of one topic, and says what became of each.
+    """A bounded queue with a thread that appends.
 
-    `patient` gateways have nobody to tell when the log fails in passing: they try again. After a
-    minute of failures in a row the error stands in `failure`, and `ended` is set.
+    `admit` reserves room, and `put` enqueues a submission that has room; `submit` does both, and
+    waits where the policy blocks.
+
+    Args:
+        policy: The bounds, and what happens beyond them.
+        counters: Counts what becomes of rows.
+        write: Appends submissions of one topic, and returns what became of each.
+        retries_appends: Whether an append that fails for a moment is tried again here, because the
+            sender gets no answer. After a minute of failures in a row the inbox ends: the error is
+            in `failure`, and `ended` is set.
+        on_room: Called when there is room again.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        counts: Counts,
+        policy: OverloadPolicy,
+        counters: GatewayCounters,
         write: Write,
         *,
-        patient: bool,
+        retries_appends: bool,
         on_room: Callable[[], None] | None = None,
     ) -> None:
-        self.policy, self.counts = policy, counts
+        self.policy = policy
+        self.counters = counters
         self.failure: BaseException | None = None
         self.ended = Event()
-        self._write, self._patient, self._on_room = write, patient, on_room
+        self._write = write
+        self._retries_appends = retries_appends
+        self._on_room = on_room
         self._changed = Condition()
-        self._queue: deque[Delivery] = deque()
-        self._rows = self._bytes = 0
-        self._closing = False
-        self._thread = Thread(target=self._run, name=f"gateway {counts.gateway}", daemon=True)
+        self._queue: deque[Submission] = deque()
+        self._rows = 0
+        self._bytes = 0
+        self._is_closing = False
+        # A submission that is being appended cannot be dropped any more. If it kept its room, newer
+        # ones would have to be dropped instead of older ones.
+        self._frees_before_append = policy.name == DROP_OLDEST
+        self._thread = Thread(target=self._run, name=f"gateway {counters.gateway}", daemon=True)
         self._thread.start()
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that have room here, with those being appended unless the policy drops what is
-        oldest. Senders that still wait for room are not in it.
+        """Rows that have room in the inbox. With every policy but "drop oldest", these include the
+        rows being appended. Senders that wait for room do not count.
         """
         return self._rows
 
@@ -313,194 +339,178 @@ class Inbox:
     def waiting_bytes(self) -> int:
         return self._bytes
 
-    # Coming in
+    # Receiving
 
     def admit(self, rows: int, size: int) -> Admission:
-        """Take room for rows and bytes, or say what the policy says. What is larger than all the
-        room there is gets in when nothing else waits.
+        """Reserve room for rows and bytes, or return what the policy demands. A submission that is
+        larger than the bounds is accepted when nothing else waits.
         """
-        evicted: list[Delivery] = []
+        evicted: list[Submission] = []
         with self._changed:
             if self.policy.name == DROP_OLDEST:
                 while self._queue and not self._fits(rows, size):
-                    evicted.append(self._popped())
+                    oldest = self._queue.popleft()
+                    self._rows -= oldest.rows
+                    self._bytes -= oldest.size
+                    evicted.append(oldest)
             fits = self._fits(rows, size)
             if fits:
-                self._rows, self._bytes = self._rows + rows, self._bytes + size
-        for each in evicted:
-            self._settle(
-                each,
-                Outcome(
-                    Fate.dropped,
-                    FULL,
-                    "It was dropped: the log is slower than those who send, and newer rows came.",
-                    passing=True,
-                ),
-            )
+                self._rows += rows
+                self._bytes += size
+        for submission in evicted:
+            message = "It was dropped: the log is slower than the senders, and newer rows came."
+            result = SubmissionResult(Fate.dropped, FULL, message, is_temporary=True)
+            self._settle(submission, result)
         if fits:
-            return Admission.taken
-        return {BLOCK: Admission.wait, BUFFER: Admission.refused}.get(
-            self.policy.name, Admission.dropped
-        )
+            return Admission.accepted
+        if self.policy.name == BLOCK:
+            return Admission.wait
+        return Admission.refused if self.policy.name == BUFFER else Admission.dropped
 
     def _fits(self, rows: int, size: int) -> bool:
-        return self._has_room(self._rows, rows, self.policy.rows) and self._has_room(
-            self._bytes, size, self.policy.bytes
-        )
+        has_rows = not self._rows or self._rows + rows <= self.policy.rows
+        has_bytes = not self._bytes or self._bytes + size <= self.policy.bytes
+        return has_rows and has_bytes
 
-    @staticmethod
-    def _has_room(waiting: int, more: int, most: int) -> bool:
-        return not waiting or waiting + more <= most
-
-    def _popped(self) -> Delivery:
-        oldest = self._queue.popleft()
-        self._rows, self._bytes = self._rows - oldest.rows, self._bytes - oldest.size
-        return oldest
-
-    def put(self, delivery: Delivery) -> None:
+    def put(self, submission: Submission) -> None:
+        """Enqueue a submission that has room."""
         with self._changed:
-            self._queue.append(delivery)
+            self._queue.append(submission)
             self._changed.notify_all()
 
-    def give_back(self, rows: int, size: int) -> None:
-        """Room that is not needed any more."""
+    def release(self, rows: int, size: int) -> None:
+        """Free room that is not needed any more."""
         with self._changed:
-            self._rows, self._bytes = self._rows - rows, self._bytes - size
+            self._rows -= rows
+            self._bytes -= size
             self._changed.notify_all()
         if self._on_room is not None:
             self._on_room()
 
-    def submit(self, delivery: Delivery, stopped: Event) -> bool:
-        """For a thread that receives. Whatever happens, the delivery is counted, and `done` is
-        called. Returns whether it is on its way.
+    def submit(self, submission: Submission, stopped: Event) -> bool:
+        """Reserve room and enqueue, for a thread that receives. Whatever happens, the submission is
+        counted and its `done` is called. Returns whether it was enqueued.
         """
-        if delivery.stands_for is None:  # else its parts were counted as they came
-            self.counts.came(delivery.rows)
-        while (answer := self.admit(delivery.rows, delivery.size)) is Admission.wait:
+        if submission.stands_for is None:  # else its values were counted when they came
+            self.counters.record_received(submission.rows)
+        while (admission := self.admit(submission.rows, submission.size)) is Admission.wait:
             if stopped.is_set() or self.ended.is_set():
-                self._settle(
-                    delivery,
-                    Outcome(Fate.refused, "stopping", "The gateway is stopping.", passing=True),
-                )
+                message = "The gateway is stopping."
+                result = SubmissionResult(Fate.refused, "stopping", message, is_temporary=True)
+                self._settle(submission, result)
                 return False
             with self._changed:
                 self._changed.wait(0.1)
-        if answer is Admission.taken:
-            self.put(delivery)
+        if admission is Admission.accepted:
+            self.put(submission)
             return True
-        self.turn_away(delivery, answer)
+        self.reject(submission, admission)
         return False
 
-    def turn_away(self, delivery: Delivery, answer: Admission) -> None:
-        fate = Fate.dropped if answer is Admission.dropped else Fate.refused
-        self._settle(
-            delivery, Outcome(fate, FULL, "The log is slower than those who send.", passing=True)
-        )
+    def reject(self, submission: Submission, admission: Admission) -> None:
+        """Settle a submission for which there is no room."""
+        fate = Fate.dropped if admission is Admission.dropped else Fate.refused
+        message = "The log is slower than the senders."
+        self._settle(submission, SubmissionResult(fate, FULL, message, is_temporary=True))
 
-    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        self.counts.settled(delivery.counted, outcome)
-        delivery.done(outcome)
+    def _settle(self, submission: Submission, result: SubmissionResult) -> None:
+        self.counters.record_settled(submission.counted, result)
+        submission.done(result)
 
-    # Going out
+    # Appending
 
     def _run(self) -> None:
         try:
-            while taken := self._taken():
-                for topic in dict.fromkeys(each.topic for each in taken):
-                    self._append([each for each in taken if each.topic == topic])
+            while submissions := self._dequeue():
+                for topic in dict.fromkeys(submission.topic for submission in submissions):
+                    self._append([each for each in submissions if each.topic == topic])
         except BaseException as error:
             self.failure = error
             self._refuse_all(error)
         finally:
             self.ended.set()
 
-    def _taken(self) -> list[Delivery]:
-        """What waits, as much as one append should have; nothing when the inbox is closed and
-        empty. Its room is given back when it is done with.
+    def _dequeue(self) -> list[Submission]:
+        """Wait for submissions, and return as many as one append should have; none if the inbox is
+        closed and empty.
         """
         with self._changed:
-            while not self._queue and not self._closing:
+            while not self._queue and not self._is_closing:
                 self._changed.wait()
-            taken: list[Delivery] = []
+            submissions: list[Submission] = []
             rows = size = 0
-            while self._queue and (
-                not taken
-                or (
-                    rows + self._queue[0].rows <= MAX_ROWS_AN_APPEND
-                    and size + self._queue[0].size <= MAX_BYTES_AN_APPEND
+            while self._queue:
+                oldest = self._queue[0]
+                is_full = (
+                    rows + oldest.rows > MAX_APPEND_ROWS or size + oldest.size > MAX_APPEND_BYTES
                 )
-            ):
-                taken.append(self._queue.popleft())
-                rows, size = rows + taken[-1].rows, size + taken[-1].size
-            if self._frees_early:
-                self._rows, self._bytes = self._rows - rows, self._bytes - size
-            return taken
+                if submissions and is_full:
+                    break
+                submissions.append(self._queue.popleft())
+                rows += oldest.rows
+                size += oldest.size
+            if self._frees_before_append:
+                self._rows -= rows
+                self._bytes -= size
+            return submissions
 
-    @property
-    def _frees_early(self) -> bool:
-        """What is being appended cannot be dropped any more. If it kept its room, what comes next
-        would have to go, though it is newer.
+    def _append(self, submissions: list[Submission]) -> None:
+        """Append submissions of one topic. An append that fails for a moment is tried again if the
+        senders get no answer; the log recognises a repeated append.
         """
-        return self.policy.name == DROP_OLDEST
-
-    def _append(self, taken: list[Delivery]) -> None:
-        try:
-            outcomes = self._written(taken)
-        except HeadraceError as error:
-            self._finish(taken, [_failed(error)] * len(taken))
-            raise
-        self._finish(taken, outcomes)
-
-    def _written(self, taken: list[Delivery]) -> list[Outcome]:
-        """What failed in passing is tried again where nobody could be told; the log takes a
-        repeated append for the one it was.
-        """
-        while True:
+        results: list[SubmissionResult] | None = None
+        while results is None:
             try:
-                outcomes = self._write(taken)
+                results = self._write(submissions)
+                self.counters.record_success()
             except RetryError as error:
-                self.counts.failed(error.message)
-                logger.warning("The gateway %s cannot append: %s", self.counts.gateway, error)
-                if self.counts.failures >= MAX_FAILURES:
+                self.counters.record_failure(error.message)
+                logger.warning("The gateway %s cannot append: %s", self.counters.gateway, error)
+                if self.counters.failures >= MAX_FAILURES:
+                    self._finish(submissions, [_log_failure(error)] * len(submissions))
                     raise
-                if not self._patient:
-                    return [_failed(error)] * len(taken)
-                time.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self.counts.failures - 1)))
-            else:
-                self.counts.works()
-                return outcomes
+                if self._retries_appends:
+                    time.sleep(BACKOFF.pause_s(self.counters.failures))
+                else:
+                    results = [_log_failure(error)] * len(submissions)
+            except HeadraceError as error:
+                self._finish(submissions, [_log_failure(error)] * len(submissions))
+                raise
+        self._finish(submissions, results)
 
-    def _finish(self, taken: list[Delivery], outcomes: list[Outcome]) -> None:
-        for delivery, outcome in zip(taken, outcomes, strict=True):
-            self._settle(delivery, outcome)
-        if not self._frees_early:
-            self.give_back(sum(each.rows for each in taken), sum(each.size for each in taken))
+    def _finish(self, submissions: list[Submission], results: list[SubmissionResult]) -> None:
+        for submission, result in zip(submissions, results, strict=True):
+            self._settle(submission, result)
+        if not self._frees_before_append:
+            self.release(
+                sum(submission.rows for submission in submissions),
+                sum(submission.size for submission in submissions),
+            )
 
     def _refuse_all(self, error: BaseException) -> None:
         with self._changed:
-            left, self._closing = list(self._queue), True
+            submissions = list(self._queue)
             self._queue.clear()
-            if self._frees_early:
+            self._is_closing = True
+            if self._frees_before_append:
                 self._rows = self._bytes = 0
-        self._finish(left, [_failed(error)] * len(left))
+        self._finish(submissions, [_log_failure(error)] * len(submissions))
 
     def close(self) -> None:
         """Append what waits, and end."""
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             self._changed.notify_all()
         self._thread.join(STOP_S)
 
     def check(self) -> None:
-        """Raise what ended it, if anything did."""
+        """Raise what ended the inbox, if anything did."""
         if self.failure is not None:
             raise self.failure
 
 
-def _failed(error: BaseException) -> Outcome:
-    return Outcome(
-        Fate.refused,
-        "the log failed",
-        error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}",
-        passing=True,
-    )
+def _log_failure(error: BaseException) -> SubmissionResult:
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, HeadraceError):
+        message = error.message
+    return SubmissionResult(Fate.refused, "the log failed", message, is_temporary=True)

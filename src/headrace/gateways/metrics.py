@@ -1,10 +1,15 @@
-"""The counts of gateways as Prometheus reads them."""
+"""The counts of gateways: as Prometheus reads them, and as rows of the log.
+
+A running gateway writes its counts to the compacted topic `__gateway_counts` every few seconds
+while they change (`GatewayReporter`). `headrace gateway list` shows them, and rules of `headrace
+watch` use them (`GatewayReports`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.durations import from_us
@@ -17,63 +22,60 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 def metrics(statuses: Sequence[GatewayStatus]) -> str:
-    def of(status: GatewayStatus, **more: str) -> dict[str, str]:
+    """Return the counts of gateways in Prometheus' text format."""
+
+    def labels(status: GatewayStatus, **more: str) -> dict[str, str]:
         return {"gateway": status.gateway, "kind": status.kind, **more}
 
     fates: Samples = [
-        (of(each, fate=fate), getattr(each, fate)) for each in statuses for fate in Fate
+        (labels(status, fate=fate), getattr(status, fate)) for status in statuses for fate in Fate
     ]
     reasons: Samples = [
-        (of(each, reason=reason), count)
-        for each in statuses
-        for reason, count in each.reasons.items()
+        (labels(status, reason=reason), count)
+        for status in statuses
+        for reason, count in status.reasons.items()
     ]
     details: Samples = [
-        (of(each, what=name), value) for each in statuses for name, value in each.details.items()
+        (labels(status, what=name), value)
+        for status in statuses
+        for name, value in status.details.items()
     ]
     lines = [
         *family(
             "headrace_gateway_received_total",
             "counter",
-            "Rows that came.",
-            [(of(each), each.received) for each in statuses],
+            "Rows received.",
+            [(labels(status), status.received) for status in statuses],
         ),
         *family("headrace_gateway_rows_total", "counter", "Rows, by what became of them.", fates),
         *family(
             "headrace_gateway_turned_away_total",
             "counter",
-            "Rows that were refused or dropped, by why.",
+            "Rows that were refused or dropped, by reason.",
             reasons,
         ),
         *family(
             "headrace_gateway_waiting_rows",
             "gauge",
             "Rows that wait for the log.",
-            [(of(each), each.waiting_rows) for each in statuses],
+            [(labels(status), status.waiting_rows) for status in statuses],
         ),
         *family(
             "headrace_gateway_waiting_bytes",
             "gauge",
             "Bytes that wait for the log.",
-            [(of(each), each.waiting_bytes) for each in statuses],
+            [(labels(status), status.waiting_bytes) for status in statuses],
         ),
-        *family(
-            "headrace_gateway_detail", "gauge", "What only this kind of gateway knows.", details
-        ),
+        *family("headrace_gateway_detail", "gauge", "Figures of this kind of gateway.", details),
     ]
     return "\n".join(lines) + "\n"
 
 
-# What gateways tell of themselves to others: their counts, in a compacted topic that keeps the
-# newest of each gateway, every few seconds while they change. `headrace watch` has rules over them,
-# `headrace gateway list` shows them.
-
+# Counts in the log
 
 logger = logging.getLogger("headrace.gateways")
 TOPIC = "__gateway_counts"
-"""By gateway, and compacted: whoever reads it whole knows every gateway. Earlier ones told theirs
-in `__gateways`, of which the oldest rows went.
-"""
+"""Compacted by gateway: it has the newest counts of every gateway."""
 LOST = "packets_lost_by_the_system"
 _FIGURES = ("received", "stored", "repeated", "dropped", "refused", "waiting_rows", "waiting_bytes")
 _SCHEMA = (
@@ -90,21 +92,24 @@ def _figures(status: GatewayStatus) -> dict[str, Any]:
     }
 
 
-class Telling:
-    """One gateway's. What cannot be told now is told the next time; a gateway that may not tell
-    anything works all the same.
+class GatewayReporter:
+    """Writes the counts of one gateway to the log. When that fails, it is tried again the next
+    time, and the gateway goes on.
     """
 
     def __init__(self, log: Log) -> None:
-        self._log, self._is_made, self._is_warned = log, False, False
-        self._told = _figures(GatewayStatus("", ""))
+        self._log = log
+        self._has_topic = False
+        self._was_warned = False
+        self._reported = _figures(GatewayStatus("", ""))
 
-    def tell(self, status: GatewayStatus, now_us: int) -> None:
+    def report(self, status: GatewayStatus, now_us: int) -> None:
+        """Write the counts, if they have changed."""
         figures = _figures(status)
-        if figures == self._told:
+        if figures == self._reported:
             return
         try:
-            if not self._is_made:
+            if not self._has_topic:
                 self._log.create_topic(
                     TOPIC,
                     _SCHEMA,
@@ -113,7 +118,7 @@ class Telling:
                     segment_bytes=_SEGMENT_BYTES,
                     exist_ok=True,
                 )
-                self._is_made = True
+                self._has_topic = True
             with self._log.producer(TOPIC) as producer:
                 producer.append(
                     [
@@ -126,38 +131,37 @@ class Telling:
                     ]
                 )
         except HeadraceError as error:
-            if not self._is_warned:
+            if not self._was_warned:
                 logger.warning(
-                    "The gateway %s cannot tell how it goes; it goes on, and tries again: %s",
+                    "The gateway %s cannot report its counts; it goes on, and tries again: %s",
                     status.gateway,
                     error,
                 )
-            self._is_warned = True
+            self._was_warned = True
             return
-        self._told, self._is_warned = figures, False
+        self._reported = figures
+        self._was_warned = False
 
 
-class Told:
-    """The newest that each gateway of a log has told."""
+class GatewayReports:
+    """Reads the newest counts of each gateway of a log."""
 
     def __init__(self, log: Log) -> None:
-        self._log, self._reached = log, 0
+        self._log = log
+        self._next_offset = 0
         self._newest: dict[str, dict[str, Any]] = {}
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """By the gateway's name, with when it was told (`at`), its counts, and the packets that the
-        system lost (`lost`).
+        """Return the counts by the gateway's name, with the time of the report (`at`) and the packets
+        that the system dropped (`lost`).
         """
         if TOPIC not in self._log.topics():
             return {}
-        for row in self._news():
-            self._newest[row["gateway"]] = row
+        stop = self._log.end_offsets(TOPIC)[0]
+        start = max(self._next_offset, self._log.start_offsets(TOPIC)[0])
+        if start < stop:
+            for batch in self._log.read(TOPIC, 0, start, stop):
+                for row in batch.to_pylist():
+                    self._newest[row["gateway"]] = row
+        self._next_offset = stop
         return self._newest
-
-    def _news(self) -> Iterator[dict[str, Any]]:
-        end = self._log.end_offsets(TOPIC)[0]
-        start = max(self._reached, self._log.start_offsets(TOPIC)[0])
-        if start < end:
-            for batch in self._log.read(TOPIC, 0, start, end):
-                yield from batch.to_pylist()
-        self._reached = end

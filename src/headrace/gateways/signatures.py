@@ -1,10 +1,10 @@
-"""Whether a webhook's body is from whom it says: signatures as GitHub makes them, as Stripe does,
-and by the Standard Webhooks convention, which our own webhook sink follows.
+"""Signatures of webhooks: GitHub's, Stripe's, and those of the Standard Webhooks convention, which
+the webhook sink (`headrace.sinks.webhook_target`) uses too.
 
 All are HMAC-SHA256 with a shared secret, compared in constant time. Stripe's and the convention's
-say when they were made: a request outside the time window is a replay, and is refused; within it,
-it is known by what was signed: the convention's id, Stripe's event. GitHub's do not; there a repeat
-is known by its delivery id.
+contain the time at which they were made: a request outside the time window is a replay, and is
+refused; within it, a repeat is recognised by what was signed, the convention's id or Stripe's event
+id. GitHub's contain no time; a repeat is recognised by its delivery id.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from headrace.connector import as_tuple
 from headrace.durations import to_us
 from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.log.topic_config import check_name
@@ -28,20 +29,20 @@ RAW_SCHEMA = (
     "body BINARY, content_type STRING, headers MAP<STRING, STRING>, query STRING, received_at"
     " TIMESTAMP"
 )
-"""The topic of a hook, if it is not there yet."""
+"""The columns of a hook's topic, if it does not exist yet."""
 Headers = Mapping[str, str]
-"""By their names in lower case."""
+"""By name, in lower case."""
 _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 class BadSignature(Exception):
-    """Not signed by who knows the secret, or not now. The text is for the sender."""
+    """A request is not signed with the secret, or not recently. The text is for the sender."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A topic that gets bodies as they come, from a sender that signs them. `secrets` are named:
-    `env:NAME` or `file:PATH`; several, while one replaces another.
+    """A topic for webhooks. `secrets` say where the secrets are: `env:NAME` or `file:PATH`. There are
+    several while one replaces another.
     """
 
     topic: str
@@ -49,14 +50,14 @@ class Hook:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     window_s: float = 300.0
     raw: bool = True
-    """Whether the body is stored as it came; else it is read as JSON, by the topic's columns."""
+    """Whether the body is stored as it came. If not, it is JSON with the topic's columns."""
 
     def __post_init__(self) -> None:
         check_name(self.topic, what="topic name")
         if self.signature is None:
             if self.secrets:
                 raise InputError(
-                    f"The hook {self.topic!r} has a secret, and does not say how it is signed.",
+                    f"The hook {self.topic!r} has a secret, but no signature.",
                     fix=f"give signature=: {', '.join(CHECKS)}.",
                 )
             return
@@ -67,13 +68,13 @@ class Hook:
             )
         if not self.secrets:
             raise InputError(
-                f"The hook {self.topic!r} is signed, and has no secret.",
+                f"The hook {self.topic!r} has a signature, but no secret.",
                 fix="give secret='env:NAME' or secret='file:PATH'.",
             )
         if not all(is_named(each) for each in self.secrets):
             raise InputError(
-                "A webhook's secret does not belong into a program's text.",
-                fix="name the place: secret='env:NAME', or secret='file:PATH'.",
+                "A webhook's secret must not be written into a program.",
+                fix="say where it is: secret='env:NAME', or secret='file:PATH'.",
             )
 
 
@@ -85,15 +86,33 @@ def hook(
     window: Duration = "5 minutes",
     raw: bool = True,
 ) -> Hook:
-    """A topic for webhooks, for `hr.gateways.http(hooks=[…])`. `signature` is "github", "stripe" or
-    "standard".
+    """Declare a topic for webhooks, for `hr.gateways.http(hooks=[…])`.
+
+    Args:
+        topic: The topic, which is created if it is missing and `raw`.
+        signature: How requests are signed: "github", "stripe" or "standard". Without it, requests
+            need the gateway's token.
+        secret: Where the secret is: `env:NAME` or `file:PATH`. Give several while one replaces
+            another.
+        window: How old a signature may be.
+        raw: Whether the body is stored as it came, with its headers. If not, it is JSON with the
+            topic's columns.
+
+    Returns:
+        The hook.
+
+    Raises:
+        InputError: The signature is unknown, or the secret is missing.
+
+    Example:
+        >>> hr.gateways.hook("pushes", signature="github", secret="env:GITHUB_SECRET")
     """
     return Hook(
-        topic,
-        signature,
-        (secret,) if isinstance(secret, str) else tuple(secret),
-        to_us(window, what="window") / 1e6,
-        raw,
+        topic=topic,
+        signature=signature,
+        secrets=as_tuple(secret),
+        window_s=to_us(window, what="window") / 1e6,
+        raw=raw,
     )
 
 
@@ -105,8 +124,11 @@ class SignatureCheck:
         self._keys = [_key(secret("secret", each), hook) for each in hook.secrets]
 
     def check(self, headers: Headers, body: bytes, now_s: float | None = None) -> str | None:
-        """The id that the signature vouches for, if it does: one who sends a request again cannot
-        give it another.
+        """Check a request, and return the id that is part of what was signed; None if there is none.
+        Who repeats a request cannot change it.
+
+        Raises:
+            BadSignature: The signature is wrong, missing, or too old.
         """
         if self._hook.signature is None:
             return None
@@ -119,7 +141,7 @@ def _key(text: str, hook: Hook) -> bytes:
     if not text:
         raise ConfigurationError(
             f"The secret of the hook {hook.topic!r} is empty.",
-            fix="fill in the place it is named by.",
+            fix="put the secret there.",
         )
     if hook.signature != "standard" or not text.startswith("whsec_"):
         return text.encode()
@@ -127,9 +149,9 @@ def _key(text: str, hook: Hook) -> bytes:
         return base64.b64decode(text.removeprefix("whsec_"), validate=True)
     except ValueError:
         raise ConfigurationError(
-            f"The secret of the hook {hook.topic!r} begins with whsec_, and what follows is no"
+            f"The secret of the hook {hook.topic!r} begins with whsec_, but what follows is not"
             " base64.",
-            fix="copy it anew.",
+            fix="copy it again.",
         ) from None
 
 
@@ -160,8 +182,8 @@ def _stripe(
 
 
 def _event_id(body: bytes) -> str | None:
-    """What the sender calls the event. It signs each attempt anew, with another time, so the time
-    says nothing about which event it is.
+    """Return the id of Stripe's event. Each attempt to deliver an event is signed anew, so the
+    signature does not identify it.
     """
     try:
         event = json.loads(body)
@@ -191,18 +213,24 @@ def _standard(
 
 
 def _compare(given: Sequence[str], right: Sequence[str]) -> None:
-    """Every pair is compared, each in constant time, so that the time says nothing about any."""
+    """Raise BadSignature unless one of the given signatures is right. All pairs are compared, each in
+    constant time, so that the duration reveals nothing.
+    """
     matches = [
-        hmac.compare_digest(each.encode(), one.encode()) for each in given[:16] for one in right
+        hmac.compare_digest(signature.encode(), expected.encode())
+        for signature in given[:16]
+        for expected in right
     ]
     if not any(matches):
         raise BadSignature("The signature is wrong.")
 
 
 def _check_time(at: str, window_s: float, now_s: float) -> None:
-    """Looked at only when the signature is right: until then it is anybody's claim."""
+    """Raise BadSignature if a signature is outside the time window. Called when the signature is
+    right: before that, the time may be forged.
+    """
     if not (at.isascii() and at.isdigit() and len(at) < 16):
-        raise BadSignature("The time of the signature is no number of seconds.")
+        raise BadSignature("The time of the signature is not a number of seconds.")
     if abs(now_s - int(at)) > window_s:
         raise BadSignature(f"The signature is not of the last {window_s:g} seconds.")
 

@@ -1,8 +1,8 @@
-"""Deliveries into topics: repeats left out, rows decoded and stamped with the time they came,
-appended in one append a topic; what cannot be used becomes a dead letter.
+"""Writes submissions to topics: leaves out repeats, decodes rows, stamps them with the time of
+receipt, and appends them. What cannot be used becomes a dead letter.
 
-Each gateway appends as a producer with its own name. So a second process with the same name takes
-over, and the first one is refused; and an append that is tried again is stored once.
+Each gateway appends as a producer of its own name. So a second process with the same name takes
+over and the first one is fenced, and an append that is tried again is stored once.
 """
 
 from __future__ import annotations
@@ -19,328 +19,359 @@ import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, UPDATE
 from headrace.errors import BadRows, InputError
-from headrace.gateways.inbox import Columns, Delivery, Fate, Lines, Outcome, Parsed, Plain
+from headrace.gateways.inbox import (
+    ArrowRows,
+    Fate,
+    JsonLines,
+    JsonRows,
+    PlainRows,
+    Submission,
+    SubmissionResult,
+)
 from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.log.rows import to_batch
 from headrace.log.values import AppendResult, TopicInfo
-from headrace.types.json_codec import Decoded, decode, decode_exactly
+from headrace.types.json_codec import Decoded, decode_rows, decode_rows_exactly
 
-# Deliveries as rows of their topic, all at once where they fit; those that do not are found, and
-# say why.
+# Decoding
 
 
 @dataclass
-class DecodedDeliveries:
-    """Rows of the deliveries that fit, in their order, and how many each has; for the others the
-    reason.
-    """
+class DecodedSubmissions:
+    """The rows of submissions that fit their topic, and why the others do not."""
 
-    fitting: list[Delivery] = field(default_factory=list)
+    fitting: list[Submission] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    """How many rows each fitting submission has."""
     batches: list[pa.RecordBatch] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
-    """By the identity of the delivery."""
+    """The reasons, by `id()` of the submission."""
 
-    def add(self, deliveries: Sequence[Delivery], batch: pa.RecordBatch) -> None:
-        self.fitting += deliveries
-        self.counts += [_count(each) for each in deliveries]
+    def add(self, submissions: Sequence[Submission], batch: pa.RecordBatch) -> None:
+        self.fitting += submissions
+        self.counts += [_count(submission) for submission in submissions]
         self.batches.append(batch)
 
 
-def _count(delivery: Delivery) -> int:
-    content = delivery.content
-    return content.batch.num_rows if isinstance(content, Columns) else len(content.values)
+def _count(submission: Submission) -> int:
+    content = submission.content
+    return content.batch.num_rows if isinstance(content, ArrowRows) else len(content.values)
 
 
-def decoded(
-    deliveries: Sequence[Delivery], schema: pa.Schema, *, ignored: Collection[str], topic: str
-) -> DecodedDeliveries:
-    """`schema` is what senders give; `ignored` are columns they may give although we know
-    better.
+def decode_submissions(
+    submissions: Sequence[Submission], schema: pa.Schema, *, ignored: Collection[str], topic: str
+) -> DecodedSubmissions:
+    """Decode submissions of one topic.
+
+    Args:
+        submissions: The submissions.
+        schema: The columns that senders give.
+        ignored: Columns that senders may give and that are not used.
+        topic: The topic's name, for errors.
     """
-    result = DecodedDeliveries()
-    for kind, run in groupby(deliveries, key=lambda each: type(each.content)):
+    result = DecodedSubmissions()
+    for kind, run in groupby(submissions, key=lambda submission: type(submission.content)):
         together = list(run)
-        if kind in {Lines, Parsed}:
+        if kind in {JsonLines, JsonRows}:
             _decode_json(together, schema, ignored, result)
         else:
-            for each in together:
-                _decode_plain(each, schema, topic, result)
+            for submission in together:
+                _decode_plain(submission, schema, topic, result)
     return result
 
 
 def _decode_json(
-    deliveries: list[Delivery],
+    submissions: list[Submission],
     schema: pa.Schema,
     ignored: Collection[str],
-    result: DecodedDeliveries,
+    result: DecodedSubmissions,
 ) -> None:
-    """Together; if some do not fit, each of these is refused as a whole, and the others are decoded
-    again.
+    """Decode submissions together. If some do not fit, each of these is refused as a whole, and the
+    others are decoded again.
     """
-    parts = _decode(deliveries, schema, ignored)
+    parts = _decode(submissions, schema, ignored)
     if not parts.misfits:
-        result.add(deliveries, parts.batch)
+        result.add(submissions, parts.batch)
         return
-    first, fitting = 0, []
-    for each in deliveries:
-        count = _count(each)
-        reasons = [
-            (index, why) for index, why in parts.misfits.items() if first <= index < first + count
-        ]
-        if reasons:
-            result.refused[id(each)] = f"Row {reasons[0][0] - first}: {reasons[0][1]}"
+    first = 0
+    fitting = []
+    for submission in submissions:
+        stop = first + _count(submission)
+        misfits = [index for index in parts.misfits if first <= index < stop]
+        if misfits:
+            reason = parts.misfits[misfits[0]]
+            result.refused[id(submission)] = f"Row {misfits[0] - first}: {reason}"
         else:
-            fitting.append(each)
-        first += count
+            fitting.append(submission)
+        first = stop
     if fitting:
         result.add(fitting, _decode(fitting, schema, ignored).batch)
 
 
-def _decode(deliveries: Sequence[Delivery], schema: pa.Schema, ignored: Collection[str]) -> Decoded:
-    values = [value for each in deliveries for value in cast("Lines | Parsed", each.content).values]
-    if isinstance(deliveries[0].content, Lines):
-        return decode(values, schema, ignored=ignored)
-    return decode_exactly(values, schema, ignored=ignored, parser=_as_it_is)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+def _decode(
+    submissions: Sequence[Submission], schema: pa.Schema, ignored: Collection[str]
+) -> Decoded:
+    values: list[Any] = []
+    for submission in submissions:
+        values += cast("JsonLines | JsonRows", submission.content).values
+    if isinstance(submissions[0].content, JsonLines):
+        return decode_rows(values, schema, ignored=ignored)
+    return decode_rows_exactly(values, schema, ignored=ignored, parser=lambda value: value)
 
 
 def _decode_plain(
-    delivery: Delivery, schema: pa.Schema, topic: str, result: DecodedDeliveries
+    submission: Submission, schema: pa.Schema, topic: str, result: DecodedSubmissions
 ) -> None:
-    content = cast("Plain | Columns", delivery.content)
+    content = cast("PlainRows | ArrowRows", submission.content)
     try:
         rows = (
             _aligned(content.batch, schema)
-            if isinstance(content, Columns)
+            if isinstance(content, ArrowRows)
             else [{name: row.get(name) for name in schema.names} for row in content.values]
         )
-        result.add([delivery], to_batch(rows, schema, topic=topic))
+        result.add([submission], to_batch(rows, schema, topic=topic))
     except BadRows as error:
-        result.refused[id(delivery)] = error.message
+        result.refused[id(submission)] = error.message
 
 
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns that the topic has; what the batch lacks is null."""
+    """Return the columns of a schema; those that the batch lacks are null."""
     arrays = [
         (
-            batch.column(each.name)
-            if each.name in batch.schema.names
-            else pa.nulls(batch.num_rows, each.type)
+            batch.column(column.name)
+            if column.name in batch.schema.names
+            else pa.nulls(batch.num_rows, column.type)
         )
-        for each in schema
+        for column in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
-# Which message ids a topic has already: they stand in a header of the rows themselves, so an id and
-# its rows are stored together or not at all.
-#
-# The newest ids are kept in memory. After a restart they are read from the topic's end; what others
-# append meanwhile is read before each append.
-
+# Repeats
 
 ID_HEADER = "message-id"
 MAX_IDS = 100_000
-"""A repeat that comes after so many other messages is not recognised any more."""
+"""How many ids are remembered. A repeat that comes after so many other messages is stored again."""
 
 
-class Repeats:
-    def __init__(self, log: Log, topic: str, most: int = MAX_IDS) -> None:
-        self._log, self._topic, self._most = log, topic, most
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._reached: dict[int, int] | None = None
+class DuplicateFilter:
+    """Remembers the newest message ids of a topic.
+
+    An id is in a header of the rows themselves, so that both are stored together or not at all.
+    After a restart ids are read from the topic's end; what others append is read before each
+    append.
+    """
+
+    def __init__(self, log: Log, topic: str, max_ids: int = MAX_IDS) -> None:
+        self._log = log
+        self._topic = topic
+        self._max_ids = max_ids
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._next_offsets: dict[int, int] | None = None
 
     def __contains__(self, id: str) -> bool:
-        return id in self._known
+        return id in self._ids
 
     def catch_up(self) -> None:
-        """Read what has come to the topic since the last time; the first time, its newest rows."""
+        """Read the ids of rows that were appended since the last call; at first, of the newest rows."""
         ends = self._log.end_offsets(self._topic)
-        if self._reached is None:
+        if self._next_offsets is None:
             starts = self._log.start_offsets(self._topic)
-            self._reached = {
-                partition: max(starts.get(partition, 0), end - self._most)
-                for partition, end in ends.items()
+            self._next_offsets = {
+                partition: max(starts.get(partition, 0), stop - self._max_ids)
+                for partition, stop in ends.items()
             }
-        for partition, end in ends.items():
-            start = self._reached.get(partition, 0)
-            if start < end:
-                self._read(partition, start, end)
-            self._reached[partition] = end
+        for partition, stop in ends.items():
+            start = self._next_offsets.get(partition, 0)
+            if start < stop:
+                self._read(partition, start, stop)
+            self._next_offsets[partition] = stop
 
-    def _read(self, partition: int, start: int, end: int) -> None:
+    def _read(self, partition: int, start: int, stop: int) -> None:
         for batch in self._log.read(
-            self._topic, partition, start, end, columns=[HEADERS_COLUMN], headers=True
+            self._topic, partition, start, stop, columns=[HEADERS_COLUMN], headers=True
         ):
             entries = batch.column(0).flatten()
             ids = entries.filter(pc.equal(entries.field(0), ID_HEADER)).field(1).to_pylist()
-            for each in ids:
-                self.add((each or b"").decode(errors="replace"))
+            for message_id in ids:
+                self.add((message_id or b"").decode(errors="replace"))
 
     def add(self, id: str) -> None:
-        self._known[id] = None
-        self._known.move_to_end(id)
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._ids[id] = None
+        self._ids.move_to_end(id)
+        while len(self._ids) > self._max_ids:
+            self._ids.popitem(last=False)
 
-    def appended(self, position: AppendResult) -> None:
-        """Our own append: not to be read again, if nobody else's came between."""
-        assert self._reached is not None
+    def skip(self, position: AppendResult) -> None:
+        """Do not read an append of this gateway, unless others appended in between."""
+        assert self._next_offsets is not None
         for partition, span in position.partitions(self._topic).items():
-            if self._reached.get(partition, 0) == span.start:
-                self._reached[partition] = span.stop
+            if self._next_offsets.get(partition, 0) == span.start:
+                self._next_offsets[partition] = span.stop
 
+
+# Appending
 
 RECEIVED = "received_at"
-"""The column that gets the time at which a row came, if the topic has it."""
+"""The column that gets the time at which a row was received, if the topic has it."""
 
 
-class Writer:
-    """All topics of one gateway."""
+class GatewayWriter:
+    """Writes to all topics of one gateway."""
 
     def __init__(self, log: Log, gateway: str, *, received: str = RECEIVED) -> None:
-        self._log, self._gateway, self._received = log, gateway, received
-        self._topics: dict[str, TopicWriter] = {}
+        self._log = log
+        self._gateway = gateway
+        self._received = received
+        self._topics: dict[str, GatewayTopicWriter] = {}
 
-    def write(self, deliveries: list[Delivery]) -> list[Outcome]:
-        """Deliveries of one topic, and what becomes of each. After a RetryError the same deliveries
-        can be written again: what was stored is not stored twice.
+    def write(self, submissions: list[Submission]) -> list[SubmissionResult]:
+        """Write submissions of one topic, and return what became of each. After a RetryError the
+        same submissions can be written again; they are stored once.
         """
-        topic = deliveries[0].topic
+        topic = submissions[0].topic
         try:
             if topic not in self._topics:
-                self._topics[topic] = TopicWriter(self._log, topic, self._gateway, self._received)
-            outcomes = self._topics[topic].write(deliveries)
+                self._topics[topic] = GatewayTopicWriter(
+                    self._log, topic, self._gateway, self._received
+                )
+            results = self._topics[topic].write(submissions)
         except InputError as error:
             self._topics.pop(topic, None)
             if topic in self._log.topics():
                 raise
-            return [Outcome(Fate.refused, "unknown topic", error.message)] * len(deliveries)
-        return [outcomes[id(each)] for each in deliveries]
+            return [SubmissionResult(Fate.refused, "unknown topic", error.message)] * len(
+                submissions
+            )
+        return [results[id(submission)] for submission in submissions]
 
 
-class TopicWriter:
-    """One topic. Opening it takes the producer over from an older process of the same gateway."""
+class GatewayTopicWriter:
+    """Writes to one topic. Opening it fences an older process of the same gateway."""
 
     def __init__(self, log: Log, topic: str, gateway: str, received: str) -> None:
-        self._log, self._topic, self._gateway, self._received = log, topic, gateway, received
+        self._log = log
+        self._topic = topic
+        self._gateway = gateway
+        self._received = received
         self._producer = log.producer(topic, f"gateway.{gateway}")
-        self._repeats = Repeats(log, topic)
-        self._learn()
+        self._duplicates = DuplicateFilter(log, topic)
+        self._read_schema()
 
-    def _learn(self) -> None:
+    def _read_schema(self) -> None:
         self._info: TopicInfo = self._log.topic(self._topic)
         has_time = self._received in self._info.columns and pa.types.is_timestamp(
             self._info.arrow_schema.field(self._received).type
         )
         self._stamped = (self._received,) if has_time else ()
-        self._given = pa.schema(
-            [each for each in self._info.arrow_schema if each.name not in self._stamped]
-        )
-        if (
-            self._info.is_table
-        ):  # a change that says nothing of its kind is the newest row of its key
-            position = self._given.get_field_index(CHANGE_TYPE)
-            self._given = self._given.set(position, self._given.field(position).with_nullable(True))
+        schema = self._info.arrow_schema
+        self._given = pa.schema([field for field in schema if field.name not in self._stamped])
+        if self._info.is_table:  # a row without a change type is an upsert
+            index = self._given.get_field_index(CHANGE_TYPE)
+            self._given = self._given.set(index, self._given.field(index).with_nullable(True))
 
-    def write(self, deliveries: list[Delivery]) -> dict[int, Outcome]:
-        fresh, outcomes = self._without_repeats(deliveries)
-        rows = self._decoded(fresh)
-        self._put_aside([each for each in fresh if id(each) in rows.refused], rows.refused)
-        for each in fresh:
-            if id(each) in rows.refused:
-                outcomes[id(each)] = Outcome(Fate.refused, "does not fit", rows.refused[id(each)])
+    def write(self, submissions: list[Submission]) -> dict[int, SubmissionResult]:
+        """Return what became of each submission, by its `id()`."""
+        new, results = self._split_repeats(submissions)
+        rows = self._decode(new)
+        refused = [submission for submission in new if id(submission) in rows.refused]
+        self._divert(refused, rows.refused)
+        for submission in refused:
+            reason = rows.refused[id(submission)]
+            results[id(submission)] = SubmissionResult(Fate.refused, "does not fit", reason)
         if rows.fitting:
-            position = self._append(rows)
-            outcomes |= {
-                id(each): Outcome(Fate.stored, position=str(position)) for each in rows.fitting
-            }
-        return outcomes
+            stored = SubmissionResult(Fate.stored, position=str(self._append(rows)))
+            results |= {id(submission): stored for submission in rows.fitting}
+        return results
 
-    def _without_repeats(
-        self, deliveries: list[Delivery]
-    ) -> tuple[list[Delivery], dict[int, Outcome]]:
-        named = [each for each in deliveries if each.id is not None]
-        if not named:
-            return deliveries, {}
-        self._repeats.catch_up()
+    def _split_repeats(
+        self, submissions: list[Submission]
+    ) -> tuple[list[Submission], dict[int, SubmissionResult]]:
+        """Return the submissions that are new, and the results of those that are not."""
+        if all(submission.id is None for submission in submissions):
+            return submissions, {}
+        self._duplicates.catch_up()
+        new = []
+        results: dict[int, SubmissionResult] = {}
         seen: set[str] = set()
-        repeated = set()
-        for each in named:
-            assert each.id is not None
-            if each.id in self._repeats or each.id in seen:
-                repeated.add(id(each))
-            seen.add(each.id)
-        fresh = [each for each in deliveries if id(each) not in repeated]
-        return fresh, {each: Outcome(Fate.repeated) for each in repeated}
+        for submission in submissions:
+            if submission.id is None:
+                new.append(submission)
+                continue
+            if submission.id in self._duplicates or submission.id in seen:
+                results[id(submission)] = SubmissionResult(Fate.repeated)
+            else:
+                new.append(submission)
+            seen.add(submission.id)
+        return new, results
 
-    def _decoded(self, deliveries: list[Delivery]) -> DecodedDeliveries:
-        """Against the topic as we know it; before something is refused, as it is now."""
-        rows = decoded(deliveries, self._given, ignored=self._stamped, topic=self._topic)
+    def _decode(self, submissions: list[Submission]) -> DecodedSubmissions:
+        """Decode rows for the known columns of the topic. If some do not fit, it is checked whether
+        the topic has other columns by now.
+        """
+        rows = decode_submissions(
+            submissions, self._given, ignored=self._stamped, topic=self._topic
+        )
         if rows.refused and self._log.topic(self._topic).arrow_schema != self._info.arrow_schema:
-            self._learn()
-            rows = decoded(deliveries, self._given, ignored=self._stamped, topic=self._topic)
+            self._read_schema()
+            rows = decode_submissions(
+                submissions, self._given, ignored=self._stamped, topic=self._topic
+            )
         return rows
 
-    def _append(self, rows: DecodedDeliveries) -> AppendResult:
-        """One append. Its number is the next one as long as it has not succeeded, so the log knows
-        it when it is tried again.
+    def _append(self, rows: DecodedSubmissions) -> AppendResult:
+        """Append rows. The producer's sequence number stays the same until the append succeeds, so
+        that the log recognises one that is tried again.
         """
-        headers = _headers(rows) if any(each.id is not None for each in rows.fitting) else None
-        position = self._producer.append(self._stored_form(rows), headers=headers)
-        if headers is not None:
-            self._repeats.appended(position)
-            for each in rows.fitting:
-                if each.id is not None:
-                    self._repeats.add(each.id)
+        ids = [submission.id for submission in rows.fitting if submission.id is not None]
+        headers = _headers(rows) if ids else None
+        position = self._producer.append(self._to_batch(rows), headers=headers)
+        if ids:
+            self._duplicates.skip(position)
+            for message_id in ids:
+                self._duplicates.add(message_id)
         return position
 
-    def _stored_form(self, rows: DecodedDeliveries) -> pa.RecordBatch:
-        """The topic's columns, in their order: with the time of receipt, and for tables the kind of
-        change.
+    def _to_batch(self, rows: DecodedSubmissions) -> pa.RecordBatch:
+        """Return the topic's columns, in their order, with the time of receipt and, for tables, the
+        change type.
         """
-        whole = pa.Table.from_batches(rows.batches).combine_chunks()
-        columns = {name: _one(whole.column(name)) for name in whole.column_names}
+        table = pa.Table.from_batches(rows.batches).combine_chunks()
+        columns = {name: _single_array(table.column(name)) for name in table.column_names}
         for name in self._stamped:
-            moments = np.repeat(
-                np.array([each.received_us for each in rows.fitting], np.int64), rows.counts
-            )
-            columns[name] = pa.array(moments).cast(self._info.arrow_schema.field(name).type)
+            received_us = [submission.received_us for submission in rows.fitting]
+            times = pa.array(np.repeat(np.array(received_us, np.int64), rows.counts))
+            columns[name] = times.cast(self._info.arrow_schema.field(name).type)
         if self._info.is_table:
             columns[CHANGE_TYPE] = pc.fill_null(columns[CHANGE_TYPE], UPDATE)
         return pa.RecordBatch.from_arrays(
             [columns[name] for name in self._info.columns], schema=self._info.arrow_schema
         )
 
-    def _put_aside(self, refused: Sequence[Delivery], reasons: dict[int, str]) -> None:
-        """Dead letters, for those that nobody else would hear of."""
+    def _divert(self, refused: Sequence[Submission], reasons: dict[int, str]) -> None:
+        """Write refused submissions whose senders get no answer to the dead letters."""
         letters = [
             dead_letters.DeadLetter(
-                f"gateway {self._gateway}", reasons[id(each)], payload=each.payload
+                f"gateway {self._gateway}", reasons[id(submission)], payload=submission.payload
             )
-            for each in refused
-            if each.payload is not None
+            for submission in refused
+            if submission.payload is not None
         ]
         if letters:
             dead_letters.divert(self._log, self._topic, letters)
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _single_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _headers(rows: DecodedDeliveries) -> list[dict[str, bytes | None] | None]:
-    """A delivery's id stands at its first row."""
+def _headers(rows: DecodedSubmissions) -> list[dict[str, bytes | None] | None]:
+    """Return the headers of rows: the id of a submission is in the header of its first row."""
     headers: list[dict[str, bytes | None] | None] = []
-    for each, count in zip(rows.fitting, rows.counts, strict=True):
+    for submission, count in zip(rows.fitting, rows.counts, strict=True):
         if count:
-            headers += [
-                {ID_HEADER: each.id.encode()} if each.id is not None else None,
-                *[None] * (count - 1),
-            ]
+            has_id = submission.id is not None
+            headers.append({ID_HEADER: str(submission.id).encode()} if has_id else None)
+            headers += [None] * (count - 1)
     return headers

@@ -1,9 +1,9 @@
-"""The ZeroMQ gateway: a SUB or PULL socket, bound or connected. A message's last part is its body;
-a first part before it is its subject.
+"""The ZeroMQ gateway: a SUB or PULL socket, bound or connected. The last part of a message is its
+body; a part in front of it is its subject.
 
-ZeroMQ has no acknowledgements. With the policy `block` a PUSH socket is held up by its own
-high-water mark, and nothing is lost as long as both sides live; a PUB socket drops for subscribers
-that are slow, and tells nobody.
+ZeroMQ has no acknowledgements. With the policy "block" a PUSH socket stops at its own high-water
+mark, and nothing is lost as long as both sides live. A PUB socket silently drops messages for
+subscribers that are slow.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import ConfigurationError, MissingExtra
-from headrace.gateways.base import GatewaySpec, ThreadReceiving, content_of, now_us, rows_of
-from headrace.gateways.inbox import Delivery
+from headrace.gateways.base import (
+    GatewaySpec,
+    ThreadedGatewayServer,
+    now_us,
+    parse_content,
+    row_count,
+)
+from headrace.gateways.inbox import Submission
 from headrace.log.api import Log
 
 HIGH_WATER_MESSAGES = 1_000
-"""Messages that ZeroMQ itself holds for us, for each sender."""
-MAX_AT_ONCE = 1_000
+"""Messages that ZeroMQ itself buffers, for each sender."""
+MAX_POLL_MESSAGES = 1_000
 POLL_MS = 100
 
 
-class ZeromqReceiving(ThreadReceiving):
+class ZeromqGatewayServer(ThreadedGatewayServer):
+    """Receives from one socket."""
+
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._messages = 0
@@ -31,9 +39,9 @@ class ZeromqReceiving(ThreadReceiving):
             raise MissingExtra("pyzmq", "zeromq") from None
         self._zmq: Any = zmq
 
-    def begin(self) -> None:
-        """The socket is bound here, where whoever starts the gateway sees what is wrong, and used
-        by its thread alone from then on.
+    def start(self) -> None:
+        """Bind the socket here, so that whoever starts the gateway sees what is wrong. From then on
+        only the thread uses it.
         """
         options, zmq = self.gateway.options, self._zmq
         self._context = zmq.Context()
@@ -49,16 +57,16 @@ class ZeromqReceiving(ThreadReceiving):
             for address in options["connect"]:
                 self._socket.connect(address)
         except zmq.ZMQError as error:
-            self.end()
+            self.stop()
             raise ConfigurationError(
                 f"ZeroMQ cannot bind or connect: {error}.",
                 fix="give addresses such as tcp://127.0.0.1:5556.",
             ) from None
         self.address = self._socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        super().begin()
+        super().start()
 
-    def end(self) -> None:
-        super().end()
+    def stop(self) -> None:
+        super().stop()
         self._socket.close(0)
         self._context.term()
 
@@ -70,21 +78,23 @@ class ZeromqReceiving(ThreadReceiving):
         while not self.stopped.is_set():
             if not self._socket.poll(POLL_MS):
                 continue
-            for _ in range(MAX_AT_ONCE):
+            for _ in range(MAX_POLL_MESSAGES):
                 try:
                     parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                self._take(parts)
+                self._submit(parts)
 
-    def _take(self, parts: list[bytes]) -> None:
+    def _submit(self, parts: list[bytes]) -> None:
         self._messages += 1
         subject = parts[0].decode(errors="replace") if len(parts) > 1 else None
-        content = content_of(parts[-1], self.gateway.options["format"], {"subject": subject})
-        size = sum(map(len, parts))
-        self.inbox.submit(
-            Delivery(
-                self.gateway.topics[0], content, rows_of(content), size, now_us(), payload=parts[-1]
-            ),
-            self.stopped,
+        content = parse_content(parts[-1], self.gateway.options["format"], {"subject": subject})
+        submission = Submission(
+            topic=self.gateway.topics[0],
+            content=content,
+            rows=row_count(content),
+            size=sum(map(len, parts)),
+            received_us=now_us(),
+            payload=parts[-1],
         )
+        self.inbox.submit(submission, self.stopped)

@@ -1,11 +1,23 @@
-"""Exactly-once outputs, and the ledger that decides what happened. `hr.sinks` are other systems
-that follow a topic:
+"""Sinks: other systems that follow a topic of the log. `hr.sinks`.
 
     orders = hr.sinks.sqlite("shop.db", table="orders")
     orders.run("orders", log="file:data")        # or: headrace sync orders sqlite:shop.db
 
-Each function declares a sink (`declared.Sink`) and opens nothing. `docs/edges/sinks.md` says what
-is promised.
+In the order in which rows flow:
+
+- `declaration`: what users call, and `Sink`, which it returns.
+- `sync`: the loop that follows a topic and applies batches; dead letters.
+- `topic_follower`: reads the topic in slices of bounded size.
+- `batch`: a slice in the form in which it is applied, one change a key.
+- `base`: what a target is, the protocol of a commit, and how to write a sink.
+- `checkpoint`: offsets and owner, stored in the target in the same commit as the rows.
+- `sqlite_target`, `postgres_target`, `redis_target`, `parquet_target`, `delta_target`,
+  `search_index`: targets that apply each row exactly once.
+- `at_least_once`, with `webhook_target` and `amqp_target`: targets that may get a row again.
+- `check`: compares a target with its topic, for `Sink.check`.
+
+`headrace.connector` has what sinks share with captures and gateways. Views, which a pipeline writes
+itself, are in `headrace.views`. `docs/edges/sinks.md` says what is promised.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Targets that cannot keep our place: a webhook's receiver, a broker. Rows are sent at least once,
-each with an id by which the other side can drop repeats; the place in the topic is a note of the
-log.
+"""Targets that cannot store a checkpoint: the receiver of a webhook, a message broker.
 
-Rows of one partition come in the order of the topic. When the other side goes away in the middle of
-a batch, what it has taken is noted, so it goes on there.
+Rows are sent at least once, each with an id by which the other side can drop repeats. The
+checkpoint is a note of the log. Rows of one partition are sent in the order of the topic. When the
+other side goes away in the middle of a batch, the checkpoint is stored behind the rows that it has
+taken, so that the sink resumes there.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,215 +25,223 @@ from headrace.errors import (
     TransactionFenced,
 )
 from headrace.log.api import Transaction
-from headrace.sinks.base import (
-    Applied,
-    Batch,
-    OnRefused,
-    Refusal,
-    Shape,
-    SinkSpec,
-    Target,
-    in_pieces,
-    json_of,
-)
+from headrace.sinks.base import OnRefused, Refusal, SinkSpec, Target, bisect_refused, rows_to_json
+from headrace.sinks.batch import OFFSET_COLUMNS, SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
 
 UPSERT = "upsert"
 MAX_REFUSED_IN_A_ROW = 100
-PLACES = [PARTITION_COLUMN, OFFSET_COLUMN]
-_PLACE_TYPES = pa.schema([(PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int64())])
+_OFFSET_SCHEMA = pa.schema([(PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int64())])
 
 
-class NotedTarget(Target):
-    """`_post` hands rows over, or raises RowsRefused or TargetUnavailable. `identity` names the
-    target among others of the same topic.
+class OutgoingRow(NamedTuple):
+    """A row as it is sent."""
+
+    id: str
+    """The same whenever the row is sent."""
+    partition: int
+    offset: int
+    change: str
+    """The kind of change: "upsert", or a change type of a table's topic."""
+    json: bytes
+
+
+class AtLeastOnceTarget(Target):
+    """A target whose checkpoint is a note of the log.
+
+    A subclass implements `_post`. `identity` names the target among others of the same topic;
+    `request_rows` is the most rows that are posted at a time.
     """
 
-    def __init__(self, sink: SinkSpec, shape: Shape, identity: str, *, request_rows: int) -> None:
+    def __init__(
+        self, sink: SinkSpec, shape: TargetShape, identity: str, *, request_rows: int
+    ) -> None:
         super().__init__(sink, shape)
-        self._request_rows, self._id = request_rows, identity
-        self._columns = [name for name in shape.schema.names if name not in {*PLACES, CHANGE_TYPE}]
-        self._known: str | None = None
-        self._next: str | None = None
+        self._request_rows = request_rows
+        self._note = f"sync.{identity}.place"
+        self._columns = [
+            name for name in shape.schema.names if name not in {*OFFSET_COLUMNS, CHANGE_TYPE}
+        ]
+        self._stored_text: str | None = None
+        self._next_text: str | None = None
         self._transaction: Transaction | None = None
         self._refused_in_a_row = 0
         self._failure: TargetUnavailable | None = None
-        self._stop: dict[int, int] = {}
-        """What ended the batch under way before its end, and where it then is."""
+        """What ended the current batch before its end."""
+        self._applied_offsets: dict[int, int] = {}
 
     @abstractmethod
-    def _post(self, rows: pa.Table) -> None: ...
+    def _post(self, rows: pa.Table) -> None:
+        """Send rows. Raises RowsRefused if none of them was taken, and TargetUnavailable if it is
+        unknown which were.
+        """
 
     def prepare(self) -> None:
-        """There is nothing to make."""
+        """There is nothing to create."""
 
-    # The place, in the log
-
-    @property
-    def _note(self) -> str:
-        return f"sync.{self._id}.place"
+    # The checkpoint
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        self._known = self._next = self.log.note(self._note)
+    def atomic(self) -> Iterator[None]:
+        self._stored_text = self._next_text = self.log.note(self._note)
         yield
         self._store()
 
     def _store(self) -> None:
-        if self._next == self._known:
+        if self._next_text == self._stored_text:
             return
-        transaction = (
-            self._transaction.next()
-            if self._transaction is not None
-            else self.log.transaction(self._note)
-        )
-        self._transaction = transaction
+        if self._transaction is None:
+            self._transaction = self.log.transaction(self._note)
+        else:
+            self._transaction = self._transaction.next()
         try:
-            with transaction:
-                transaction.set_note(self._note, self._next, expect=self._known)
+            with self._transaction as transaction:
+                transaction.set_note(self._note, self._next_text, expect=self._stored_text)
         except (NoteConflict, TransactionFenced) as error:
             raise SinkFenced(
                 f"Another process sends to this {self.sink.kind}.",
-                fix="nothing, if that was meant: it goes on where this one stopped.",
+                fix="nothing, if that was intended: it goes on where this process stopped.",
             ) from error
-        self._known = self._next
+        self._stored_text = self._next_text
 
-    def read_applied(self) -> Applied | None:
-        return None if self._known is None else Applied.from_json(self._known)
+    def read_checkpoint(self) -> SinkCheckpoint | None:
+        if self._stored_text is None:
+            return None
+        return SinkCheckpoint.from_json(self._stored_text)
 
-    def write_applied(self, applied: Applied) -> None:
-        self._next = applied.to_json()
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
+        self._next_text = checkpoint.to_json()
 
     def clear(self) -> None:
-        """What was sent cannot be taken back: starting over sends everything again, under the same
+        """What was sent cannot be removed: starting over sends all rows again, under the same
         ids.
         """
 
     # A batch
 
-    def apply(self, batch: Batch, on_refused: OnRefused) -> bool:
-        """1. What the receiver takes is sent. 2. What it refuses is told of. 3. The place behind
-        both is stored. If the receiver goes away meanwhile, as far as it went.
+    def apply(self, batch: SinkBatch, on_refused: OnRefused) -> bool:
+        """Send a batch, then store the checkpoint in the log.
+
+        1. Rows are sent until all are taken or refused, or the receiver goes away.
+        2. Refused rows become dead letters.
+        3. The checkpoint is stored, behind the last row that was taken or refused.
+        4. If the receiver went away, that is raised now.
         """
         is_new = super().apply(batch, on_refused)
         if is_new and self._failure is not None:
             raise self._failure
         return is_new
 
-    def reached(self, batch: Batch) -> Mapping[int, int]:  # noqa: ARG002 - the merge knows
-        return self._stop
+    def applied_offsets(self, batch: SinkBatch) -> Mapping[int, int]:  # noqa: ARG002 - as merged
+        return self._applied_offsets
 
-    def merge(self, batch: Batch) -> list[Refusal]:
-        """One request after the other, until something fails."""
-        self._failure, self._stop = None, dict(batch.stop)
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
+        """Send one request after the other, until something fails."""
+        self._failure = None
+        self._applied_offsets = dict(batch.stop)
         refused: list[Refusal] = []
-        rows = self._in_order(batch)
+        rows = self._in_topic_order(batch)
         for start in range(0, rows.num_rows, self._request_rows):
-            piece = rows.slice(start, self._request_rows)
             try:
                 self._check_stopped()
-                self._send(piece, refused)
+                self._send(rows.slice(start, self._request_rows), refused)
             except TargetUnavailable as error:
-                self._failure, self._stop = error, _reached(batch, rows, start)
+                self._failure = error
+                self._applied_offsets = _offsets_before(batch, rows, start)
                 break
         return refused
-
-    def _send(self, rows: pa.Table, refused: list[Refusal]) -> None:
-        in_pieces(rows, rows.select(PLACES), self._post, refused)
 
     def _check_stopped(self) -> None:
         if self.stopped.is_set():
             raise TargetUnavailable(
-                "The sink was told to stop.", fix="nothing: it goes on from here."
+                "The sink was told to stop.", fix="nothing: it resumes from here."
             )
 
-    def _in_order(self, batch: Batch) -> pa.Table:
-        """Upserts and deletes, as they stand in the topic."""
+    def _send(self, rows: pa.Table, refused: list[Refusal]) -> None:
+        bisect_refused(rows, rows.select(OFFSET_COLUMNS), self._post, refused)
+
+    def _in_topic_order(self, batch: SinkBatch) -> pa.Table:
+        """Return upserts and deletes in the order of partitions and offsets. Of a deleted row only
+        the key is not null.
+        """
         upserts = batch.upserts.select(self._columns)
-        change = (
-            batch.upserts[CHANGE_TYPE]
-            if CHANGE_TYPE in batch.upserts.column_names
-            else pa.repeat(UPSERT if self.shape.is_merge else INSERT, upserts.num_rows)
-        )
-        parts = [_placed(upserts, change, batch.upsert_places)]
-        if batch.deletes.num_rows:
-            gone = [
-                (
-                    batch.deletes[each.name]
-                    if each.name in self.shape.key
-                    else pa.nulls(batch.deletes.num_rows, each.type)
-                )
-                for each in upserts.schema
+        if CHANGE_TYPE in batch.upserts.column_names:
+            change = batch.upserts[CHANGE_TYPE]
+        else:
+            change = pa.repeat(UPSERT if self.shape.is_merge else INSERT, upserts.num_rows)
+        parts = [_with_offsets(upserts, change, batch.upsert_offsets)]
+        count = batch.deletes.num_rows
+        if count:
+            deletes = [
+                batch.deletes[field.name]
+                if field.name in self.shape.key
+                else pa.nulls(count, field.type)
+                for field in upserts.schema
             ]
             parts.append(
-                _placed(
-                    pa.table(gone, schema=upserts.schema),
-                    pa.repeat(DELETE, batch.deletes.num_rows),
-                    batch.delete_places,
+                _with_offsets(
+                    pa.table(deletes, schema=upserts.schema),
+                    pa.repeat(DELETE, count),
+                    batch.delete_offsets,
                 )
             )
         return pa.concat_tables(parts).sort_by(
             [(PARTITION_COLUMN, "ascending"), (OFFSET_COLUMN, "ascending")]
         )
 
-    def _count_refused(self, said: str) -> None:
+    def _record_refused(self, reason: str) -> None:
         self._refused_in_a_row += 1
         if self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW:
             raise TargetRefuses(
-                f"The other side refuses {MAX_REFUSED_IN_A_ROW} rows in a row: {said}.",
+                f"The receiver refuses {MAX_REFUSED_IN_A_ROW} rows in a row: {reason}.",
                 fix=(
-                    "see what it expects; rows that were put aside are in `headrace dead list`, and"
-                    " the others of this batch are sent again."
+                    "see what it expects. `headrace dead list` shows the rows that are dead letters"
+                    " now; the others of this batch are sent again."
                 ),
             )
 
-    def _taken(self) -> None:
+    def _record_taken(self) -> None:
         self._refused_in_a_row = 0
 
-    def _messages(self, rows: pa.Table) -> list[tuple[str, int, int, str, bytes]]:
-        """Of each row its id, its place, what kind of change it is, and its JSON."""
+    def _outgoing(self, rows: pa.Table) -> list[OutgoingRow]:
+        """Return rows in the form in which they are sent."""
         source = self.shape.topic_id or self.shape.topic
         (batch,) = rows.combine_chunks().to_batches()
-        places = zip(
-            *(batch.column(name).to_pylist() for name in (*PLACES, CHANGE_TYPE)),
-            _row_texts(batch, self._columns, self.shape.key),
-            strict=True,
-        )
+        texts = rows_to_json(batch.select(self._columns))
+        key = [name for name in self.shape.key if name in self._columns]
+        is_delete = pc.equal(batch.column(CHANGE_TYPE), DELETE)
+        if key and pc.any(is_delete).as_py():
+            key_texts = rows_to_json(batch.select(key))
+            texts = [
+                key_text if is_gone else text
+                for is_gone, key_text, text in zip(
+                    is_delete.to_pylist(), key_texts, texts, strict=True
+                )
+            ]
+        columns = (batch.column(name).to_pylist() for name in (*OFFSET_COLUMNS, CHANGE_TYPE))
         return [
-            (f"{source}-{partition}-{offset}", partition, offset, change, text)
-            for partition, offset, change, text in places
+            OutgoingRow(f"{source}-{partition}-{offset}", partition, offset, change, text)
+            for partition, offset, change, text in zip(*columns, texts, strict=True)
         ]
 
-    def lookup(self, keys: pa.Table) -> pa.Table:  # noqa: ARG002 - nobody knows
+    def lookup(self, keys: pa.Table) -> pa.Table:  # noqa: ARG002 - the receiver cannot be asked
         return self.shape.schema.empty_table()
 
 
-def _placed(rows: pa.Table, change: pa.Array, places: pa.Table) -> pa.Table:
-    placed = rows.append_column(CHANGE_TYPE, change)
-    for each in _PLACE_TYPES:
-        placed = placed.append_column(each, places[each.name].cast(each.type))
-    return placed
+def _with_offsets(rows: pa.Table, change: pa.Array, offsets: pa.Table) -> pa.Table:
+    table = rows.append_column(CHANGE_TYPE, change)
+    for field in _OFFSET_SCHEMA:
+        table = table.append_column(field, offsets[field.name].cast(field.type))
+    return table
 
 
-def _row_texts(rows: pa.RecordBatch, columns: Sequence[str], key: Sequence[str]) -> Iterator[bytes]:
-    """Each row as JSON; of one that is gone nothing but its key."""
-    texts = json_of(rows.select(list(columns)))
-    keys = [name for name in key if name in columns]
-    gone = pc.equal(rows.column(CHANGE_TYPE), DELETE)
-    if not keys or not pc.any(gone).as_py():
-        yield from texts
-        return
-    for is_gone, text, alone in zip(
-        gone.to_pylist(), texts, json_of(rows.select(keys)), strict=True
-    ):
-        yield alone if is_gone else text
-
-
-def _reached(batch: Batch, rows: pa.Table, sent: int) -> dict[int, int]:
-    """The places behind so many rows, which are in the order of partitions and offsets."""
-    if sent == rows.num_rows:
+def _offsets_before(batch: SinkBatch, rows: pa.Table, index: int) -> dict[int, int]:
+    """By partition, the offset after the last row in front of an index. Rows are in the order of
+    partitions and offsets.
+    """
+    if index == rows.num_rows:
         return dict(batch.stop)
-    here, offset = rows[PARTITION_COLUMN][sent].as_py(), rows[OFFSET_COLUMN][sent].as_py()
-    return {
-        **{partition: stop for partition, stop in batch.stop.items() if partition < here},
-        here: offset,
-    }
+    here = rows[PARTITION_COLUMN][index].as_py()
+    offset = rows[OFFSET_COLUMN][index].as_py()
+    before = {partition: stop for partition, stop in batch.stop.items() if partition < here}
+    return {**before, here: offset}

@@ -1,9 +1,12 @@
-"""Compare a target with its topic, key by key: `headrace sync --check`.
+"""Compares a target with its topic, key by key: `headrace sync --check`.
 
-The topic is folded up to the place that the target says it has, so a sink may run meanwhile.
-Neither side is held in memory: the log's rows stand in a store that goes to disk when it grows
-(`folded_rows`), and the target is read piece by piece; what it has as the log has it is struck out,
-and what then is left is missing there.
+1. The topic is folded, up to the offsets of the target's checkpoint, into the rows that the target
+   should have (`ExpectedRows`). A sink may run meanwhile.
+2. The target is read chunk by chunk. Rows that are equal are removed from the expected ones; others
+   are extra or different.
+3. The expected rows that are left are missing in the target.
+
+Neither side is held in memory.
 """
 
 from __future__ import annotations
@@ -17,50 +20,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.columns import MARKS, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
-from headrace.log.api import Closing, Log
-from headrace.log.dead_letters import rows_to_texts
-from headrace.sinks.base import Shape, SinkSpec, batch_of, shape_of
-from headrace.sinks.sync import belonging
-from headrace.types.json_codec import decode
+from headrace.log.api import Closeable, Log
+from headrace.log.dead_letters import rows_to_json_column
+from headrace.sinks.base import SinkSpec
+from headrace.sinks.batch import TargetShape, build_batch
+from headrace.sinks.topic_follower import cuts_key_change
+from headrace.types.json_codec import decode_rows
 
-# The rows that a target should have, folded from its topic into a store that is as small as it can
-# be and goes to disk when it grows: `headrace sync --check` strikes out what the target has.
-#
-# The store is a temporary SQLite database without a name. Rows stand there as JSON, under the JSON
-# of their keys, so that two rows are equal if their texts are.
-
-
-PIECE_ROWS = 100_000
-PIECE_BYTES = 32 << 20
+CHUNK_ROWS = 100_000
+CHUNK_BYTES = 32 << 20
 CACHE_KIB = 32 << 10
 
 
 @dataclass(frozen=True)
-class TextRow:
-    """A row as it is compared."""
+class ComparedRow:
+    """A row as it is compared: its key and all its columns, as JSON."""
 
     key: bytes
     text: bytes
 
-    def values(self, shape: Shape) -> dict[str, Any]:
-        """For people: dates and times as such, where Python has them."""
-        rows = decode([self.text], _as_compared(shape.schema)).batch
+    def values(self, shape: TargetShape) -> dict[str, Any]:
+        """Return the row's values for people: dates and times as such, where Python has them."""
+        rows = decode_rows([self.text], _as_compared(shape.schema)).batch
         try:
-            shown: dict[str, Any] = pa.Table.from_batches([rows]).cast(shape.schema).to_pylist()[0]
+            values: dict[str, Any] = pa.Table.from_batches([rows]).cast(shape.schema).to_pylist()[0]
         except (pa.ArrowException, ValueError, OverflowError):
-            shown = rows.to_pylist()[0]
-        return shown
+            values = rows.to_pylist()[0]
+        return values
 
 
-class FoldedRows(Closing):
-    """At first nothing; then what `fold` has made of a topic."""
+class ExpectedRows(Closeable):
+    """The rows that a target should have, in a temporary SQLite database that is in memory until it
+    grows. Rows are stored as JSON, so that two rows are equal if their texts are.
+    """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TargetShape) -> None:
         self.shape = shape
         self._schema = _as_compared(shape.schema)
-        self._db = sqlite3.connect(
-            "", isolation_level=None
-        )  # no name: in memory, until it is larger than the cache
+        self._db = sqlite3.connect("", isolation_level=None)  # in memory, up to the cache's size
         self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._db.execute("PRAGMA journal_mode = MEMORY")
         self._db.execute(
@@ -70,12 +67,10 @@ class FoldedRows(Closing):
     def close(self) -> None:
         self._db.close()
 
-    # From the log
-
     def fold(self, log: Log, topic: str, positions: Mapping[int, int]) -> None:
-        """All rows up to these places."""
-        for piece in pieces(log, topic, self.shape, positions):
-            batch = batch_of(piece, self.shape, {}, {}, self._lookup)
+        """Fold a topic up to the given offsets."""
+        for chunk in topic_chunks(log, topic, self.shape, positions):
+            batch = build_batch(chunk, self.shape, {}, {}, self._lookup)
             self._db.execute("BEGIN")
             self._db.executemany(
                 "DELETE FROM rows WHERE key = ?", ((key,) for key in self._keys(batch.deletes))
@@ -86,44 +81,46 @@ class FoldedRows(Closing):
             self._db.execute("COMMIT")
 
     def _lookup(self, keys: pa.Table) -> pa.Table:
-        found = (
+        stored = (
             self._db.execute("SELECT text FROM rows WHERE key = ?", (key,)).fetchone()
             for key in self._keys(keys)
         )
-        rows = decode([row[0] for row in found if row is not None], self._schema).batch
+        rows = decode_rows([row[0] for row in stored if row is not None], self._schema).batch
         return pa.Table.from_batches([rows]).cast(self.shape.schema)
-
-    # Comparing
 
     def count(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM rows").fetchone()[0])
 
-    def first(self, most: int) -> list[TextRow]:
-        return [
-            TextRow(*row)
-            for row in self._db.execute("SELECT key, text FROM rows ORDER BY key LIMIT ?", (most,))
-        ]
+    def first(self, limit: int) -> list[ComparedRow]:
+        """Return the rows with the smallest keys."""
+        rows = self._db.execute("SELECT key, text FROM rows ORDER BY key LIMIT ?", (limit,))
+        return [ComparedRow(*row) for row in rows]
 
-    def strike_out(self, rows: pa.Table) -> list[TextRow]:
-        """Remove rows that are the same here. Returns those that are not."""
+    def remove_equal(self, rows: pa.Table) -> list[ComparedRow]:
+        """Remove the expected rows that are equal to the given ones. Returns the given ones that
+        equal none.
+        """
         pairs = self._pairs(rows)
-        same = "DELETE FROM rows WHERE key = ? AND text = ?"
+        delete_equal = "DELETE FROM rows WHERE key = ? AND text = ?"
         self._db.execute("BEGIN")
-        if self._db.executemany(same, pairs).rowcount == len(pairs):
+        if self._db.executemany(delete_equal, pairs).rowcount == len(pairs):
             self._db.execute("COMMIT")
             return []
-        self._db.execute("ROLLBACK")  # and once more, one by one, to see which
+        self._db.execute("ROLLBACK")  # some are not equal: find out which, one by one
         self._db.execute("BEGIN")
-        unlike = [TextRow(*pair) for pair in pairs if not self._db.execute(same, pair).rowcount]
+        unequal = [
+            ComparedRow(*pair)
+            for pair in pairs
+            if not self._db.execute(delete_equal, pair).rowcount
+        ]
         self._db.execute("COMMIT")
-        return unlike
+        return unequal
 
-    def take_out(self, key: bytes) -> TextRow | None:
-        found = self._db.execute("SELECT key, text FROM rows WHERE key = ?", (key,)).fetchone()
+    def pop(self, key: bytes) -> ComparedRow | None:
+        """Remove and return the expected row of a key; None if there is none."""
+        row = self._db.execute("SELECT key, text FROM rows WHERE key = ?", (key,)).fetchone()
         self._db.execute("DELETE FROM rows WHERE key = ?", (key,))
-        return None if found is None else TextRow(*found)
-
-    # Texts
+        return None if row is None else ComparedRow(*row)
 
     def _keys(self, rows: pa.Table) -> list[bytes]:
         return _texts(rows.select(list(self.shape.key)))
@@ -134,30 +131,32 @@ class FoldedRows(Closing):
 
 def _texts(rows: pa.Table) -> list[bytes]:
     texts: list[bytes] = (
-        rows_to_texts(rows.cast(_as_compared(rows.schema))).cast(pa.binary()).to_pylist()
+        rows_to_json_column(rows.cast(_as_compared(rows.schema))).cast(pa.binary()).to_pylist()
     )
     return texts
 
 
 def _as_compared(schema: pa.Schema) -> pa.Schema:
-    """Dates and timestamps as numbers: JSON has no words for the year 10,000."""
-    return pa.schema([pa.field(each.name, _number_of(each.type)) for each in schema])
+    """Return a schema in which dates and timestamps are numbers, since dates beyond the year 9999
+    cannot be written as JSON.
+    """
+    return pa.schema([pa.field(field.name, _compared_type(field.type)) for field in schema])
 
 
-def _number_of(kind: pa.DataType) -> pa.DataType:
+def _compared_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind):
         return pa.int32()
     return pa.int64() if pa.types.is_timestamp(kind) else kind
 
 
-# Pieces of a topic
+# Chunks of a topic
 
 
-def pieces(
-    log: Log, topic: str, shape: Shape, positions: Mapping[int, int]
+def topic_chunks(
+    log: Log, topic: str, shape: TargetShape, positions: Mapping[int, int]
 ) -> Iterator[list[pa.RecordBatch]]:
-    """The topic up to some places, in pieces that can be folded one after the other: a row that
-    takes values over from one of another key stands in the same piece.
+    """Yield a topic up to the given offsets, in chunks that can be folded one after the other: a
+    row that takes unchanged values over from a row of another key is in the same chunk.
     """
     first = log.start_offsets(topic)
     reads = [
@@ -165,16 +164,16 @@ def pieces(
         for partition, stop in sorted(positions.items())
     ]
     if MARKS in shape.source.names and len(reads) > 1:
-        yield from _by_time([iter(read) for read in reads])
+        yield from _chunks_by_time([iter(read) for read in reads])
         return
     for read in reads:
-        yield from _grown(iter(read))
+        yield from _chunks_of_partition(iter(read))
 
 
-def _grown(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _chunks_of_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
-        if _is_enough(waiting) and not belonging(waiting, batch, 0):
+        if _is_full(waiting) and not cuts_key_change(waiting, batch, 0):
             yield waiting
             waiting = []
         waiting.append(batch)
@@ -182,43 +181,46 @@ def _grown(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         yield waiting
 
 
-def _is_enough(waiting: list[pa.RecordBatch]) -> bool:
-    rows, size = sum(each.num_rows for each in waiting), sum(each.nbytes for each in waiting)
-    return bool(rows >= PIECE_ROWS or size >= PIECE_BYTES)
+def _is_full(waiting: list[pa.RecordBatch]) -> bool:
+    rows = sum(batch.num_rows for batch in waiting)
+    size = sum(batch.nbytes for batch in waiting)
+    return bool(rows >= CHUNK_ROWS or size >= CHUNK_BYTES)
 
 
-def _by_time(readers: list[Iterator[pa.RecordBatch]]) -> Iterator[list[pa.RecordBatch]]:
-    """All partitions side by side, cut at times of appending: what one commit wrote into several
-    partitions has one time, and stays together.
+def _chunks_by_time(readers: list[Iterator[pa.RecordBatch]]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield all partitions in parallel, cut between append times: what one commit wrote to several
+    partitions has the same time, and stays in one chunk.
     """
-    lanes = [_Lane(reader) for reader in readers]
+    lanes = [_PartitionLane(reader) for reader in readers]
     waiting: list[pa.RecordBatch] = []
     while True:
         until = min((lane.newest for lane in lanes if not lane.is_ended), default=None)
         taken = [batch for lane in lanes for batch in lane.take(until)]
         if not taken and until is None:
             break
-        if not taken:  # one commit, larger than what was read of it
+        if not taken:  # one commit that is larger than what was read of it
             for lane in lanes:
                 if not lane.is_ended and lane.newest == until:
                     lane.read_on()
         waiting += taken
-        if _is_enough(waiting):
+        if _is_full(waiting):
             yield waiting
             waiting = []
     if waiting:
         yield waiting
 
 
-class _Lane:
-    """One partition, read as far as needed. Unless it has ended, there is a row."""
+class _PartitionLane:
+    """One partition, read as far as needed. Unless it has ended, at least one row is buffered."""
 
     def __init__(self, reader: Iterator[pa.RecordBatch]) -> None:
-        self._reader, self._rows, self.is_ended = reader, list[pa.RecordBatch](), False
+        self._reader = reader
+        self._rows: list[pa.RecordBatch] = []
+        self.is_ended = False
         self.read_on()
 
     def read_on(self) -> None:
-        batch = next((each for each in self._reader if each.num_rows), None)
+        batch = next((batch for batch in self._reader if batch.num_rows), None)
         if batch is None:
             self.is_ended = True
         else:
@@ -229,7 +231,7 @@ class _Lane:
         return int(self._rows[-1].column(TIMESTAMP_COLUMN)[-1].value)
 
     def take(self, until: int | None) -> list[pa.RecordBatch]:
-        """What was appended before a time; everything, if none is given."""
+        """Remove and return what was appended before a time; everything, if none is given."""
         if until is None:
             taken, self._rows = self._rows, []
             return taken
@@ -257,8 +259,10 @@ MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 
 @dataclass(frozen=True)
 class Difference:
-    """One key on which target and log disagree: a row that is missing in the target, one that it
-    has too many, or one with other values in `columns`.
+    """A key on which target and log disagree.
+
+    `kind` is "missing" (the target has no row), "extra" (the log has none) or "different" (the
+    values in `columns` differ). `log` and `target` are the rows of both sides.
     """
 
     kind: str
@@ -269,41 +273,43 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """`rows` are those that the log says there should be; `counts` how many keys differ in which
-    way, `examples` the first of them.
-    """
+class SinkComparison:
+    """The result of a comparison."""
 
     rows: int
+    """How many rows the target should have."""
     counts: Mapping[str, int]
+    """How many keys are "missing", "extra" and "different"."""
     examples: Sequence[Difference]
+    """Those of them with the smallest keys."""
     positions: Mapping[int, int]
+    """By partition, the offset up to which was compared."""
 
     @property
     def is_equal(self) -> bool:
         return not any(self.counts.values())
 
 
-def compare(sink: SinkSpec, log: Log, topic: str, *, most: int = 20) -> Comparison:
-    shape = shape_of(sink, log.topic(topic))
-    with (
-        replace(sink, create=False).open(shape, log) as target,
-        FoldedRows(shape) as expected,
-    ):  # looking changes nothing
+def compare(sink: SinkSpec, log: Log, topic: str, *, max_examples: int = 20) -> SinkComparison:
+    """Compare a sink's target with its topic. Nothing is changed."""
+    shape = sink.shape_for(log.topic(topic))
+    read_only = replace(sink, create=False)
+    with read_only.open(shape, log) as target, ExpectedRows(shape) as expected:
         target.prepare()
-        applied, actual = target.contents()
-        positions = dict(applied.positions) if applied is not None else {}
+        checkpoint, chunks = target.contents()
+        positions = dict(checkpoint.positions) if checkpoint is not None else {}
         expected.fold(log, topic, positions)
         rows = expected.count()
-        comparing = _Comparing(expected, most)
+        comparer = _Comparer(expected, max_examples)
         first = log.start_offsets(topic)
-        for piece in actual:
-            comparing.take(piece if shape.is_merge else _still_kept(piece, first))
-        return Comparison(rows, *comparing.result(), positions)
+        for chunk in chunks:
+            comparer.compare(chunk if shape.is_merge else _rows_from(chunk, first))
+        counts, examples = comparer.result()
+        return SinkComparison(rows, counts, examples, positions)
 
 
-def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
-    """Appended rows that the log has not removed since."""
+def _rows_from(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
+    """Return the appended rows that retention has not removed from the topic since."""
     starts = pa.array(
         [first.get(partition, 0) for partition in range(max(first, default=0) + 1)], pa.int64()
     )
@@ -313,46 +319,50 @@ def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
 
 
 @dataclass
-class _Comparing:
-    """What was found to differ. Of each kind, those with the smallest keys are kept as examples."""
+class _Comparer:
+    """Counts differences. Those with the smallest keys are examples."""
 
-    expected: FoldedRows
-    most: int
+    expected: ExpectedRows
+    max_examples: int
     _counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0)
     )
-    _found: dict[str, list[tuple[TextRow | None, TextRow | None]]] = field(
+    _examples: dict[str, list[tuple[ComparedRow | None, ComparedRow | None]]] = field(
         default_factory=lambda: {EXTRA: [], DIFFERENT: []}
     )
 
-    def take(self, rows: pa.Table) -> None:
-        for of_target in self.expected.strike_out(rows):
-            of_log = self.expected.take_out(of_target.key)
-            kind = EXTRA if of_log is None else DIFFERENT
+    def compare(self, rows: pa.Table) -> None:
+        for target_row in self.expected.remove_equal(rows):
+            log_row = self.expected.pop(target_row.key)
+            kind = EXTRA if log_row is None else DIFFERENT
             self._counts[kind] += 1
-            self._found[kind] = sorted(
-                [*self._found[kind], (of_log, of_target)],
-                key=lambda pair: pair[1].key if pair[1] else b"",
-            )[: self.most]
+            examples = [*self._examples[kind], (log_row, target_row)]
+            examples.sort(key=lambda pair: pair[1].key if pair[1] else b"")
+            self._examples[kind] = examples[: self.max_examples]
 
     def result(self) -> tuple[Mapping[str, int], list[Difference]]:
         self._counts[MISSING] = self.expected.count()
-        pairs: list[tuple[str, TextRow | None, TextRow | None]] = [
-            (MISSING, of_log, None) for of_log in self.expected.first(self.most)
+        pairs: list[tuple[str, ComparedRow | None, ComparedRow | None]] = [
+            (MISSING, log_row, None) for log_row in self.expected.first(self.max_examples)
         ]
-        pairs += [(kind, *pair) for kind, found in self._found.items() for pair in found]
-        return (
-            self._counts,
-            [_difference(self.expected.shape, *each) for each in pairs][: self.most],
-        )
+        pairs += [(kind, *pair) for kind, examples in self._examples.items() for pair in examples]
+        shape = self.expected.shape
+        return self._counts, [_difference(shape, *pair) for pair in pairs[: self.max_examples]]
 
 
 def _difference(
-    shape: Shape, kind: str, of_log: TextRow | None, of_target: TextRow | None
+    shape: TargetShape, kind: str, log_row: ComparedRow | None, target_row: ComparedRow | None
 ) -> Difference:
-    log, target = (each.values(shape) if each is not None else None for each in (of_log, of_target))
-    known = log or target or {}
+    log = None if log_row is None else log_row.values(shape)
+    target = None if target_row is None else target_row.values(shape)
+    either = log or target or {}
     columns = tuple(
         name for name in shape.values if log and target and repr(log[name]) != repr(target[name])
     )
-    return Difference(kind, {name: known[name] for name in shape.key}, columns, log, target)
+    return Difference(
+        kind=kind,
+        key={name: either[name] for name in shape.key},
+        columns=columns,
+        log=log,
+        target=target,
+    )

@@ -1,5 +1,7 @@
-"""A sink, declared: what `hr.sinks.postgres(…)` and its siblings return. It opens nothing until it
-is run.
+"""The sinks that users declare: `hr.sinks.postgres(…)` and its siblings return a `Sink`.
+
+Declaring opens nothing. The driver of a target is imported when the sink is run. To write a sink of
+your own, see `headrace.sinks.base`.
 """
 
 from __future__ import annotations
@@ -10,22 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
 from headrace.sinks.base import SinkSpec
 
 if TYPE_CHECKING:
     from headrace.log.values import Duration
-    from headrace.sinks.base import Shape, Target
-    from headrace.sinks.check import Comparison
+    from headrace.sinks.base import Target
+    from headrace.sinks.batch import TargetShape
+    from headrace.sinks.check import SinkComparison
     from headrace.sinks.sync import SyncStatus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sink(SinkSpec):
-    """One place in another system that is kept equal to a topic of the log."""
+    """A target in another system that is kept equal to a topic of the log."""
 
     def run(
         self,
@@ -37,21 +40,48 @@ class Sink(SinkSpec):
         start_over: bool = False,
         on_status: Callable[[SyncStatus], None] | None = None,
     ) -> None:
-        """Follow a topic in this process until `stop` is set, or until everything that is there now
-        has been applied.
+        """Follow a topic in this process.
 
-        `start_over` empties the target first, and applies the topic from its beginning.
+        Args:
+            topic: The topic to follow.
+            log: The address of its log.
+            stop: Set it to stop. Without it, and without `until_caught_up`, this never returns.
+            until_caught_up: Return when all rows are applied that are in the topic now.
+            start_over: Empty the target first, and apply the topic from its beginning.
+            on_status: Called about once a second with how the sink is doing.
+
+        Raises:
+            TargetMismatch: The target does not fit the topic, or is filled from another one.
+            TargetRefuses: The target refuses so many rows that something else must be wrong.
+            SinkFenced: Another process has taken over the target.
+
+        Example:
+            >>> hr.sinks.sqlite("shop.db").run("orders", log="file:data", until_caught_up=True)
         """
         from headrace.log import open_log
-        from headrace.sinks.sync import Syncing
+        from headrace.sinks.sync import SinkLoop
 
         with open_log(log) as opened:
-            Syncing(self, opened, topic, start_over=start_over, on_status=on_status).run(
-                stop=stop, until_caught_up=until_caught_up
-            )
+            loop = SinkLoop(self, opened, topic, start_over=start_over, on_status=on_status)
+            loop.run(stop=stop, until_caught_up=until_caught_up)
 
-    def check(self, topic: str, *, log: str) -> Comparison:
-        """Compare the target with the topic, key by key, as of what was applied."""
+    def check(self, topic: str, *, log: str) -> SinkComparison:
+        """Compare the target with the topic, key by key, as of the offsets that it has applied.
+
+        Args:
+            topic: The topic that the target follows.
+            log: The address of its log.
+
+        Returns:
+            How many keys are missing, extra or different, and the first of them.
+
+        Raises:
+            NotSupported: The target cannot be read back, such as a webhook's receiver.
+
+        Example:
+            >>> hr.sinks.sqlite("shop.db").check("orders", log="file:data").is_equal
+            True
+        """
         from headrace.log import open_log
         from headrace.sinks.check import compare
 
@@ -59,64 +89,114 @@ class Sink(SinkSpec):
             return compare(self, opened, topic)
 
 
-# `hr.sinks.<kind>(…)`: how each kind of sink is declared. Drivers are imported when a sink is
-# opened.
-
-
 _SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows")
 
 
 def sqlite(path: str | Path, **settings: Any) -> Sink:
-    """A table of an SQLite database.
+    """Declare a sink to a table of an SQLite database.
 
-    Settings, as for all sinks: `table` (its name there; the topic's by default), `name` (of the
-    sink, for its dead letters), `mode` ("merge" or "append"), `key` (to merge a stream by),
-    `create` (whether to make the table, and columns that are missing; true by default),
-    `batch_rows` (at most in one commit).
+    Args:
+        path: The database file. It is created if it is missing.
+        **settings: As for every sink. `table`: what the target is called; by default as the topic.
+            `name`: of the sink, for its dead letters; by default `<topic>.<kind>`. `mode`: "merge"
+            (one row a key; the default for tables) or "append" (every row once). `key`: the columns
+            to merge a stream by. `create`: whether a missing table or column is created; true by
+            default. `batch_rows`: the most rows in one commit.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.sqlite("shop.db", table="orders").run("orders", log="file:data")
     """
     return _sink("sqlite", _open_sqlite, settings, path=str(path))
 
 
-def _open_sqlite(sink: SinkSpec, shape: Shape) -> Target:
+def _open_sqlite(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.sqlite_target import SqliteTarget
 
     return SqliteTarget(sink, shape)
 
 
 def postgres(url: str, **settings: Any) -> Sink:
-    """A table of a Postgres database (`table` may name a schema: `reports.revenue`). Needs the
-    extra `postgres`.
+    """Declare a sink to a table of a Postgres database. Needs the extra `postgres`.
+
+    Args:
+        url: As in `postgresql://user@host/database`.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` may name a schema:
+            `reports.revenue`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.postgres("postgresql://app@db/shop", table="reports.orders")
     """
     return _sink("postgres", _open_postgres, settings, url=url)
 
 
-def _open_postgres(sink: SinkSpec, shape: Shape) -> Target:
+def _open_postgres(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.postgres_target import PostgresTarget
 
     return PostgresTarget(sink, shape)
 
 
 def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
-    """A key a row in Redis, `TABLE:KEY`: a hash, or with `encoding="json"` a JSON text. Needs the
-    extra `redis`.
+    """Declare a sink to Redis: each row is under the key `TABLE:KEY`. Needs the extra `redis`.
+
+    Args:
+        url: As in `redis://host`.
+        encoding: "hash" (one field a column) or "json" (one JSON text).
+        **settings: As for every sink, see `hr.sinks.sqlite`. `batch_rows` is 10,000 by default,
+            since Redis does nothing else while it applies a batch.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting or the encoding is unknown.
+
+    Example:
+        >>> hr.sinks.redis("redis://cache", table="account", encoding="json")
     """
     if encoding not in {"hash", "json"}:
         raise InputError(
             f"hr.sinks.redis has no encoding {encoding!r}: {nearest(encoding, ['hash', 'json'])}"
         )
-    settings.setdefault("batch_rows", 10_000)  # Redis does nothing else meanwhile
+    settings.setdefault("batch_rows", 10_000)
     return _sink("redis", _open_redis, settings, url=url, encoding=encoding)
 
 
-def _open_redis(sink: SinkSpec, shape: Shape) -> Target:
+def _open_redis(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.redis_target import RedisTarget
 
     return RedisTarget(sink, shape)
 
 
 def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
-    """A directory of Parquet files (in it a directory `table`, if that is given). A table is spread
-    over `buckets` files, of which a commit writes those anew that it touches.
+    """Declare a sink to a directory of Parquet files.
+
+    Args:
+        path: The directory; with the setting `table`, the files are in a directory of that name in
+            it.
+        buckets: In merge mode, over how many files the rows are spread by their key. A commit
+            rewrites those that it touches.
+        **settings: As for every sink, see `hr.sinks.sqlite`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.parquet("lake", table="orders", mode="append")
     """
     if not 1 <= buckets <= 10_000:
         raise InputError(
@@ -125,29 +205,57 @@ def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
     return _sink("parquet", _open_parquet, settings, path=str(path), buckets=buckets)
 
 
-def _open_parquet(sink: SinkSpec, shape: Shape) -> Target:
+def _open_parquet(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.parquet_target import ParquetTarget
 
     return ParquetTarget(sink, shape)
 
 
 def delta(path: str | Path, **settings: Any) -> Sink:
-    """A Delta table (in `path`, or in a directory `table` in it). Needs the extra `delta`."""
+    """Declare a sink to a Delta table. Needs the extra `delta`.
+
+    Args:
+        path: The table's directory; with the setting `table`, a directory of that name in it.
+        **settings: As for every sink, see `hr.sinks.sqlite`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.delta("lake", table="orders")
+    """
     return _sink("delta", _open_delta, settings, path=str(path))
 
 
-def _open_delta(sink: SinkSpec, shape: Shape) -> Target:
+def _open_delta(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.delta_target import DeltaTarget
 
     return DeltaTarget(sink, shape)
 
 
 def search(path: str | Path, **settings: Any) -> Sink:
-    """A full-text index in a directory. Needs the extra `search`."""
+    """Declare a sink to a full-text index. Needs the extra `search`.
+
+    Args:
+        path: The index's directory; with the setting `table`, a directory of that name in it.
+        **settings: As for every sink, see `hr.sinks.sqlite`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.search("products").run("products", log="file:data")
+    """
     return _sink("search", _open_search, settings, path=str(path))
 
 
-def _open_search(sink: SinkSpec, shape: Shape) -> Target:
+def _open_search(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.search_index import SearchTarget
 
     return SearchTarget(sink, shape)
@@ -163,95 +271,102 @@ def webhook(
     internal: Sequence[str] = (),
     **settings: Any,
 ) -> Sink:
-    """Each row is posted as JSON, at least once, with an id by which the receiver can drop repeats;
-    at most `request_rows` in one request.
+    """Declare a sink that posts each row as JSON, at least once, with an id by which the receiver
+    can drop repeats.
 
-    `secret` signs requests; it is named, not written: `env:NAME` or `file:PATH` (by default
-    `env:HEADRACE_WEBHOOK_SECRET`, if that is set). Values of `headers` may be named so too.
-    Addresses that are not public are refused, unless they are in one of the networks `internal`, or
-    of the environment's HEADRACE_WEBHOOK_INTERNAL.
+    Args:
+        url: Where to post. Addresses that are not public are refused, unless they are in one of the
+            networks of `internal` or of the environment's HEADRACE_WEBHOOK_INTERNAL.
+        secret: Where the secret is that requests are signed with: `env:NAME` or `file:PATH`. By
+            default `env:HEADRACE_WEBHOOK_SECRET`, if that is set.
+        headers: Further headers. Values may be `env:NAME` or `file:PATH`.
+        request_rows: The most rows in one request.
+        timeout: The longest time for one request.
+        internal: Networks that are not public and yet allowed, such as "10.1.0.0/16".
+        **settings: As for every sink, see `hr.sinks.sqlite`. `batch_rows` is 100 by default: so
+            many rows may be sent again after a crash.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address, a header or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.webhook("https://example.com/hook", secret="env:HOOK_SECRET")
     """
-    from headrace.sinks.webhook_target import SECRET_VARIABLE, Receiver
+    from headrace.sinks.webhook_target import SECRET_VARIABLE, WebhookEndpoint
 
     if not 1 <= request_rows <= 10_000:
         raise InputError(
             f"hr.sinks.webhook cannot send {request_rows} rows in a request.",
             fix="choose from 1 to 10,000.",
         )
-    settings.setdefault(
-        "batch_rows", max(100, request_rows)
-    )  # what may be sent again after a crash
-    named = secret or (f"env:{SECRET_VARIABLE}" if os.environ.get(SECRET_VARIABLE) else None)
-    receiver = Receiver(
-        url,
-        named,
-        dict(headers or {}),
-        to_us(timeout, what="timeout") / 1e6,
-        (internal,) if isinstance(internal, str) else tuple(internal),
+    settings.setdefault("batch_rows", max(100, request_rows))
+    if not secret and os.environ.get(SECRET_VARIABLE):
+        secret = f"env:{SECRET_VARIABLE}"
+    endpoint = WebhookEndpoint(
+        url=url,
+        secret=secret or None,
+        headers=dict(headers or {}),
+        timeout_s=to_us(timeout, what="timeout") / 1e6,
+        internal=as_tuple(internal),
     )
-    return _sink("webhook", _open_webhook, settings, receiver=receiver, request_rows=request_rows)
+    return _sink("webhook", _open_webhook, settings, endpoint=endpoint, request_rows=request_rows)
 
 
-def _open_webhook(sink: SinkSpec, shape: Shape) -> Target:
+def _open_webhook(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.webhook_target import WebhookTarget
 
     return WebhookTarget(sink, shape)
 
 
 def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **settings: Any) -> Sink:
-    """Each row is published to an exchange of RabbitMQ as JSON, at least once, and confirmed by the
-    broker; its `message_id` is an id by which consumers can drop repeats. Needs the extra `amqp`.
+    """Declare a sink that publishes each row as JSON to an exchange of RabbitMQ, at least once. Its
+    `message_id` is an id by which consumers can drop repeats. Needs the extra `amqp`.
 
-    `url` may be named: `env:NAME` or `file:PATH`. The routing key is the table's name, unless
-    another is given; the default exchange sends to the queue of that name.
+    Args:
+        url: As in `amqp://user@host:5672/`, or where it is stored: `env:NAME` or `file:PATH`.
+        exchange: The exchange. The default one sends to the queue named by the routing key.
+        routing_key: By default the setting `table`, or the topic's name.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `batch_rows` is 1,000 by default: so
+            many rows may be sent again after a crash.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.amqp("amqp://guest@localhost/", exchange="orders")
     """
     from headrace.amqp import check_url
 
-    settings.setdefault("batch_rows", 1_000)  # what may be sent again after a crash
+    settings.setdefault("batch_rows", 1_000)
     return _sink(
         "amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key
     )
 
 
-def _open_amqp(sink: SinkSpec, shape: Shape) -> Target:
+def _open_amqp(sink: SinkSpec, shape: TargetShape) -> Target:
     from headrace.sinks.amqp_target import AmqpTarget
 
     return AmqpTarget(sink, shape)
 
 
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
-    for setting in settings:
-        if setting not in _SETTINGS:
-            raise InputError(
-                f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}"
-            )
-    given = settings.pop("key", ())
-    key: Sequence[str] = (given,) if isinstance(given, str) else given
+    check_settings(f"hr.sinks.{kind}", settings, _SETTINGS)
     return Sink(
         kind=kind,
         opener=opener,
-        key=tuple(key),
+        key=as_tuple(settings.pop("key", ())),
         options=options,
         keeps_marks=kind in {"webhook", "amqp"},
         **settings,
     )
 
 
-_PATHS: dict[str, Callable[..., Sink]] = {
-    "delta": delta,
-    "parquet": parquet,
-    "search": search,
-    "sqlite": sqlite,
-}
-_SERVERS: dict[str, Callable[..., Sink]] = {
-    "postgres": postgres,
-    "postgresql": postgres,
-    "redis": redis,
-    "rediss": redis,
-    "amqp": amqp,
-    "amqps": amqp,
-}
-_ADDRESSES: dict[str, Callable[..., Sink]] = {"webhook": webhook}
 _EXAMPLES = (
     "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY,"
     " postgresql://USER@HOST/DATABASE, redis://HOST, amqp://HOST, webhook:https://HOST/PATH"
@@ -259,16 +374,40 @@ _EXAMPLES = (
 
 
 def from_url(url: str, **settings: Any) -> Sink:
-    """The sink that a URL stands for: `sqlite:shop.db`."""
-    kind = urlsplit(url).scheme
-    if kind in _PATHS:
-        return _PATHS[kind](url.removeprefix(f"{kind}:").removeprefix("//"), **settings)
-    if kind in _ADDRESSES:
-        return _ADDRESSES[kind](url.removeprefix(f"{kind}:"), **settings)
-    if kind in _SERVERS:
-        return _SERVERS[kind](url, **settings)
-    raise InputError(
-        f"{kind + ':' if kind else url!r} is no sink:"
-        f" {nearest(kind, [*_PATHS, *_SERVERS, *_ADDRESSES])}",
-        fix=f"give {_EXAMPLES}.",
-    )
+    """Declare the sink that a URL stands for, as `headrace sync` does.
+
+    Args:
+        url: `sqlite:PATH`, `parquet:DIRECTORY`, `delta:DIRECTORY`, `search:DIRECTORY`,
+            `postgresql://…`, `redis://…`, `amqp://…` or `webhook:https://…`.
+        **settings: As for every sink, see `hr.sinks.sqlite`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The URL names no sink, or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.from_url("sqlite:shop.db", table="orders")
+    """
+
+    def with_path(declare: Callable[..., Sink]) -> Callable[[str], Sink]:
+        return lambda url: declare(without_scheme(url), **settings)
+
+    def with_url(declare: Callable[..., Sink]) -> Callable[[str], Sink]:
+        return lambda url: declare(url, **settings)
+
+    builders = {
+        "delta": with_path(delta),
+        "parquet": with_path(parquet),
+        "search": with_path(search),
+        "sqlite": with_path(sqlite),
+        "postgres": with_url(postgres),
+        "postgresql": with_url(postgres),
+        "redis": with_url(redis),
+        "rediss": with_url(redis),
+        "amqp": with_url(amqp),
+        "amqps": with_url(amqp),
+        "webhook": lambda url: webhook(url.removeprefix("webhook:"), **settings),
+    }
+    return build_from_url(url, builders, what="a sink", examples=_EXAMPLES)

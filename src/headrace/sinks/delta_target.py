@@ -1,9 +1,9 @@
-"""The target `delta`: a Delta table. A batch is one commit of Delta's log: an append, or a merge by
-key, with the ledger in Delta's own transaction identifiers.
+"""The target `delta`: a Delta table.
 
-An identifier is a name and a number, kept by Delta for good: here the owner, the epoch and the
-place in each partition. A commit is made for exactly the version that was looked at, and fails if
-there is another by then; so an older owner cannot write.
+A batch is one commit of Delta's log: an append, or a merge by key. The checkpoint is in Delta's
+transaction identifiers, which are names with a number field: the owner, the epoch, and the next
+offset of field partition. A commit is made on top of exactly the version that was read, and fails if
+there is a newer one by then. So an older owner cannot write.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import MissingExtra, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
-from headrace.sinks.parquet_target import having
+from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.sinks.parquet_target import filter_by_keys
 from headrace.views.types import is_time_text, time_array, time_text
 
 try:
@@ -29,27 +31,25 @@ except ImportError as error:
     raise MissingExtra("deltalake", "delta") from error
 
 _APP = "headrace"
-_GONE = "__gone"
+_IS_DELETE = "__gone"
 _TOPIC_NAME = "headrace.topic"
-_LATEST_LOOKED_AT = 100
-_NUMBERS = ("epoch", "owner", "at_us", "topic", "topic_id", "partitions")
+_HISTORY_LIMIT = 100
+_IDENTIFIERS = ("epoch", "owner", "at_us", "topic", "topic_id", "partitions")
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
         raise TargetUnavailable(
             f"Someone else has written to the Delta table meanwhile: {error}.",
-            fix="nothing: it is looked at again.",
+            fix="nothing: the table is read again.",
         ) from error
     except SchemaMismatchError as error:
         raise TargetMismatch(
             f"Delta: {error}.",
-            fix=(
-                "choose another table; or, if nobody else needs it, remove it, and it is made anew."
-            ),
+            fix="choose another table with table=… (--table …).",
         ) from error
     except (DeltaError, OSError) as error:
         raise TargetUnavailable(
@@ -58,72 +58,66 @@ def _translated() -> Iterator[None]:
 
 
 class DeltaTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
         self._uri = (
             str(Path(sink.options["path"]) / sink.table) if sink.table else sink.options["path"]
         )
         self._schema = pa.schema(
-            [pa.field(each.name, _stored_type(each.type)) for each in shape.schema]
+            [pa.field(field.name, _stored_type(field.type)) for field in shape.schema]
         )
         self._table: Any = None
-        self._batch: Batch | None = None
+        self._batch: SinkBatch | None = None
         self._is_cleared = False
-        self._applied: Applied | None = None
+        self._next_checkpoint: SinkCheckpoint | None = None
 
     def close(self) -> None:
         self._table = None
 
     def prepare(self) -> None:
-        with _translated():
+        with _driver_errors():
             if not deltalake.DeltaTable.is_deltatable(self._uri):
                 if not self.sink.create:
                     raise TargetMismatch(
                         f"There is no Delta table at {self._uri}.",
-                        fix="create=True (leave out --no-create), or make it.",
+                        fix="create=True (leave out --no-create), or create it.",
                     )
                 deltalake.DeltaTable.create(self._uri, deltalake.Schema.from_arrow(self._schema))
-            table = self._opened()
-            known = [each.name for each in table.schema().fields]
-            missing = [each for each in self._schema if each.name not in known]
+            table = self._open()
+            existing = [field.name for field in table.schema().fields]
+            missing = [field for field in self._schema if field.name not in existing]
             if missing and not self.sink.create:
                 raise TargetMismatch(
                     f"The Delta table has no column {missing[0].name!r}:"
-                    f" {nearest(missing[0].name, known)}",
+                    f" {nearest(missing[0].name, existing)}",
                     fix="create=True (leave out --no-create), or add it.",
                 )
             if missing:
                 table.alter.add_columns(deltalake.Schema.from_arrow(pa.schema(missing)).fields)
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         return deltalake.DeltaTable(self._uri)
 
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with _translated():
-            self._look()
+    def atomic(self) -> Iterator[None]:
+        with _driver_errors():
+            self._table = self._open()
+            self._batch = None
+            self._is_cleared = False
+            self._next_checkpoint = None
             yield
-            if self._applied is not None:
-                self._commit(self._applied)
+            if self._next_checkpoint is not None:
+                self._commit(self._next_checkpoint)
 
-    def _look(self) -> None:
-        """At the newest version, with nothing to be done yet."""
-        self._table, self._batch, self._is_cleared, self._applied = (
-            self._opened(),
-            None,
-            False,
-            None,
-        )
-
-    def _commit(self, applied: Applied) -> None:
+    def _commit(self, checkpoint: SinkCheckpoint) -> None:
         properties = deltalake.CommitProperties(
-            custom_metadata={_TOPIC_NAME: applied.topic},
+            custom_metadata={_TOPIC_NAME: checkpoint.topic},
             max_commit_retries=0,
             app_transactions=[
                 deltalake.Transaction(f"{_APP}.{name}", number)
-                for name, number in _numbers(applied).items()
+                for name, number in _identifiers(checkpoint).items()
             ],
         )
         before = self._table.version()
@@ -131,77 +125,85 @@ class DeltaTarget(Target):
             self._write(self._batch, properties)
         if (
             self._table.version() == before
-        ):  # nothing to do is no commit for Delta, but the ledger is
+        ):  # Delta makes no commit without rows, but the checkpoint needs one
             mode: Any = "overwrite" if self._is_cleared else "append"
             deltalake.write_deltalake(
                 self._table, self._schema.empty_table(), mode=mode, commit_properties=properties
             )
 
-    def _write(self, batch: Batch, properties: Any) -> None:
-        rows = _stored(batch.upserts, self._schema)
+    def _write(self, batch: SinkBatch, properties: Any) -> None:
+        rows = pa.table(
+            [_stored_column(batch.upserts, field) for field in self._schema], schema=self._schema
+        )
         if not self.shape.is_merge:
             deltalake.write_deltalake(
                 self._table, rows, mode="append", commit_properties=properties
             )
             return
-        gone = pa.table(
-            [_column(batch.deletes, each) for each in self._schema], schema=self._schema
+        deletes = pa.table(
+            [_stored_column(batch.deletes, field) for field in self._schema], schema=self._schema
         )
-        flags = pa.array([False] * rows.num_rows + [True] * gone.num_rows)
+        flags = pa.array([False] * rows.num_rows + [True] * deletes.num_rows)
         same = " AND ".join(f"target.`{name}` = source.`{name}`" for name in self.shape.key)
-        merging = self._table.merge(
-            pa.concat_tables([rows, gone]).append_column(_GONE, flags),
+        merger = self._table.merge(
+            pa.concat_tables([rows, deletes]).append_column(_IS_DELETE, flags),
             same,
             source_alias="source",
             target_alias="target",
             commit_properties=properties,
         )
-        merging = merging.when_matched_delete(predicate=f"source.{_GONE}").when_matched_update_all(
-            except_cols=[_GONE]
-        )
-        merging.when_not_matched_insert_all(
-            predicate=f"NOT source.{_GONE}", except_cols=[_GONE]
+        merger = merger.when_matched_delete(
+            predicate=f"source.{_IS_DELETE}"
+        ).when_matched_update_all(except_cols=[_IS_DELETE])
+        merger.when_not_matched_insert_all(
+            predicate=f"NOT source.{_IS_DELETE}", except_cols=[_IS_DELETE]
         ).execute()
 
-    def read_applied(self) -> Applied | None:
+    def read_checkpoint(self) -> SinkCheckpoint | None:
         table = self._table
-        numbers = {name: table.transaction_version(f"{_APP}.{name}") for name in _NUMBERS}
+        numbers = {name: table.transaction_version(f"{_APP}.{name}") for name in _IDENTIFIERS}
         if numbers["epoch"] is None:
             return None
-        places = {
+        offsets = {
             partition: table.transaction_version(f"{_APP}.partition.{partition}")
             for partition in range(numbers["partitions"])
         }
         positions = {
-            partition: place
-            for partition, place in places.items()
-            if place is not None and place >= 0
+            partition: offset
+            for partition, offset in offsets.items()
+            if offset is not None and offset >= 0
         }
-        is_ours = numbers["topic"] == _digest(self.shape.topic)
-        topic = self.shape.topic if is_ours else self._topic_of_history()
+        is_same_topic = numbers["topic"] == _digest(self.shape.topic)
+        topic = self.shape.topic if is_same_topic else self._topic_in_history()
         topic_id = (
             self.shape.topic_id
             if numbers["topic_id"] == _digest(self.shape.topic_id)
             else "another"
         )
-        return Applied(
-            topic, topic_id, numbers["epoch"], numbers["owner"], positions, numbers["at_us"]
+        return SinkCheckpoint(
+            topic=topic,
+            topic_id=topic_id,
+            epoch=numbers["epoch"],
+            owner=numbers["owner"],
+            positions=positions,
+            at_us=numbers["at_us"],
         )
 
-    def _topic_of_history(self) -> str:
+    def _topic_in_history(self) -> str:
+        """Return the topic that the table was last filled from; identifiers have its digest only."""
         return next(
             (
                 str(entry[_TOPIC_NAME])
-                for entry in self._table.history(_LATEST_LOOKED_AT)
+                for entry in self._table.history(_HISTORY_LIMIT)
                 if _TOPIC_NAME in entry
             ),
             "(another)",
         )
 
-    def write_applied(self, applied: Applied) -> None:
-        self._applied = applied
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
+        self._next_checkpoint = checkpoint
 
-    def merge(self, batch: Batch) -> list[Refusal]:
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
         self._batch = batch
         return []
 
@@ -210,46 +212,46 @@ class DeltaTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        with _translated():
-            self._table = self._opened()
-            return self.read_applied(), self._pieces()
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        with _driver_errors():
+            self._table = self._open()
+            return self.read_checkpoint(), self._read_chunks()
 
-    def _pieces(self) -> Iterator[pa.Table]:
-        with _translated():
+    def _read_chunks(self) -> Iterator[pa.Table]:
+        with _driver_errors():
             for batch in self._table.to_pyarrow_dataset().to_batches(
-                columns=self.shape.schema.names, batch_size=PIECE_ROWS
+                columns=self.shape.schema.names, batch_size=READ_ROWS
             ):
-                yield self._restored(pa.Table.from_batches([batch]))
+                yield self._restore(pa.Table.from_batches([batch]))
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        with _translated():
-            self._table = self._opened()
-            return having(self._rows(), keys, list(self.shape.key), wanted=True)
+        with _driver_errors():
+            stored = self._open().to_pyarrow_table(columns=self.shape.schema.names)
+            return filter_by_keys(self._restore(stored), keys, list(self.shape.key), keep=True)
 
-    def _rows(self) -> pa.Table:
-        return self._restored(self._table.to_pyarrow_table(columns=self.shape.schema.names))
-
-    def _restored(self, stored: pa.Table) -> pa.Table:
+    def _restore(self, stored: pa.Table) -> pa.Table:
         arrays = [
-            _restored(stored[each.name].combine_chunks(), each.type) for each in self.shape.schema
+            _restored_column(stored[field.name].combine_chunks(), field.type)
+            for field in self.shape.schema
         ]
         return pa.table(arrays, schema=self.shape.schema)
 
 
-def _numbers(applied: Applied) -> dict[str, int]:
-    count = max(applied.positions, default=-1) + 1
-    places = {
-        f"partition.{partition}": applied.positions.get(partition, -1) for partition in range(count)
+def _identifiers(checkpoint: SinkCheckpoint) -> dict[str, int]:
+    """Return a checkpoint as transaction identifiers."""
+    count = max(checkpoint.positions, default=-1) + 1
+    offsets = {
+        f"partition.{partition}": checkpoint.positions.get(partition, -1)
+        for partition in range(count)
     }
-    of_topic = {"topic": _digest(applied.topic), "topic_id": _digest(applied.topic_id)}
     return {
-        "epoch": applied.epoch,
-        "owner": applied.owner,
-        "at_us": applied.at_us,
+        "epoch": checkpoint.epoch,
+        "owner": checkpoint.owner,
+        "at_us": checkpoint.at_us,
         "partitions": count,
-        **of_topic,
-        **places,
+        "topic": _digest(checkpoint.topic),
+        "topic_id": _digest(checkpoint.topic_id),
+        **offsets,
     }
 
 
@@ -258,17 +260,15 @@ def _digest(text: str) -> int:
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """Delta has no times of day and no durations: they are text, and microseconds."""
+    """Return the type of a column in Delta, which has no times of day and no durations: they are
+    stored as text and as microseconds.
+    """
     if pa.types.is_time(kind):
         return pa.string()
     return pa.int64() if pa.types.is_duration(kind) else kind
 
 
-def _stored(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    return pa.table([_column(rows, each) for each in schema], schema=schema)
-
-
-def _column(rows: pa.Table, column: pa.Field) -> pa.Array:
+def _stored_column(rows: pa.Table, column: pa.Field) -> pa.Array:
     if column.name not in rows.column_names:
         return pa.nulls(rows.num_rows, column.type)
     array = rows[column.name].combine_chunks()
@@ -277,7 +277,7 @@ def _column(rows: pa.Table, column: pa.Field) -> pa.Array:
     return array.cast(column.type) if pa.types.is_duration(array.type) else array
 
 
-def _restored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _restored_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_time(kind) and is_time_text(kind):
         return time_array(array, kind)
     return pc.cast(array, kind)

@@ -1,9 +1,10 @@
-"""The target `parquet`: a directory of Parquet files, and a manifest that says which of them are
+"""The target `parquet`: a directory of Parquet files, and a manifest that says which of them form
 the table.
 
-In append mode each commit adds a file. In merge mode rows are spread over buckets by their key, one
-file each, and a commit writes those anew whose keys it touches. Data files are written and synced
-first; the manifest is the commit. A file that no manifest names is removed at the next start.
+In append mode column commit adds a file. In merge mode rows are spread over buckets by their key, one
+file column, and a commit rewrites the buckets whose keys it touches. Data files are written and
+synced first; the manifest, which also contains the checkpoint, is the commit. A file that no
+manifest names is removed at the next start.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ import pyarrow.parquet as pq
 from headrace.atomic_file import sync_directory
 from headrace.errors import NewerFormat, TargetMismatch, TargetUnavailable
 from headrace.log.partitioning import partitions_by_key
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
+from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
 
-# The manifest of a directory of Parquet files: which files are the table, and the sink's ledger.
-# Each commit is a new one, under the next number.
-#
-# A manifest appears whole or not at all, and a number can be taken once: so whoever writes from an
-# older state is refused, and there is nothing to lock.
-
+# Manifests
 
 VERSION = 1
 DIRECTORY = "_headrace"
-_KEPT = 3
+_RETAINED_MANIFESTS = 3
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files` are the data files by bucket (in append mode there is one bucket, with many
-    files).
+    """Which files form the table, and the sink's checkpoint. Each commit is a new manifest.
+
+    A manifest appears completely or not at all, under a number that can be used once. So a process
+    that commits from an older state is refused, and there is nothing to lock.
     """
 
     number: int = 0
-    applied: Applied | None = None
+    checkpoint: SinkCheckpoint | None = None
     files: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """The names of data files by bucket. In append mode there is one bucket with many files."""
 
     @property
     def names(self) -> list[str]:
@@ -56,105 +57,109 @@ class Manifest:
         return json.dumps(
             {
                 "version": VERSION,
-                "applied": self.applied.to_json() if self.applied else None,
+                "applied": self.checkpoint.to_json() if self.checkpoint else None,
                 "files": {str(bucket): names for bucket, names in self.files.items()},
             }
         )
 
 
-def _path(directory: Path, number: int) -> Path:
+def _manifest_path(directory: Path, number: int) -> Path:
     return directory / DIRECTORY / f"{number:012d}.json"
 
 
-def _numbers(directory: Path) -> list[int]:
+def _manifest_numbers(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in (directory / DIRECTORY).glob("*.json"))
 
 
-def read(directory: Path) -> Manifest:
-    """The newest one."""
-    numbers = _numbers(directory)
+def read_manifest(directory: Path) -> Manifest:
+    """Return the newest manifest, an empty one if there is none."""
+    numbers = _manifest_numbers(directory)
     if not numbers:
         return Manifest()
-    stored = json.loads(_path(directory, numbers[-1]).read_text())
+    stored = json.loads(_manifest_path(directory, numbers[-1]).read_text())
     if stored["version"] > VERSION:
         raise NewerFormat(
             f"The manifest in {directory} was written by a newer Headrace.", fix="upgrade Headrace."
         )
     files = {int(bucket): tuple(names) for bucket, names in stored["files"].items()}
-    return Manifest(
-        numbers[-1], Applied.from_json(stored["applied"]) if stored["applied"] else None, files
-    )
+    checkpoint = SinkCheckpoint.from_json(stored["applied"]) if stored["applied"] else None
+    return Manifest(numbers[-1], checkpoint, files)
 
 
-def publish(directory: Path, manifest: Manifest) -> None:
-    """Make a manifest the newest, if its number is free."""
-    waiting = directory / DIRECTORY / f"{uuid.uuid4().hex}.tmp"
-    with waiting.open("w") as file:
+def publish_manifest(directory: Path, manifest: Manifest) -> None:
+    """Make a manifest the newest, if its number is free.
+
+    Raises:
+        TargetUnavailable: Another process has published a manifest with that number.
+    """
+    temporary = directory / DIRECTORY / f"{uuid.uuid4().hex}.tmp"
+    with temporary.open("w") as file:
         file.write(manifest.to_json())
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(waiting, _path(directory, manifest.number))
+        os.link(temporary, _manifest_path(directory, manifest.number))
     except FileExistsError:
         raise TargetUnavailable(
             "Another process has written to the directory meanwhile.",
-            fix="nothing: it is looked at again.",
+            fix="nothing: its manifest is read again.",
         ) from None
     finally:
-        waiting.unlink()
+        temporary.unlink()
     sync_directory(directory / DIRECTORY)
 
 
-def forget_older(directory: Path) -> None:
-    """A few stay, so that whoever just found one can read it."""
-    for number in _numbers(directory)[:-_KEPT]:
-        _path(directory, number).unlink(missing_ok=True)
-    for left in (directory / DIRECTORY).glob("*.tmp"):
-        left.unlink(missing_ok=True)
+def remove_old_manifests(directory: Path) -> None:
+    """Remove all but a few of the newest manifests, which a reader may just have found."""
+    for number in _manifest_numbers(directory)[:-_RETAINED_MANIFESTS]:
+        _manifest_path(directory, number).unlink(missing_ok=True)
+    for temporary in (directory / DIRECTORY).glob("*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
-# Rows by key, in Arrow: those that have one of some keys, or none of them.
+def filter_by_keys(rows: pa.Table, keys: pa.Table, key: list[str], *, keep: bool) -> pa.Table:
+    """Return the rows that have one of some keys, or with `keep=False` those that have none of
+    them, in their order.
 
-
-def having(rows: pa.Table, keys: pa.Table, key: list[str], *, wanted: bool) -> pa.Table:
-    """By number, since Arrow joins no nested columns; in their order."""
+    Row numbers are joined instead of rows, since Arrow cannot join nested columns.
+    """
     numbered = rows.select(key).append_column("__n", pa.array(np.arange(rows.num_rows)))
-    found = numbered.join(
+    numbers = numbered.join(
         keys.select(key).cast(rows.select(key).schema),
         key,
-        join_type="left semi" if wanted else "left anti",
+        join_type="left semi" if keep else "left anti",
     )["__n"]
-    return rows.take(pa.array(np.sort(found.to_numpy())))
+    return rows.take(pa.array(np.sort(numbers.to_numpy())))
 
 
-_ATTEMPTS = 10
+_READ_ATTEMPTS = 10
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise TargetUnavailable(
             f"The files cannot be written or read: {error}.",
-            fix="see that the disk is there and has room.",
+            fix="see that the disk is mounted and has room.",
         ) from error
 
 
 class ParquetTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
         self.directory = Path(sink.options["path"])
         if sink.table:
             self.directory /= sink.table
         self._buckets: int = sink.options["buckets"] if shape.is_merge else 1
-        self._before = self._next = Manifest()
+        self._current = self._next = Manifest()
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def prepare(self) -> None:
-        with _translated():
+        with _driver_errors():
             if not self.directory.is_dir() and not self.sink.create:
                 raise TargetMismatch(
                     f"There is no directory {self.directory}.",
@@ -162,81 +167,87 @@ class ParquetTarget(Target):
                 )
             (self.directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
 
-    def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
-        mine = super().begin(owner, resume=resume, start_over=start_over)
-        with _translated():
-            self._tidy_up()
-        return mine
+    def begin(
+        self, owner: int, *, resume: bool = False, start_over: bool = False
+    ) -> SinkCheckpoint:
+        checkpoint = super().begin(owner, resume=resume, start_over=start_over)
+        with _driver_errors():
+            self._remove_unused_files()
+        return checkpoint
 
-    def _tidy_up(self) -> None:
-        """Files that were replaced, or that a process left which was killed before its commit.
-        Nobody else writes now; one that does is not the newest, and its file is of no use.
+    def _remove_unused_files(self) -> None:
+        """Remove files that were replaced, or left behind by a process that was killed before its
+        commit. Another process that still writes is not the owner any more, and cannot commit.
         """
-        named = set(read(self.directory).names)
+        named = set(read_manifest(self.directory).names)
         for path in self.directory.glob("*.parquet"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
-        forget_older(self.directory)
+        remove_old_manifests(self.directory)
 
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with _translated():
-            self._before = read(self.directory)
-            self._next = replace(self._before, number=self._before.number + 1)
+    def atomic(self) -> Iterator[None]:
+        with _driver_errors():
+            self._current = read_manifest(self.directory)
+            self._next = replace(self._current, number=self._current.number + 1)
             yield
-            if self._next.applied != self._before.applied or self._next.files != self._before.files:
+            if replace(self._next, number=self._current.number) != self._current:
                 self._publish()
 
     def _publish(self) -> None:
         sync_directory(self.directory)
-        publish(self.directory, self._next)
-        for name in set(self._before.names) - set(self._next.names):
+        publish_manifest(self.directory, self._next)
+        for name in set(self._current.names) - set(self._next.names):
             (self.directory / name).unlink(missing_ok=True)
-        forget_older(self.directory)
+        remove_old_manifests(self.directory)
 
-    def read_applied(self) -> Applied | None:
-        return self._before.applied
+    def read_checkpoint(self) -> SinkCheckpoint | None:
+        return self._current.checkpoint
 
-    def write_applied(self, applied: Applied) -> None:
-        self._next = replace(self._next, applied=applied)
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
+        self._next = replace(self._next, checkpoint=checkpoint)
 
     def clear(self) -> None:
         self._next = replace(self._next, files={})
 
-    def merge(self, batch: Batch) -> list[Refusal]:
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
         files = dict(self._next.files)
         if not self.shape.is_merge:
             if batch.upserts.num_rows:
                 files[0] = (*files.get(0, ()), self._write(batch.upserts))
         else:
-            for bucket in np.unique(
-                np.concatenate([self._bucket_of(batch.upserts), self._bucket_of(batch.deletes)])
-            ):
-                files[int(bucket)] = self._merged(int(bucket), batch, files.get(int(bucket), ()))
+            touched = [self._buckets_of(batch.upserts), self._buckets_of(batch.deletes)]
+            for bucket in np.unique(np.concatenate(touched)).tolist():
+                files[bucket] = self._rewrite_bucket(bucket, batch, files.get(bucket, ()))
         self._next = replace(
             self._next, files={bucket: names for bucket, names in files.items() if names}
         )
         return []
 
-    def _bucket_of(self, rows: pa.Table) -> npt.NDArray[np.int32]:
+    def _buckets_of(self, rows: pa.Table) -> npt.NDArray[np.int32]:
         if not rows.num_rows:
             return np.empty(0, np.int32)
         (whole,) = rows.select(list(self.shape.key)).combine_chunks().to_batches()
         return partitions_by_key(whole, self.shape.key, self._buckets)
 
-    def _merged(self, bucket: int, batch: Batch, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The rows of a bucket, without those that have changed, and with what they are now."""
+    def _rewrite_bucket(
+        self, bucket: int, batch: SinkBatch, names: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Write a bucket's rows with the batch applied. Returns the name of the new file, or nothing
+        if no row is left.
+        """
         upserts, deletes = (
-            rows.filter(pa.array(self._bucket_of(rows) == bucket))
+            rows.filter(pa.array(self._buckets_of(rows) == bucket))
             for rows in (batch.upserts, batch.deletes)
         )
         key = list(self.shape.key)
         changed = pa.concat_tables(
             [upserts.select(key), deletes.select(key).cast(upserts.select(key).schema)]
         )
-        rows = pa.concat_tables([having(self._read(names), changed, key, wanted=False), upserts])
+        unchanged = filter_by_keys(self._read(names), changed, key, keep=False)
+        rows = pa.concat_tables([unchanged, upserts])
         return (self._write(rows),) if rows.num_rows else ()
 
     def _write(self, rows: pa.Table) -> str:
@@ -249,49 +260,49 @@ class ParquetTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        """A file that a sink which runs meanwhile replaces is still there for who has it open, so
-        all are opened at once.
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        """Return checkpoint and rows. All files are opened at once: a file that a running sink
+        replaces can still be read by those who have it open.
         """
-        with _translated():
-            for attempt in range(_ATTEMPTS):
-                manifest = read(self.directory)
+        with _driver_errors():
+            for attempt in range(_READ_ATTEMPTS):
+                manifest = read_manifest(self.directory)
                 try:
                     files = [pq.ParquetFile(self.directory / name) for name in manifest.names]
-                except FileNotFoundError:  # one that was just replaced
-                    if attempt == _ATTEMPTS - 1:
+                except FileNotFoundError:  # it was just replaced
+                    if attempt == _READ_ATTEMPTS - 1:
                         raise
                     continue
-                return manifest.applied, self._pieces(files)
+                return manifest.checkpoint, self._read_chunks(files)
         raise AssertionError
 
-    def _pieces(self, files: list[pq.ParquetFile]) -> Iterator[pa.Table]:
-        with _translated():
+    def _read_chunks(self, files: list[pq.ParquetFile]) -> Iterator[pa.Table]:
+        with _driver_errors():
             for file in files:
                 with file:
-                    for batch in file.iter_batches(batch_size=PIECE_ROWS):
-                        yield self._fitted(pa.Table.from_batches([batch]))
+                    for batch in file.iter_batches(batch_size=READ_ROWS):
+                        yield self._with_shape(pa.Table.from_batches([batch]))
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        with _translated():
-            return having(
-                self._read(read(self.directory).names), keys, list(self.shape.key), wanted=True
-            )
+        with _driver_errors():
+            rows = self._read(read_manifest(self.directory).names)
+            return filter_by_keys(rows, keys, list(self.shape.key), keep=True)
 
     def _read(self, names: tuple[str, ...] | list[str]) -> pa.Table:
         tables = [
-            self._fitted(pq.read_table(self.directory / name, partitioning=None)) for name in names
+            self._with_shape(pq.read_table(self.directory / name, partitioning=None))
+            for name in names
         ]
         return pa.concat_tables([self.shape.schema.empty_table(), *tables])
 
-    def _fitted(self, rows: pa.Table) -> pa.Table:
-        """Columns that the topic gained since are null."""
+    def _with_shape(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the shape's columns; those that the topic gained later are null."""
         arrays = [
             (
-                rows[each.name]
-                if each.name in rows.column_names
-                else pa.nulls(rows.num_rows, each.type)
+                rows[column.name]
+                if column.name in rows.column_names
+                else pa.nulls(rows.num_rows, column.type)
             )
-            for each in self.shape.schema
+            for column in self.shape.schema
         ]
         return pa.table(arrays, names=self.shape.schema.names).cast(self.shape.schema)

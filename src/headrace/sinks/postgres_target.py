@@ -1,8 +1,21 @@
-"""The target `postgres`: a table of a Postgres database. A batch is copied into a staging table and
-merged from there by one statement, in one transaction with the ledger row.
+"""The target `postgres`: a table of a Postgres database.
 
-The ledger is the table `_headrace_sinks`. Who commits holds an advisory lock for the table, so two
-processes that write to it take turns, and the older one then finds that it is not the newest.
+A batch is copied into a staging table and merged from there by one statement, in one transaction
+with the checkpoint, which is a row of the table `_headrace_sinks`. A commit holds an advisory lock
+for the table, so that two processes take turns, and the older one then finds that it is not the
+owner any more.
+
+Types of columns:
+
+    Spark                            Postgres
+    BOOLEAN, FLOAT, DOUBLE           boolean, real, double precision
+    TINYINT, SMALLINT, INT, BIGINT   smallint, smallint, integer, bigint
+    DECIMAL(p, s)                    numeric(p, s)
+    STRING, BINARY                   text, bytea
+    DATE, TIMESTAMP, TIMESTAMP_NTZ   date, timestamptz, timestamp
+    TIME                             time
+    INTERVAL                         bigint, microseconds
+    ARRAY, MAP, STRUCT, VARIANT      json, as the log writes it
 """
 
 from __future__ import annotations
@@ -21,37 +34,16 @@ from headrace.errors import (
     TargetUnavailable,
     nearest,
 )
-from headrace.sinks.base import (
-    PIECE_ROWS,
-    Applied,
-    Batch,
-    Refusal,
-    RowsRefused,
-    Shape,
-    SinkSpec,
-    Target,
-    in_pieces,
-)
+from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Target, bisect_refused
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import json_text
-from headrace.types.schema import quoted
+from headrace.types.schema import quote_identifier
 from headrace.views.types import is_time_text, nested_array, nested_text, time_text
 
-# Arrow columns as the text that Postgres's COPY reads, the types they are declared with, and the
-# way back.
-#
-# | Arrow (Spark)                   | Postgres                                     |
-# |---------------------------------|----------------------------------------------|
-# | BOOLEAN, FLOAT, DOUBLE          | boolean, real, double precision              |
-# | TINYINT, SMALLINT, INT, BIGINT  | smallint, smallint, integer, bigint          |
-# | DECIMAL(p, s)                   | numeric(p, s)                                |
-# | STRING, BINARY                  | text, bytea                                  |
-# | DATE, TIMESTAMP, TIMESTAMP_NTZ  | date, timestamptz, timestamp                 |
-# | TIME                            | time                                         |
-# | INTERVAL                        | bigint, microseconds                         |
-# | ARRAY, MAP, STRUCT and the like | json, as the log writes it                   |
+# Values
 
-
-_PLAIN = {
+_PLAIN_TYPES = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
     pa.int16(): "smallint",
@@ -65,9 +57,10 @@ _PLAIN = {
 }
 
 
-def type_in_postgres(kind: pa.DataType) -> str:
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+def postgres_type(kind: pa.DataType) -> str:
+    """Return the type of a column in Postgres."""
+    if kind in _PLAIN_TYPES:
+        return _PLAIN_TYPES[kind]
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
     if pa.types.is_timestamp(kind):
@@ -80,7 +73,7 @@ def type_in_postgres(kind: pa.DataType) -> str:
 
 
 def to_csv(rows: pa.Table) -> memoryview:
-    """For COPY … (FORMAT csv): nulls are empty, texts are quoted."""
+    """Return rows as COPY … (FORMAT csv) reads them: nulls are empty, texts are quoted."""
     texts = pa.table(
         [_text(column.combine_chunks()) for column in rows.columns], names=rows.column_names
     )
@@ -104,11 +97,11 @@ def _text(array: pa.Array) -> pa.Array:
         return array.cast(pa.int64())
     if pa.types.is_nested(kind):
         return nested_text(array)
-    return array if kind in _PLAIN else json_text(array)
+    return array if kind in _PLAIN_TYPES else json_text(array)
 
 
 def from_postgres(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The column of a type, from what the driver gives (nested ones as text)."""
+    """Return a column from the values that the driver returns; nested ones are text."""
     if pa.types.is_nested(kind):
         return nested_array(values, kind)
     if pa.types.is_duration(kind):
@@ -123,10 +116,10 @@ try:
 except ImportError as error:
     raise MissingExtra("psycopg", "postgres") from error
 
-LEDGER = "_headrace_sinks"
+CHECKPOINT_TABLE = "_headrace_sinks"
 CONNECT_S = 10
-_STAGE, _KEYS = "pg_temp.headrace_rows", "pg_temp.headrace_keys"
-_BAD_ADDRESS = (
+_STAGED_ROWS, _STAGED_KEYS = "pg_temp.headrace_rows", "pg_temp.headrace_keys"
+_CONNECTION_REFUSALS = (
     "authentication failed",
     "does not exist",
     "no pg_hba.conf entry",
@@ -134,7 +127,7 @@ _BAD_ADDRESS = (
     "invalid",
     "no password supplied",
 )
-_WRONG = (
+_MISMATCH_STATES = (
     "42P01",
     "42703",
     "42501",
@@ -144,23 +137,23 @@ _WRONG = (
 )  # table, column, privilege, type, key, schema
 
 
-def _list(names: Sequence[str], prefix: str = "") -> str:
-    return ", ".join(prefix + quoted(name) for name in names)
+def _identifiers(names: Sequence[str], prefix: str = "") -> str:
+    return ", ".join(prefix + quote_identifier(name) for name in names)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """What the driver says, split by what can be done about it."""
+def driver_errors() -> Iterator[None]:
+    """Translate the driver's errors by what can be done about them."""
     try:
         yield
     except psycopg.Error as error:
         text = str(error).strip()
-        if error.sqlstate in _WRONG:
+        if error.sqlstate in _MISMATCH_STATES:
             raise TargetMismatch(
                 f"Postgres: {text}",
                 fix=(
-                    "make the table as the topic needs it, or grant what is missing; then start"
-                    " again."
+                    "make the table as the topic needs it, or grant the missing privilege; then start"
+                    " the sink again."
                 ),
             ) from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -173,99 +166,110 @@ def translated() -> Iterator[None]:
 
 
 class PostgresTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
         self._name = (
-            ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
+            ".".join(map(quote_identifier, sink.table.split(".")))
+            if sink.table
+            else quote_identifier(shape.topic)
         )
         self._is_first_fill = False
-        self._db = _connected(sink.options["url"])
+        self._db = _connect(sink.options["url"])
 
     def close(self) -> None:
         self._db.close()
 
-    # What is there
+    # The table
 
     def prepare(self) -> None:
-        with translated(), self._db.transaction():
+        with driver_errors(), self._db.transaction():
             self._lock()
-            self._make_ledger()
-            known = self._columns()
-            if known is None:
+            self._create_checkpoint_table()
+            existing = self._column_names()
+            if existing is None:
                 self._create()
             else:
-                for each in self.shape.schema:
-                    if each.name not in known:
-                        self._add(each, known)
+                for field in self.shape.schema:
+                    if field.name not in existing:
+                        self._add_column(field, existing)
                 self._check_key()
-            columns = _list(self.shape.schema.names)
+            columns = _identifiers(self.shape.schema.names)
             self._db.execute(
                 f"CREATE TEMP TABLE headrace_rows ON COMMIT DELETE ROWS AS SELECT {columns} FROM"
                 f" {self._name} WITH NO DATA"
             )
             self._db.execute(
                 "CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT"
-                f" {_list(self.shape.key)} FROM {self._name} WITH NO DATA"
+                f" {_identifiers(self.shape.key)} FROM {self._name} WITH NO DATA"
             )
 
-    def _make_ledger(self) -> None:
-        """Only if it is missing: a role that may not make tables can write to one."""
+    def _create_checkpoint_table(self) -> None:
+        """Create the table if it is missing. The check comes first, so that a role that may not
+        create tables can use an existing one.
+        """
         self._db.execute(
             "SELECT pg_advisory_xact_lock(4871)"
-        )  # one for all targets, so that two do not make it at once
-        if self._db.execute("SELECT to_regclass(%s) IS NULL", (LEDGER,)).fetchone() == (True,):
-            self._change(f"CREATE TABLE {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
+        )  # one lock for all targets, so that two do not create it at once
+        if self._db.execute("SELECT to_regclass(%s) IS NULL", (CHECKPOINT_TABLE,)).fetchone() == (
+            True,
+        ):
+            self._execute_ddl(
+                f"CREATE TABLE {CHECKPOINT_TABLE} (target text PRIMARY KEY, applied text NOT NULL)"
+            )
 
-    def _columns(self) -> list[str] | None:
-        """None if there is no table."""
-        found = self._db.execute("SELECT to_regclass(%s)::oid", (self._name,)).fetchone()
-        if found is None or found[0] is None:
+    def _column_names(self) -> list[str] | None:
+        """Return the table's columns; None if there is no table."""
+        table_oid = self._db.execute("SELECT to_regclass(%s)::oid", (self._name,)).fetchone()
+        if table_oid is None or table_oid[0] is None:
             return None
         return [
             row[0]
             for row in self._db.execute(
                 "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT"
                 " attisdropped",
-                found,
+                table_oid,
             )
         ]
 
     def _create(self) -> None:
         columns = ", ".join(
-            f"{quoted(each.name)} {type_in_postgres(each.type)}" for each in self.shape.schema
+            f"{quote_identifier(field.name)} {postgres_type(field.type)}"
+            for field in self.shape.schema
         )
-        statement = f"CREATE TABLE {self._name} ({columns}, PRIMARY KEY ({_list(self.shape.key)}))"
+        statement = (
+            f"CREATE TABLE {self._name} ({columns}, PRIMARY KEY ({_identifiers(self.shape.key)}))"
+        )
         if not self.sink.create:
             raise TargetMismatch(
                 f"There is no table {self.table!r} in the database.",
                 fix=f"create=True (leave out --no-create), or: {statement}",
             )
-        self._change(statement)
+        self._execute_ddl(statement)
         self._db.execute(
-            f"DELETE FROM {LEDGER} WHERE target = %s", (self._name,)
-        )  # one that was dropped is filled from the beginning
+            f"DELETE FROM {CHECKPOINT_TABLE} WHERE target = %s", (self._name,)
+        )  # a table that was dropped is filled from the beginning
 
-    def _add(self, column: pa.Field, known: list[str]) -> None:
+    def _add_column(self, column: pa.Field, existing: list[str]) -> None:
         statement = (
-            f"ALTER TABLE {self._name} ADD COLUMN {quoted(column.name)}"
-            f" {type_in_postgres(column.type)}"
+            f"ALTER TABLE {self._name} ADD COLUMN {quote_identifier(column.name)}"
+            f" {postgres_type(column.type)}"
         )
         if not self.sink.create:
             raise TargetMismatch(
                 f"The table {self.table!r} has no column {column.name!r}:"
-                f" {nearest(column.name, known)}",
+                f" {nearest(column.name, existing)}",
                 fix=f"create=True (leave out --no-create), or: {statement}",
             )
-        self._change(statement)
+        self._execute_ddl(statement)
 
-    def _change(self, statement: str) -> None:
+    def _execute_ddl(self, statement: str) -> None:
         try:
             self._db.execute(statement)
         except psycopg.errors.InsufficientPrivilege as error:
             raise TargetMismatch(
                 f"Postgres: {error.diag.message_primary}.",
                 fix=(
-                    f"as a user who may: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on"
+                    f"as a role that may, run: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on"
                     " it to this one."
                 ),
             ) from error
@@ -281,91 +285,97 @@ class PostgresTarget(Target):
         ]:
             raise TargetMismatch(
                 f"The table {self.table!r} has no primary key or unique index on"
-                f" {', '.join(self.shape.key)}, by which it is to be merged.",
-                fix=f"ALTER TABLE {self._name} ADD PRIMARY KEY ({_list(self.shape.key)})",
+                f" {', '.join(self.shape.key)}, by which it would be merged.",
+                fix=f"ALTER TABLE {self._name} ADD PRIMARY KEY ({_identifiers(self.shape.key)})",
             )
 
-    def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
-        mine = super().begin(owner, resume=resume, start_over=start_over)
-        self._is_first_fill = not mine.positions
-        return mine
+    def begin(
+        self, owner: int, *, resume: bool = False, start_over: bool = False
+    ) -> SinkCheckpoint:
+        checkpoint = super().begin(owner, resume=resume, start_over=start_over)
+        self._is_first_fill = not checkpoint.positions
+        return checkpoint
 
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with translated(), self._db.transaction():
+    def atomic(self) -> Iterator[None]:
+        with driver_errors(), self._db.transaction():
             self._lock()
             yield
 
     def _lock(self) -> None:
         self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 4871))", (self._name,))
 
-    def read_applied(self) -> Applied | None:
+    def read_checkpoint(self) -> SinkCheckpoint | None:
         row = self._db.execute(
-            f"SELECT applied FROM {LEDGER} WHERE target = %s", (self._name,)
+            f"SELECT applied FROM {CHECKPOINT_TABLE} WHERE target = %s", (self._name,)
         ).fetchone()
-        return None if row is None else Applied.from_json(row[0])
+        return None if row is None else SinkCheckpoint.from_json(row[0])
 
-    def write_applied(self, applied: Applied) -> None:
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
         statement = (
-            f"INSERT INTO {LEDGER} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied ="
+            f"INSERT INTO {CHECKPOINT_TABLE} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied ="
             " excluded.applied"
         )
-        self._db.execute(statement, (self._name, applied.to_json()))
+        self._db.execute(statement, (self._name, checkpoint.to_json()))
 
     def clear(self) -> None:
         self._db.execute(f"DELETE FROM {self._name}")
 
-    def merge(self, batch: Batch) -> list[Refusal]:
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
         refused: list[Refusal] = []
-        in_pieces(batch.deletes, batch.delete_places, self._delete, refused)
-        in_pieces(batch.upserts, batch.upsert_places, self._upsert, refused)
+        bisect_refused(batch.deletes, batch.delete_offsets, self._delete, refused)
+        bisect_refused(batch.upserts, batch.upsert_offsets, self._upsert, refused)
         return refused
 
     def _delete(self, keys: pa.Table) -> None:
         same = " AND ".join(
-            f"target.{quoted(name)} = gone.{quoted(name)}" for name in self.shape.key
+            f"target.{quote_identifier(name)} = gone.{quote_identifier(name)}"
+            for name in self.shape.key
         )
-        with self._piece():
-            self._copy(_KEYS, keys)
+        with self._savepoint():
+            self._copy(_STAGED_KEYS, keys)
             self._db.execute(
-                f"DELETE FROM {self._name} AS target USING {_KEYS} AS gone WHERE {same}"
+                f"DELETE FROM {self._name} AS target USING {_STAGED_KEYS} AS gone WHERE {same}"
             )
-            self._db.execute(f"TRUNCATE {_KEYS}")
+            self._db.execute(f"TRUNCATE {_STAGED_KEYS}")
 
     def _upsert(self, rows: pa.Table) -> None:
-        if not (self._is_first_fill and self._copied(rows)):
-            self._merged(rows)
+        if not (self._is_first_fill and self._copy_into_table(rows)):
+            self._merge_from_staging(rows)
 
-    def _copied(self, rows: pa.Table) -> bool:
-        """Straight into the table, which is twice as fast, as long as a target that is filled for
-        the first time has none of the keys. The first that it has ends that.
+    def _copy_into_table(self, rows: pa.Table) -> bool:
+        """Copy rows straight into the table, which is twice as fast as merging. That works while a
+        target is filled for the first time, until the first key that it has already.
         """
         try:
-            with self._piece():
+            with self._savepoint():
                 self._copy(self._name, rows)
         except RowsRefused:
             self._is_first_fill = False
         return self._is_first_fill
 
-    def _merged(self, rows: pa.Table) -> None:
-        columns = _list(self.shape.schema.names)
-        news = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in self.shape.values)
-        on_conflict = (
-            f"ON CONFLICT ({_list(self.shape.key)}) DO"
-            f" {f'UPDATE SET {news}' if news else 'NOTHING'}"
+    def _merge_from_staging(self, rows: pa.Table) -> None:
+        columns = _identifiers(self.shape.schema.names)
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = excluded.{quote_identifier(name)}"
+            for name in self.shape.values
         )
-        with self._piece():
-            self._copy(_STAGE, rows)
+        on_conflict = (
+            f"ON CONFLICT ({_identifiers(self.shape.key)}) DO"
+            f" {f'UPDATE SET {assignments}' if assignments else 'NOTHING'}"
+        )
+        with self._savepoint():
+            self._copy(_STAGED_ROWS, rows)
             self._db.execute(
-                f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGE} {on_conflict}"
+                f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGED_ROWS} {on_conflict}"
             )
-            self._db.execute(f"TRUNCATE {_STAGE}")
+            self._db.execute(f"TRUNCATE {_STAGED_ROWS}")
 
     @contextmanager
-    def _piece(self) -> Iterator[None]:
-        """A savepoint: what is refused is undone."""
+    def _savepoint(self) -> Iterator[None]:
+        """Return a context whose changes are undone if the rows are refused."""
         try:
             with self._db.transaction():
                 yield
@@ -376,68 +386,69 @@ class PostgresTarget(Target):
         with (
             self._db.cursor() as cursor,
             cursor.copy(
-                f"COPY {table} ({_list(rows.column_names)}) FROM STDIN (FORMAT csv)"
+                f"COPY {table} ({_identifiers(rows.column_names)}) FROM STDIN (FORMAT csv)"
             ) as copy,
         ):
             copy.write(to_csv(rows))
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        with translated():
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        with driver_errors():
             self._db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return self.read_applied(), self._pieces()
+            return self.read_checkpoint(), self._read_chunks()
 
-    def _pieces(self) -> Iterator[pa.Table]:
-        """Through a cursor of the server's, which has one snapshot."""
-        with translated():
+    def _read_chunks(self) -> Iterator[pa.Table]:
+        """Yield all rows through a server-side cursor, which has one snapshot."""
+        with driver_errors():
             with self._db.cursor(name="headrace_rows") as cursor:
-                cursor.execute(f"SELECT {self._selected()} FROM {self._name} AS target")
-                while rows := cursor.fetchmany(PIECE_ROWS):
+                cursor.execute(f"SELECT {self._select_list()} FROM {self._name} AS target")
+                while rows := cursor.fetchmany(READ_ROWS):
                     yield self._table(rows)
             self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         same = " AND ".join(
-            f"target.{quoted(name)} = wanted.{quoted(name)}" for name in self.shape.key
+            f"target.{quote_identifier(name)} = wanted.{quote_identifier(name)}"
+            for name in self.shape.key
         )
-        with translated(), self._db.transaction():
-            self._copy(_KEYS, keys.select(list(self.shape.key)))
+        with driver_errors(), self._db.transaction():
+            self._copy(_STAGED_KEYS, keys.select(list(self.shape.key)))
             return self._table(
                 self._db.execute(
-                    f"SELECT {self._selected()} FROM {self._name} AS target JOIN {_KEYS} AS wanted"
+                    f"SELECT {self._select_list()} FROM {self._name} AS target JOIN {_STAGED_KEYS} AS wanted"
                     f" ON {same}"
                 ).fetchall()
             )
 
-    def _selected(self) -> str:
+    def _select_list(self) -> str:
         return ", ".join(
-            f"target.{quoted(each.name)}{'::text' if pa.types.is_nested(each.type) else ''}"
-            for each in self.shape.schema
+            f"target.{quote_identifier(field.name)}{'::text' if pa.types.is_nested(field.type) else ''}"
+            for field in self.shape.schema
         )
 
     def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
         arrays = [
-            from_postgres(list(values), each.type)
-            for values, each in zip(columns, self.shape.schema, strict=True)
+            from_postgres(list(values), field.type)
+            for values, field in zip(columns, self.shape.schema, strict=True)
         ]
         return pa.table(arrays, schema=self.shape.schema)
 
 
-def _connected(url: str) -> psycopg.Connection[Any]:
+def _connect(url: str) -> psycopg.Connection[Any]:
     try:
         return psycopg.connect(
             url, autocommit=True, connect_timeout=CONNECT_S, application_name="headrace sync"
         )
     except psycopg.Error as error:
         text = str(error).strip()
-        if any(word in text for word in _BAD_ADDRESS):
+        if any(word in text for word in _CONNECTION_REFUSALS):
             raise ConfigurationError(
-                f"Postgres does not let us in: {text}",
+                f"Postgres refuses the connection: {text}",
                 fix=(
-                    "check the URL, the database and the role; a password can stand in PGPASSWORD"
-                    " or in ~/.pgpass."
+                    "check the URL, the database and the role; a password can be in PGPASSWORD or in"
+                    " ~/.pgpass."
                 ),
             ) from error
         raise TargetUnavailable(

@@ -1,12 +1,13 @@
-"""The target `redis`: one hash, or one JSON text, a key. Rows and ledger are written in one MULTI,
-which fails if the ledger was changed meanwhile.
+"""The target `redis`: one hash, or one JSON text, a row.
 
-A row of the table `accounts` with the key 7 stands under `accounts:7`; several key columns are a
-JSON array, as in the log. In a hash every column is a field, as the view store writes it
-(`view_types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
+Rows and checkpoint are written in one MULTI, which fails if the checkpoint was changed meanwhile. A
+row of the table `accounts` with the key 7 is under `accounts:7`; several key columns are a JSON
+array, as in the log. In a hash every column is a field, in the form that the view store uses
+(`views.types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
 
-Redis does not undo a command that fails inside MULTI. So the rows go in scripts that count
-themselves, and the ledger is advanced only if all have run; else the batch is applied again.
+Redis does not undo a command that fails inside MULTI. So rows are written by scripts that count
+themselves, and the checkpoint is written only if all have run; otherwise the batch is applied
+again.
 """
 
 from __future__ import annotations
@@ -21,18 +22,10 @@ import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import (
-    PIECE_ROWS,
-    Applied,
-    Batch,
-    Refusal,
-    Shape,
-    SinkSpec,
-    Target,
-    json_of,
-    upserted,
-)
-from headrace.types.json_codec import decode
+from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_json, upsert_in_chunks
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.types.json_codec import decode_rows
 from headrace.views.types import from_values, to_values
 
 try:
@@ -44,7 +37,7 @@ except ImportError as error:
 HASH, JSON = "hash", "json"
 _CHUNK_ROWS = 500
 _SCAN = 1000
-_GONE = (
+_UNAVAILABLE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.BusyLoadingError,
@@ -52,8 +45,9 @@ _GONE = (
     exceptions.OutOfMemoryError,
     exceptions.WatchError,
 )
-# KEYS[1] counts the scripts that have run. ARGV: the fields, then for each row its key, which
-# columns are null ("" if none), and the columns.
+# KEYS[1] counts the scripts that have run. ARGV has the number of columns and their names, then for
+# field row its key, a string of 0 and 1 that says which columns are null ("" if none is), and the
+# values.
 _SET_HASHES = """
 local width = tonumber(ARGV[1])
 local at = width + 2
@@ -86,25 +80,25 @@ redis.call('SET', KEYS[2], ARGV[2])
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
         raise ConfigurationError(
-            f"Redis does not let us in: {error}",
+            f"Redis refuses the connection: {error}",
             fix=(
                 "check user and password in the URL; the sink needs EVAL, MULTI, GET, SET, SCAN and"
                 " UNLINK."
             ),
         ) from error
-    except _GONE as error:
+    except _UNAVAILABLE as error:
         raise TargetUnavailable(
             f"Redis: {error}", fix="see that the server runs, can be reached and has memory left."
         ) from error
     except exceptions.ResponseError as error:
         if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
             raise ConfigurationError(
-                f"Redis does not let us in: {error}", fix="give user and password in the URL."
+                f"Redis refuses the connection: {error}", fix="give user and password in the URL."
             ) from error
         raise TargetUnavailable(
             f"Redis: {error}", fix="see what the server's log says about it."
@@ -112,13 +106,11 @@ def _translated() -> Iterator[None]:
 
 
 class RedisTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
         self._encoding: str = sink.options["encoding"]
-        self._ledger, self._count = (
-            f"headrace:sink:{self.table}",
-            f"headrace:sink:{self.table}:count",
-        )
+        self._checkpoint_key = f"headrace:sink:{self.table}"
+        self._count_key = f"headrace:sink:{self.table}:count"
         self._redis: Any = redis.Redis.from_url(
             sink.options["url"], socket_connect_timeout=10, socket_timeout=60
         )
@@ -129,55 +121,60 @@ class RedisTarget(Target):
         self._redis.close()
 
     def prepare(self) -> None:
-        """There is nothing to make: a key is made when it is set."""
-        with _translated():
+        """Check the connection. There is nothing to create: a key is created when it is set."""
+        with _driver_errors():
             self._redis.ping()
 
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with _translated():
+    def atomic(self) -> Iterator[None]:
+        with _driver_errors():
             self._pipe, self._scripts = self._redis.pipeline(transaction=True), 0
             try:
-                self._pipe.watch(self._ledger)
+                self._pipe.watch(self._checkpoint_key)
                 yield
                 self._pipe.execute()
             finally:
                 self._pipe.reset()
                 self._pipe = None
 
-    def read_applied(self) -> Applied | None:
-        text = (self._redis if self._pipe is None else self._pipe).get(self._ledger)
+    def read_checkpoint(self) -> SinkCheckpoint | None:
+        text = (self._redis if self._pipe is None else self._pipe).get(self._checkpoint_key)
         if self._pipe is not None:
-            self._pipe.multi()  # from here on commands wait for the end
-        return None if text is None else Applied.from_json(text)
+            self._pipe.multi()  # from here on commands are queued until `execute`
+        return None if text is None else SinkCheckpoint.from_json(text)
 
-    def write_applied(self, applied: Applied) -> None:
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
         self._pipe.eval(
-            _FINISH, 2, self._count, self._ledger, str(self._scripts), applied.to_json()
+            _FINISH,
+            2,
+            self._count_key,
+            self._checkpoint_key,
+            str(self._scripts),
+            checkpoint.to_json(),
         )
 
-    def merge(self, batch: Batch) -> list[Refusal]:
-        for piece in _chunks(batch.deletes):
-            self._script(_UNLINK, self._keys(piece))
-        return upserted(batch, self._upsert, rows_at_once=_CHUNK_ROWS)
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
+        for chunk in _chunks(batch.deletes):
+            self._script(_UNLINK, self._keys(chunk))
+        return upsert_in_chunks(batch, self._upsert, chunk_rows=_CHUNK_ROWS)
 
     def _upsert(self, rows: pa.Table) -> None:
-        (piece,) = _chunks(rows)
+        (chunk,) = _chunks(rows)
         if self._encoding == JSON:
-            self._script(_SET_TEXTS, _interleaved([self._keys(piece), json_of(piece)]))
+            self._script(_SET_TEXTS, _interleave([self._keys(chunk), rows_to_json(chunk)]))
         else:
-            self._script(_SET_HASHES, self._as_hashes(piece))
+            self._script(_SET_HASHES, self._hash_arguments(chunk))
 
     def clear(self) -> None:
-        found = list(self._found())
-        for start in range(0, len(found), _CHUNK_ROWS):
-            self._script(_UNLINK, found[start : start + _CHUNK_ROWS])
+        keys = list(self._scan_keys())
+        for start in range(0, len(keys), _CHUNK_ROWS):
+            self._script(_UNLINK, keys[start : start + _CHUNK_ROWS])
 
     def _script(self, text: str, arguments: list[Any]) -> None:
         self._scripts += 1
-        self._pipe.eval(text, 1, self._count, *arguments)
+        self._pipe.eval(text, 1, self._count_key, *arguments)
 
     def _keys(self, rows: pa.RecordBatch) -> list[bytes]:
         prefix = f"{self.table}:".encode()
@@ -186,8 +183,8 @@ class RedisTarget(Target):
         ).to_pylist()
         return keys
 
-    def _as_hashes(self, rows: pa.RecordBatch) -> list[Any]:
-        """What `_SET_HASHES` is given."""
+    def _hash_arguments(self, rows: pa.RecordBatch) -> list[Any]:
+        """Return the arguments of the script `_SET_HASHES`."""
         if any(column.null_count for column in rows.columns):
             nulls = pc.binary_join_element_wise(
                 *[column.is_null().cast(pa.int8()).cast(pa.string()) for column in rows.columns], ""
@@ -197,27 +194,29 @@ class RedisTarget(Target):
         return [
             rows.num_columns,
             *rows.schema.names,
-            *_interleaved([self._keys(rows), nulls, *map(_field_values, rows.columns)]),
+            *_interleave([self._keys(rows), nulls, *map(_field_values, rows.columns)]),
         ]
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        """Redis shows no single moment: while a sink writes, a difference may be one of time."""
-        with _translated():
-            return self.read_applied(), self._pieces()
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        """Return checkpoint and rows. Redis has no snapshots: while a sink writes, rows may be newer
+        than the checkpoint.
+        """
+        with _driver_errors():
+            return self.read_checkpoint(), self._read_chunks()
 
-    def _pieces(self) -> Iterator[pa.Table]:
-        with _translated():
-            found = self._found()
-            while keys := list(islice(found, PIECE_ROWS)):
+    def _read_chunks(self) -> Iterator[pa.Table]:
+        with _driver_errors():
+            all_keys = self._scan_keys()
+            while keys := list(islice(all_keys, READ_ROWS)):
                 yield self._table(keys)
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        with _translated():
-            return self._table([key for piece in _chunks(keys) for key in self._keys(piece)])
+        with _driver_errors():
+            return self._table([key for chunk in _chunks(keys) for key in self._keys(chunk)])
 
-    def _found(self) -> Iterator[bytes]:
+    def _scan_keys(self) -> Iterator[bytes]:
         pattern = "".join(f"\\{char}" if char in "*?[]\\^" else char for char in self.table) + ":*"
         yield from dict.fromkeys(self._redis.scan_iter(match=pattern, count=_SCAN))
 
@@ -229,10 +228,10 @@ class RedisTarget(Target):
                 _ = pipe.get(key) if self._encoding == JSON else pipe.hgetall(key)
             values += [value for value in pipe.execute() if value]
         if self._encoding == JSON:
-            return pa.Table.from_batches([decode(values, self.shape.schema).batch])
+            return pa.Table.from_batches([decode_rows(values, self.shape.schema).batch])
         arrays = [
-            _from_fields([value.get(each.name.encode()) for value in values], each.type)
-            for each in self.shape.schema
+            _from_fields([value.get(field.name.encode()) for value in values], field.type)
+            for field in self.shape.schema
         ]
         return pa.table(arrays, schema=self.shape.schema)
 
@@ -242,8 +241,8 @@ def _chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         yield from rows.slice(start, _CHUNK_ROWS).combine_chunks().to_batches()
 
 
-def _interleaved(columns: list[list[Any]]) -> list[Any]:
-    """Row by row, without a loop over rows."""
+def _interleave(columns: list[list[Any]]) -> list[Any]:
+    """Return the values of columns row by row, without a loop over rows."""
     flat: list[Any] = [None] * (len(columns) * len(columns[0]))
     for position, column in enumerate(columns):
         flat[position :: len(columns)] = column
@@ -251,7 +250,7 @@ def _interleaved(columns: list[list[Any]]) -> list[Any]:
 
 
 def _field_values(array: pa.Array) -> list[Any]:
-    """Bytes, as far as Arrow makes them; a null is left out by the script."""
+    """Return a column's values for the script, which leaves nulls out."""
     kind = array.type
     if pa.types.is_string(kind):
         texts: list[Any] = pc.fill_null(array.cast(pa.binary()), b"").to_pylist()

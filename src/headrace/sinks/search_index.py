@@ -1,9 +1,9 @@
-"""The target `search`: a full-text index in a directory (tantivy). The ledger is a document of the
-index, committed with the others.
+"""The target `search`: a full-text index in a directory, and the search in it.
 
-Every row is a document: `text` are all its strings together, `row` its columns (search
-`row.city:oslo`), `_row` the row itself, exactly. The index is locked for the moment of a commit
-only, and the ledger is read under that lock: so an older owner finds that it is not the newest.
+The index is tantivy's. Every row is a document with three fields: `text` has all its strings,
+`row` its columns (search `row.city:oslo`), and `_row` the row itself, exactly. The checkpoint is
+another document, committed together with the rows. The index is locked for a commit only, and the
+checkpoint is read under that lock, so that an older owner finds that it is not the owner any more.
 """
 
 from __future__ import annotations
@@ -18,25 +18,18 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, MissingExtra, TargetMismatch, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import (
-    PIECE_ROWS,
-    Applied,
-    Batch,
-    Refusal,
-    Shape,
-    SinkSpec,
-    Target,
-    json_of,
-    upserted,
-)
-from headrace.types.json_codec import decode
+from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_json, upsert_in_chunks
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.types.json_codec import decode_rows
 
 try:
     import tantivy
 except ImportError as error:
     raise MissingExtra("tantivy", "search") from error
 
-LEDGER, PREFIX = "ledger", "row:"
+CHECKPOINT_KEY = "ledger"
+ROW_PREFIX = "row:"
 _HEAP_BYTES = 64 << 20
 _CHUNK_ROWS = 10_000
 
@@ -45,13 +38,13 @@ def index_schema() -> Any:
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("_key", stored=True, tokenizer_name="raw", index_option="basic")
     builder.add_text_field("text", stored=False)
-    builder.add_json_field("row", stored=False, fast=True)  # so that ranges can be asked for
+    builder.add_json_field("row", stored=False, fast=True)  # for queries of ranges
     builder.add_bytes_field("_row", stored=True, indexed=False)
     return builder.build()
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
@@ -64,7 +57,7 @@ def _translated() -> Iterator[None]:
 
 
 class SearchTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
         self.directory = Path(sink.options["path"])
         if sink.table:
@@ -77,7 +70,7 @@ class SearchTarget(Target):
         self._index = None
 
     def prepare(self) -> None:
-        with _translated():
+        with _driver_errors():
             if not self.directory.is_dir():
                 if not self.sink.create:
                     raise TargetMismatch(
@@ -90,8 +83,8 @@ class SearchTarget(Target):
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with _translated():
+    def atomic(self) -> Iterator[None]:
+        with _driver_errors():
             self._writer, self._is_changed = self._index.writer(_HEAP_BYTES, 1), False
             try:
                 yield
@@ -109,12 +102,13 @@ class SearchTarget(Target):
     def _commit(self) -> None:
         self._writer.commit()
 
-    def read_applied(self) -> Applied | None:
-        found = self._documents(tantivy.Query.term_query(self._index.schema, "_key", LEDGER), 1)
-        return Applied.from_json(found[0][1].decode()) if found else None
+    def read_checkpoint(self) -> SinkCheckpoint | None:
+        query = tantivy.Query.term_query(self._index.schema, "_key", CHECKPOINT_KEY)
+        documents = self._documents(query, limit=1)
+        return SinkCheckpoint.from_json(documents[0][1].decode()) if documents else None
 
-    def write_applied(self, applied: Applied) -> None:
-        self._replace(LEDGER, applied.to_json().encode())
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
+        self._replace(CHECKPOINT_KEY, checkpoint.to_json().encode())
         self._is_changed = True
 
     def _replace(self, key: str, row: bytes, text: str | None = None) -> None:
@@ -127,15 +121,17 @@ class SearchTarget(Target):
             document.add_json("row", row.decode())
         self._writer.add_document(document)
 
-    def merge(self, batch: Batch) -> list[Refusal]:
-        for piece in _chunks(batch.deletes):
-            for key in self._keys(piece):
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
+        for chunk in _chunks(batch.deletes):
+            for key in self._keys(chunk):
                 self._writer.delete_documents_by_term("_key", key)
-        return upserted(batch, self._upsert, rows_at_once=_CHUNK_ROWS)
+        return upsert_in_chunks(batch, self._upsert, chunk_rows=_CHUNK_ROWS)
 
     def _upsert(self, rows: pa.Table) -> None:
-        (piece,) = _chunks(rows)
-        for key, row, text in zip(self._keys(piece), json_of(piece), _texts(piece), strict=True):
+        (chunk,) = _chunks(rows)
+        for key, row, text in zip(
+            self._keys(chunk), rows_to_json(chunk), _texts(chunk), strict=True
+        ):
             self._replace(key, row, text)
 
     def clear(self) -> None:
@@ -143,51 +139,52 @@ class SearchTarget(Target):
 
     def _keys(self, rows: pa.RecordBatch) -> list[str]:
         return [
-            PREFIX + key.decode("latin-1") for key in key_bytes(rows, self.shape.key).to_pylist()
+            ROW_PREFIX + key.decode("latin-1")
+            for key in key_bytes(rows, self.shape.key).to_pylist()
         ]
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        with _translated():
-            applied = self.read_applied()
-            return applied, self._pieces(self._index.searcher())
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        with _driver_errors():
+            checkpoint = self.read_checkpoint()
+            return checkpoint, self._read_chunks(self._index.searcher())
 
-    def _pieces(self, searcher: Any) -> Iterator[pa.Table]:
-        """A searcher shows one commit."""
-        with _translated():
-            for start in range(0, searcher.num_docs, PIECE_ROWS):
-                hits = searcher.search(tantivy.Query.all_query(), PIECE_ROWS, offset=start).hits
+    def _read_chunks(self, searcher: Any) -> Iterator[pa.Table]:
+        """Yield all rows that a searcher sees: those of one commit."""
+        with _driver_errors():
+            for start in range(0, searcher.num_docs, READ_ROWS):
+                hits = searcher.search(tantivy.Query.all_query(), READ_ROWS, offset=start).hits
                 yield self._table([_stored(searcher.doc(address)) for _, address in hits])
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        with _translated():
-            wanted = [key for piece in _chunks(keys) for key in self._keys(piece)]
+        with _driver_errors():
+            wanted = [key for chunk in _chunks(keys) for key in self._keys(chunk)]
             return self._table(
                 [
                     row
                     for key in wanted
                     for row in self._documents(
-                        tantivy.Query.term_query(self._index.schema, "_key", key), 1
+                        tantivy.Query.term_query(self._index.schema, "_key", key), limit=1
                     )
                 ]
             )
 
-    def _documents(self, query: Any, most: int) -> list[tuple[str, bytes]]:
-        """Keys and rows."""
+    def _documents(self, query: Any, *, limit: int) -> list[tuple[str, bytes]]:
+        """Return the keys and rows of the documents that a query finds."""
         self._index.reload()
         searcher = self._index.searcher()
-        return [_stored(searcher.doc(address)) for _, address in searcher.search(query, most).hits]
+        return [_stored(searcher.doc(address)) for _, address in searcher.search(query, limit).hits]
 
-    def _table(self, found: list[tuple[str, bytes]]) -> pa.Table:
-        values = [row for key, row in found if key != LEDGER]
+    def _table(self, documents: list[tuple[str, bytes]]) -> pa.Table:
+        values = [row for key, row in documents if key != CHECKPOINT_KEY]
         return pa.Table.from_batches(
-            [decode(values, self.shape.schema).batch], schema=self.shape.schema
+            [decode_rows(values, self.shape.schema).batch], schema=self.shape.schema
         )
 
 
 def _stored(document: Any) -> tuple[str, bytes]:
-    """Key and row."""
+    """Return the key and the row of a document."""
     return str(document["_key"][0]), bytes(document["_row"][0])
 
 
@@ -197,7 +194,7 @@ def _chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _texts(rows: pa.RecordBatch) -> list[str]:
-    """All strings of each row."""
+    """Return all strings of each row, in lines."""
     strings = [
         pc.fill_null(column, "") for column in rows.columns if pa.types.is_string(column.type)
     ]
@@ -207,19 +204,33 @@ def _texts(rows: pa.RecordBatch) -> list[str]:
     return texts
 
 
-def search(path: str | Path, query: str, *, most: int = 10) -> list[tuple[float, str]]:
-    """The best rows for a query, as JSON, each with its score. A word is looked for in all strings;
-    `row.COLUMN:WORD` in one column.
+def search(path: str | Path, query: str, *, limit: int = 10) -> list[tuple[float, str]]:
+    """Search an index that the sink `hr.sinks.search` fills.
+
+    Args:
+        path: The index's directory.
+        query: Words to look for in all strings; `row.COLUMN:WORD` looks in one column.
+        limit: The most rows to return.
+
+    Returns:
+        The best rows as JSON, each with its score, the best first.
+
+    Raises:
+        InputError: There is no index, or the query cannot be read.
+
+    Example:
+        >>> search("products", "row.name:shoes AND red", limit=5)  # doctest: +SKIP
+        [(2.7, '{"id": 7, "name": "red shoes"}')]
     """
     if not Path(path).is_dir() or not tantivy.Index.exists(str(path)):
         raise InputError(
             f"There is no search index in {path}.",
-            fix="make one with `headrace sync TOPIC search:DIRECTORY`.",
+            fix="fill one with `headrace sync TOPIC search:DIRECTORY`.",
         )
     index = tantivy.Index.open(str(path))
     searcher = index.searcher()
     try:
-        hits = searcher.search(index.parse_query(query, ["text"]), most).hits
+        hits = searcher.search(index.parse_query(query, ["text"]), limit).hits
     except ValueError as error:
         raise InputError(
             f"The query {query!r} cannot be read: {error}.",

@@ -1,5 +1,8 @@
-"""The target `sqlite`: a table of an SQLite database. One SQL transaction has the rows and the
-ledger row.
+"""The target `sqlite`: a table of an SQLite database.
+
+One SQL transaction contains the rows of a batch and the checkpoint, which is a row of the table
+`_headrace_sinks`. `BEGIN IMMEDIATE` locks the database, so that two processes take turns, and the
+older one then finds that it is not the owner any more.
 """
 
 from __future__ import annotations
@@ -12,31 +15,23 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import ConfigurationError, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import (
-    PIECE_ROWS,
-    Applied,
-    Batch,
-    Refusal,
-    RowsRefused,
-    Shape,
-    SinkSpec,
-    Target,
-    in_pieces,
-)
-from headrace.types.schema import quoted
+from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Target, bisect_refused
+from headrace.sinks.batch import SinkBatch, TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
+from headrace.types.schema import quote_identifier
 from headrace.views.types import affinity, from_values, to_values
 
-LEDGER = "_headrace_sinks"
+CHECKPOINT_TABLE = "_headrace_sinks"
 BUSY_S = 30.0
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, OverflowError)
 
 
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(map(quoted, names))
+def _identifiers(names: Sequence[str]) -> str:
+    return ", ".join(map(quote_identifier, names))
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -51,16 +46,16 @@ def _translated() -> Iterator[None]:
         raise ConfigurationError(
             f"SQLite: {error}.",
             fix=(
-                "check the path; if the file is damaged, remove it, and it is made and filled"
-                " again."
+                "check the path. If the file is damaged, move it away and keep it; a new file is"
+                " filled with what the topic has."
             ),
         ) from error
 
 
 class SqliteTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
-        with _translated():
+        with _driver_errors():
             self._db = sqlite3.connect(
                 sink.options["path"], timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
@@ -68,32 +63,32 @@ class SqliteTarget(Target):
     def close(self) -> None:
         self._db.close()
 
-    # What is there
+    # The table
 
     def prepare(self) -> None:
-        with _translated(), self._transaction():
+        with _driver_errors(), self._transaction():
             self._db.execute(
-                f"CREATE TABLE IF NOT EXISTS {LEDGER} (target TEXT PRIMARY KEY, applied TEXT NOT"
+                f"CREATE TABLE IF NOT EXISTS {CHECKPOINT_TABLE} (target TEXT PRIMARY KEY, applied TEXT NOT"
                 " NULL)"
             )
-            known = self._columns()
-            if not known:
+            existing = self._column_names()
+            if not existing:
                 self._create()
                 return
-            for each in self.shape.schema:
-                if each.name not in known:
-                    self._add(each, known)
+            for field in self.shape.schema:
+                if field.name not in existing:
+                    self._add_column(field, existing)
             if not self._has_unique_key():
                 raise TargetMismatch(
                     f"The table {self.table!r} has no primary key or unique index on"
-                    f" {', '.join(self.shape.key)}, by which it is to be merged.",
+                    f" {', '.join(self.shape.key)}, by which it would be merged.",
                     fix=(
-                        f"CREATE UNIQUE INDEX {quoted(f'{self.table}_key')} ON {quoted(self.table)}"
-                        f" ({_list(self.shape.key)})"
+                        f"CREATE UNIQUE INDEX {quote_identifier(f'{self.table}_key')} ON {quote_identifier(self.table)}"
+                        f" ({_identifiers(self.shape.key)})"
                     ),
                 )
 
-    def _columns(self) -> list[str]:
+    def _column_names(self) -> list[str]:
         return [
             row[0]
             for row in self._db.execute("SELECT name FROM pragma_table_info(?)", (self.table,))
@@ -101,11 +96,9 @@ class SqliteTarget(Target):
 
     def _create(self) -> None:
         columns = ", ".join(
-            f"{quoted(each.name)} {affinity(each.type)}" for each in self.shape.schema
+            f"{quote_identifier(field.name)} {affinity(field.type)}" for field in self.shape.schema
         )
-        statement = (
-            f"CREATE TABLE {quoted(self.table)} ({columns}, PRIMARY KEY ({_list(self.shape.key)}))"
-        )
+        statement = f"CREATE TABLE {quote_identifier(self.table)} ({columns}, PRIMARY KEY ({_identifiers(self.shape.key)}))"
         if not self.sink.create:
             raise TargetMismatch(
                 f"There is no table {self.table!r} in {self.sink.options['path']}.",
@@ -113,18 +106,18 @@ class SqliteTarget(Target):
             )
         self._db.execute(statement)
         self._db.execute(
-            f"DELETE FROM {LEDGER} WHERE target = ?", (self.table,)
-        )  # one that was dropped is filled from the beginning
+            f"DELETE FROM {CHECKPOINT_TABLE} WHERE target = ?", (self.table,)
+        )  # a table that was dropped is filled from the beginning
 
-    def _add(self, column: pa.Field, known: list[str]) -> None:
+    def _add_column(self, column: pa.Field, existing: list[str]) -> None:
         statement = (
-            f"ALTER TABLE {quoted(self.table)} ADD COLUMN {quoted(column.name)}"
+            f"ALTER TABLE {quote_identifier(self.table)} ADD COLUMN {quote_identifier(column.name)}"
             f" {affinity(column.type)}"
         )
         if not self.sink.create:
             raise TargetMismatch(
                 f"The table {self.table!r} has no column {column.name!r}:"
-                f" {nearest(column.name, known)}",
+                f" {nearest(column.name, existing)}",
                 fix=f"create=True (leave out --no-create), or: {statement}",
             )
         self._db.execute(statement)
@@ -137,19 +130,20 @@ class SqliteTarget(Target):
             )
         }
         indexes = self._db.execute(
-            'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (self.table,)
+            'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial',
+            (self.table,),
         ).fetchall()
-        sets = [
+        unique_keys = [
             {row[0] for row in self._db.execute("SELECT name FROM pragma_index_info(?)", index)}
             for index in indexes
         ]
-        return set(self.shape.key) in [primary, *sets]
+        return set(self.shape.key) in [primary, *unique_keys]
 
     # A commit
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        with _translated(), self._transaction():
+    def atomic(self) -> Iterator[None]:
+        with _driver_errors(), self._transaction():
             yield
 
     @contextmanager
@@ -162,47 +156,52 @@ class SqliteTarget(Target):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def read_applied(self) -> Applied | None:
+    def read_checkpoint(self) -> SinkCheckpoint | None:
         row = self._db.execute(
-            f"SELECT applied FROM {LEDGER} WHERE target = ?", (self.table,)
+            f"SELECT applied FROM {CHECKPOINT_TABLE} WHERE target = ?", (self.table,)
         ).fetchone()
-        return None if row is None else Applied.from_json(row[0])
+        return None if row is None else SinkCheckpoint.from_json(row[0])
 
-    def write_applied(self, applied: Applied) -> None:
+    def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
         self._db.execute(
-            f"INSERT OR REPLACE INTO {LEDGER} VALUES (?, ?)", (self.table, applied.to_json())
+            f"INSERT OR REPLACE INTO {CHECKPOINT_TABLE} VALUES (?, ?)",
+            (self.table, checkpoint.to_json()),
         )
 
-    def merge(self, batch: Batch) -> list[Refusal]:
+    def merge(self, batch: SinkBatch) -> list[Refusal]:
         refused: list[Refusal] = []
-        in_pieces(batch.deletes, batch.delete_places, self._delete, refused)
-        in_pieces(batch.upserts, batch.upsert_places, self._upsert, refused)
+        bisect_refused(batch.deletes, batch.delete_offsets, self._delete, refused)
+        bisect_refused(batch.upserts, batch.upsert_offsets, self._upsert, refused)
         return refused
 
     def clear(self) -> None:
-        self._db.execute(f"DELETE FROM {quoted(self.table)}")
+        self._db.execute(f"DELETE FROM {quote_identifier(self.table)}")
 
     def _delete(self, keys: pa.Table) -> None:
-        self._each(
-            f"DELETE FROM {quoted(self.table)} WHERE ({_list(self.shape.key)}) ="
+        self._execute_all(
+            f"DELETE FROM {quote_identifier(self.table)} WHERE ({_identifiers(self.shape.key)}) ="
             f" ({', '.join('?' * len(self.shape.key))})",
             keys,
         )
 
     def _upsert(self, rows: pa.Table) -> None:
         names = self.shape.schema.names
-        news = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in self.shape.values)
-        on_conflict = (
-            f"ON CONFLICT ({_list(self.shape.key)}) DO"
-            f" {f'UPDATE SET {news}' if news else 'NOTHING'}"
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = excluded.{quote_identifier(name)}"
+            for name in self.shape.values
         )
-        self._each(
-            f"INSERT INTO {quoted(self.table)} ({_list(names)}) VALUES"
+        on_conflict = (
+            f"ON CONFLICT ({_identifiers(self.shape.key)}) DO"
+            f" {f'UPDATE SET {assignments}' if assignments else 'NOTHING'}"
+        )
+        self._execute_all(
+            f"INSERT INTO {quote_identifier(self.table)} ({_identifiers(names)}) VALUES"
             f" ({', '.join('?' * len(names))}) {on_conflict}",
             rows,
         )
 
-    def _each(self, statement: str, rows: pa.Table) -> None:
+    def _execute_all(self, statement: str, rows: pa.Table) -> None:
+        """Execute a statement for each row, in a savepoint: rows that are refused are undone."""
         self._db.execute("SAVEPOINT piece")
         try:
             self._db.executemany(statement, _values(rows))
@@ -213,41 +212,41 @@ class SqliteTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        with _translated():
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        with _driver_errors():
             self._db.execute("BEGIN")
-            return self.read_applied(), self._pieces()
+            return self.read_checkpoint(), self._read_chunks()
 
-    def _pieces(self) -> Iterator[pa.Table]:
+    def _read_chunks(self) -> Iterator[pa.Table]:
         try:
-            with _translated():
+            with _driver_errors():
                 cursor = self._db.execute(
-                    f"SELECT {_list(self.shape.schema.names)} FROM {quoted(self.table)}"
+                    f"SELECT {_identifiers(self.shape.schema.names)} FROM {quote_identifier(self.table)}"
                 )
-                while rows := cursor.fetchmany(PIECE_ROWS):
+                while rows := cursor.fetchmany(READ_ROWS):
                     yield self._table(rows)
         finally:
             self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         query = (
-            f"SELECT {_list(self.shape.schema.names)} FROM {quoted(self.table)} WHERE"
-            f" ({_list(self.shape.key)}) = ({', '.join('?' * len(self.shape.key))})"
+            f"SELECT {_identifiers(self.shape.schema.names)} FROM {quote_identifier(self.table)} WHERE"
+            f" ({_identifiers(self.shape.key)}) = ({', '.join('?' * len(self.shape.key))})"
         )
-        with _translated():
-            found = [
+        with _driver_errors():
+            rows = [
                 row
                 for values in _values(keys.select(list(self.shape.key)))
                 for row in self._db.execute(query, values)
             ]
-        return self._table(found)
+        return self._table(rows)
 
     def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
         return pa.table(
             [
-                from_values(list(values), each.type)
-                for values, each in zip(columns, self.shape.schema, strict=True)
+                from_values(list(values), field.type)
+                for values, field in zip(columns, self.shape.schema, strict=True)
             ],
             schema=self.shape.schema,
         )

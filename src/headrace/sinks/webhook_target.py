@@ -1,9 +1,26 @@
-"""The target `webhook`: rows are posted to a receiver, at least once (`noted_target`).
+"""The target `webhook`: rows are posted to a receiver, at least once (`at_least_once`).
 
 A request has up to `request_rows` rows:
 
-    {"table": "orders", "topic": "orders", "rows": [{"id": "…-0-17", "partition": 0, "offset": 17,
-    "change": "upsert", "row": {…}}]}
+    {"table": "orders", "topic": "orders", "rows": [
+        {"id": "…-0-17", "partition": 0, "offset": 17, "change": "upsert", "row": {…}}]}
+
+Every request has a key by which the receiver can drop repeats (`Idempotency-Key`, and the same as
+`webhook-id`). With a secret it is signed according to the Standard Webhooks convention, for which
+most languages have libraries: `webhook-signature: v1,` followed by base64 of HMAC-SHA256 over
+"id.timestamp.body".
+
+The response decides what happens:
+
+- 2xx: delivered.
+- 408, 425, 429, 5xx, no response in time, or one that is not HTTP: `TargetUnavailable`, with the
+  time that the receiver asks us to wait.
+- 401, 403, 404, 405, 407, 410 and redirects, which are never followed: the address or the
+  credentials are wrong, `ConfigurationError`.
+- Any other 4xx: the receiver refuses this request, `DeliveryRefused`.
+
+`WebhookSender` is also used by alerts (`headrace.alerts.delivery`). The gateway that receives
+webhooks is `headrace.gateways.http_gateway`.
 """
 
 from __future__ import annotations
@@ -30,32 +47,31 @@ from urllib.parse import SplitResult, urlsplit
 import pyarrow as pa
 
 from headrace.errors import ConfigurationError, InputError, NotSupported, TargetUnavailable
-from headrace.log.api import Closing
+from headrace.log.api import Closeable
 from headrace.secrets import is_named, secret
-from headrace.sinks.at_least_once import NotedTarget
-from headrace.sinks.base import Applied, RowsRefused, Shape, SinkSpec
+from headrace.sinks.at_least_once import AtLeastOnceTarget, OutgoingRow
+from headrace.sinks.base import RowsRefused, SinkSpec
+from headrace.sinks.batch import TargetShape
+from headrace.sinks.checkpoint import SinkCheckpoint
 
-# Which addresses a webhook may be sent to: those of the public internet, and internal ones that
-# were allowed by name.
-#
-# A name is resolved once for a connection, all its addresses are judged, and the connection goes to
-# one of exactly these: a name that resolves differently a moment later leads nowhere else.
-
+# Addresses: public ones, and internal networks that were allowed by name. A name is resolved once a
+# connection, all its addresses are checked, and the connection goes to one of exactly these. So a
+# name that resolves to an internal address a moment later leads nowhere.
 
 ALLOWED_VARIABLE = "HEADRACE_WEBHOOK_INTERNAL"
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
-_TRANSLATED = ip_network("64:ff9b::/96")  # an IPv4 address stands in the last four bytes
+_NAT64 = ip_network("64:ff9b::/96")  # an IPv4 address is in the last four bytes
 
 
 def allowed_networks(declared: Iterable[str]) -> tuple[Network, ...]:
-    """Internal networks that may be reached: those declared, and those of the environment."""
-    given = [
-        *declared,
-        *filter(None, (part.strip() for part in os.environ.get(ALLOWED_VARIABLE, "").split(","))),
-    ]
+    """Return the internal networks that may be reached: those declared, and those listed in the
+    environment.
+    """
+    listed = [part.strip() for part in os.environ.get(ALLOWED_VARIABLE, "").split(",")]
     try:
-        return tuple(ip_network(each, strict=False) for each in given)
+        networks = [*declared, *filter(None, listed)]
+        return tuple(ip_network(network, strict=False) for network in networks)
     except ValueError as error:
         raise InputError(
             f"An internal network that webhooks may be sent to is written as 10.1.0.0/16: {error}.",
@@ -63,21 +79,26 @@ def allowed_networks(declared: Iterable[str]) -> tuple[Network, ...]:
         ) from None
 
 
-def resolved(host: str, port: int, allowed: Sequence[Network]) -> list[str]:
-    """The addresses of a host, all of which may be connected to."""
+def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[str]:
+    """Return the addresses of a host, all of which may be connected to.
+
+    Raises:
+        TargetUnavailable: The name cannot be resolved.
+        ConfigurationError: One of the addresses is internal and not allowed.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise TargetUnavailable(
             f"The name {host!r} cannot be resolved: {error}.",
             fix="see that the name is right, and that there is a network.",
         ) from error
-    addresses = list(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
     for text in addresses:
-        if not _may_be_reached(ip_address(text), allowed):
+        if not _is_allowed(ip_address(text), allowed):
             raise ConfigurationError(
                 f"{host!r} is {text}, which is no public address: webhooks are not sent to internal"
-                " ones unless that was allowed.",
+                " ones unless that is allowed.",
                 fix=(
                     f"allow it, with internal=['{text}'] in hr.sinks.webhook(…), or"
                     f" {ALLOWED_VARIABLE}={text} in the environment; a network is written as"
@@ -87,47 +108,35 @@ def resolved(host: str, port: int, allowed: Sequence[Network]) -> list[str]:
     return addresses
 
 
-def _may_be_reached(address: Address, allowed: Sequence[Network]) -> bool:
-    meant = _meant(address)
-    return (meant.is_global and not meant.is_multicast) or any(
-        each in network
+def _is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
+    embedded = _embedded_ipv4(address)
+    if embedded.is_global and not embedded.is_multicast:
+        return True
+    return any(
+        candidate in network
         for network in allowed
-        for each in {address, meant}
-        if each.version == network.version
+        for candidate in {address, embedded}
+        if candidate.version == network.version
     )
 
 
-def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one may stand for."""
+def _embedded_ipv4(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address stands for, if it does."""
     if isinstance(address, IPv4Address):
         return address
-    if address in _TRANSLATED:
+    if address in _NAT64:
         return IPv4Address(address.packed[-4:])
-    inner = (
-        address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-    )
-    return inner or address
+    teredo_client = address.teredo[1] if address.teredo else None
+    return address.ipv4_mapped or address.sixtofour or teredo_client or address
 
 
-# Webhooks out: one signed POST after the other to one receiver. The sink `webhook` sends rows
-# through it, and whatever else has something to tell can do so too.
-#
-# Every request carries a key by which the receiver can drop repeats (`Idempotency-Key`, and the
-# same as `webhook-id`). With a secret it is signed as the Standard Webhooks convention has it, for
-# which there are libraries in most languages: `webhook-signature: v1,` and base64 of HMAC-SHA256
-# over "id.timestamp.body".
-#
-# What the answer means: 2xx is delivered. 408, 425, 429, 5xx, no answer in time, and nonsense pass:
-# `TargetUnavailable`, with the time that the receiver asks us to wait. 401, 403, 404, 405, 407, 410
-# and redirects, which are never followed, are about the receiver as a whole: `ConfigurationError`.
-# Any other 4xx refuses this request: `Refused`.
-
+# Requests
 
 SECRET_VARIABLE = "HEADRACE_WEBHOOK_SECRET"  # noqa: S105 - where it is, not what it is
-MAX_ANSWER_BYTES = 64 << 10
-LONGEST_WAIT_S = 3600.0
-_PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-_ABOUT_ALL = {
+MAX_RESPONSE_BYTES = 64 << 10
+LONGEST_RETRY_AFTER_S = 3600.0
+_TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+_WRONG_ENDPOINT = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
     HTTPStatus.NOT_FOUND,
@@ -135,7 +144,7 @@ _ABOUT_ALL = {
     HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
     HTTPStatus.GONE,
 }
-_OURS = {
+_RESERVED_HEADERS = {
     "host",
     "content-type",
     "content-length",
@@ -148,14 +157,20 @@ _OURS = {
 }
 
 
-class Refused(Exception):
-    """The receiver does not want this request, now or later. The text is its own."""
+class DeliveryRefused(Exception):
+    """The receiver refuses this request for good. The text is the receiver's own."""
 
 
 @dataclass(frozen=True)
-class Receiver:
-    """Where to send, and how. `secret` and the values of `headers` may be `env:NAME` or
-    `file:PATH`; `internal` are networks that are not public and yet allowed.
+class WebhookEndpoint:
+    """Where requests are sent, and how.
+
+    Attributes:
+        url: The address, without user and password.
+        secret: Where the signing secret is stored: `env:NAME` or `file:PATH`.
+        headers: Further headers; values may be `env:NAME` or `file:PATH`.
+        timeout_s: The longest time for a whole request.
+        internal: Networks that are not public and yet allowed.
     """
 
     url: str
@@ -173,26 +188,28 @@ class Receiver:
             or not all("!" <= char <= "~" for char in self.url)
         ):
             raise InputError(
-                f"{self.url!r} is no address of a webhook.",
+                f"{self.url!r} is not the address of a webhook.",
                 fix=(
-                    "write it as https://example.com/hook; spaces and letters beyond ASCII as %20"
-                    " and the like."
+                    "write it as https://example.com/hook, with spaces as %20 and letters beyond ASCII"
+                    " percent-encoded too."
                 ),
             )
         if parts.username or parts.password:
             raise InputError(
-                "User and password do not belong into a webhook's URL.",
+                "A webhook's URL must not contain user and password.",
                 fix="give headers={'Authorization': 'env:NAME'}.",
             )
         if self.secret is not None and not is_named(self.secret):
             raise InputError(
-                "A webhook's secret does not belong into a program's text.",
-                fix=f"name the place: secret='env:{SECRET_VARIABLE}', or secret='file:PATH'.",
+                "A webhook's secret must not be written into a program.",
+                fix=f"say where it is: secret='env:{SECRET_VARIABLE}', or secret='file:PATH'.",
             )
-        if taken := sorted(name for name in self.headers if name.lower() in _OURS):
-            raise InputError(f"The header {taken[0]!r} is set by us.", fix="leave it out.")
+        if reserved := sorted(name for name in self.headers if name.lower() in _RESERVED_HEADERS):
+            raise InputError(
+                f"The header {reserved[0]!r} is set by Headrace itself.", fix="leave it out."
+            )
         if self.timeout_s <= 0:
-            raise InputError("A webhook's timeout must be longer than nothing.")
+            raise InputError("A webhook's timeout must be longer than 0.")
 
     @property
     def parts(self) -> SplitResult:
@@ -200,25 +217,27 @@ class Receiver:
 
     @property
     def name(self) -> str:
-        """For messages: without path and query, in which there may be a token."""
+        """The address for messages: without path and query, which may contain a token."""
         return f"{self.parts.scheme}://{self.parts.netloc}"
 
 
-class Sender(Closing):
-    """Sends to one receiver, one request at a time, over a connection that is kept while it
-    lasts.
-    """
+class WebhookSender(Closeable):
+    """Sends requests to one endpoint, one at a time, over a connection that is kept alive."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self.receiver = receiver
-        parts = receiver.parts
-        self._host, self._is_tls = parts.hostname or "", parts.scheme == "https"
+    def __init__(self, endpoint: WebhookEndpoint) -> None:
+        self.endpoint = endpoint
+        parts = endpoint.parts
+        self._host = parts.hostname or ""
+        self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._allowed = allowed_networks(receiver.internal)
-        self._secret = _key_of(secret("secret", receiver.secret)) if receiver.secret else None
+        self._allowed = allowed_networks(endpoint.internal)
+        self._signing_key: bytes | None = None
+        if endpoint.secret:
+            self._signing_key = _signing_key(secret("secret", endpoint.secret))
         self._headers = {
-            name: _header(name, secret(name, value)) for name, value in receiver.headers.items()
+            name: _checked_header(name, secret(name, value))
+            for name, value in endpoint.headers.items()
         }
         self._connection: http.client.HTTPConnection | None = None
 
@@ -228,84 +247,93 @@ class Sender(Closing):
             self._connection = None
 
     def send(self, body: bytes, key: str) -> None:
-        """Returns when the receiver has taken it. One that closed the kept connection is connected
-        to again.
+        """Send a request, and return when the receiver has taken it.
+
+        Args:
+            body: JSON.
+            key: The request's id, the same whenever it is sent.
+
+        Raises:
+            TargetUnavailable: The receiver is away; the request may be sent again.
+            ConfigurationError: The address or the credentials are wrong.
+            DeliveryRefused: The receiver refuses this request for good.
         """
-        is_kept = self._connection is not None and self._connection.sock is not None
+        was_connected = self._connection is not None and self._connection.sock is not None
         try:
-            self._judge(*self._asked(body, key))
+            self._check_response(*self._exchange(body, key))
         except (ConnectionError, http.client.HTTPException) as error:
             self.close()
-            if not is_kept:
+            if not was_connected:
                 raise TargetUnavailable(
-                    f"{self.receiver.name} breaks off, or answers what is no HTTP:"
+                    f"{self.endpoint.name} closes the connection, or does not answer in HTTP:"
                     f" {str(error) or type(error).__name__}.",
                     fix="see that the receiver runs.",
                 ) from error
-            self.send(body, key)
+            self.send(body, key)  # it had closed the idle connection
         except OSError as error:
             self.close()
             raise TargetUnavailable(
-                f"{self.receiver.name} does not answer: {error}.",
+                f"{self.endpoint.name} does not answer: {error}.",
                 fix="see that the receiver runs and can be reached.",
             ) from error
 
-    def _asked(self, body: bytes, key: str) -> tuple[int, http.client.HTTPMessage, str]:
-        connection = self._connected()
+    def _exchange(self, body: bytes, key: str) -> tuple[int, http.client.HTTPMessage, str]:
+        """Send a request and read the response: its status, headers and text."""
+        connection = self._connect()
         is_late = Event()
-        deadline = Timer(self.receiver.timeout_s, _cut, (connection.sock, is_late))
+        deadline = Timer(self.endpoint.timeout_s, _cut, (connection.sock, is_late))
         deadline.daemon = True
         deadline.start()
         try:
-            connection.request("POST", self._path, body, self._signed(body, key))
-            answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER_BYTES)
-            if not answer.isclosed():
+            connection.request("POST", self._path, body, self._signed_headers(body, key))
+            response = connection.getresponse()
+            text = response.read(MAX_RESPONSE_BYTES)
+            if not response.isclosed():
                 self.close()
         except (OSError, http.client.HTTPException):
             if is_late.is_set():
                 raise TimeoutError(
-                    f"it took longer than {self.receiver.timeout_s:g} seconds"
+                    f"it took longer than {self.endpoint.timeout_s:g} seconds"
                 ) from None
             raise
         finally:
             deadline.cancel()
-        return answer.status, answer.headers, text.decode(errors="replace").strip()
+        return response.status, response.headers, text.decode(errors="replace").strip()
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         if self._connection is not None and self._connection.sock is not None:
             return self._connection
         connection = http.client.HTTPConnection(
-            self._host, self._port, timeout=self.receiver.timeout_s
+            self._host, self._port, timeout=self.endpoint.timeout_s
         )
         connection.auto_open = 0  # it would resolve the name by itself
         connection.default_port = 443 if self._is_tls else 80
-        connection.sock = self._socket()
+        connection.sock = self._open_socket()
         self._connection = connection
         return connection
 
-    def _socket(self) -> socket.socket:
+    def _open_socket(self) -> socket.socket:
         failure: OSError = ConnectionError("it has no address")
-        for address in resolved(self._host, self._port, self._allowed):
+        for address in resolve(self._host, self._port, self._allowed):
             try:
-                plain = socket.create_connection((address, self._port), self.receiver.timeout_s)
+                plain = socket.create_connection((address, self._port), self.endpoint.timeout_s)
             except OSError as error:
                 failure = error
                 continue
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self._wrapped(plain) if self._is_tls else plain
+            return self._with_tls(plain) if self._is_tls else plain
         raise TargetUnavailable(
-            f"{self.receiver.name} cannot be connected to: {failure}.",
+            f"{self.endpoint.name} cannot be connected to: {failure}.",
             fix="see that the receiver runs and can be reached.",
         ) from failure
 
-    def _wrapped(self, plain: socket.socket) -> socket.socket:
+    def _with_tls(self, plain: socket.socket) -> socket.socket:
         try:
             return ssl.create_default_context().wrap_socket(plain, server_hostname=self._host)
         except ssl.SSLCertVerificationError as error:
             plain.close()
             raise ConfigurationError(
-                f"The certificate of {self.receiver.name} is not to be trusted:"
+                f"The certificate of {self.endpoint.name} cannot be trusted:"
                 f" {error.verify_message}.",
                 fix="renew it; for a certificate authority of your own set SSL_CERT_FILE.",
             ) from error
@@ -313,7 +341,7 @@ class Sender(Closing):
             plain.close()
             raise
 
-    def _signed(self, body: bytes, key: str) -> dict[str, str]:
+    def _signed_headers(self, body: bytes, key: str) -> dict[str, str]:
         at_s = str(int(time.time()))
         headers = {
             **self._headers,
@@ -323,60 +351,58 @@ class Sender(Closing):
             "webhook-id": key,
             "webhook-timestamp": at_s,
         }
-        if self._secret is not None:
-            headers["webhook-signature"] = signature(self._secret, key, at_s, body)
+        if self._signing_key is not None:
+            headers["webhook-signature"] = signature(self._signing_key, key, at_s, body)
         return headers
 
-    def _judge(self, status: int, headers: http.client.HTTPMessage, text: str) -> None:
-        said = f"{self.receiver.name} answers {status}{': ' + text[:200] if text else ''}"
+    def _check_response(self, status: int, headers: http.client.HTTPMessage, text: str) -> None:
+        response = f"{self.endpoint.name} answers {status}{': ' + text[:200] if text else ''}"
         if 200 <= status < 300:
             return
         if 300 <= status < 400:
             raise ConfigurationError(
-                f"{said}. Redirects are not followed.",
-                fix=f"give the address itself: {headers.get('Location', 'the answer names none')}.",
+                f"{response}. Redirects are not followed.",
+                fix=f"give the final address: {headers.get('Location', 'the response names none')}.",
             )
-        if status in _ABOUT_ALL:
+        if status in _WRONG_ENDPOINT:
             raise ConfigurationError(
-                f"{said}.",
-                fix=(
-                    "check the address, the secret and the headers; nothing more is sent until"
-                    " then."
-                ),
+                f"{response}.",
+                fix="check the address, the secret and the headers; until then nothing is sent.",
             )
-        if status in _PASSING or status >= 500 or status < 200:
+        if status in _TEMPORARY or status >= 500 or status < 200:
             raise TargetUnavailable(
-                f"{said}.",
-                fix="nothing, if it passes; else look at the receiver.",
-                wait_s=waiting_s(headers.get("Retry-After")),
+                f"{response}.",
+                fix="nothing, if it passes by itself; else look at the receiver.",
+                wait_s=retry_after_s(headers.get("Retry-After")),
             )
-        raise Refused(said)
+        raise DeliveryRefused(response)
 
 
 def _has_port(parts: SplitResult) -> bool:
-    """Whether what stands there as a port is one."""
+    """Return whether the port, if there is one, is a valid number."""
     try:
         return parts.port is None or parts.port > 0
     except ValueError:
         return False
 
 
-def _header(name: str, value: str) -> str:
+def _checked_header(name: str, value: str) -> str:
     if not name.isascii() or not value.isascii() or not (name + value).isprintable():
         raise ConfigurationError(
-            f"The header {name!r} has a name or a value that HTTP cannot carry.",
+            f"The header {name!r} has a name or a value that is not allowed in HTTP.",
             fix="use printable ASCII, in one line.",
         )
     return value
 
 
-def signature(key: bytes, identity: str, at_s: str, body: bytes) -> str:
-    signed = hmac.digest(key, f"{identity}.{at_s}.".encode() + body, "sha256")
-    return f"v1,{base64.b64encode(signed).decode()}"
+def signature(key: bytes, request_id: str, at_s: str, body: bytes) -> str:
+    """Return the value of `webhook-signature`."""
+    digest = hmac.digest(key, f"{request_id}.{at_s}.".encode() + body, "sha256")
+    return f"v1,{base64.b64encode(digest).decode()}"
 
 
-def _key_of(text: str) -> bytes:
-    """`whsec_…` is base64, as the convention has it; anything else stands for itself."""
+def _signing_key(text: str) -> bytes:
+    """Return the key of a secret: `whsec_…` is base64, by the convention; others are the key."""
     if not text:
         raise ConfigurationError(
             "The webhook's secret is empty.",
@@ -390,13 +416,15 @@ def _key_of(text: str) -> bytes:
         )
     except ValueError:
         raise ConfigurationError(
-            "The webhook's secret begins with whsec_, and what follows is no base64.",
-            fix="copy it anew.",
+            "The webhook's secret begins with whsec_, but what follows is not base64.",
+            fix="copy it again.",
         ) from None
 
 
-def waiting_s(retry_after: str | None) -> float:
-    """What `Retry-After` asks for, in seconds or as a date; at most an hour."""
+def retry_after_s(retry_after: str | None) -> float:
+    """Return how long a `Retry-After` header asks us to wait, at most an hour. It is a number of
+    seconds or a date.
+    """
     if retry_after is None:
         return 0.0
     try:
@@ -407,59 +435,58 @@ def waiting_s(retry_after: str | None) -> float:
         )
     except (ValueError, TypeError):
         return 0.0
-    return min(max(wait_s, 0.0), LONGEST_WAIT_S)
+    return min(max(wait_s, 0.0), LONGEST_RETRY_AFTER_S)
 
 
 def _cut(connected: socket.socket, is_late: Event) -> None:
-    """Ends whoever reads from it: a receiver that sends a byte now and then would never be too slow
-    for a socket's own timeout.
+    """Shut a socket down when a request has taken too long. The socket's own timeout is not enough:
+    a receiver that sends a byte now and then never exceeds it.
     """
     is_late.set()
     with suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
-class WebhookTarget(NotedTarget):
-    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
-        receiver: Receiver = sink.options["receiver"]
-        identity = (
-            sink.name
-            or f"{sink.table or shape.topic}.webhook.{hashlib.sha256(receiver.url.encode()).hexdigest()[:12]}"
-        )
+class WebhookTarget(AtLeastOnceTarget):
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
+        endpoint: WebhookEndpoint = sink.options["endpoint"]
+        digest = hashlib.sha256(endpoint.url.encode()).hexdigest()[:12]
+        identity = sink.name or f"{sink.table or shape.topic}.webhook.{digest}"
         super().__init__(sink, shape, identity, request_rows=sink.options["request_rows"])
-        self._sender = Sender(receiver)
+        self._sender = WebhookSender(endpoint)
 
     def close(self) -> None:
         self._sender.close()
 
     def _post(self, rows: pa.Table) -> None:
-        ids, body = self._request(rows)
+        outgoing = self._outgoing(rows)
+        ids = [row.id for row in outgoing]
+        key = ids[0] if len(ids) == 1 else hashlib.sha256(json.dumps(ids).encode()).hexdigest()
         try:
-            self._sender.send(
-                body,
-                ids[0] if len(ids) == 1 else hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
-            )
-        except Refused as error:
+            self._sender.send(self._body(outgoing), key)
+        except DeliveryRefused as error:
             if rows.num_rows == 1:
-                self._count_refused(str(error))
+                self._record_refused(str(error))
             raise RowsRefused(str(error)) from error
-        self._taken()
+        self._record_taken()
 
-    def _request(self, rows: pa.Table) -> tuple[list[str], bytes]:
-        """The rows' ids, and the request's body."""
-        ids, entries = [], []
-        for identity, partition, offset, change, text in self._messages(rows):
-            ids.append(identity)
-            head = json.dumps(
-                {"id": identity, "partition": partition, "offset": offset, "change": change}
-            )[:-1]
-            entries.append(head.encode() + b', "row": ' + text + b"}")
-        head = json.dumps({"table": self.table, "topic": self.shape.topic})[:-1]
-        return ids, head.encode() + b', "rows": [' + b", ".join(entries) + b"]}"
+    def _body(self, rows: Sequence[OutgoingRow]) -> bytes:
+        """Return the JSON of a request. The rows are JSON already, and are put in as they are."""
+        entries = []
+        for row in rows:
+            attributes = {
+                "id": row.id,
+                "partition": row.partition,
+                "offset": row.offset,
+                "change": row.change,
+            }
+            head = json.dumps(attributes)[:-1].encode()
+            entries.append(head + b', "row": ' + row.json + b"}")
+        head = json.dumps({"table": self.table, "topic": self.shape.topic})[:-1].encode()
+        return head + b', "rows": [' + b", ".join(entries) + b"]}"
 
-    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
         raise NotSupported(
-            "A webhook's receiver cannot be read back, so there is nothing to compare with the"
-            " log.",
+            "A webhook's receiver cannot be read back, so it cannot be compared with the log.",
             fix="compare at the receiver, by the rows' ids.",
         )

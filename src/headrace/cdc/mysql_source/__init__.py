@@ -1,3 +1,6 @@
-"""MariaDB and MySQL as sources: the row binlog, read as a replica reads it. It needs the extra
-`mysql`.
+"""The source of `hr.cdc.mariadb` and `hr.cdc.mysql`: the row binlog.
+
+- `source`: puts transactions together from the binlog's events; chunks of snapshots; positions.
+- `binlog`: reads the binlog in a thread.
+- `catalogue`: what is asked of the server: settings, tables, types, GTIDs; rows as Arrow batches.
 """

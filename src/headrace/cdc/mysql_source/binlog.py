@@ -1,6 +1,4 @@
-"""The binlog, read by a thread into a bounded queue: the server sends when there is something, and
-reading must not wait for writing.
-"""
+"""Reads the binlog in a thread, into a bounded queue, so that reading does not wait for writing."""
 
 from __future__ import annotations
 
@@ -12,38 +10,38 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
-from headrace.cdc.mysql_source.catalogue import drivers, ours, settings_of
+from headrace.cdc.mysql_source.catalogue import connection_settings, drivers, to_headrace_error
 from headrace.errors import ConfigurationError, HeadraceError, RetryError
 
 MAX_EVENTS_WAITING = 5_000
 HEARTBEAT_S = 5.0
-_WITH_ROWS = {39, 40, 42, *range(165, 172)}
-"""PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD and GTID_TAGGED of MySQL, and MariaDB's compressed
-events.
+_UNREADABLE_EVENTS = {39, 40, 42, *range(165, 172)}
+"""Types of events that contain rows and that the driver cannot read: MySQL's PARTIAL_UPDATE_ROWS,
+TRANSACTION_PAYLOAD and GTID_TAGGED, and MariaDB's compressed events.
 """
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An event, and where the binlog stands behind it."""
+class BinlogEvent:
+    """An event of the binlog, with the position after it."""
 
     event: Any
     file: str
     position: int
 
 
-def number(file: str, position: int) -> int:
-    """A place in the binlogs as a number that grows."""
+def binlog_position(file: str, position: int) -> int:
+    """Return a position in the binlogs as a single number that grows."""
     return int(file.rsplit(".", 1)[-1]) << 32 | position
 
 
-def check_readable(placed: Placed) -> None:
-    """Most events that the package does not know say nothing of rows; these do, and must not be
-    passed over.
+def check_readable(event_at: BinlogEvent) -> None:
+    """Raise ConfigurationError if an event contains rows and cannot be read. Most events that the
+    driver does not know contain no rows, and can be skipped.
     """
-    if placed.event.event_type in _WITH_ROWS:
+    if event_at.event.event_type in _UNREADABLE_EVENTS:
         raise ConfigurationError(
-            f"The binlog has changes behind {placed.file}:{placed.position} in a form that cannot"
+            f"The binlog has changes after {event_at.file}:{event_at.position} in a form that cannot"
             " be read: compressed, parts of JSON values, or with tagged GTIDs.",
             fix=(
                 "SET GLOBAL binlog_transaction_compression = OFF and binlog_row_value_options = ''"
@@ -54,6 +52,8 @@ def check_readable(placed: Placed) -> None:
 
 
 class BinlogReader:
+    """Reads the events of the binlog from a position on."""
+
     def __init__(
         self,
         url: str,
@@ -65,15 +65,16 @@ class BinlogReader:
         is_mariadb: bool,
     ) -> None:
         _, replication = drivers()
-        self._stopped, self._has_opened = Event(), False
-        self._events: queue.Queue[Placed | HeadraceError] = queue.Queue(MAX_EVENTS_WAITING)
-        place = (
+        self._stopped = Event()
+        self._has_opened = False
+        self._events: queue.Queue[BinlogEvent | HeadraceError] = queue.Queue(MAX_EVENTS_WAITING)
+        start = (
             {"auto_position": gtid, "is_mariadb": is_mariadb}
             if gtid is not None
             else {"log_file": file, "log_pos": position}
         )
         self._stream = replication.BinLogStreamReader(
-            connection_settings={**settings_of(url), "connect_timeout": 10},
+            connection_settings={**connection_settings(url), "connect_timeout": 10},
             server_id=server_id,
             blocking=True,
             resume_stream=True,
@@ -81,23 +82,23 @@ class BinlogReader:
             pymysql_wrapper=self._connect,
             enable_logging=False,
             filter_non_implemented_events=False,
-            **place,
+            **start,
         )
-        logging.getLogger("pymysqlreplication").setLevel(
-            logging.ERROR
-        )  # it warns when a stream ends, which we tell of ourselves
+        # The driver warns when a stream ends, which is reported as an error anyway.
+        logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)
         self._thread = Thread(target=self._run, daemon=True, name="binlog")
         self._thread.start()
 
     def _connect(self, **settings: Any) -> Any:
-        """The package would connect again by itself when the server goes away, and so at the wrong
-        place: we begin anew from the log's position instead.
+        """Open a connection for the driver. It would connect again by itself when the server goes
+        away, at a wrong position; instead, the session ends and resumes at the log's position.
         """
         pymysql, _ = drivers()
         is_stream = "cursorclass" not in settings
         if is_stream and self._has_opened:
             raise RetryError(
-                "The server closed the stream of its binlog.", fix="it is tried again."
+                "The server closed the stream of its binlog.",
+                fix="nothing: the capture tries again.",
             )
         self._has_opened = self._has_opened or is_stream
         return pymysql.connect(**settings)
@@ -109,40 +110,41 @@ class BinlogReader:
                 if event is None:
                     self._put(
                         RetryError(
-                            "The server ended the stream of its binlog.", fix="it is tried again."
+                            "The server ended the stream of its binlog.",
+                            fix="nothing: the capture tries again.",
                         )
                     )
                     return
-                # Rows are decoded when they are first asked for, by the table's number, and a
-                # server that was restarted gives a number to another table: so ask now.
+                # Rows are decoded at the first access, by the table's number. A server that was
+                # restarted may give the number to another table: so access them now.
                 _ = getattr(event, "rows", None)
-                self._put(Placed(event, self._stream.log_file, self._stream.log_pos))
+                self._put(BinlogEvent(event, self._stream.log_file, self._stream.log_pos))
         except HeadraceError as error:
             self._put(error)
         except Exception as error:
-            self._put(ours(error))
+            self._put(to_headrace_error(error))
 
-    def _put(self, what: Placed | HeadraceError) -> None:
+    def _put(self, item: BinlogEvent | HeadraceError) -> None:
         while not self._stopped.is_set():
             with suppress(queue.Full):
-                self._events.put(what, timeout=0.5)
+                self._events.put(item, timeout=0.5)
                 return
 
-    def take(self, timeout_s: float) -> Placed | None:
-        """The next event; nothing, if none comes in time."""
+    def take(self, timeout_s: float) -> BinlogEvent | None:
+        """Return the next event; None if none comes in time."""
         try:
-            found = (
+            item = (
                 self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
             )
         except queue.Empty:
             return None
-        if isinstance(found, HeadraceError):
-            raise found
-        return found
+        if isinstance(item, HeadraceError):
+            raise item
+        return item
 
     def close(self) -> None:
-        """The server is told too: otherwise it would keep the binlog for a reader that is gone,
-        until it notices.
+        """Stop reading. The server's side of the connection is killed too; otherwise it would retain
+        the binlog for this reader until it notices.
         """
         self._stopped.set()
         connection: Any = getattr(self._stream, "_stream_connection", None)

@@ -1,4 +1,6 @@
-"""What the server says about itself and its tables: settings that capture needs, columns, keys."""
+"""What is asked of a MariaDB or MySQL server: connections, settings that capture needs, tables and
+their types, GTIDs; and rows as Arrow batches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from headrace.cdc.base import Changes, Marks, Skipped, TableShape, marks_column, usable_names
+from headrace.cdc.base import (
+    Marks,
+    SkippedTables,
+    TableChanges,
+    TableShape,
+    marks_column,
+    usable_names,
+)
 from headrace.columnar.columns import (
     COMMITTED_AT,
     DELETE,
@@ -32,17 +41,32 @@ from headrace.columnar.columns import (
 )
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
 
-# Connections to MariaDB or MySQL, and their errors as ours.
+# Connections
 
-
-_PASSING = {1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 1927, 2002, 2003, 2006, 2013, 2055}
-_NOT_LET_IN = {1045, 1698}
-_PRIVILEGES = {1044, 1142, 1143, 1227}
+_TEMPORARY_CODES = {
+    1040,
+    1053,
+    1158,
+    1159,
+    1160,
+    1161,
+    1205,
+    1213,
+    1927,
+    2002,
+    2003,
+    2006,
+    2013,
+    2055,
+}
+_LOGIN_CODES = {1045, 1698}
+_PRIVILEGE_CODES = {1044, 1142, 1143, 1227}
 _LOST_BINLOG = 1236
 _TLS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
 
 
 def drivers() -> tuple[Any, Any]:
+    """Import pymysql and pymysqlreplication and return them."""
     try:
         import pymysql
         import pymysqlreplication
@@ -51,9 +75,9 @@ def drivers() -> tuple[Any, Any]:
     return pymysql, pymysqlreplication
 
 
-def settings_of(url: str) -> dict[str, Any]:
-    """What pymysql wants, from mariadb://USER@HOST:PORT/DATABASE; the password is better in
-    MYSQL_PWD, as MariaDB's own programs have it.
+def connection_settings(url: str) -> dict[str, Any]:
+    """Return pymysql's arguments for `mariadb://USER@HOST:PORT/DATABASE`. The password may be in the
+    environment's MYSQL_PWD, as for MariaDB's own programs.
     """
     parts = urlsplit(url)
     database = parts.path.strip("/")
@@ -62,7 +86,7 @@ def settings_of(url: str) -> dict[str, Any]:
             f"The address of {parts.hostname} names no database.",
             fix="write mariadb://USER@HOST:PORT/DATABASE.",
         )
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "host": parts.hostname or "127.0.0.1",
         "port": parts.port or 3306,
         "user": unquote(parts.username or "root"),
@@ -70,7 +94,7 @@ def settings_of(url: str) -> dict[str, Any]:
     }
     password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
     return {
-        **found,
+        **settings,
         "database": database,
         **({"password": password} if password else {}),
         **_tls(parts.query),
@@ -78,9 +102,9 @@ def settings_of(url: str) -> dict[str, Any]:
 
 
 def _tls(query: str) -> dict[str, Any]:
-    """`?ssl_ca=PATH&ssl_verify_identity=true`: as pymysql has them."""
-    given = dict(parse_qsl(query))
-    for name in given:
+    """Return the TLS options of a URL's query, `?ssl_ca=PATH&ssl_verify_identity=true`."""
+    options = dict(parse_qsl(query))
+    for name in options:
         if name not in _TLS:
             raise ConfigurationError(
                 f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}",
@@ -88,15 +112,15 @@ def _tls(query: str) -> dict[str, Any]:
             )
     return {
         name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value
-        for name, value in given.items()
+        for name, value in options.items()
     }
 
 
 def connect(url: str) -> Any:
     pymysql, _ = drivers()
-    with translated():
+    with driver_errors():
         return pymysql.connect(
-            **settings_of(url),
+            **connection_settings(url),
             autocommit=True,
             connect_timeout=10,
             init_command="SET time_zone = '+00:00', sql_mode = ''",
@@ -104,33 +128,34 @@ def connect(url: str) -> Any:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """A server that goes away may come back; what it refuses, it will refuse again."""
+def driver_errors() -> Iterator[None]:
+    """Translate the driver's errors by what can be done about them."""
     pymysql, _ = drivers()
     try:
         yield
     except (pymysql.err.Error, OSError) as error:
-        raise ours(error) from error
-    except RuntimeError as error:  # MySQL's usual way to let somebody in, without TLS
+        raise to_headrace_error(error) from error
+    except RuntimeError as error:  # MySQL's default authentication, without TLS
         if "cryptography" not in str(error):
             raise
         raise ConfigurationError(
-            f"The database asks for a password in a way that needs another package: {error}.",
+            f"The database's authentication needs another package: {error}.",
             fix="pip install cryptography; or connect with TLS: …/DATABASE?ssl_ca=PATH.",
         ) from error
 
 
-def ours(error: BaseException) -> HeadraceError:
+def to_headrace_error(error: BaseException) -> HeadraceError:
+    """Return the error to raise for one of the driver's."""
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = str(error.args[-1]) if error.args else str(error)
     if code == _LOST_BINLOG:
-        return lost_binlog(text)
-    if code in _NOT_LET_IN:
+        return binlog_lost_error(text)
+    if code in _LOGIN_CODES:
         return ConfigurationError(
-            f"The database does not let us in: {text}",
-            fix="check the user; its password can stand in the environment's MYSQL_PWD.",
+            f"The database refuses the connection: {text}",
+            fix="check the user; its password can be in the environment's MYSQL_PWD.",
         )
-    if code in _PRIVILEGES:
+    if code in _PRIVILEGE_CODES:
         return ConfigurationError(
             f"The database refuses: {text}",
             fix=(
@@ -138,10 +163,10 @@ def ours(error: BaseException) -> HeadraceError:
                 " the tables to this user."
             ),
         )
-    if code in _PASSING or code == 0:
+    if code in _TEMPORARY_CODES or code == 0:
         return RetryError(
             f"The database cannot be reached: {text}",
-            fix="it is tried again; see that the server runs.",
+            fix="see that the server runs; the capture tries again by itself.",
         )
     return ConfigurationError(
         f"The database refuses: {text}",
@@ -149,56 +174,56 @@ def ours(error: BaseException) -> HeadraceError:
     )
 
 
-def lost_binlog(why: str) -> ConfigurationError:
+def binlog_lost_error(reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The server no longer has the binlog that follows what is in the log: {why}. Changes made"
+        f"The server no longer has the binlog that follows what is in the log: {reason}. Changes made"
         " meanwhile may be missing.",
         fix=(
-            "run it once with --start-over, which reads all tables again and deletes what it does"
-            " not meet; then keep binlogs for longer (binlog_expire_logs_seconds)."
+            "run it once with --start-over, which reads all tables again and deletes rows that are"
+            " not there any more; then retain binlogs for longer (binlog_expire_logs_seconds)."
         ),
     )
 
 
-# Which transactions have been taken in, by their global ids: MariaDB names the last one of each
-# domain, MySQL has sets of ranges for each source.
-
+# GTIDs of the transactions that were captured: MariaDB has the last one of each domain, MySQL ranges
+# for each source.
 
 _RANGE = re.compile(r"\d+(-\d+)?")
 
 
 def mariadb_set(text: str) -> dict[str, str]:
-    """`0-1-7,1-1-3`: by domain."""
-    return {each.split("-", maxsplit=1)[0]: each for each in text.split(",") if each}
+    """Parse `0-1-7,1-1-3`: the last GTID by domain."""
+    return {gtid.split("-", maxsplit=1)[0]: gtid for gtid in text.split(",") if gtid}
 
 
 def mysql_set(text: str) -> dict[str, str]:
-    """`uuid:1-7:9,uuid:3`: the ranges by source. What a source's tag marks (`uuid:tag:5`) is a
+    """Parse `uuid:1-7:9,uuid:3`: the ranges by source. A source with a tag (`uuid:tag:5`) is a
     source of its own.
     """
-    found: dict[str, str] = {}
-    for each in "".join(text.split()).split(","):
-        uuid, *parts = each.split(":")
+    ranges: dict[str, str] = {}
+    for entry in "".join(text.split()).split(","):
+        uuid, *parts = entry.split(":")
         source = uuid
         for part in parts:
             if _RANGE.fullmatch(part):
-                found[source] = f"{found[source]}:{part}" if source in found else part
+                ranges[source] = f"{ranges[source]}:{part}" if source in ranges else part
             else:
                 source = f"{uuid}:{part}"
-    return found
+    return ranges
 
 
 def mysql_text(gtids: Mapping[str, str]) -> str:
     return ",".join(f"{source}:{ranges}" for source, ranges in gtids.items())
 
 
-def with_transaction(ranges: str, number: int) -> str:
-    """One more number. Nearly always it follows the last one."""
+def add_transaction(ranges: str, number: int) -> str:
+    """Add a number to ranges such as `1-7:9`. Nearly always it follows the last one."""
     head, _, last = ranges.rpartition(":")
     start, _, end = last.partition("-")
     if last and int(end or start) + 1 == number:
         return f"{head}:{start}-{number}" if head else f"{start}-{number}"
-    return _merged([*(_bounds(each) for each in ranges.split(":") if each), (number, number)])
+    bounds = [_bounds(part) for part in ranges.split(":") if part]
+    return _merge_ranges([*bounds, (number, number)])
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -206,7 +231,7 @@ def _bounds(text: str) -> tuple[int, int]:
     return int(start), int(end or start)
 
 
-def _merged(ranges: list[tuple[int, int]]) -> str:
+def _merge_ranges(ranges: list[tuple[int, int]]) -> str:
     merged: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1] + 1:
@@ -216,9 +241,8 @@ def _merged(ranges: list[tuple[int, int]]) -> str:
     return ":".join(f"{start}-{end}" if start != end else str(start) for start, end in merged)
 
 
-# MariaDB's types and values as ours. The binlog and a SELECT give some of them in different forms;
-# here both become the same.
-
+# Types and values. The binlog and a SELECT return some values in different forms, which become the
+# same here.
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _SIGNED = {
@@ -262,12 +286,12 @@ _BINARY = {
     "geometrycollection",
     "geomcollection",
 }
-"""Shapes are in the server's own form: the SRID in four bytes, then WKB."""
+"""Geometries are in the server's own format: the SRID in four bytes, then WKB."""
 
 
 def ddl_type(data_type: str, column_type: str) -> str:
-    """From `information_schema.columns`. TIME can be negative and longer than a day: it stays text,
-    and so do sets, enums and whatever is not known.
+    """Return the type of a topic's column for types of `information_schema.columns`. TIME can be
+    negative and longer than a day, so it stays text, as do sets, enums and unknown types.
     """
     if data_type in _SIGNED:
         return (_UNSIGNED if "unsigned" in column_type else _SIGNED)[data_type]
@@ -276,7 +300,7 @@ def ddl_type(data_type: str, column_type: str) -> str:
     return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
 
 
-def arrays_of(
+def to_arrays(
     columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]
 ) -> list[pa.Array]:
     return [
@@ -299,7 +323,7 @@ def _array(values: Sequence[Any], field: pa.Field, marks: Marks, form: str | Non
 
 
 def _one_by_one(values: list[Any], field: pa.Field, marks: Marks) -> pa.Array:
-    """Such as a date of zeros, which is no date: marked, with its text."""
+    """Convert values one by one, and mark those that do not fit, such as a date of zeros."""
     fitting: list[Any] = []
     for row, value in enumerate(values):
         try:
@@ -334,22 +358,22 @@ def as_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A SELECT gives text; MySQL's binlog has JSON taken apart, with its strings as bytes. Written
-    as the server writes it.
+    """Return a JSON value as text, as the server writes it. A SELECT returns text; MySQL's binlog
+    has the parsed value, with its strings as bytes.
     """
     return value if isinstance(value, str) else dumps(_plain_json(value), ensure_ascii=False)
 
 
 def _plain_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {as_text(name): _plain_json(each) for name, each in value.items()}
+        return {as_text(name): _plain_json(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_plain_json(each) for each in value]
+        return [_plain_json(element) for element in value]
     return value if value is None or isinstance(value, bool | int | float) else as_text(value)
 
 
 def _uuid_text(value: Any) -> str:
-    """Sixteen bytes in the binlog, which leaves out zeros at the end; and so are addresses."""
+    """Return a UUID as text. In the binlog it is bytes without the zeros at the end."""
     return str(UUID(bytes=value.ljust(16, b"\0"))) if isinstance(value, bytes) else str(value)
 
 
@@ -370,9 +394,9 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "inet6": _inet6_text,
     "inet4": _inet4_text,
 }
-"""By the server's types, as `information_schema` calls them."""
-AS_BYTES = {"uuid", "inet6", "inet4"}
-"""Those that the binlog has as bytes."""
+"""How values are written as text, by the server's type."""
+BINARY_FORMS = {"uuid", "inet6", "inet4"}
+"""Types that are bytes in the binlog."""
 
 
 def _as_time(value: timedelta) -> str:
@@ -383,20 +407,22 @@ def _as_time(value: timedelta) -> str:
 
 
 def _as_int(value: Any) -> Any:
-    """A BIT is bytes in a SELECT and a text of zeros and ones in the binlog."""
+    """Return an integer. A BIT is bytes in a SELECT, and a text of zeros and ones in the binlog."""
     if isinstance(value, bytes):
         return int.from_bytes(value, "big")
     return int(value, 2) if isinstance(value, str) else value
 
 
-_NEEDED = (
+# Tables
+
+_REQUIRED_SETTINGS = (
     ("log_bin", "ON"),
     ("binlog_format", "ROW"),
     ("binlog_row_image", "FULL"),
     ("binlog_row_metadata", "FULL"),
 )
-_NEEDED_OF_MARIADB = (("log_bin_compress", "OFF"),)
-_NEEDED_OF_MYSQL = (("binlog_transaction_compression", "OFF"), ("binlog_row_value_options", ""))
+_MARIADB_SETTINGS = (("log_bin_compress", "OFF"),)
+_MYSQL_SETTINGS = (("binlog_transaction_compression", "OFF"), ("binlog_row_value_options", ""))
 _COLUMNS = """
 SELECT column_name, data_type, column_type FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
@@ -409,37 +435,39 @@ WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY' ORDE
 
 @dataclass(frozen=True)
 class MysqlTable:
-    """A table: its columns in its own names, and its shape."""
+    """A table: its columns under the server's names, and its shape."""
 
     columns: tuple[str, ...]
     shape: TableShape
     forms: Mapping[str, str] = field(default_factory=dict)
-    """The server's types of columns, as the topic calls them, whose values the binlog has in a form
-    of their own.
-    """
+    """By name in the topic, the server's type of columns that need a conversion of their own."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
         return self.shape.key_in(self.columns)
 
 
-class Catalogue:
-    def __init__(self, connection: Any, database: str) -> None:
-        self.connection, self.database = connection, database
-        self._skipped = Skipped()
+class MysqlCatalogue:
+    """Queries one database over one connection."""
 
-    def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with translated(), self.connection.cursor() as cursor:
+    def __init__(self, connection: Any, database: str) -> None:
+        self.connection = connection
+        self.database = database
+        self._skipped = SkippedTables()
+
+    def query(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with driver_errors(), self.connection.cursor() as cursor:
             cursor.execute(query, values)
             return [tuple(row) for row in cursor.fetchall()]
 
     def check_server(self) -> None:
+        """Raise ConfigurationError unless the server's settings allow capture."""
         for name, wanted in (
-            *_NEEDED,
-            *(_NEEDED_OF_MARIADB if self.is_mariadb else _NEEDED_OF_MYSQL),
+            *_REQUIRED_SETTINGS,
+            *(_MARIADB_SETTINGS if self.is_mariadb else _MYSQL_SETTINGS),
         ):
-            rows = self.ask("SHOW GLOBAL VARIABLES LIKE %s", name)
-            if rows and str(rows[0][1]).upper() != wanted:  # an older server has not all of them
+            rows = self.query("SHOW GLOBAL VARIABLES LIKE %s", name)
+            if rows and str(rows[0][1]).upper() != wanted:  # older servers lack some of them
                 command = (
                     "start the server with log_bin"
                     if name == "log_bin"
@@ -455,21 +483,21 @@ class Catalogue:
 
     @cached_property
     def is_mariadb(self) -> bool:
-        return "mariadb" in str(self.ask("SELECT version()")[0][0]).lower()
+        return "mariadb" in str(self.query("SELECT version()")[0][0]).lower()
 
     @cached_property
     def has_gtids(self) -> bool:
-        """MariaDB always; MySQL if it was told to."""
-        return self.is_mariadb or str(self.ask("SELECT @@global.gtid_mode")[0][0]).upper() == "ON"
+        """Whether transactions have GTIDs: in MariaDB always, in MySQL with `gtid_mode = ON`."""
+        return self.is_mariadb or str(self.query("SELECT @@global.gtid_mode")[0][0]).upper() == "ON"
 
     @cached_property
-    def _where(self) -> str:
-        """The statement that says where the binlog ends. MySQL 8.2 gave it another name, and 8.4
-        took the old one away.
+    def _end_statement(self) -> str:
+        """The statement that returns the end of the binlog. MySQL 8.2 gave it another name, and 8.4
+        removed the old one.
         """
         if self.is_mariadb:
             return "SHOW MASTER STATUS"
-        ((version,),) = self.ask("SELECT version()")
+        ((version,),) = self.query("SELECT version()")
         numbers = [int(part) for part in re.findall(r"\d+", str(version))[:2]]
         return "SHOW BINARY LOG STATUS" if numbers >= [8, 2] else "SHOW MASTER STATUS"
 
@@ -478,36 +506,39 @@ class Catalogue:
             "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND"
             " table_type = 'BASE TABLE' ORDER BY 1"
         )
-        return [name for (name,) in self.ask(query, self.database)]
+        return [name for (name,) in self.query(query, self.database)]
 
     def tables(self, wanted: Sequence[str]) -> list[MysqlTable]:
-        there = self.table_names()
+        """Return the wanted tables, or all if none is named. Of the latter, those without a key are
+        skipped.
+        """
+        existing = self.table_names()
         for name in wanted:
-            if name not in there:
+            if name not in existing:
                 raise ConfigurationError(
-                    f"There is no table {name!r} in {self.database}: {nearest(name, there)}",
-                    fix="name tables that are there.",
+                    f"There is no table {name!r} in {self.database}: {nearest(name, existing)}",
+                    fix="name tables that exist.",
                 )
-        found = []
-        for name in wanted or there:
+        tables = []
+        for name in wanted or existing:
             try:
-                found.append(self.table(name))
+                tables.append(self.table(name))
             except ConfigurationError as error:
                 if wanted:
                     raise
-                self._skipped(name, error)
-        return found
+                self._skipped.warn(name, error)
+        return tables
 
     def table(self, name: str) -> MysqlTable:
-        rows = self.ask(_COLUMNS, self.database, name)
-        key = [column for (column,) in self.ask(_KEY, self.database, name)]
+        rows = self.query(_COLUMNS, self.database, name)
+        key = [column for (column,) in self.query(_KEY, self.database, name)]
         if not key:
             raise ConfigurationError(
-                f"The table {name!r} has no primary key, so its rows cannot be told apart.",
+                f"The table {name!r} has no primary key, so its rows cannot be identified.",
                 fix=f"ALTER TABLE {name} ADD PRIMARY KEY (…), or leave it out of tables=[…].",
             )
-        own = [column for column, _, _ in rows]
-        usable = usable_names(own)
+        own_names = [column for column, _, _ in rows]
+        usable = usable_names(own_names)
         columns = tuple(
             (column, ddl_type(kind, full))
             for column, (_, kind, full) in zip(usable, rows, strict=True)
@@ -517,62 +548,60 @@ class Catalogue:
             for column, (_, kind, _) in zip(usable, rows, strict=True)
             if kind in FORMS
         }
-        return MysqlTable(
-            tuple(own),
-            TableShape(name, columns, tuple(usable[own.index(each)] for each in key)),
-            forms,
-        )
+        key_names = tuple(usable[own_names.index(column)] for column in key)
+        return MysqlTable(tuple(own_names), TableShape(name, columns, key_names), forms)
 
     def end(self) -> tuple[str, int]:
-        """Where the binlog ends now."""
+        """Return the end of the binlog: file and position."""
         return self.end_with_gtids()[:2]
 
     def end_with_gtids(self) -> tuple[str, int, dict[str, str]]:
-        """And which transactions are in it up to there."""
-        rows = self.ask(self._where)
+        """Return the end of the binlog, and the GTIDs of the transactions up to there."""
+        rows = self.query(self._end_statement)
         file, position = str(rows[0][0]), int(rows[0][1])
         if self.is_mariadb:
-            return file, position, mariadb_set(str(self.ask("SELECT @@gtid_binlog_pos")[0][0]))
+            return file, position, mariadb_set(str(self.query("SELECT @@gtid_binlog_pos")[0][0]))
         return file, position, mysql_set(str(rows[0][4] or "")) if self.has_gtids else {}
 
     def binlogs(self) -> list[str]:
-        return [str(row[0]) for row in self.ask("SHOW BINARY LOGS")]
+        return [str(row[0]) for row in self.query("SHOW BINARY LOGS")]
 
 
-# Row events of one transaction, or rows of a chunk, as batches.
+# Rows as Arrow batches
 
 
 @dataclass(frozen=True)
-class Row:
-    """One change: what it is, the row's values by column, and its place in its transaction."""
+class RowChange:
+    """A change of a row: its kind, the values by column, and its number in the transaction."""
 
     change: str
     values: Mapping[str, Any]
     order: int
 
 
-def told(event: Any, table: MysqlTable, order: int) -> list[Row]:
-    """An event's rows as changes. A changed key is a delete and an insert."""
-    rows: list[Row] = []
+def row_changes(event: Any, table: MysqlTable, order: int) -> list[RowChange]:
+    """Return the changes of a row event. An update that changes the key is a delete and an insert.
+    `order` is the number of the first one in its transaction.
+    """
+    rows: list[RowChange] = []
     key = table.key_columns
-    for number, row in enumerate(event.rows):
-        place = order + number
+    for row_order, row in enumerate(event.rows, order):
         if "values" in row:
             kind = INSERT if type(event).__name__.startswith("Write") else DELETE
-            rows.append(Row(kind, row["values"], place))
+            rows.append(RowChange(kind, row["values"], row_order))
             continue
         before, after = row["before_values"], row["after_values"]
-        moved = any(before.get(name) != after.get(name) for name in key)
+        has_new_key = any(before.get(name) != after.get(name) for name in key)
         rows += [
-            Row(DELETE if moved else UPDATE_BEFORE, before, place),
-            Row(INSERT if moved else UPDATE, after, place),
+            RowChange(DELETE if has_new_key else UPDATE_BEFORE, before, row_order),
+            RowChange(INSERT if has_new_key else UPDATE, after, row_order),
         ]
     return rows
 
 
 def changes(
-    table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int, transaction: int
-) -> Changes:
+    table: MysqlTable, rows: Sequence[RowChange], *, position: int, at_s: int, transaction: int
+) -> TableChanges:
     count = len(rows)
     hidden = {
         POSITION: pa.array([position] * count, pa.int64()),
@@ -583,17 +612,19 @@ def changes(
         ORDER: pa.array([row.order for row in rows], pa.int32()),
     }
     columns = [
-        _of_binlog([row.values.get(name) for row in rows], table.forms.get(field))
+        _binlog_values([row.values.get(name) for row in rows], table.forms.get(field))
         for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)
     ]
-    return Changes(table.shape.name, batch(table, columns, hidden, [row.change for row in rows]))
+    return TableChanges(
+        table.shape.name, batch(table, columns, hidden, [row.change for row in rows])
+    )
 
 
-def _of_binlog(values: list[Any], form: str | None) -> list[Any]:
-    """Bytes that happen to be text come as text."""
+def _binlog_values(values: list[Any], form: str | None) -> list[Any]:
+    """Return values of types that are bytes. Those that happen to be valid text come as text."""
     return (
         [value.encode() if isinstance(value, str) else value for value in values]
-        if form in AS_BYTES
+        if form in BINARY_FORMS
         else values
     )
 
@@ -605,10 +636,10 @@ def batch(
     kinds: list[str],
 ) -> pa.RecordBatch:
     marks: Marks = {}
-    arrays = arrays_of(columns, table.shape.schema, marks, table.forms)
+    arrays = to_arrays(columns, table.shape.schema, marks, table.forms)
     count = len(kinds)
-    known = {**hidden, MARKS: marks_column(marks, count)}
-    arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS]
+    hidden = {**hidden, MARKS: marks_column(marks, count)}
+    arrays += [hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS]
     return pa.RecordBatch.from_arrays(
         [*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema
     )

@@ -1,5 +1,5 @@
-"""What Postgres's catalogue says about the tables to be captured: columns, keys, types, how many
-rows. And what a table must have to be captured.
+"""What is asked of a Postgres database: connections, tables and their columns, and the publication
+and replication slot of a capture.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from headrace.cdc.base import Skipped
-from headrace.cdc.postgres_source.relations import Relation, ddl_type, make_shape
+from headrace.cdc.base import SkippedTables
+from headrace.cdc.postgres_source.relations import PostgresRelation, ddl_type, table_shape
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
-from headrace.types.schema import quoted
+from headrace.types.schema import quote_identifier
 
 _TABLES = """
 SELECT c.oid, n.nspname || '.' || c.relname, c.relreplident, c.relkind
@@ -38,47 +38,53 @@ WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::
 """
 
 
-class Catalogue:
-    """Asked over one connection. Types are remembered: a number never means another type."""
+class PostgresCatalogue:
+    """Queries the catalogue over one connection. Types are cached: an oid never changes its
+    meaning.
+    """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._skipped = Skipped()
+        self._skipped = SkippedTables()
         self._types: dict[int, tuple[str, str, int, int]] = {}
 
-    def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def query(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
             cursor.execute(query, values)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
             return rows
 
     def type_name(self, number: int, mod: int) -> str:
-        """The type of a topic's column. A domain is what it is made of."""
+        """Return the type of a topic's column. A domain has the type that it is based on."""
         if number not in self._types:
-            rows = self.ask(_TYPE, number)
+            rows = self.query(_TYPE, number)
             self._types[number] = rows[0] if rows else ("unknown", "b", 0, -1)
         name, kind, base, base_mod = self._types[number]
         return self.type_name(base, base_mod) if kind == "d" else ddl_type(name, mod)
 
-    def relations(self, wanted: Sequence[str]) -> list[Relation]:
-        """The tables that are wanted, by name or pattern; all, if none are."""
-        there = {name: (oid, identity, kind) for oid, name, identity, kind in self.ask(_TABLES)}
-        found = []
-        for name in chosen(list(there), wanted):
+    def relations(self, wanted: Sequence[str]) -> list[PostgresRelation]:
+        """Return the tables that are wanted, by name or pattern; all, if none is named. Tables that
+        nobody named and that cannot be captured are skipped.
+        """
+        existing = {
+            name: (oid, identity, kind) for oid, name, identity, kind in self.query(_TABLES)
+        }
+        relations = []
+        for name in choose_tables(list(existing), wanted):
             try:
-                found.append(self._relation(name, *there[name]))
+                relations.append(self._relation(name, *existing[name]))
             except ConfigurationError as error:
                 if name in wanted or name.removeprefix("public.") in wanted:
                     raise
-                self._skipped(name, error)
-        return found
+                self._skipped.warn(name, error)
+        return relations
 
-    def _relation(self, name: str, oid: int, identity: str, kind: str) -> Relation:
-        columns = self.ask(_COLUMNS, oid)
+    def _relation(self, name: str, oid: int, identity: str, kind: str) -> PostgresRelation:
+        columns = self.query(_COLUMNS, oid)
         key = self.key(oid, identity)
         if not key and (identity != "f" or kind == "p"):
             raise ConfigurationError(
-                f"The table {name} has no primary key, so its changes cannot be told apart.",
+                f"The table {name} has no primary key, so its rows cannot be identified.",
                 fix=(
                     f"ALTER TABLE {name} ADD PRIMARY KEY (…); or ALTER TABLE {name} REPLICA"
                     " IDENTITY FULL; or leave it out of tables=[…]."
@@ -89,23 +95,23 @@ class Catalogue:
                 f"The table {name} has REPLICA IDENTITY NOTHING.",
                 fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT.",
             )
-        shape, places = make_shape(
+        shape, indices = table_shape(
             name,
-            [each for each, _, _ in columns],
+            [column for column, _, _ in columns],
             [self.type_name(kind_, mod) for _, kind_, mod in columns],
             key,
         )
-        return Relation(oid, shape, places)
+        return PostgresRelation(oid, shape, indices)
 
     def key(self, oid: int, identity: str) -> list[str]:
         which = "i.indisreplident" if identity == "i" else "i.indisprimary"
-        return [name for (name,) in self.ask(_KEY.format(which=which), oid)]
+        return [name for (name,) in self.query(_KEY.format(which=which), oid)]
 
     def column_names(self, table: str) -> list[tuple[str, str]]:
-        """A table's columns in its own names, with their full types."""
+        """Return a table's columns under its own names, with their full types."""
         return [
             (name, kind)
-            for name, kind in self.ask(
+            for name, kind in self.query(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid"
                 " = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY"
                 " attnum",
@@ -115,47 +121,49 @@ class Catalogue:
 
     def estimate(self, table: str) -> int:
         name = quoted_table(table)
-        return int(self.ask(_ESTIMATE, name, name)[0][0])
+        return int(self.query(_ESTIMATE, name, name)[0][0])
 
 
-def chosen(there: list[str], wanted: Sequence[str]) -> list[str]:
-    """Names and patterns (`sales.*`); a name without a schema is in `public`."""
+def choose_tables(existing: list[str], wanted: Sequence[str]) -> list[str]:
+    """Return the existing tables that names and patterns (`sales.*`) choose. A name without a schema
+    is in `public`.
+    """
     if not wanted:
-        return there
-    found: list[str] = []
-    for each in wanted:
-        full = each if "." in each else f"public.{each}"
-        matching = [name for name in there if name == full or fnmatchcase(name, full)]
+        return existing
+    tables: list[str] = []
+    for pattern in wanted:
+        full = pattern if "." in pattern else f"public.{pattern}"
+        matching = [name for name in existing if name == full or fnmatchcase(name, full)]
         if not matching and not set(full) & set("*?["):
             raise ConfigurationError(
-                f"There is no table {each!r} in the database: {nearest(full, there)}",
-                fix="name tables that are there, as schema.table.",
+                f"There is no table {pattern!r} in the database: {nearest(full, existing)}",
+                fix="name tables that exist, as schema.table.",
             )
-        found += [name for name in matching if name not in found]
-    return found
+        tables += [name for name in matching if name not in tables]
+    return tables
 
 
 def quoted_table(table: str) -> str:
     schema, name = table.split(".", 1)
-    return f"{quoted(schema)}.{quoted(name)}"
+    return f"{quote_identifier(schema)}.{quote_identifier(name)}"
 
 
-# Connections to Postgres, and its errors as ours.
+# Connections
 
-
-# How values are written as text: always the same, whatever the server's or the user's settings are.
+# Values are written as text in the same way, whatever the server's or the user's settings are.
 _SETTINGS = (
     "-c timezone=UTC -c datestyle=ISO -c intervalstyle=iso_8601 -c extra_float_digits=3 -c"
     " bytea_output=hex -c synchronous_commit=local -c statement_timeout=0 -c"
     " idle_in_transaction_session_timeout=0"
 )
-_PASSING = ("53", "57", "08", "40", "55P03")
-"""Classes of SQLSTATE that may be well later: resources, an operator's intervention, connections,
+_TEMPORARY_STATES = ("53", "57", "08", "40", "55P03")
+"""Classes of SQLSTATE that pass by themselves: resources, an operator's intervention, connections,
 serialization, a lock.
 """
 
 
 def drivers() -> Any:
+    """Import psycopg2 and return it."""
     try:
         import psycopg2
         import psycopg2.extras
@@ -165,7 +173,7 @@ def drivers() -> Any:
 
 
 def connect(url: str, *, replication: bool = False) -> Any:
-    """A connection in autocommit mode; with `replication`, one that speaks the replication
+    """Return a connection in autocommit mode; with `replication`, one that speaks the replication
     protocol.
     """
     psycopg2 = drivers()
@@ -177,7 +185,7 @@ def connect(url: str, *, replication: bool = False) -> Any:
     }
     if replication:
         options["connection_factory"] = psycopg2.extras.LogicalReplicationConnection
-    with translated():
+    with driver_errors():
         connection = psycopg2.connect(url, **options)
     if not replication:
         connection.autocommit = True
@@ -185,16 +193,16 @@ def connect(url: str, *, replication: bool = False) -> Any:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """A server that goes away may come back; what it refuses, it will refuse again."""
+def driver_errors() -> Iterator[None]:
+    """Translate the driver's errors by what can be done about them."""
     psycopg2 = drivers()
     try:
         yield
     except psycopg2.Error as error:
-        raise _ours(error) from error
+        raise _to_headrace_error(error) from error
 
 
-def _ours(error: Any) -> HeadraceError:
+def _to_headrace_error(error: Any) -> HeadraceError:
     code, text = error.pgcode or "", str(error).strip() or type(error).__name__
     if code == "42501":
         return ConfigurationError(
@@ -206,11 +214,11 @@ def _ours(error: Any) -> HeadraceError:
         )
     if "publication" in text and "does not exist" in text:
         return ConfigurationError(
-            "The publication was dropped, and the server cannot tell what changed until it was"
-            f" there again: {text}. Changes made meanwhile may be missing.",
+            "The publication was dropped, and the server does not know what changed until it was"
+            f" created again: {text}. Changes made meanwhile may be missing.",
             fix=(
-                "run it once with --start-over: it reads all tables again, and deletes what it does"
-                " not meet."
+                "run it once with --start-over: it reads all tables again, and deletes rows that are"
+                " not there any more."
             ),
         )
     if code == "55006":
@@ -218,10 +226,10 @@ def _ours(error: Any) -> HeadraceError:
             f"The replication slot is in use: {text}",
             fix="stop whoever reads from it; SELECT active_pid FROM pg_replication_slots says who.",
         )
-    if code.startswith(_PASSING) or (not code and not _is_refusal(text)):
+    if code.startswith(_TEMPORARY_STATES) or (not code and not _is_refusal(text)):
         return RetryError(
             f"Postgres cannot be reached: {text}",
-            fix="it is tried again; see that the server runs.",
+            fix="see that the server runs; the capture tries again by itself.",
         )
     return ConfigurationError(
         f"Postgres refuses: {text}", fix="check the address, the user and the database's settings."
@@ -229,12 +237,12 @@ def _ours(error: Any) -> HeadraceError:
 
 
 def _is_refusal(text: str) -> bool:
-    """What libpq says itself has no SQLSTATE: a lost connection, mostly; but these will not be well
-    by themselves.
+    """Return whether an error without SQLSTATE will not pass by itself. Most errors of libpq itself
+    are lost connections, but not these.
     """
     return any(
-        each in text
-        for each in (
+        phrase in text
+        for phrase in (
             "authentication failed",
             "does not exist",
             "no pg_hba.conf entry",
@@ -244,9 +252,8 @@ def _is_refusal(text: str) -> bool:
     )
 
 
-# The publication and the replication slot of a capture: made, checked, and never made again in
-# silence when they are lost.
-
+# Publication and replication slot: created and checked. One that is lost is reported, never created
+# again silently.
 
 _SLOT = """
 SELECT plugin, database, active_pid, wal_status, confirmed_flush_lsn - '0/0'::pg_lsn, pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn
@@ -254,21 +261,21 @@ FROM pg_replication_slots WHERE slot_name = %s
 """
 OLDEST_VERSION = 140_000
 START_OVER = (
-    "run it once with --start-over: it makes a new slot, reads all tables again, and deletes what"
-    " it does not meet; what changed twice in between is seen once."
+    "run it once with --start-over: it creates a new slot, reads all tables again, and deletes rows"
+    " that are not there any more. Of several changes of a row meanwhile, only the last is seen."
 )
 
 
-def database_name(capture: str) -> str:
-    """What slot and publication are called: Postgres allows small letters, digits and
-    underscores.
+def slot_name(capture: str) -> str:
+    """Return the name of a capture's slot and publication. Postgres allows lower-case letters,
+    digits and underscores.
     """
     return "headrace_" + re.sub(r"[^a-z0-9_]", "_", capture.lower())[:50]
 
 
-def check_server(catalogue: Catalogue) -> None:
-    """What must be so before anything can be captured."""
-    ((version, shown),) = catalogue.ask(
+def check_server(catalogue: PostgresCatalogue) -> None:
+    """Raise ConfigurationError unless the server can be captured."""
+    ((version, shown),) = catalogue.query(
         "SELECT current_setting('server_version_num')::int, current_setting('server_version')"
     )
     if version < OLDEST_VERSION:
@@ -276,75 +283,78 @@ def check_server(catalogue: Catalogue) -> None:
             f"The server is Postgres {shown}; change capture needs 14 or newer.",
             fix="upgrade the server.",
         )
-    ((level,),) = catalogue.ask("SHOW wal_level")
+    ((level,),) = catalogue.query("SHOW wal_level")
     if level != "logical":
         raise ConfigurationError(
             f"The server's wal_level is {level!r}; change capture needs 'logical'.",
             fix="ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
         )
-    ((allowed, user),) = catalogue.ask(
+    ((allowed, user),) = catalogue.query(
         "SELECT rolreplication OR rolsuper, rolname FROM pg_roles WHERE rolname = current_user"
     )
     if not allowed:
         raise ConfigurationError(
             f"The user {user!r} may not replicate.",
-            fix=f"ALTER ROLE {quoted(user)} REPLICATION; as a superuser.",
+            fix=f"ALTER ROLE {quote_identifier(user)} REPLICATION; as a superuser.",
         )
 
 
-def publish(catalogue: Catalogue, name: str, tables: Sequence[str]) -> list[str]:
-    """Make the publication, or add to it what is missing. Returns what was."""
-    if not catalogue.ask("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
-        _do(
-            catalogue, f"CREATE PUBLICATION {quoted(name)} WITH (publish_via_partition_root = true)"
+def ensure_publication(catalogue: PostgresCatalogue, name: str, tables: Sequence[str]) -> list[str]:
+    """Create the publication, or add the tables that it lacks. Returns those tables."""
+    if not catalogue.query("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
+        _execute_ddl(
+            catalogue,
+            f"CREATE PUBLICATION {quote_identifier(name)} WITH (publish_via_partition_root = true)",
         )
     query = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s"
-    published = {table for (table,) in catalogue.ask(query, name)}
+    published = {table for (table,) in catalogue.query(query, name)}
     if missing := [table for table in tables if table not in published]:
-        _do(
+        _execute_ddl(
             catalogue,
-            f"ALTER PUBLICATION {quoted(name)} ADD TABLE {', '.join(map(quoted_table, missing))}",
+            f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {', '.join(map(quoted_table, missing))}",
         )
     return missing
 
 
-def _do(catalogue: Catalogue, command: str) -> None:
+def _execute_ddl(catalogue: PostgresCatalogue, command: str) -> None:
     with catalogue.connection.cursor() as cursor:
         try:
             cursor.execute(command)
         except Exception as error:
             if getattr(error, "pgcode", None) != "42501":
                 raise
-            mend = (
+            remedy = (
                 "make this user an owner of the table"
                 if "must be owner" in str(error)
                 else "GRANT CREATE ON DATABASE to this user"
             )
             raise ConfigurationError(
-                f"This user may not do what capture needs: {str(error).strip()}.",
-                fix=f"as the tables' owner or a superuser: {command}; or {mend}.",
+                f"This user lacks a privilege that capture needs: {str(error).strip()}.",
+                fix=f"as the tables' owner or a superuser: {command}; or {remedy}.",
             ) from error
 
 
-def ensure_slot(catalogue: Catalogue, name: str, position: int | None, *, afresh: bool) -> int:
-    """The slot, checked or made. Returns where to start."""
-    rows = catalogue.ask(_SLOT, name)
-    if afresh and rows:
+def ensure_slot(
+    catalogue: PostgresCatalogue, name: str, position: int | None, *, start_over: bool
+) -> int:
+    """Check the slot, or create it. Returns the position at which to start."""
+    rows = catalogue.query(_SLOT, name)
+    if start_over and rows:
         drop_slot(catalogue, name)
         rows = []
     if position is not None:
-        _check(name, rows, position)
+        _check_slot(name, rows, position)
         return position
     if not rows:
-        catalogue.ask("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", name)
-        rows = catalogue.ask(_SLOT, name)
+        catalogue.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+        rows = catalogue.query(_SLOT, name)
     return int(rows[0][4])
 
 
-def _check(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
+def _check_slot(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
     if not rows:
         raise ConfigurationError(
-            f"The replication slot {name!r} is gone: it was dropped. Changes made since"
+            f"The replication slot {name!r} was dropped. Changes made since"
             f" {lsn(position)} may be missing.",
             fix=START_OVER,
         )
@@ -357,13 +367,13 @@ def _check(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
         )
     if plugin != "pgoutput":
         raise ConfigurationError(
-            f"The replication slot {name!r} is of the plugin {plugin!r}, not ours.",
-            fix="drop it, or give the capture another name.",
+            f"The replication slot {name!r} is of the plugin {plugin!r}, not pgoutput.",
+            fix="give the capture another name.",
         )
     if int(confirmed) > position:
         raise ConfigurationError(
-            f"Somebody else has read from the replication slot {name!r}: it stands at"
-            f" {lsn(int(confirmed))}, and the log has changes up to {lsn(position)}. What lies"
+            f"Another client has read from the replication slot {name!r}: it is at"
+            f" {lsn(int(confirmed))}, and the log has changes up to {lsn(position)}. What is in"
             " between may be missing.",
             fix=START_OVER,
         )
@@ -374,20 +384,20 @@ def _check(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
         )
 
 
-def drop_slot(catalogue: Catalogue, name: str) -> None:
-    catalogue.ask(
+def drop_slot(catalogue: PostgresCatalogue, name: str) -> None:
+    catalogue.query(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND"
         " active_pid IS NOT NULL",
         name,
     )
-    catalogue.ask(
+    catalogue.query(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
         name,
     )
 
 
-def slot_status(catalogue: Catalogue, name: str) -> dict[str, Any]:
-    rows = catalogue.ask(_SLOT, name)
+def slot_status(catalogue: PostgresCatalogue, name: str) -> dict[str, Any]:
+    rows = catalogue.query(_SLOT, name)
     if not rows:
         return {"slot": "gone"}
     return {

@@ -1,8 +1,12 @@
-"""pgoutput's messages as items of the stream, many at once. One Python step a message is spent on
-collecting them, none on taking them apart.
+"""Decodes messages of pgoutput, many at once: Python collects them, numpy and Arrow take them apart.
 
-Messages that are rare (a relation, a truncation, a logical message) are read one by one; where one
-of them changes what follows, the batch is cut.
+Row messages of a table are decoded into one batch (`RowDecoder`): numpy walks all of them together,
+one column a step, and Arrow copies the texts. Messages that are rare (a relation, a truncation, a
+logical message) are parsed one by one; where one of them changes what follows, the batch is cut.
+
+The format of a tuple is a count of columns (two bytes), then for each column a letter: `n` is null,
+`u` is unchanged (a large value that was not sent), `t` is text, with its length (four bytes) in
+front of it.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ import pyarrow.compute as pc
 
 from headrace.cdc.base import (
     UNCHANGED,
-    Changes,
-    Event,
-    Item,
     Marks,
-    Reshaped,
+    SchemaChange,
+    StreamItem,
+    TableChanges,
     TableShape,
-    Truncated,
+    TopicRows,
+    Truncation,
     marks_column,
 )
 from headrace.cdc.postgres_source.relations import (
-    Relation,
+    PostgresRelation,
     RelationMessage,
     parse_logical,
     parse_relation,
@@ -47,12 +51,7 @@ from headrace.columnar.columns import (
     TRANSACTION,
 )
 
-# Rows of many pgoutput messages, cut into columns at once: numpy walks all messages together, one
-# column a step, and Arrow copies the texts.
-#
-# A tuple is a count of columns (two bytes), then for each column a letter: `n` null, `u` unchanged
-# (a large value that was not sent), `t` text with its length (four bytes) before it.
-
+# Tuples
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -61,27 +60,27 @@ _NULL, _UNCHANGED, _TEXT = b"nut"
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The tuples of some messages. `unchanged` says for each column which rows did not send it;
-    nothing, if all did.
-    """
+class TupleColumns:
+    """The tuples of some messages, as columns."""
 
     texts: list[pa.Array]
     unchanged: dict[int, Flags]
+    """By column, in which rows it was not sent. A column that all rows have is not in it."""
     ends: Ints
+    """Where each tuple ends in the data."""
 
 
 def read_ints(data: Bytes, at: Ints, size: int) -> Ints:
-    """Big-endian numbers of some bytes at many places."""
+    """Return the big-endian numbers of `size` bytes at many offsets of the data."""
     value = np.zeros(len(at), np.int64)
     for byte in range(size):
         value = (value << 8) | data[at + byte]
     return value
 
 
-def read_tuples(data: Bytes, buffer: pa.Buffer, at: Ints, width: int) -> Columns:
-    """The tuples that begin at these places, which are in ascending order, with `width` columns
-    each.
+def read_tuples(data: Bytes, buffer: pa.Buffer, at: Ints, width: int) -> TupleColumns:
+    """Return the tuples that begin at the given offsets, which are in ascending order, with `width`
+    columns each.
     """
     counts = read_ints(data, at, 2)
     assert (counts == width).all(), "a row has another number of columns than its relation"
@@ -95,76 +94,80 @@ def read_tuples(data: Bytes, buffer: pa.Buffer, at: Ints, width: int) -> Columns
             lengths = read_ints(data, at + 1, 4)
             starts = at + 5
         else:
-            place = np.where(is_text, at + 1, 0)
-            lengths = np.where(is_text, read_ints(data, place, 4), 0)
+            length_at = np.where(is_text, at + 1, 0)
+            lengths = np.where(is_text, read_ints(data, length_at, 4), 0)
             starts = np.where(is_text, at + 5, at + 1)
             if (kinds == _UNCHANGED).any():
                 unchanged[column] = kinds == _UNCHANGED
         texts.append(slices(buffer, starts, lengths, is_text))
         at = starts + lengths
-    return Columns(texts, unchanged, at)
+    return TupleColumns(texts, unchanged, at)
 
 
 def slices(buffer: pa.Buffer, starts: Ints, lengths: Ints, valid: Flags) -> pa.Array:
-    """Pieces of a buffer as an array of text. The pieces and the gaps between them are an Arrow
-    array without any copy; taking every other element copies what is wanted.
+    """Return slices of a buffer as an array of text. The slices and the gaps between them form an
+    Arrow array without a copy; taking every other element copies the slices.
     """
     count = len(starts)
     if not count:
         return pa.array([], pa.string())
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2], offsets[1::2] = starts, starts + lengths
-    everything = pa.Array.from_buffers(
+    slices_and_gaps = pa.Array.from_buffers(
         pa.string(), 2 * count - 1, [None, pa.py_buffer(offsets), buffer]
     )
     wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return everything.take(pa.array(wanted, mask=None if valid.all() else ~valid))
+    return slices_and_gaps.take(pa.array(wanted, mask=None if valid.all() else ~valid))
 
 
-# Large values that an update did not touch. Postgres keeps them apart from the row (TOAST) and does
-# not send them again; here the newest ones seen are remembered, up to a bound.
-#
-# What is not known is marked in the row, never null without a word. `REPLICA IDENTITY FULL` makes
-# Postgres send them.
-
+# Unchanged large values
 
 SMALLEST_BYTES = 500
-"""Smaller values are rarely kept apart."""
-_Place = tuple[int, int, tuple[str | None, ...]]
+"""Smaller values are rarely stored apart from their row."""
+_FieldKey = tuple[int, int, tuple[str | None, ...]]
 
 
 @dataclass
 class ToastCache:
-    """The last value of each large field, least recently used first."""
+    """Remembers the last value of large fields, up to a bound.
+
+    Postgres stores them apart from the row (TOAST), and does not send them when an update leaves
+    them unchanged. A value that is not in the cache is marked in the row (`_marks`), so that it is
+    not taken for null. With `REPLICA IDENTITY FULL`, Postgres sends them.
+    """
 
     max_bytes: int = 64 << 20
-    _values: OrderedDict[_Place, str] = field(default_factory=OrderedDict)
+    _values: OrderedDict[_FieldKey, str] = field(default_factory=OrderedDict)
+    """The least recently used first."""
     _bytes: int = 0
-    _holding: set[tuple[int, int]] = field(default_factory=set)
-    """Relations and columns of which there is any value."""
+    _cached_columns: set[tuple[int, int]] = field(default_factory=set)
+    """Relations and columns of which any value is cached."""
 
-    def filled(
+    def fill(
         self,
-        relation: Relation,
+        relation: PostgresRelation,
         texts: list[pa.Array],
         unchanged: dict[int, Flags],
         *,
         is_new: Flags,
     ) -> tuple[list[pa.Array], dict[int, Flags]]:
-        """Columns with what is known filled in, and what is not. The rows are in order, so what one
-        brings is there for the next.
+        """Fill in unchanged values that are cached. Returns the columns, and by column the rows of
+        which the value is not known. The rows are in order: a value of one is there for the next.
         """
-        filled, left = list(texts), {}
-        for place, text in enumerate(texts):
-            flags = unchanged.get(place)
+        columns = list(texts)
+        unknown = {}
+        for index, text in enumerate(texts):
+            flags = unchanged.get(index)
             large = self._large(text) & is_new
-            if flags is None and not large.any() and (relation.id, place) not in self._holding:
+            is_cached = (relation.id, index) in self._cached_columns
+            if flags is None and not large.any() and not is_cached:
                 continue
-            asked = flags if flags is not None else np.zeros(len(text), np.bool_)
-            filled[place], missing = self._column(relation, texts, place, asked, large, is_new)
+            if flags is None:
+                flags = np.zeros(len(text), np.bool_)
+            columns[index], missing = self._column(relation, texts, index, flags, large, is_new)
             if missing.any():
-                left[place] = missing
-        return filled, left
+                unknown[index] = missing
+        return columns, unknown
 
     @staticmethod
     def _large(text: pa.Array) -> Flags:
@@ -177,50 +180,54 @@ class ToastCache:
 
     def _column(
         self,
-        relation: Relation,
+        relation: PostgresRelation,
         texts: list[pa.Array],
-        place: int,
+        index: int,
         unchanged: Flags,
         large: Flags,
         is_new: Flags,
     ) -> tuple[pa.Array, Flags]:
         missing = np.zeros(len(unchanged), np.bool_)
-        found: dict[int, str] = {}
-        touched = unchanged | (is_new if (relation.id, place) in self._holding else large)
+        cached: dict[int, str] = {}
+        is_cached = (relation.id, index) in self._cached_columns
+        touched = unchanged | (is_new if is_cached else large)
         for row in map(int, np.flatnonzero(touched)):
-            key = (relation.id, place, tuple(texts[each][row].as_py() for each in relation.key))
+            key = (relation.id, index, tuple(texts[part][row].as_py() for part in relation.key))
             if not unchanged[row]:
-                self._put(key, texts[place][row].as_py() if large[row] else None)
+                self._put(key, texts[index][row].as_py() if large[row] else None)
                 continue
-            value = self._values.get(key) or self._of_old_key(relation, texts, place, row, is_new)
+            value = self._values.get(key) or self._value_of_old_key(
+                relation, texts, index, row, is_new
+            )
             if value is None:
                 missing[row] = True
             else:
-                found[row] = value
+                cached[row] = value
                 self._put(key, value)
-        if not found:
-            return texts[place], missing
-        values = texts[place].to_pylist()
-        for row, value in found.items():
+        if not cached:
+            return texts[index], missing
+        values = texts[index].to_pylist()
+        for row, value in cached.items():
             values[row] = value
         return pa.array(values, pa.string()), missing
 
-    def _of_old_key(
-        self, relation: Relation, texts: list[pa.Array], place: int, row: int, is_new: Flags
+    def _value_of_old_key(
+        self, relation: PostgresRelation, texts: list[pa.Array], index: int, row: int, is_new: Flags
     ) -> str | None:
-        """A row whose key changed stands right behind the one that goes."""
+        """Return the value of the row before: a row whose key changed comes right behind the delete
+        of its old key.
+        """
         if not row or is_new[row - 1]:
             return None
-        return self._values.get(
-            (relation.id, place, tuple(texts[each][row - 1].as_py() for each in relation.key))
-        )
+        old_key = tuple(texts[part][row - 1].as_py() for part in relation.key)
+        return self._values.get((relation.id, index, old_key))
 
-    def _put(self, key: _Place, value: str | None) -> None:
-        """Remember a value, or forget the one there is: one that is small is sent again."""
+    def _put(self, key: _FieldKey, value: str | None) -> None:
+        """Cache a value, or with None drop the cached one: small values are always sent."""
         self._bytes -= len(self._values.pop(key, ""))
         if value is None:
             return
-        self._holding.add(key[:2])
+        self._cached_columns.add(key[:2])
         self._values[key] = value
         self._bytes += len(value)
         while self._bytes > self.max_bytes:
@@ -228,9 +235,7 @@ class ToastCache:
             self._bytes -= len(dropped)
 
 
-# The row messages of one relation as one batch. Messages of one form are taken apart together:
-# inserts, updates with and without the old row, deletes.
-
+# Rows
 
 _INSERT, _BEFORE, _UPDATE, _DELETE = range(4)
 _KEY, _OLD, _NEW = b"KON"
@@ -238,119 +243,119 @@ _CHANGE_NAMES = pa.array(CHANGE_TYPES)
 
 
 @dataclass
-class _Group:
-    """Rows of one form: which message each is of, whether it comes before or behind the message's
-    other row, and what kind of change it is.
-    """
+class _RowGroup:
+    """Rows of messages of one form: inserts, updates with or without the old row, deletes."""
 
     messages: Ints
-    behind: int
+    """The index of the message that each row is of."""
+    rank: int
+    """0 if the rows come before the other row of their message, 1 if they come behind it."""
     changes: Ints
     texts: list[pa.Array]
     unchanged: dict[int, Flags] = field(default_factory=dict)
 
 
-class RowGroups:
+class RowDecoder:
+    """Decodes the row messages of one relation into one batch."""
+
     def __init__(
-        self, relation: Relation, data: Bytes, buffer: pa.Buffer, toast: ToastCache
+        self, relation: PostgresRelation, data: Bytes, buffer: pa.Buffer, toast: ToastCache
     ) -> None:
-        self.relation, self.data, self.buffer, self.toast = relation, data, buffer, toast
+        self.relation = relation
+        self.data = data
+        self.buffer = buffer
+        self.toast = toast
 
     def batch(self, starts: Ints, kinds: Bytes, hidden: dict[str, Ints]) -> pa.RecordBatch:
-        """`starts` are the messages' places, `hidden` their hidden columns."""
-        groups: list[_Group] = []
+        """Return the rows of messages. `starts` are their offsets in the data, `hidden` their hidden
+        columns.
+        """
+        groups: list[_RowGroup] = []
         forms = self.data[starts + 5]
         inserts = np.flatnonzero(kinds == ord("I"))
         if len(inserts):
             new = self._read(starts[inserts] + 6)
-            groups.append(_Group(inserts, 1, np.full(len(inserts), _INSERT), new.texts))
+            groups.append(_RowGroup(inserts, 1, np.full(len(inserts), _INSERT), new.texts))
         updates = np.flatnonzero((kinds == ord("U")) & (forms == _NEW))
         if len(updates):
             new = self._read(starts[updates] + 6)
             groups.append(
-                _Group(updates, 1, np.full(len(updates), _UPDATE), new.texts, new.unchanged)
+                _RowGroup(updates, 1, np.full(len(updates), _UPDATE), new.texts, new.unchanged)
             )
         for form in (_KEY, _OLD):
             groups += self._with_old(starts, np.flatnonzero((kinds == ord("U")) & (forms == form)))
         deletes = np.flatnonzero(kinds == ord("D"))
         if len(deletes):
             old = self._read(starts[deletes] + 6)
-            groups.append(_Group(deletes, 0, np.full(len(deletes), _DELETE), old.texts))
-        return self._assembled(groups, hidden)
+            groups.append(_RowGroup(deletes, 0, np.full(len(deletes), _DELETE), old.texts))
+        return self._assemble(groups, hidden)
 
-    def _read(self, at: Ints) -> Columns:
+    def _read(self, at: Ints) -> TupleColumns:
         return read_tuples(self.data, self.buffer, at, self.relation.width)
 
-    def _with_old(self, starts: Ints, messages: Ints) -> list[_Group]:
-        """An update that says what was: the key has changed if it differs, and then the old row
-        goes and the new one comes.
+    def _with_old(self, starts: Ints, messages: Ints) -> list[_RowGroup]:
+        """Decode updates that contain the old row, or its key. If the key has changed, the update is
+        a delete and an insert.
         """
         if not len(messages):
             return []
         old = self._read(starts[messages] + 6)
         new = self._read(old.ends + 1)
         texts = [
-            self._filled(text, before, new.unchanged.get(place))
-            for place, (text, before) in enumerate(zip(new.texts, old.texts, strict=True))
+            text
+            if (flags := new.unchanged.get(index)) is None
+            else pc.if_else(pa.array(flags), before, text)
+            for index, (text, before) in enumerate(zip(new.texts, old.texts, strict=True))
         ]
         left = {
-            place: flags & old.texts[place].is_null().to_numpy(zero_copy_only=False)
-            for place, flags in new.unchanged.items()
+            index: flags & old.texts[index].is_null().to_numpy(zero_copy_only=False)
+            for index, flags in new.unchanged.items()
         }
-        moved = self._is_moved(old.texts, texts)
+        has_new_key = self._has_new_key(old.texts, texts)
         return [
-            _Group(messages, 0, np.where(moved, _DELETE, _BEFORE), old.texts),
-            _Group(
+            _RowGroup(messages, 0, np.where(has_new_key, _DELETE, _BEFORE), old.texts),
+            _RowGroup(
                 messages,
                 1,
-                np.where(moved, _INSERT, _UPDATE),
+                np.where(has_new_key, _INSERT, _UPDATE),
                 texts,
-                {place: flags for place, flags in left.items() if flags.any()},
+                {index: flags for index, flags in left.items() if flags.any()},
             ),
         ]
 
-    @staticmethod
-    def _filled(text: pa.Array, before: pa.Array, unchanged: Flags | None) -> pa.Array:
-        return text if unchanged is None else pc.if_else(pa.array(unchanged), before, text)
+    def _has_new_key(self, old: list[pa.Array], new: list[pa.Array]) -> Flags:
+        has_new_key = np.zeros(len(old[0]), np.bool_)
+        for index in self.relation.key or range(self.relation.width):
+            is_same = pc.fill_null(pc.equal(old[index], new[index]), False)
+            both_null = pc.and_(old[index].is_null(), new[index].is_null())
+            has_new_key |= ~pc.or_(is_same, both_null).to_numpy(zero_copy_only=False)
+        return has_new_key
 
-    def _is_moved(self, old: list[pa.Array], new: list[pa.Array]) -> Flags:
-        places = self.relation.key or range(self.relation.width)
-        moved = np.zeros(len(old[0]), np.bool_)
-        for place in places:
-            same = pc.fill_null(pc.equal(old[place], new[place]), False)
-            both_null = pc.and_(old[place].is_null(), new[place].is_null())
-            moved |= ~pc.or_(same, both_null).to_numpy(zero_copy_only=False)
-        return moved
-
-    # One batch of all
-
-    def _assembled(self, groups: list[_Group], hidden: dict[str, Ints]) -> pa.RecordBatch:
+    def _assemble(self, groups: list[_RowGroup], hidden: dict[str, Ints]) -> pa.RecordBatch:
         messages = np.concatenate([group.messages for group in groups])
         changes = np.concatenate([group.changes for group in groups])
         texts = [
-            pa.concat_arrays([group.texts[place] for group in groups])
-            for place in range(self.relation.width)
+            pa.concat_arrays([group.texts[index] for group in groups])
+            for index in range(self.relation.width)
         ]
-        unchanged = _joined_flags(groups)
+        unchanged = _concat_flags(groups)
         if len(groups) > 1:
             order = np.argsort(
                 messages * 2
-                + np.concatenate([np.full(len(group.messages), group.behind) for group in groups]),
+                + np.concatenate([np.full(len(group.messages), group.rank) for group in groups]),
                 kind="stable",
             )
-            messages, changes, texts = (
-                messages[order],
-                changes[order],
-                [text.take(pa.array(order)) for text in texts],
-            )
-            unchanged = {place: flags[order] for place, flags in unchanged.items()}
-        texts, unchanged = self.toast.filled(
+            messages = messages[order]
+            changes = changes[order]
+            texts = [text.take(pa.array(order)) for text in texts]
+            unchanged = {index: flags[order] for index, flags in unchanged.items()}
+        texts, unchanged = self.toast.fill(
             self.relation, texts, unchanged, is_new=(changes == _INSERT) | (changes == _UPDATE)
         )
         marks: Marks = {}
-        columns = finished_columns(self.relation, texts, marks)
-        for place, flags in unchanged.items():
-            name = self.relation.shape.columns[place][0]
+        columns = shape_columns(self.relation, texts, marks)
+        for index, flags in unchanged.items():
+            name = self.relation.shape.columns[index][0]
             for row in np.flatnonzero(flags):
                 marks.setdefault(int(row), {})[name] = UNCHANGED
         arrays = [
@@ -361,45 +366,52 @@ class RowGroups:
         return pa.RecordBatch.from_arrays(arrays, schema=self.relation.shape.batch_schema)
 
 
-def _joined_flags(groups: list[_Group]) -> dict[int, Flags]:
-    places = {place for group in groups for place in group.unchanged}
+def _concat_flags(groups: list[_RowGroup]) -> dict[int, Flags]:
+    indices = {index for group in groups for index in group.unchanged}
     return {
-        place: np.concatenate(
+        index: np.concatenate(
             [
-                group.unchanged.get(place, np.zeros(len(group.messages), np.bool_))
+                group.unchanged.get(index, np.zeros(len(group.messages), np.bool_))
                 for group in groups
             ]
         )
-        for place in places
+        for index in indices
     }
 
 
 def _hidden_arrays(hidden: dict[str, Ints], messages: Ints, marks: Marks) -> list[pa.Array]:
     arrays = []
-    for each in HIDDEN_FIELDS:
-        if each.name == MARKS:
+    for hidden_field in HIDDEN_FIELDS:
+        if hidden_field.name == MARKS:
             arrays.append(marks_column(marks, len(messages)))
             continue
-        values = hidden[each.name][messages]
-        array = pa.array(values.astype(np.int32) if each.name == ORDER else values)
-        arrays.append(array.cast(each.type) if each.name == COMMITTED_AT else array)
+        values = hidden[hidden_field.name][messages]
+        array = pa.array(values.astype(np.int32) if hidden_field.name == ORDER else values)
+        is_time = hidden_field.name == COMMITTED_AT
+        arrays.append(array.cast(hidden_field.type) if is_time else array)
     return arrays
 
 
-def finished_columns(relation: Relation, texts: list[pa.Array], marks: Marks) -> list[pa.Array]:
-    """Texts as the columns of the shape; with the row's digest, if that is its key."""
+def shape_columns(
+    relation: PostgresRelation, texts: list[pa.Array], marks: Marks
+) -> list[pa.Array]:
+    """Return texts as the columns of the relation's shape; for a table without a key, with the
+    digest of each row.
+    """
     fields = list(relation.shape.schema)
     columns = typed_columns(texts, fields[: relation.width], marks)
     return columns if relation.key else [*columns, row_digests(texts)]
 
 
 def row_digests(texts: list[pa.Array]) -> pa.Array:
-    """What a row without a key is known by."""
+    """Return the digests that identify rows without a key."""
     rows = zip(*(text.to_pylist() for text in texts), strict=True)
     return pa.array(
         [hashlib.sha256(repr(row).encode()).hexdigest()[:32] for row in rows], pa.string()
     )
 
+
+# The stream
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCRIUDTM"
 OUR_PREFIX = "headrace"
@@ -409,8 +421,8 @@ EPOCH_US = 946_684_800_000_000  # Postgres counts from 2000
 
 
 @dataclass
-class Open:
-    """The transaction that a batch begins in, if the one before ended inside it."""
+class OpenTransaction:
+    """The transaction that continues in the next messages."""
 
     position: int = 0
     at_us: int = 0
@@ -420,44 +432,44 @@ class Open:
 
 @dataclass
 class Decoder:
-    """Keeps the relations of a connection. `resolve` turns a message about a relation into one that
-    we know how to write.
+    """Decodes the messages of one connection, and remembers its relations. `resolve` returns the
+    relation that a message describes; None if the table is not captured.
     """
 
-    resolve: Callable[[RelationMessage], Relation | None]
+    resolve: Callable[[RelationMessage], PostgresRelation | None]
     prefix: str = ""
-    relations: dict[int, Relation | None] = field(default_factory=dict)
+    relations: dict[int, PostgresRelation | None] = field(default_factory=dict)
     _messages: dict[int, RelationMessage] = field(default_factory=dict)
     known_shapes: dict[str, TableShape] = field(default_factory=dict)
-    """The shapes that the writer has heard of, by table."""
+    """By table, the shape that was last reported to the writer."""
     toast: ToastCache = field(default_factory=ToastCache)
-    open: Open | None = None
+    open: OpenTransaction | None = None
     commits: int = 0
-    """Of the messages that were decoded last."""
+    """Commits among the messages that were decoded last."""
 
-    def decode(self, payloads: Sequence[bytes]) -> list[Item]:
-        """Items in the order of the stream; changes of one table together, as far as their order
-        among themselves goes.
+    def decode(self, payloads: Sequence[bytes]) -> list[StreamItem]:
+        """Return the items of messages, in the order of the stream. Changes of one table are
+        together; changes of different tables may be in another order than in the stream.
         """
         if not payloads:
             return []
         kinds = np.frombuffer(b"".join([payload[:1] for payload in payloads]), np.uint8)
-        items: list[Item] = []
+        items: list[StreamItem] = []
         begin, self.commits = 0, int(np.count_nonzero(kinds == COMMIT))
         for index in map(
             int, np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE) | (kinds == MESSAGE))
         ):
-            if self._changes_what_follows(payloads[index], kinds[index]):
-                items += self._rows(payloads[begin:index], kinds[begin:index])
-                items += self._rare(payloads[index], kinds[index])
+            if self._needs_cut(payloads[index], kinds[index]):
+                items += self._decode_rows(payloads[begin:index], kinds[begin:index])
+                items += self._decode_rare(payloads[index], kinds[index])
                 begin = index + 1
-        return [*items, *self._rows(payloads[begin:], kinds[begin:])]
+        return [*items, *self._decode_rows(payloads[begin:], kinds[begin:])]
 
     # Rare messages
 
-    def _changes_what_follows(self, payload: bytes, kind: int) -> bool:
-        """A relation that is described for the first time, or as before, needs no cut: its rows
-        follow.
+    def _needs_cut(self, payload: bytes, kind: int) -> bool:
+        """Return whether a rare message changes the meaning of those that follow. A relation that is
+        described for the first time, or as before, does not.
         """
         if kind != RELATION:
             return True
@@ -473,42 +485,42 @@ class Decoder:
         self._messages[message.id] = message
         self.relations[message.id] = self.resolve(message)
 
-    def _is_reshaped(self, relation: int) -> bool:
-        found = self.relations[relation]
-        return found is not None and self.known_shapes.get(found.name) != found.shape
+    def _is_reshaped(self, relation_id: int) -> bool:
+        relation = self.relations[relation_id]
+        return relation is not None and self.known_shapes.get(relation.name) != relation.shape
 
-    def _rare(self, payload: bytes, kind: int) -> list[Item]:
+    def _decode_rare(self, payload: bytes, kind: int) -> list[StreamItem]:
         if kind == TRUNCATE:
             return [
-                Truncated(found.name, self._hidden())
-                for each in parse_truncate(payload)
-                if (found := self.relations.get(each))
+                Truncation(relation.name, self._hidden())
+                for relation_id in parse_truncate(payload)
+                if (relation := self.relations.get(relation_id))
             ]
         if kind == MESSAGE:
-            return self._logical(payload)
+            return self._logical_message(payload)
         message = parse_relation(payload)
         self._learn(message)
-        found = self.relations[message.id]
-        if found is None or not self._is_reshaped(message.id):
+        described = self.relations[message.id]
+        if described is None or not self._is_reshaped(message.id):
             return []
-        self.known_shapes[found.name] = found.shape
-        return [Reshaped(found.shape)]
+        self.known_shapes[described.name] = described.shape
+        return [SchemaChange(described.shape)]
 
     def _hidden(self) -> dict[str, int]:
-        now = self.open or Open()
-        now.order += 1
+        transaction = self.open or OpenTransaction()
+        transaction.order += 1
         return {
-            POSITION: now.position,
-            COMMITTED_AT: now.at_us,
-            TRANSACTION: now.xid,
-            ORDER: now.order - 1,
+            POSITION: transaction.position,
+            COMMITTED_AT: transaction.at_us,
+            TRANSACTION: transaction.xid,
+            ORDER: transaction.order - 1,
         }
 
-    def _logical(self, payload: bytes) -> list[Item]:
+    def _logical_message(self, payload: bytes) -> list[StreamItem]:
         prefix, content = parse_logical(payload)
         if prefix == OUR_PREFIX:
             return []
-        now = self.open or Open()
+        transaction = self.open or OpenTransaction()
         schema = pa.schema(
             [
                 ("prefix", pa.string()),
@@ -522,17 +534,17 @@ class Decoder:
                 {
                     "prefix": prefix,
                     "content": content,
-                    "position": now.position,
-                    "transaction": now.xid,
+                    "position": transaction.position,
+                    "transaction": transaction.xid,
                 }
             ],
             schema=schema,
         )
-        return [Event(self.prefix + LOGICAL_TOPIC, LOGICAL_DDL, "prefix", rows)]
+        return [TopicRows(self.prefix + LOGICAL_TOPIC, LOGICAL_DDL, "prefix", rows)]
 
     # Rows
 
-    def _rows(self, payloads: Sequence[bytes], kinds: Bytes) -> list[Item]:
+    def _decode_rows(self, payloads: Sequence[bytes], kinds: Bytes) -> list[StreamItem]:
         if not len(payloads):
             return []
         raw = b"".join(payloads)
@@ -541,34 +553,38 @@ class Decoder:
         starts = np.cumsum(lengths) - lengths
         is_row = (kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE)
         at = np.flatnonzero(is_row)
-        hidden = self._placed(data, starts, kinds, at)
+        hidden = self._transaction_columns(data, starts, kinds, at)
         relations = read_ints(data, starts[at] + 1, 4)
-        items: list[Item] = []
+        items: list[StreamItem] = []
         for number in np.unique(relations):
             relation = self.relations.get(int(number))
             if relation is not None:
                 mine = np.flatnonzero(relations == number)
-                groups = RowGroups(relation, data, buffer, self.toast)
+                groups = RowDecoder(relation, data, buffer, self.toast)
                 rows = groups.batch(
                     starts[at[mine]],
                     kinds[at[mine]],
                     {name: values[mine] for name, values in hidden.items()},
                 )
-                items.append(Changes(relation.name, rows))
+                items.append(TableChanges(relation.name, rows))
         return items
 
-    def _placed(self, data: Bytes, starts: Ints, kinds: Bytes, at: Ints) -> dict[str, Ints]:
-        """The hidden columns of all rows: of which transaction each is, and its place in it."""
+    def _transaction_columns(
+        self, data: Bytes, starts: Ints, kinds: Bytes, at: Ints
+    ) -> dict[str, Ints]:
+        """Return the hidden columns of row messages: the transaction of each, and its number in
+        it.
+        """
         begins = np.flatnonzero(kinds == BEGIN)
-        places = starts[begins]
-        before = self.open or Open()
-        positions = np.concatenate([[before.position], read_ints(data, places + 1, 8)])
-        times = np.concatenate([[before.at_us], read_ints(data, places + 9, 8) + EPOCH_US])
-        xids = np.concatenate([[before.xid], read_ints(data, places + 17, 4)])
+        begin_at = starts[begins]
+        before = self.open or OpenTransaction()
+        positions = np.concatenate([[before.position], read_ints(data, begin_at + 1, 8)])
+        times = np.concatenate([[before.at_us], read_ints(data, begin_at + 9, 8) + EPOCH_US])
+        xids = np.concatenate([[before.xid], read_ints(data, begin_at + 17, 4)])
         transaction = np.searchsorted(begins, at, side="right")
         firsts = np.concatenate([[-before.order], np.searchsorted(at, begins)])
         order = np.arange(len(at)) - firsts[transaction]
-        self._remember(
+        self._remember_open(
             kinds, int(positions[-1]), int(times[-1]), int(xids[-1]), len(at) - int(firsts[-1])
         )
         return {
@@ -578,8 +594,8 @@ class Decoder:
             ORDER: order,
         }
 
-    def _remember(self, kinds: Bytes, position: int, at_us: int, xid: int, order: int) -> None:
-        """The transaction that goes on behind these messages, if any."""
+    def _remember_open(self, kinds: Bytes, position: int, at_us: int, xid: int, order: int) -> None:
+        """Remember the transaction that continues behind the messages, if any."""
         edges = kinds[(kinds == BEGIN) | (kinds == COMMIT)]
         is_open = edges[-1] == BEGIN if len(edges) else self.open is not None
-        self.open = Open(position, at_us, xid, order) if is_open else None
+        self.open = OpenTransaction(position, at_us, xid, order) if is_open else None

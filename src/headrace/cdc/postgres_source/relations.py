@@ -1,4 +1,10 @@
-"""Relations as pgoutput describes them, and the shapes they have for us."""
+"""Relations: tables as pgoutput describes them, their shapes, and the types of their columns.
+
+Values come as the server's text, so nothing is lost on the way. A value that its column cannot hold
+(NaN in a DECIMAL, an infinite date, a year before Christ) is null there, and its text is in
+`_marks`. What has no counterpart in a topic stays text: arrays, ranges, intervals, json, money,
+addresses, enums, and types of extensions.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +22,13 @@ from headrace.cdc.base import Marks, TableShape, usable_names
 ROW_COLUMN = "_row"
 """The key of a table without one: a digest of the whole row."""
 TypeNamer = Callable[[int, int], str]
-"""From a type's number and modifier to the type of a topic's column."""
+"""Takes a type's oid and modifier, and returns the type of a topic's column."""
 
 
 @dataclass(frozen=True)
-class Relation:
-    """A table as the stream has it. `key` are the places of the key's columns; a table without a
-    key has none, and its rows are known by their digest.
+class PostgresRelation:
+    """A table as the stream has it. `key` has the indices of the key's columns; it is empty for a
+    table without a key, whose rows are identified by their digest.
     """
 
     id: int
@@ -35,41 +41,41 @@ class Relation:
 
     @property
     def width(self) -> int:
-        """How many columns the source sends."""
+        """How many columns the stream has."""
         return len(self.shape.columns) - (0 if self.key else 1)
 
 
-def make_shape(
+def table_shape(
     name: str, columns: list[str], kinds: list[str], key: list[str]
 ) -> tuple[TableShape, tuple[int, ...]]:
-    """The shape of a table, and where its key stands. Without a key there is one more column, the
-    row's digest.
+    """Return the shape of a table, and the indices of its key's columns. A table without a key gets
+    one more column, the row's digest.
     """
     usable = usable_names(columns)
-    places = tuple(columns.index(each) for each in key)
-    described = tuple(zip(usable, kinds, strict=True))
-    if not places:
-        return TableShape(name, (*described, (ROW_COLUMN, "STRING")), (ROW_COLUMN,)), ()
-    return TableShape(name, described, tuple(usable[place] for place in places)), places
+    indices = tuple(columns.index(column) for column in key)
+    typed = tuple(zip(usable, kinds, strict=True))
+    if not indices:
+        return TableShape(name, (*typed, (ROW_COLUMN, "STRING")), (ROW_COLUMN,)), ()
+    return TableShape(name, typed, tuple(usable[index] for index in indices)), indices
 
 
 @dataclass(frozen=True)
 class RelationMessage:
-    """What `R` says, before types have names."""
+    """A relation message, with the types as oids and modifiers."""
 
     id: int
     name: str
     columns: tuple[tuple[str, int, int], ...]
 
-    def to_relation(self, type_name: TypeNamer, key: list[str]) -> Relation:
+    def to_relation(self, type_name: TypeNamer, key: list[str]) -> PostgresRelation:
         names = [name for name, _, _ in self.columns]
-        shape, places = make_shape(
+        shape, indices = table_shape(
             self.name,
             names,
             [type_name(kind, mod) for _, kind, mod in self.columns],
-            [each for each in key if each in names],
+            [column for column in key if column in names],
         )
-        return Relation(self.id, shape, places)
+        return PostgresRelation(self.id, shape, indices)
 
 
 def parse_relation(payload: bytes) -> RelationMessage:
@@ -93,7 +99,7 @@ def parse_truncate(payload: bytes) -> list[int]:
 
 
 def parse_logical(payload: bytes) -> tuple[str, bytes]:
-    """A logical message: its prefix and its content."""
+    """Return the prefix and the content of a logical message."""
     prefix, at = _text(payload, 10)
     (length,) = struct.unpack_from(">I", payload, at)
     return prefix, payload[at + 4 : at + 4 + length]
@@ -104,14 +110,7 @@ def _text(payload: bytes, at: int) -> tuple[str, int]:
     return payload[at:end].decode(), end + 1
 
 
-# Postgres's types as ours: what a column becomes in the topic, and how the text that Postgres sends
-# becomes Arrow values, many at once.
-#
-# Text is what the server sends, so nothing is lost on the way. A value that its column cannot hold
-# (NaN in a DECIMAL, an infinite date, a year before Christ) is null there and stands in `_marks` as
-# its text. What has no counterpart stays the server's text: arrays, ranges, intervals, json, money,
-# addresses, enums, and types of extensions.
-
+# Types and values
 
 MAX_DIGITS = 38
 _PLAIN = {
@@ -131,8 +130,8 @@ _PLAIN = {
 
 
 def ddl_type(name: str, typmod: int) -> str:
-    """The type of a topic's column for a base type's name and modifier. A NUMERIC without a bound
-    has any number of digits, and stays text.
+    """Return the type of a topic's column for a base type's name and modifier. A NUMERIC without a
+    precision has any number of digits, and stays text.
     """
     if name == "numeric" and typmod >= 4:
         precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
@@ -145,11 +144,11 @@ def ddl_type(name: str, typmod: int) -> str:
 def typed_columns(
     texts: Sequence[pa.Array], fields: Sequence[pa.Field], marks: Marks
 ) -> list[pa.Array]:
-    """Columns of text as columns of their types; what does not fit is marked."""
-    return [_typed(text, field, marks) for text, field in zip(texts, fields, strict=True)]
+    """Convert columns of text to their types. A value that does not fit is marked."""
+    return [_typed_column(text, field, marks) for text, field in zip(texts, fields, strict=True)]
 
 
-def _typed(text: pa.Array, field: pa.Field, marks: Marks) -> pa.Array:
+def _typed_column(text: pa.Array, field: pa.Field, marks: Marks) -> pa.Array:
     if text.type == field.type:
         return text
     convert = _converter(field.type)
@@ -162,7 +161,7 @@ def _typed(text: pa.Array, field: pa.Field, marks: Marks) -> pa.Array:
 def _typed_one_by_one(
     text: pa.Array, field: pa.Field, convert: Callable[[pa.Array], pa.Array], marks: Marks
 ) -> pa.Array:
-    """Find the values that do not fit. Rare, and as slow as it looks."""
+    """Convert values one by one, to find those that do not fit. That is rare, and slow."""
     values: list[Any] = []
     for row, value in enumerate(text.to_pylist()):
         try:
@@ -193,14 +192,10 @@ def _from_time(text: pa.Array) -> pa.Array:
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    """All values at once: without their first two characters (a backslash and an x) they are one
-    long text of hex digits.
+    """Convert all values at once: without their first two characters (a backslash and an x) they
+    are one long text of hex digits.
     """
-    digits = (
-        pc.utf8_slice_codeunits(text, 2, None)
-        if text.null_count == 0
-        else pc.utf8_slice_codeunits(pc.fill_null(text, "\\x"), 2, None)
-    )
+    digits = pc.utf8_slice_codeunits(pc.fill_null(text, "\\x"), 2, None)
     digits = pa.concat_arrays([digits])
     offsets = np.frombuffer(digits.buffers()[1], np.int32)[
         digits.offset : digits.offset + len(digits) + 1
@@ -215,8 +210,6 @@ def _from_hex(text: pa.Array) -> pa.Array:
     values = pa.Array.from_buffers(
         pa.binary(), len(digits), [None, pa.py_buffer(halves), pa.py_buffer(raw)]
     )
-    return (
-        values
-        if text.null_count == 0
-        else pc.if_else(text.is_valid(), values, pa.scalar(None, pa.binary()))
-    )
+    if text.null_count == 0:
+        return values
+    return pc.if_else(text.is_valid(), values, pa.scalar(None, pa.binary()))
