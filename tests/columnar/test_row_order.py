@@ -1,4 +1,4 @@
-"""Rows in order of several columns, beside numpy's own way."""
+"""Rows in order of several columns, compared with numpy's lexsort."""
 
 from __future__ import annotations
 

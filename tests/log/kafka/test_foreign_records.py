@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kafka
 MakeName = Callable[[str], str]
 
 
-def test_a_stranger_sees_plain_json(
+def test_a_foreign_client_reads_plain_json(
     log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("orders"), "id BIGINT, at TIMESTAMP, note STRING", key="id").name
@@ -37,7 +37,7 @@ def test_a_stranger_sees_plain_json(
     assert (message.key(), message.headers()) == (b"7", [("trace", b"1")])
 
 
-def test_a_stranger_sees_a_tables_deletion_as_a_null(
+def test_a_foreign_client_reads_a_tables_deletion_as_a_tombstone(
     log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
@@ -53,7 +53,9 @@ def test_a_stranger_sees_a_tables_deletion_as_a_null(
     assert (deleted.key(), deleted.value(), deleted.headers()) == (b"1", None, None)
 
 
-def test_a_strangers_rows_are_read(log: Log, foreign_client: ForeignClient, name: MakeName) -> None:
+def test_rows_of_a_foreign_client_are_read(
+    log: Log, foreign_client: ForeignClient, name: MakeName
+) -> None:
     table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
     foreign_client.write(table, b'{"id":1,"name":"Ada"}', None, key=b"1")
     rows = log.read(table, columns=["id", "name", "_change_type"]).to_pylist()
@@ -75,11 +77,11 @@ def test_kafkas_own_murmur2_agrees(log: Log, foreign_client: ForeignClient, name
             key=key.encode(),
             partitioner="murmur2_random",
         )
-    places = {(row["k"], row["who"]): row["_partition"] for row in log.read(topic).to_pylist()}
-    assert [places[key, "us"] for key in keys] == [places[key, "them"] for key in keys]
+    partitions = {(row["k"], row["who"]): row["_partition"] for row in log.read(topic).to_pylist()}
+    assert [partitions[key, "us"] for key in keys] == [partitions[key, "them"] for key in keys]
 
 
-def test_a_strangers_topic_is_listed_and_can_be_given_a_schema(
+def test_a_foreign_topic_is_listed_and_can_be_given_a_schema(
     log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -108,7 +110,7 @@ def test_internal_topics_are_not_shown(log: Log, name: MakeName) -> None:
 # Records that do not fit
 
 
-def test_misfits_go_to_dead_letters_once_and_stop_nobody(
+def test_misfits_become_dead_letters_once_and_stop_no_reader(
     log: Log, other: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:
     topic = log.create_topic(name("events"), "n BIGINT NOT NULL").name
@@ -119,14 +121,17 @@ def test_misfits_go_to_dead_letters_once_and_stop_nobody(
         rows = [row for _ in range(3) for batch in consumer.poll() for row in batch.to_pylist()]
         assert [(row["n"], row["_offset"]) for row in rows] == [(1, 0), (3, 4)]
         consumer.commit()
-    letters = dead.read_dead_letters(log, topic)
-    assert [(letter["source_offset"], letter["payload"], letter["key"]) for letter in letters] == [
+    dead_letters = dead.read_dead_letters(log, topic)
+    assert [
+        (dead_letter["source_offset"], dead_letter["payload"], dead_letter["key"])
+        for dead_letter in dead_letters
+    ] == [
         (1, b"garbage", b"k"),
         (2, b'{"n":"two"}', b"k"),
         (3, None, b"k"),
     ]
-    assert "not JSON" in letters[0]["reason"]
-    assert "column 'n'" in letters[1]["reason"]
+    assert "not JSON" in dead_letters[0]["reason"]
+    assert "column 'n'" in dead_letters[1]["reason"]
     assert [finding.offset for finding in log.verify(topic)] == [1, 2, 3]
     (counted,) = [each for each in dead.dead_topics(log) if each.of == topic]
     assert counted.rows >= 3
@@ -144,7 +149,7 @@ def test_many_readers_divert_a_record_once(
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(4))) == [[1, 2]] * 4
-    assert [letter["payload"] for letter in dead.read_dead_letters(log, topic)] == [
+    assert [dead_letter["payload"] for dead_letter in dead.read_dead_letters(log, topic)] == [
         b"garbage",
         b"more",
     ]
@@ -171,4 +176,6 @@ def test_a_queues_misfits_are_diverted_and_settled(
         received = next(filter(None, (queue.receive(5, wait="1 second") for _ in range(20))))
         assert [message.row for message in received] == [{"n": 1}]
         received[0].ack()
-    assert [letter["payload"] for letter in dead.read_dead_letters(log, topic)] == [b"garbage"]
+    assert [dead_letter["payload"] for dead_letter in dead.read_dead_letters(log, topic)] == [
+        b"garbage"
+    ]

@@ -188,16 +188,16 @@ def test_a_batch_is_handed_out_piece_by_piece(log: Log, name: MakeName) -> None:
         assert queue.receive(1) == []
 
 
-def test_messages_can_be_received_while_others_are_held(log: Log, name: MakeName) -> None:
+def test_messages_can_be_received_while_others_are_unsettled(log: Log, name: MakeName) -> None:
     topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
     with log.queue(topic, group=name("q")) as queue:
-        held = []
+        unsettled = []
         for n in range(3):
             with log.producer(topic) as producer:
                 producer.append(rows(n))
-            held += receive(queue, 1)
-        assert [message.row["n"] for message in held] == [0, 1, 2]
-        for message in reversed(held):
+            unsettled += receive(queue, 1)
+        assert [message.row["n"] for message in unsettled] == [0, 1, 2]
+        for message in reversed(unsettled):
             message.ack()
 
 

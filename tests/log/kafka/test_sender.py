@@ -86,7 +86,7 @@ def test_staged_files_of_another_format_are_refused(
     assert log.read(topic).to_pylist() == []
 
 
-def test_readers_are_kept_between_reads_and_meet_new_topics(
+def test_fetchers_are_reused_between_reads_and_find_new_topics(
     kafka_broker: KafkaBroker, name: Names
 ) -> None:
     with hr.open_log(kafka_broker.address) as log:
@@ -97,7 +97,7 @@ def test_readers_are_kept_between_reads_and_meet_new_topics(
             with log.producer(topic) as producer:
                 producer.append([{"n": number}] * 3)
             assert [row["n"] for row in log.read(topic).to_pylist()] == [number] * 3
-        (kept,) = fetchers._idle
+        (idle,) = fetchers._idle
         next(iter(log.read(topic)))  # not read to its end: that reader is not used again
-        assert kept not in fetchers._idle
+        assert idle not in fetchers._idle
     assert fetchers._idle == []
