@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing.pipelines import POINTS, put_in_place
+from headrace.testing.pipelines import POINTS, inject_faults
 from tests.e2e.faults import Faults
 from tests.sinks.webhook_receiver import WebhookReceiver
 
@@ -28,7 +28,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
     def strike(point: str) -> None:
         current[0].strike(point)
 
-    put_in_place(POINTS, strike, monkeypatch.setattr)
+    inject_faults(POINTS, strike, monkeypatch.setattr)
     return current
 
 

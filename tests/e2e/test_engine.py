@@ -15,7 +15,7 @@ import pytest
 import headrace as hr
 from headrace.engine.ledger import RunnerFenced
 from headrace.log.dead_letters import read_dead_letters
-from headrace.testing.pipelines import PipelineTest, put_in_place
+from headrace.testing.pipelines import PipelineTest, inject_faults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def test_a_batch_that_fails_anywhere_is_done_again_once(
             broken[point] += 1
             raise OSError("died here")
 
-    put_in_place(["before the commit", "between views and log"], strike, monkeypatch.setattr)
+    inject_faults(["before the commit", "between views and log"], strike, monkeypatch.setattr)
     with PipelineTest(totals(), tmp_path, spark) as test:
         for rows in fed:
             test.feed("orders", rows)

@@ -23,7 +23,7 @@ from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER
 from headrace.views.file import read_view
 from headrace.views.store import ViewStore
 from tests.e2e.faults import Faults
-from tests.e2e.test_engine_properties import Life, Move, TickRows, live
+from tests.e2e.pipeline_lives import Life, Move, TickRows, live
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 Patch = Callable[[Any, str, Any], None]

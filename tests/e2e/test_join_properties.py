@@ -23,8 +23,8 @@ from headrace.testing.plain_spark import Fault, PlainSpark
 from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
 from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
-from tests.e2e.test_engine_properties import Move, advance, finish, moves
-from tests.e2e.test_timed_properties import VERSION, told
+from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
+from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 SETTINGS = settings(
@@ -86,7 +86,7 @@ def check_against_a_replay(test: PipelineTest) -> None:
         ViewReader(state / "views.db") as theirs,
     ):
         for view in VIEWS:
-            assert told(mine, view) == told(theirs, f"{view}.{VERSION}"), view
+            assert emitted_changes(mine, view) == emitted_changes(theirs, f"{view}.{VERSION}"), view
 
 
 def lived(

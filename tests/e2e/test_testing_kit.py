@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InputError, NotSupported
 from headrace.testing.kernels import KernelTest
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, Died, PipelineTest, Undead
+from headrace.testing.pipelines import ALL, IN_TASKS, ON_THE_DRIVER, Died, PipelineTest, Undead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,11 @@ def shop() -> hr.Pipeline:
     pipeline.view("days", orders.window(hr.tumbling("1 day")).aggregate(n=hr.agg.count()))
     pipeline.write("copy", orders)
     return pipeline
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_fault_point_names_a_function_that_exists(name: str) -> None:
+    assert callable(getattr(ALL[name].owner(), ALL[name].name))
 
 
 def test_time_passes_as_the_test_says(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import Fault, PlainSpark
 from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
-from tests.e2e.test_engine_properties import Move, advance, finish, moves
+from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
+from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-VERSION = "calm"
 Row = dict[str, Any]
 
 
@@ -186,7 +186,9 @@ def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
         for output in plan.outputs:
             name = output.name.removesuffix(f".{VERSION}")
             if isinstance(output, ViewOutput):
-                assert told(mine, name) == told(theirs, output.name), f"the view {name}"
+                assert emitted_changes(mine, name) == emitted_changes(theirs, output.name), (
+                    f"the view {name}"
+                )
             elif isinstance(output, TopicOutput):
                 assert test.rows(name) == test.rows(output.name), f"the topic {name}"
     assert test.rows("late_orders") == test.rows(f"late_orders.{VERSION}")
@@ -198,10 +200,6 @@ def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
         assert (letters[0] in known) == (letters[1] in known), letters
         if letters[0] in known:
             assert _letters(test, letters[0]) == _letters(test, letters[1])
-
-
-def told(reader: ViewReader, view: str) -> list[tuple[int, list[Row]]]:
-    return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, 0)]
 
 
 def _letters(test: PipelineTest, topic: str) -> list[str]:

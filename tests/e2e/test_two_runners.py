@@ -17,10 +17,10 @@ from headrace.engine.ledger import Ledger, RunnerFenced
 from headrace.errors import FencedError
 from headrace.runtime.job_builder import JobBuilder
 from headrace.runtime.runner import Runner
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest, put_in_place
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest, inject_faults
 from headrace.testing.plain_spark import PlainSpark
 from tests.e2e.everything import check, everything
-from tests.e2e.test_lost_state import contents, feed_some
+from tests.e2e.local_stores import contents, feed_some
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def begun(root: Path) -> PipelineTest:
 
 
 def once(act: Callable[[], object]) -> Callable[[str], None]:
-    """For `put_in_place`: does it at the first point that is passed, and leaves those be that are
+    """For `inject_faults`: does it at the first point that is passed, and leaves those be that are
     passed meanwhile.
     """
     done: list[str] = []
@@ -73,7 +73,7 @@ def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(
                 test.settle(2)
 
         with monkeypatch.context() as patch:
-            put_in_place([point], once(take_over), patch.setattr)
+            inject_faults([point], once(take_over), patch.setattr)
             if point in TOO_LATE:
                 assert older.step(1)
             else:
@@ -100,7 +100,7 @@ def test_a_run_that_was_fenced_ends_at_once_and_is_not_tried_again(
             test.runner = Runner.start(older.plan, test.log, older.spark, older.state)
 
         with monkeypatch.context() as patch, pytest.raises(RunnerFenced):
-            put_in_place(["before the commit"], once(take_over), patch.setattr)
+            inject_faults(["before the commit"], once(take_over), patch.setattr)
             older.run(stop=Event())
         assert older.failures == 0
         older.close()

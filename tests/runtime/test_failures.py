@@ -1,4 +1,4 @@
-"""What is told of a batch that failed: the error of ours, or else the last one, without the traces
+"""What is shown of a batch that failed: the error of ours, or else the last one, without the traces
 around it.
 """
 
@@ -43,24 +43,24 @@ class Captured(Exception):
     """As Spark hands a worker's error over: all in one text."""
 
 
-def test_an_error_of_ours_is_told_with_its_fix_and_the_users_own_trace() -> None:
-    told = failure_reason(Captured(WORKER)).splitlines()
+def test_an_error_of_ours_is_shown_with_its_fix_and_the_users_own_trace() -> None:
+    reason = failure_reason(Captured(WORKER)).splitlines()
     assert (
-        told[0]
+        reason[0]
         == "AggregateFailed: The aggregate 's' failed on the row {'k': 1}: ValueError: broken on"
         " purpose"
     )
-    assert told[-1] == "  To fix: mend it and run again."
-    assert any("shop.py" in line for line in told)
-    assert not any("shard.py" in line for line in told)
+    assert reason[-1] == "  To fix: mend it and run again."
+    assert any("shop.py" in line for line in reason)
+    assert not any("shard.py" in line for line in reason)
 
 
-def test_of_several_errors_the_last_is_told_and_nothing_of_the_jvm() -> None:
+def test_of_several_errors_the_last_is_shown_and_nothing_of_the_jvm() -> None:
     assert failure_reason(Captured(CHAINED)) == "OSError: [Errno 28] No space left on device"
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [
         (OSError("gone"), "OSError: gone"),
         (DiskFull("No room.", fix="make room."), "DiskFull: No room.\n  To fix: make room."),
@@ -70,11 +70,11 @@ def test_of_several_errors_the_last_is_told_and_nothing_of_the_jvm() -> None:
         ),
     ],
 )
-def test_other_errors_are_told_as_they_are(error: Exception, told: str) -> None:
-    assert failure_reason(error) == told
+def test_other_errors_are_shown_as_they_are(error: Exception, reason: str) -> None:
+    assert failure_reason(error) == reason
 
 
-def test_what_is_told_is_bounded() -> None:
+def test_what_is_shown_is_bounded() -> None:
     assert len(failure_reason(OSError("x" * 100_000))) < 3_000
 
 
@@ -96,7 +96,7 @@ def test_what_is_told_is_bounded() -> None:
         (OSError("gone"), False),
     ],
 )
-def test_what_does_not_pass_by_itself_is_told_from_what_may(
+def test_what_does_not_pass_by_itself_is_distinguished_from_what_may(
     error: Exception, lasting: bool
 ) -> None:
     assert is_permanent(error) is lasting

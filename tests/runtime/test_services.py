@@ -54,7 +54,7 @@ def test_a_run_that_ends_by_itself_ends_when_the_sinks_have_caught_up(
     assert sink.check("revenue.sqlite", log=address).rows == 2
 
 
-def test_a_table_is_told_to_a_webhook_and_one_that_is_away_holds_nobody_up(address: str) -> None:
+def test_a_table_is_sent_to_a_webhook_and_one_that_is_away_holds_nobody_up(address: str) -> None:
     receiver = WebhookReceiver()
     sinks = {
         "revenue.sqlite": hr.sinks.webhook(receiver.url, table="revenue", internal="127.0.0.1")

@@ -18,7 +18,7 @@ from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
 from headrace.operators.windows.late import Divert
 from headrace.plan.window_steps import WindowStep
-from headrace.runtime import versions as replay
+from headrace.runtime import versions
 from headrace.runtime.versions import ReplayRefused, as_version, start_version
 
 
@@ -107,7 +107,7 @@ def test_a_version_needs_a_name_that_is_free() -> None:
 def test_a_version_begins_with_the_recorded_ticks(
     log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
+    monkeypatch.setattr(versions, "_TICKS_A_COMMIT", 3)
     past = record(log, 10)
     plan = start_version(log, shop().plan(), "v2")
     assert plan.name == "shop.v2"
@@ -117,8 +117,8 @@ def test_a_version_begins_with_the_recorded_ticks(
 def test_ticks_are_read_a_few_at_a_time_and_not_again(
     log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
-    monkeypatch.setattr(replay, "_TICKS_A_READ", 4)
+    monkeypatch.setattr(versions, "_TICKS_A_COMMIT", 3)
+    monkeypatch.setattr(versions, "_TICKS_A_READ", 4)
     monkeypatch.setattr(ticks_module, "MAX_CACHED_TICKS", 5)
     past = record(log, 30)
     read: list[int] = []
@@ -159,7 +159,7 @@ def test_beginning_again_changes_nothing(log: FileLog) -> None:
 def test_a_version_that_was_interrupted_while_it_began_takes_the_rest_of_the_ticks(
     log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
+    monkeypatch.setattr(versions, "_TICKS_A_COMMIT", 3)
     past = record(log, 10)
     commits = 0
 
@@ -194,7 +194,7 @@ def _iso(time_us: int) -> str:
     return from_us(time_us).isoformat()
 
 
-def test_a_place_that_does_not_exist_is_refused(log: FileLog) -> None:
+def test_a_tick_that_does_not_exist_is_refused(log: FileLog) -> None:
     record(log, 4)
     for since in (0, 5, -3, "2999-01-01T00:00:00Z"):
         with pytest.raises(ReplayRefused, match="has no tick") as refused:
@@ -203,7 +203,7 @@ def test_a_place_that_does_not_exist_is_refused(log: FileLog) -> None:
     assert "__ticks.shop.v2" not in log.topics()
 
 
-def test_a_version_cannot_begin_twice_in_different_places(log: FileLog) -> None:
+def test_a_version_cannot_begin_twice_at_different_ticks(log: FileLog) -> None:
     record(log, 4)
     start_version(log, shop().plan(), "v2", since=2)
     start_version(log, shop().plan(), "v2", since=2)

@@ -121,9 +121,9 @@ KAFKA_IN_TASKS = {
 }
 KAFKA_ON_THE_DRIVER = {
     "sent to Kafka": FaultPoint(
-        "headrace.log.kafka.transaction", "KafkaTransaction._send_everything", AFTER
+        "headrace.log.kafka.transaction", "KafkaTransaction._send_notes", AFTER
     ),
-    "committed in Kafka": FaultPoint("headrace.log.kafka.transaction", "commit", AFTER),
+    "committed in Kafka": FaultPoint("headrace.log.kafka.transaction", "commit_transaction", AFTER),
 }
 ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
 
@@ -133,7 +133,7 @@ def on_kafka(names: Iterable[str]) -> list[str]:
     return [name for name in names if not ALL[name].module.startswith("headrace.log.file")]
 
 
-def put_in_place(
+def inject_faults(
     names: Iterable[str],
     strike: Callable[[str], None],
     patch: Callable[[Any, str, Any], None] = setattr,
@@ -260,7 +260,7 @@ class PipelineTest:
                 " the session."
             )
         with ExitStack() as stack:
-            put_in_place(
+            inject_faults(
                 [dies],
                 _die,
                 lambda owner, name, struck: stack.enter_context(patch.object(owner, name, struck)),

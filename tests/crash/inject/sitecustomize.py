@@ -57,7 +57,7 @@ class PuttingInPlace(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.real.exec_module(module)
-        points.put_in_place(
+        points.inject_faults(
             [name for name, point in points.ALL.items() if point.module == self.module], strike
         )
 

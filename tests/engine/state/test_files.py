@@ -130,8 +130,8 @@ def test_no_byte_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
     ids = shard.batch({}, some_changes(random.Random(7), 10))
     (path,) = (tmp_path / "files").glob("*.state")
     sound = path.read_bytes()
-    for place in random.Random(8).sample(range(len(sound)), 100):
-        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+    for position in random.Random(8).sample(range(len(sound)), 100):
+        path.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
         with pytest.raises(CorruptionError, match="checksum"):
             in_files(shard.files, ids)
     path.write_bytes(sound)

@@ -1,4 +1,4 @@
-"""What a kernel wrote down beside its state is found again, or not at all."""
+"""A kernel finds the cache that it wrote, or none."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +35,6 @@ def test_what_is_damaged_or_of_another_version_is_not_believed(
     assert read_kernel_cache(path) is None
 
 
-def test_a_place_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
     write_kernel_cache(tmp_path / "gone" / "1.memo", b"something")
     assert read_kernel_cache(tmp_path / "gone" / "1.memo") is None
