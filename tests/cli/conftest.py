@@ -16,8 +16,8 @@ ORDERS = "order_id BIGINT, customer_id BIGINT, amount DOUBLE, placed_at TIMESTAM
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command did."""
+class CommandResult:
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -38,15 +38,17 @@ def address(tmp_path: Path) -> str:
 
 @pytest.fixture
 def log(address: str) -> Iterator[hr.Log]:
-    with hr.open_log(address) as open_chosen_log:
-        yield open_chosen_log
+    with hr.open_log(address) as opened_log:
+        yield opened_log
 
 
 @pytest.fixture
 def run(address: str) -> Run:
     """`run("topic", "list", "--json")`; `code` is the exit code expected."""
 
-    def run_command(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Ran:
+    def run_command(
+        *arguments: object, stdin: str | bytes | None = None, code: int = 0
+    ) -> CommandResult:
         done = CliRunner().invoke(
             app,
             [str(each) for each in arguments],
@@ -58,7 +60,7 @@ def run(address: str) -> Run:
         assert done.exit_code == code, (
             f"exit code {done.exit_code}, not {code}\n{done.stdout}\n{done.stderr}"
         )
-        return Ran(done.exit_code, done.stdout, done.stderr)
+        return CommandResult(done.exit_code, done.stdout, done.stderr)
 
     return run_command
 

@@ -244,7 +244,7 @@ def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state
             with client.follow("/views/counts/changes", last=last) as subscriber:
                 assert subscriber.status == 410
                 assert (
-                    f"since tick {last} are not there: it keeps those after tick"
+                    f"since tick {last} are not there: it retains those after tick"
                     in subscriber.body()["message"]
                 )
 

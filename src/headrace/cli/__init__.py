@@ -4,6 +4,7 @@
     options     the log, common options, durations and signals
     output      tables, JSON lines and progress
     row_files   rows from JSON lines, CSV and Parquet files
+    view_stores the stores of views that a command reads
     commands/   one module per command or group of commands
 
 Exit codes, for scripts: 0 done, 1 error (standard error says what happened and what to do), 2 wrong

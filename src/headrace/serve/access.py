@@ -28,7 +28,7 @@ from headrace.log.api import Log
 from headrace.serve.requests import Refused, error_response
 
 if TYPE_CHECKING:
-    from headrace.events.privacy.vault import Veil
+    from headrace.events.privacy.vault import Redaction
 
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
@@ -162,12 +162,12 @@ def veil_responses(app: ASGIApp, log: Log | None) -> ASGIApp:
     )
     if root is None or not (root / "events").is_dir():
         return app
-    from headrace.events.privacy.vault import Veil, master_key_given
+    from headrace.events.privacy.vault import Redaction, read_master_key
 
     return VeilMiddleware(
         app,
-        Veil(
-            root, master_key_given() if any(name in os.environ for name in _MASTER_KEYS) else None
+        Redaction(
+            root, read_master_key() if any(name in os.environ for name in _MASTER_KEYS) else None
         ),
     )
 
@@ -179,7 +179,7 @@ class VeilMiddleware:
     veil may lengthen or shorten. Streams have no Content-Length.
     """
 
-    def __init__(self, app: ASGIApp, veil: Veil) -> None:
+    def __init__(self, app: ASGIApp, veil: Redaction) -> None:
         self._app = app
         self._veil = veil
 
@@ -196,7 +196,7 @@ class VeilMiddleware:
                 heads.append(message)
                 return
             if message["type"] == "http.response.body":
-                message = {**message, "body": self._veil.shown(message.get("body", b""))}
+                message = {**message, "body": self._veil.redact(message.get("body", b""))}
             if heads:
                 head = heads.pop()
                 await send({**head, "headers": _with_length(head["headers"], message)})

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.commands.pipeline.view import open_stores
 from headrace.cli.options import LogOption, find_log_address, stop_signals
 from headrace.cli.output import echo
+from headrace.cli.view_stores import open_stores
 
 if TYPE_CHECKING:
     from headrace.serve.server import Server
