@@ -119,15 +119,16 @@ def test_the_example_can_be_declared(
 def test_the_docstring_is_complete(name: str, member: Any) -> None:
     text = inspect.getdoc(member) or ""
     assert text, name
-    function = member.fget if isinstance(member, property) else inspect.unwrap(member)
+    function: Any = member.fget if isinstance(member, property) else inspect.unwrap(member)
     signature = inspect.signature(function)
     sections = set(re.findall(r"^(\w+):$", text, re.MULTILINE))
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
     assert not parameters or "Args" in sections
     for parameter in parameters:
-        stars = {parameter.VAR_POSITIONAL: r"\*", parameter.VAR_KEYWORD: r"\*\*"}
-        line = rf"^    {stars.get(parameter.kind, '')}{parameter.name}:"
-        assert re.search(line, text, re.MULTILINE), f"{name} does not document {parameter.name}"
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
+        assert f"\n    {stars}{parameter.name}: " in text, (
+            f"{name} does not document {parameter.name}"
+        )
     returns = "None" not in str(signature.return_annotation).split(" | ")[0]
     if returns and not isinstance(member, property):
         assert sections & {"Returns", "Yields"}, name

@@ -234,7 +234,7 @@ def test_several_patterns_share_their_columns() -> None:
     ).step
     assert step.schema.names == ["card", "pattern", "total", "shop", "matched_at"]
     with pytest.raises(PlanError, match="give within= to each"):
-        payments.match({"a": hr.pattern("a b")}, within="1 minute")
+        payments.match({"a": hr.pattern("a b")}, within="1 minute")  # type: ignore[call-overload]
     with pytest.raises(PlanError, match="'a b' as the pattern 'a'"):
         payments.match({"a": "a b"})  # type: ignore[dict-item]
     with pytest.raises(PlanError, match="'total' is"):
@@ -250,7 +250,7 @@ def test_a_pattern_is_a_text_a_dictionary_or_a_table() -> None:
     pipeline, payments = bank()
     rules = pipeline.topic("rules", schema="name STRING, pattern STRING", key="name")
     with pytest.raises(PlanError, match="was given a Stream"):
-        payments.match(rules)  # type: ignore[arg-type]
+        payments.match(rules)  # type: ignore[call-overload]
 
 
 def test_the_plan_draws_the_automaton() -> None:

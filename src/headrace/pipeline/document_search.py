@@ -28,6 +28,7 @@ from headrace.types.schema import to_spark_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+__all__ = ["Search", "match"]
 
 Names = str | Sequence[str]
 _MATCH_COLUMNS = pa.schema(
