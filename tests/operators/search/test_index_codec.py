@@ -17,7 +17,7 @@ class Leaf:
 @dataclass(frozen=True)
 class Tree:
     children: tuple[Leaf, ...]
-    weights: np.ndarray  # type: ignore[type-arg]
+    weights: np.ndarray
 
 
 CLASSES = {"Leaf": Leaf, "Tree": Tree}

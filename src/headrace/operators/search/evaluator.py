@@ -43,123 +43,111 @@ class PositionIndex:
 
     def __init__(self, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
-        self.words = tokens.terms.word_numbers(vocabulary)[
-            tokens.codes
-        ]  # the code of a stop word is the last one, which is no word
+        # The code of a stop word is -1, and the last number is that of no word.
+        self.words = tokens.terms.word_numbers(vocabulary)[tokens.codes]
         self._order = np.argsort(self.words, kind="stable")
         self._sorted = self.words[self._order]
 
     def runs_of(self, words: Ints) -> tuple[Ints, Ints]:
-        """For each word the run of its occurrences."""
-        return np.searchsorted(self._sorted, words), np.searchsorted(
-            self._sorted, words, side="right"
-        )
+        """For each word the first and the end of the run of its occurrences."""
+        first = np.searchsorted(self._sorted, words)
+        return first, np.searchsorted(self._sorted, words, side="right")
 
     def tokens_at(self, occurrences: Ints) -> Ints:
+        """The tokens of some occurrences."""
         tokens: Ints = self._order[occurrences]
         return tokens
 
-    def of_word(self, word: int, document: int) -> Ints:
+    def tokens_of_word(self, word: int) -> Ints:
+        """All tokens of a word, in order."""
+        first, end = self.runs_of(np.array([word]))
+        tokens: Ints = self._order[int(first[0]) : int(end[0])]
+        return tokens
+
+    def positions_in(self, word: int, document: int) -> Ints:
         """The positions of a word in a document."""
-        first, last = (int(each[0]) for each in self.runs_of(np.array([word])))
-        tokens: Ints = self._order[first:last]
+        tokens = self.tokens_of_word(word)
         tokens = tokens[self.tokens.rows[tokens] == document]
         positions: Ints = tokens - self.tokens.row_starts[document]
         return positions
 
 
 def find_phrases(features: Features, wanted: Ints) -> None:
-    """Set the bits of some phrases."""
-    table = features.vocabulary.phrases()
-    tests = features.vocabulary.tests
+    """Set the bits of some phrases, given by their features."""
+    vocabulary = features.vocabulary
+    phrases = [
+        test for feature in wanted.tolist() if isinstance(test := vocabulary.tests[feature], Phrase)
+    ]
+    slop = np.array([phrase.slop for phrase in phrases])
     has = np.zeros((len(wanted), features.documents.count), np.bool_)
-    scopes = [_fields_of(features, tests[feature]) for feature in wanted.tolist()]
-    for name in features.vocabulary.fields.text:
-        in_field = np.flatnonzero([name in scope for scope in scopes])
+    for name in vocabulary.fields.text:
+        in_field = np.flatnonzero([phrase.field in {None, name} for phrase in phrases])
         if not len(in_field):
             continue
-        positions = PositionIndex(features.documents.words[name], features.vocabulary)
-        slop = np.array(
-            [
-                test.slop
-                for feature in wanted[in_field].tolist()
-                if isinstance(test := tests[feature], Phrase)
-            ]
-        )
-        _find_exact(positions, table, wanted[in_field[slop == 0]], in_field[slop == 0], has)
-        for at in in_field[slop > 0].tolist():
-            test = tests[wanted[at]]
-            assert isinstance(test, Phrase)
-            has[at] |= _sloppy_matches(
-                positions, [features.vocabulary.words[word] for word, _ in test.words], test
-            )
-    for at, feature in enumerate(wanted.tolist()):
-        features.set(feature, has[at])
-
-
-def _fields_of(features: Features, test: object) -> Sequence[str]:
-    assert isinstance(test, Phrase)
-    return features.vocabulary.fields.text if test.field is None else (test.field,)
+        index = PositionIndex(features.documents.words[name], vocabulary)
+        exact = in_field[slop[in_field] == 0]
+        _find_exact(index, vocabulary.phrases(), wanted[exact], exact, has)
+        for row in in_field[slop[in_field] > 0].tolist():
+            words = [vocabulary.words[word] for word, _ in phrases[row].words]
+            has[row] |= _sloppy_matches(index, words, phrases[row])
+    for row, feature in enumerate(wanted.tolist()):
+        features.set(feature, has[row])
 
 
 def _find_exact(
-    positions: PositionIndex, table: PhraseTable, wanted: Ints, rows: Ints, has: Mask
+    index: PositionIndex, table: PhraseTable, wanted: Ints, rows: Ints, has: Mask
 ) -> None:
     """1. Of each phrase take the word that occurs least. 2. Take all its occurrences. 3. Keep those
-    where the other words stand as they should.
+    where the other words stand as they should. 4. Set the phrase's row of `has`.
     """
     if not len(wanted):
         return
+    # 1. `anchor` is the rarest word of each phrase, as an index of the table's words.
     phrases = table.row_of[wanted]
     starts, lengths = table.starts[phrases], table.starts[phrases + 1] - table.starts[phrases]
-    at = expand_ranges(starts, lengths)
-    first, last = positions.runs_of(table.words[at])
-    counts = last - first
-    begins = np.append(0, np.cumsum(lengths))[:-1]
-    fewest = np.flatnonzero(counts == np.repeat(np.minimum.reduceat(counts, begins), lengths))
-    of_phrase = np.repeat(np.arange(len(wanted)), lengths)[fewest]
-    chosen = fewest[np.append(True, of_phrase[1:] != of_phrase[:-1])]
-    anchor = at[chosen]
-    phrase = np.repeat(np.arange(len(wanted)), counts[chosen])
-    token = positions.tokens_at(expand_ranges(first[chosen], counts[chosen]))
-    rows_of, words = positions.tokens.rows, positions.words
+    in_table = expand_ranges(starts, lengths)
+    first, end = index.runs_of(table.words[in_table])
+    counts = end - first
+    phrase_starts = np.append(0, np.cumsum(lengths))[:-1]
+    fewest = np.repeat(np.minimum.reduceat(counts, phrase_starts), lengths)
+    rarest = np.flatnonzero(counts == fewest)
+    of_phrase = np.repeat(np.arange(len(wanted)), lengths)[rarest]
+    rarest = rarest[np.append(True, of_phrase[1:] != of_phrase[:-1])]
+    anchor = in_table[rarest]
+    # 2. and 3. Candidates: a phrase, and the token that its anchor takes.
+    phrase = np.repeat(np.arange(len(wanted)), counts[rarest])
+    token = index.tokens_at(expand_ranges(first[rarest], counts[rarest]))
+    rows_of, words = index.tokens.rows, index.words
     for number in range(int(lengths.max())):
-        inside = lengths[phrase] > number
-        word = starts[phrase] + np.where(inside, number, 0)
-        other = token + table.positions[word] - table.positions[anchor[phrase]]
-        fits = (other >= 0) & (other < len(words))
-        other = np.where(fits, other, 0)
-        fits &= (words[other] == table.words[word]) & (rows_of[other] == rows_of[token])
-        keep = fits | ~inside
-        phrase, token = phrase[keep], token[keep]
+        has_word = lengths[phrase] > number
+        word = starts[phrase] + np.where(has_word, number, 0)
+        neighbor = token + table.positions[word] - table.positions[anchor[phrase]]
+        is_inside = (neighbor >= 0) & (neighbor < len(words))
+        neighbor = np.where(is_inside, neighbor, 0)
+        is_same_text = rows_of[neighbor] == rows_of[token]
+        fits = is_inside & is_same_text & (words[neighbor] == table.words[word])
+        stays = fits | ~has_word
+        phrase, token = phrase[stays], token[stays]
+    # 4.
     has[rows[phrase], rows_of[token]] = True
 
 
-def _sloppy_matches(positions: PositionIndex, words: Sequence[int], test: Phrase) -> Mask:
+def _sloppy_matches(index: PositionIndex, words: Sequence[int], phrase: Phrase) -> Mask:
     """Which documents have a phrase with its words moved. The positions of documents are put so far
     apart that no phrase goes on from one to the next.
     """
-    has = np.zeros(len(positions.tokens.row_starts) - 1, np.bool_)
-    gap = test.slop + test.words[-1][1] + 1
-    tokens = {
-        word: positions.tokens_at(
-            np.arange(*(int(end[0]) for end in positions.runs_of(np.array([word]))))
-        )
-        for word in set(words)
-        if word != ABSENT
-    }
-    if ABSENT not in words and all(map(len, tokens.values())):
-        apart = {word: index + positions.tokens.rows[index] * gap for word, index in tokens.items()}
-        ends = positions.tokens.row_starts[1:] + np.arange(len(has)) * gap
-        has[
-            np.searchsorted(
-                ends,
-                sloppy_positions(apart, words, [position for _, position in test.words], test.slop)[
-                    :, 0
-                ],
-                side="right",
-            )
-        ] = True
+    has = np.zeros(len(index.tokens.row_starts) - 1, np.bool_)
+    if ABSENT in words:
+        return has
+    tokens = {word: index.tokens_of_word(word) for word in set(words)}
+    if not all(map(len, tokens.values())):
+        return has
+    gap = phrase.slop + phrase.words[-1][1] + 1
+    positions = {word: token + index.tokens.rows[token] * gap for word, token in tokens.items()}
+    offsets = [position for _, position in phrase.words]
+    matches = sloppy_positions(positions, words, offsets, phrase.slop)
+    ends = index.tokens.row_starts[1:] + np.arange(len(has)) * gap
+    has[np.searchsorted(ends, matches[:, 0], side="right")] = True
     return has
 
 
@@ -362,7 +350,7 @@ class Highlighter:
         elif isinstance(test, Word):
             number = self._features.vocabulary.words.get(test.text, ABSENT)
             at = (
-                self._position_index(name).of_word(number, document)
+                self._position_index(name).positions_in(number, document)
                 if number != ABSENT
                 else _NO_POSITIONS
             )
@@ -378,7 +366,7 @@ class Highlighter:
     def _phrase(self, test: Phrase, name: str, document: int) -> Ints:
         words = [self._features.vocabulary.words[word] for word, _ in test.words]
         positions = {
-            word: self._position_index(name).of_word(word, document) for word in set(words)
+            word: self._position_index(name).positions_in(word, document) for word in set(words)
         }
         return distinct_sorted(
             sloppy_positions(positions, words, [position for _, position in test.words], test.slop)[
