@@ -44,14 +44,14 @@ class DeadLetterFile:
     rows: int = 0
     _writer: pa.RecordBatchFileWriter | None = None
 
-    def write(self, letters: pa.Table) -> None:
+    def write(self, rows: pa.Table) -> None:
         if self._writer is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             # A late second attempt must not write into a file that is being read.
             self.name += f"-{os.urandom(4).hex()}.letters"
             self._writer = pa.ipc.new_file(str(self.directory / self.name), PENDING_SCHEMA)
-        self._writer.write_table(letters)
-        self.rows += letters.num_rows
+        self._writer.write_table(rows)
+        self.rows += rows.num_rows
 
     def close(self) -> None:
         if self._writer is not None:

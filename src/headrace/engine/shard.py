@@ -230,7 +230,7 @@ def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[
     if not rows.num_rows:
         return
     names = [name for name in rows.column_names if not name.startswith("_")]
-    letters = pa.Table.from_arrays(
+    dead_letters = pa.Table.from_arrays(
         [
             rows_to_json_column(rows.select(names)),
             rows[TICK],
@@ -241,7 +241,7 @@ def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[
         schema=PENDING_SCHEMA,
     )
     report["counts"][f"{step}.diverted"] = rows.num_rows
-    report["diverted"][step] = write_rows(directory, f"diverted-{step}", letters)
+    report["diverted"][step] = write_rows(directory, f"diverted-{step}", dead_letters)
 
 
 def _take_late_rows(

@@ -278,8 +278,8 @@ def _tables_changed(reader: str, inputs: Iterable[Step]) -> str:
 
 def _plan_changed(what: str, advice: str = "") -> PlanChanged:
     fix = (
-        "give the output another name, and it is built from the beginning; or build everything"
-        " beside the old: headrace replay FILE --as v2."
+        "give the output another name, and it is built from the beginning; or build everything as"
+        " a new version: headrace replay FILE --as v2."
     )
     return PlanChanged(what, fix=f"{advice}{fix}")
 
@@ -317,7 +317,7 @@ def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
                     " first tick on, and retention or compaction has taken rows of"
                     f" {topic}[{partition}] away: it is whole from offset {offset} on.",
                     fix=(
-                        "build the pipeline beside the old one from what is kept: headrace replay"
+                        "build a new version of the pipeline from what is kept: headrace replay"
                         " FILE --as v2 --retick; or leave these outputs out."
                     ),
                 )

@@ -1,7 +1,7 @@
 """The services that run in the background of a pipeline: captures, ingests, gateways, sinks and
 alerts.
 
-Each runs in a thread of its own for as long as the run goes on, and is told when the run ends. A
+Each runs in a thread of its own for as long as the run goes on, and is stopped when the run ends. A
 service that fails for good ends the run, and its error becomes the run's. `run` starts them around
 the runner: each `run_…` function here is a context manager around a run.
 

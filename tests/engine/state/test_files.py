@@ -92,7 +92,7 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
 def test_deltas_are_folded_before_they_outgrow_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 200)
+    monkeypatch.setattr("headrace.engine.state.folding_schedule._SMALL_BYTES", 200)
     shard, rng = Shard(tmp_path), random.Random(6)
     ids: StateIds = {}
     model: dict[bytes, bytes] = {}

@@ -29,7 +29,7 @@ class Past:
     """A step with a history of batches, and a sweeper for it."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, batches: int = 80) -> None:
-        monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 200)
+        monkeypatch.setattr("headrace.engine.state.folding_schedule._SMALL_BYTES", 200)
         self.state = root / "state"
         shard, rng = Shard(root), random.Random(3)
         shard.files.directory = self.state / "steps" / "s"

@@ -41,7 +41,7 @@ from headrace.engine.state.files import (
     new_id,
     row_growth_bytes,
 )
-from headrace.engine.state.folding import FoldingSchedule
+from headrace.engine.state.folding_schedule import FoldingSchedule
 from headrace.log.file.disk import Disk
 
 # LMDB environments that a worker process keeps open between batches

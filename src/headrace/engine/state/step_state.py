@@ -40,7 +40,7 @@ from headrace.engine.state.files import (
     row_bytes,
     row_growth_bytes,
 )
-from headrace.engine.state.folding import FoldingSchedule
+from headrace.engine.state.folding_schedule import FoldingSchedule
 from headrace.engine.state.local_store import StoreTransaction
 from headrace.operators.kernel import Groups
 

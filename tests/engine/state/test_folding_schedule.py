@@ -12,7 +12,7 @@ import pytest
 
 from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.state.files import StateFile, StateIds
-from headrace.engine.state.folding import FoldingSchedule
+from headrace.engine.state.folding_schedule import FoldingSchedule
 from headrace.engine.state.local_store import LocalStore
 from tests.engine.state.state_shard import STEP, Shard, apply, in_files, some_changes
 
@@ -36,8 +36,8 @@ def sizes(schedule: FoldingSchedule) -> dict[int, tuple[int, int, int, int]]:
 def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine.state.folding._SMALL_BYTES", 500)
-    monkeypatch.setattr("headrace.engine.state.folding._MERGE_FILES", 12)
+    monkeypatch.setattr("headrace.engine.state.folding_schedule._SMALL_BYTES", 500)
+    monkeypatch.setattr("headrace.engine.state.folding_schedule._MERGE_FILES", 12)
     shard, rng = Shard(tmp_path), random.Random(1)
     ids: StateIds = {}
     for _ in range(40):
@@ -86,7 +86,7 @@ def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.Monkey
     """A large state and small changes: it would take long until folding is worth it, and chains
     stay short all the same.
     """
-    monkeypatch.setattr("headrace.engine.state.folding._MERGE_FILES", 10)
+    monkeypatch.setattr("headrace.engine.state.folding_schedule._MERGE_FILES", 10)
     shard, rng = Shard(tmp_path), random.Random(4)
     model = {b"k%d" % number: b"x" * 50 for number in range(3000)}
     ids = shard.batch({}, dict(model))
