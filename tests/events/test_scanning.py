@@ -87,6 +87,6 @@ def test_other_files(tmp_path: Path) -> None:
     pq.write_table(pa.table({"email": [EMAIL]}), tmp_path / "old.parquet", compression="zstd")
     (tmp_path / "archive.zst").write_bytes(b"\x28\xb5\x2f\xfd packed")
     assert found(tmp_path) == ["archive.zst", "dump.gz", "escaped.json", "old.parquet", "wide.txt"]
-    assert [each.why for each in scan([tmp_path / "archive.zst"], [EMAIL])] == [
+    assert [each.reason for each in scan([tmp_path / "archive.zst"], [EMAIL])] == [
         "is packed (zstd) and cannot be looked into"
     ]

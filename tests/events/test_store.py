@@ -11,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import BadEvent, EventIdConflict, InputError, VersionConflict
 from headrace.events import ANY, NEW, Change, Event, EventStore, open_store
-from headrace.events import index as indexed
+from headrace.events import index as event_index
 from headrace.log.file.disk import Disk, DiskFile
 
 
@@ -162,7 +162,7 @@ def test_one_append_has_no_entity_or_id_twice(store: EventStore) -> None:
 
 def test_a_topic_that_is_none_of_events_is_refused(log: hr.Log) -> None:
     log.create_topic("orders", "entity STRING, version BIGINT")
-    with pytest.raises(InputError, match="not one of events"):
+    with pytest.raises(InputError, match="not an event store"):
         open_store(log, "orders")
 
 
@@ -225,8 +225,8 @@ def index_directory(log: hr.Log) -> Path:
 def test_the_index_is_there_again_whatever_became_of_it(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(indexed, "FLUSH_ENTRIES", 300)
-    monkeypatch.setattr(indexed, "_READ_ENTRIES", 500)
+    monkeypatch.setattr(event_index, "FLUSH_ENTRIES", 300)
+    monkeypatch.setattr(event_index, "_READ_ENTRIES", 500)
     expected = filled(log, 2000)
     directory, file = index_directory(log), index_directory(log) / "data.mdb"
     assert file.stat().st_size > 50_000
@@ -357,7 +357,7 @@ def test_two_stores_of_one_topic_are_closed_one_by_one(log: hr.Log, store: Event
 def test_an_index_that_cannot_be_written_does_not_fail_an_append(
     store: EventStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(indexed, "FLUSH_ENTRIES", 2)
+    monkeypatch.setattr(event_index, "FLUSH_ENTRIES", 2)
 
     def full(*_: object) -> int:
         raise OSError("no room")

@@ -87,7 +87,7 @@ def _found(thing: Any, name: str) -> Any:
     )
 
 
-def shown(test: PipelineTest) -> list[Any]:
+def redact(test: PipelineTest) -> list[Any]:
     with start(test.state, test.log, limits=QUICK) as server:
         return emails(Client(server.port))
 
@@ -109,9 +109,9 @@ def test_a_server_that_has_the_master_key_opens_them(
 ) -> None:
     test, vault = settled
     monkeypatch.setenv("HEADRACE_MASTER_KEY", base64.b64encode(KEY).decode())
-    assert shown(test) == [ADDRESS] * 5
+    assert redact(test) == [ADDRESS] * 5
     vault.forget("7")
-    assert shown(test) == [None] * 5
+    assert redact(test) == [None] * 5
     monkeypatch.setenv("HEADRACE_MASTER_KEY", base64.b64encode(bytes(32)).decode())
     with pytest.raises(BadMasterKey, match="not the one"):
         start(test.state, test.log, limits=QUICK)

@@ -1,5 +1,18 @@
-"""Event sourcing on the log: events are the truth, everything else is derived from them. See
-docs/concepts/event-sourcing.md.
+"""Event sourcing on the log: events are stored, and everything else is derived from them.
+
+In the order in which a command flows:
+
+- `decider`: business rules (`Decider`), and what runs them (`Handler`); digests.
+- `codec`: dataclasses as events and back; upcasters; personal fields.
+- `event`: events before and after they are stored, as rows and as index entries.
+- `store`: appends with expected versions, and reads (`EventStore`).
+- `index`: events by entity, on disk and in memory; snapshots.
+- `projection`: events as a stream of a pipeline.
+- `privacy`: keys that can be deleted (`vault`), removal of events (`excision`), and its proof
+  (`scan`).
+- `eventsourcing`: the persistence module for the library of that name. Users configure it by name.
+
+`docs/concepts/event-sourcing.md` says what is promised.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Deciders: business rules as two plain functions, `decide(command, state) -> events` and
-`evolve(state, event) -> state`, and what runs them on a store.
+`evolve(state, event) -> state`, and the handler that runs them on a store.
 
-A state is never stored as truth: it is folded from events. It is kept in memory, and in snapshots
-every so many events, only to fold less.
+A state is always folded from events. It is cached in memory, and in snapshots every so many events,
+only to fold less.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import threading
 import time
 from collections import OrderedDict
@@ -27,9 +26,10 @@ from headrace.errors import (
     VersionConflict,
 )
 from headrace.events.codec import Codec, Upcaster, from_json, to_json
-from headrace.events.event import Event, Recorded, check_entity, recorded
+from headrace.events.event import Event, Recorded, check_entity, parse_events
 from headrace.events.store import EventStore
 from headrace.log.values import AppendResult
+from headrace.retry import Backoff
 
 if TYPE_CHECKING:
     from headrace.events.privacy.vault import Vault
@@ -39,16 +39,25 @@ S = TypeVar("S")
 _MAX_STATES = 10_000
 _LOCKS = 64
 _MAX_ATTEMPTS = 100
-_LONGEST_WAIT_S = 0.05
+_CONFLICT_BACKOFF = Backoff(first_s=0.001, longest_s=0.05, jitter=1.0)
 
 
 @dataclass(frozen=True)
 class Decider(Generic[S]):
-    """The rules. `initial` is the state of an entity without events; states must not be changed in
-    place.
+    """Business rules.
 
-    Raise `CommandRefused` (or a subclass of yours) in `decide` to refuse a command. Increase
-    `state_version` when `evolve` or the state's form changes: snapshots of others are not used.
+    Attributes:
+        name: Names the decider; snapshots are stored under it.
+        initial: The state of an entity without events. States must not be changed in place.
+        decide: Takes a command and the state, and returns events. It raises `CommandRefused`, or a
+            subclass, to refuse the command.
+        evolve: Takes a state and an event, and returns the next state.
+        events: The classes of events.
+        state_version: Increase it when `evolve` or the form of the state changes: snapshots of
+            other versions are not used.
+        snapshot_every: After how many events a snapshot is stored; None for no snapshots.
+        upcasters: By type and version of an event, a function that returns its data in the next
+            version.
     """
 
     name: str
@@ -72,7 +81,9 @@ class Decider(Generic[S]):
 
 @dataclass(frozen=True)
 class Handled(Generic[S]):
-    """What a command led to. `str(position)` can be given to a served view as `at_least`."""
+    """The result of a command. `str(position)` can be given to a served view as `at_least`, which
+    then shows the events.
+    """
 
     state: S
     version: int
@@ -82,7 +93,7 @@ class Handled(Generic[S]):
 
 
 class Handler(Generic[S]):
-    """Runs one decider on a store. Safe for threads; any number of processes may have one."""
+    """Runs a decider on a store. It is safe for threads, and any number of processes may run one."""
 
     def __init__(
         self, store: EventStore, decider: Decider[S], *, vault: Vault | None = None
@@ -92,29 +103,43 @@ class Handler(Generic[S]):
         self._states: OrderedDict[str, tuple[int, S]] = OrderedDict()
         self._generation = store.by_entity.generation
         self._guard = threading.Lock()
-        self._turns = [
-            threading.Lock() for _ in range(_LOCKS)
-        ]  # threads that want one entity wait here, and not for each other's conflicts
+        # Threads that handle commands of one entity take turns, which avoids conflicts.
+        self._entity_locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def handle(self, entity: str, command: Any, *, id: str | None = None) -> Handled[S]:
-        """Load, decide, append; again if another was quicker. With an `id`, a command that comes
-        again is answered as before and changes nothing.
+        """Load the entity, decide, and append the events; once more if another process was faster.
+
+        Args:
+            entity: The entity's name.
+            command: Passed to the decider.
+            id: Identifies the command. A command that comes again gets the same result, and changes
+                nothing.
+
+        Returns:
+            The new state, its version, and the events.
+
+        Raises:
+            CommandRefused: The decider refused the command.
+            DeciderFailed: The decider raised another error.
+            VersionConflict: Other processes were faster, many times in a row.
+
+        Example:
+            >>> handler.handle("account-17", Deposit(100), id="request-8").version
+            2
         """
         check_entity(entity)
-        with self._turns[hash(entity) % _LOCKS]:
+        with self._entity_locks[hash(entity) % _LOCKS]:
             for attempt in range(_MAX_ATTEMPTS):
                 try:
-                    return self._once(entity, command, id)
+                    return self._attempt(entity, command, id)
                 except VersionConflict:
                     if attempt + 1 == _MAX_ATTEMPTS:
                         raise
-                    time.sleep(
-                        random.uniform(0, min(_LONGEST_WAIT_S, 0.001 * 2 ** min(attempt, 10)))  # noqa: S311
-                    )
+                    time.sleep(_CONFLICT_BACKOFF.pause_s(attempt + 1))
         raise AssertionError
 
-    def _once(self, entity: str, command: Any, id: str | None) -> Handled[S]:
-        known = None if id is None else self._answered(entity, id)
+    def _attempt(self, entity: str, command: Any, id: str | None) -> Handled[S]:
+        known = None if id is None else self._previous_result(entity, id)
         if known is not None:
             return known
         version, state = self._load(entity)
@@ -129,7 +154,7 @@ class Handler(Generic[S]):
         try:
             appended = self.store.append(entity, events, expected=version)
         except EventIdConflict:  # the same command in another process, which decided otherwise
-            known = self._answered(entity, id or "")
+            known = self._previous_result(entity, id or "")
             if known is None:
                 raise
             return known
@@ -139,11 +164,11 @@ class Handler(Generic[S]):
         self._keep(entity, now, after, since=version)
         return Handled(after, now, tuple(things), appended.position, appended.duplicate)
 
-    def _answered(self, entity: str, id: str) -> Handled[S] | None:
-        """The answer to a command that was handled before."""
+    def _previous_result(self, entity: str, id: str) -> Handled[S] | None:
+        """Return the result of a command that was handled before; None if it was not."""
         end = self.store.by_entity.refresh()
         with self.store.by_entity.look(end=end) as look:
-            place = look.place_of(f"{id}/0")
+            place = look.locate(f"{id}/0")
         if place is None:
             return None
         if place[0] != entity:
@@ -207,7 +232,7 @@ class Handler(Generic[S]):
     def state(
         self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None
     ) -> S:
-        """The state now, or as of a version or a time."""
+        """Return the state of an entity now, or as of a version or a time."""
         return self.versioned_state(entity, version=version, at=at)[1]
 
     def versioned_state(
@@ -230,16 +255,16 @@ class Handler(Generic[S]):
         return self._folded(entity, wanted)
 
     def history(self, entity: str) -> list[tuple[Recorded, Any]]:
-        """Each stored event with its instance."""
+        """Return each stored event of an entity with its instance."""
         return [(event, self.codec.from_recorded(event)) for event in self.store.load(entity)]
 
     def _load(self, entity: str) -> tuple[int, S]:
-        """Version and state as of now: what is in memory, and what came since."""
-        indexed = self.store.by_entity
-        end = indexed.refresh()
-        self._forget_if_excised()
+        """Return the current version and state: the cached ones, and what came since."""
+        event_index = self.store.by_entity
+        end = event_index.refresh()
+        self._drop_if_excised()
         known = self._states.get(entity)
-        if known is not None and (indexed.newest(entity, end=end) or 0) == known[0]:
+        if known is not None and (event_index.newest(entity, end=end) or 0) == known[0]:
             return known
         version, state = self._folded(entity, None, known)
         self._keep(entity, version, state, since=known[0] if known else version)
@@ -248,15 +273,15 @@ class Handler(Generic[S]):
     def _folded(
         self, entity: str, upto: int | None, known: tuple[int, S] | None = None
     ) -> tuple[int, S]:
-        indexed = self.store.by_entity
-        end = indexed.refresh()
-        with indexed.look(end=end) as look:
+        event_index = self.store.by_entity
+        end = event_index.refresh()
+        with event_index.look(end=end) as look:
             version, state = (
                 known
                 or self._snapshot(look.snapshot(entity, self.decider.name), upto)
                 or (0, self.decider.initial)
             )
-            found = recorded(entity, look.texts(entity, version, upto))
+            found = parse_events(entity, look.texts(entity, version, upto))
             newest = (
                 max(version, look.head(entity)) if upto is None else version
             )  # the newest events may have been excised
@@ -274,7 +299,7 @@ class Handler(Generic[S]):
         return stored["version"], from_json(type(self.decider.initial), stored["state"])
 
     def _keep(self, entity: str, version: int, state: S, *, since: int) -> None:
-        """Remember a state; every so many events, on disk too."""
+        """Cache a state; every so many events, on disk too."""
         with self._guard:
             known = self._states.get(entity)
             if known is None or known[0] <= version:
@@ -293,7 +318,7 @@ class Handler(Generic[S]):
                 entity, self.decider.name, json.dumps(content, separators=(",", ":")).encode()
             )
 
-    def _forget_if_excised(self) -> None:
+    def _drop_if_excised(self) -> None:
         if self.store.by_entity.generation != self._generation:
             with self._guard:
                 self._states.clear()
@@ -309,7 +334,7 @@ MAX_RANGES = 4096
 
 @dataclass(frozen=True)
 class RangeDigest:
-    """One range: which, how many entities and events it has, and a hash of them."""
+    """One range of entities: its number, how many entities and events it has, and their hash."""
 
     number: int
     entities: int
@@ -320,8 +345,8 @@ class RangeDigest:
 def digest(
     store: EventStore, *, ranges: int = 16, handler: Handler[Any] | None = None
 ) -> list[RangeDigest]:
-    """A hash for each range of entities, of what happened to them (and, with a handler, of the
-    states folded from it). Offsets and times do not count: a copy has its own.
+    """Return a hash of the events of each range of entities and, with a handler, of the states folded
+    from them. Offsets and times do not count, since a copy has its own.
     """
     if not 1 <= ranges <= MAX_RANGES:
         raise InputError(f"{ranges} ranges were asked for.", fix=f"give 1 to {MAX_RANGES}.")
@@ -356,7 +381,7 @@ def range_of(entity: str, ranges: int) -> int:
 
 
 def state_bytes(handler: Handler[Any], entity: str) -> bytes:
-    """The state of an entity as bytes: the same in every process that folds the same events."""
+    """Return the state of an entity as bytes, which are the same in every process."""
     return _line(
         [handler.decider.name, handler.decider.state_version, to_json(handler.state(entity))]
     )

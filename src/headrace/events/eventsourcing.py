@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from uuid import UUID
 
 from headrace.errors import HeadraceError, MissingExtra
-from headrace.events.event import Draft, Recorded, entry, recorded
-from headrace.events.store import EventStore, open_store, prepared
+from headrace.events.event import Draft, Recorded, entry, parse_events
+from headrace.events.store import EventStore, open_store, prepare_rows
 from headrace.log import open_log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 
@@ -80,13 +80,13 @@ class HeadraceAggregateRecorder(AggregateRecorder):
         ]
         self._store.by_entity.refresh()
         while True:
-            frames = prepared(self._store.topic_state, rows) if rows else None
+            frames = prepare_rows(self._store.topic_state, rows) if rows else None
             try:
                 offsets = self._store.log.committer.submit(
                     partial(self._decide, rows, frames, tracking), size=frames.size if frames else 0
                 )
             except StaleTopic:
-                self._store.look_again()
+                self._store.reload()
                 continue
             except _Refused as refused:
                 raise IntegrityError(refused.message) from None
@@ -159,7 +159,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
         chosen = (texts[::-1] if desc else texts)[:limit]
         return [
             StoredEvent(self._id(event), event.version, event.type, _state(event))
-            for event in recorded(entity, chosen)
+            for event in parse_events(entity, chosen)
         ]
 
     def _id(self, event: Recorded) -> UUID | str:

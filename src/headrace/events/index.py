@@ -1,10 +1,10 @@
-"""A store's events by entity, as of now: the index on disk and the tail in memory, kept up with the
-log.
+"""The events of a store by entity: an index on disk (`Index`), and the recent events in memory
+(`RecentEvents`), both kept up to date with the log by `EventIndex`.
 
-One object a log and topic, for all threads. Readers are shown what is durable. A commit is decided,
-under the log's lock, against everything that was drafted, durable or not; what it drafts goes into
-the tail at once. If a commit fails, the log forgets the state it had in mind, which is how this
-notices, and forgets what was drafted with it.
+There is one `EventIndex` a log and topic, for all threads. Readers see what is durable. A commit is
+decided, under the log's lock, against everything that was drafted, durable or not; what it drafts
+is added to the recent events at once. If a commit fails, the log drops its drafted state; the index
+notices that, and drops the drafted events too.
 """
 
 from __future__ import annotations
@@ -37,60 +37,57 @@ if TYPE_CHECKING:
     from headrace.log.file.state import State, TopicState
 
 
-# The vault: a key for each person, so that what is known of one can be made unreadable everywhere
-# at once, by deleting a key.
-#
-# Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go:
-# in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped by a
-# master key that comes from the environment or a file and is never stored. Deleting a key
-# overwrites it (SQLite's secure_delete), and every process notices at its next look.
+# Erasure records: the topic `<events>.forgotten` says what was erased, without saying whom, and
+# which version an entity had reached, so that versions are never assigned twice.
 
 EXCISED_VERSION = "version"
 
 
 def hashed_name(topic_directory: str, name: str) -> str:
-    """A name for a subject or an entity that says nothing about it to whoever does not know it."""
+    """Return a hash of a subject's or an entity's name, which does not reveal the name."""
     return sha256(f"{topic_directory}\0{name}".encode()).hexdigest()
 
 
 def erasure_topic(events: str) -> str:
+    """Return the name of the topic with the erasure records of an event store."""
     return f"{events}.forgotten"
 
 
-def kept_versions(log: FileLog, events: str) -> dict[str, int]:
-    """By an entity's hash."""
+def retained_versions(log: FileLog, events: str) -> dict[str, int]:
+    """Return the versions that entities had reached when events were excised, by their hashes."""
     if erasure_topic(events) not in log.store.view().topics:
         return {}
-    found: dict[str, int] = {}
+    versions: dict[str, int] = {}
     for row in log.read(erasure_topic(events)).to_pylist():
         if row["what"] == EXCISED_VERSION:
-            found[row["subject_sha256"]] = max(
-                found.get(row["subject_sha256"], 0), json.loads(row["details"])["version"]
-            )
-    return found
+            name_hash = row["subject_sha256"]
+            version = json.loads(row["details"])["version"]
+            versions[name_hash] = max(versions.get(name_hash, 0), version)
+    return versions
 
 
-# The index by entity: every event again, but those of an entity beside each other, so that loading
-# one costs its own events only.
-#
-# It is an LMDB store beside the log's topics, written some thousand events at a time, durably, and
-# only with what is durable in the log: it says how far it reaches, and `tail` has the rest. All of
-# it can be made again from the topic: another version, a file that is damaged or cut short, or one
-# that does not fit the topic is thrown away. Snapshots are kept here too, since they are as
-# dispensable. Processes share it; one process opens it once (`opened`), as LMDB demands.
-
+# The index on disk
 
 VERSION = 1
 _MAP_BYTES = 1 << 40
 _DATABASES = 4
 _NUMBER = 8
-_opened: dict[tuple[int, Path], tuple[Index, int]] = {}
+_open_indexes: dict[tuple[int, Path], tuple[Index, int]] = {}
 _guard = threading.Lock()
 _stores_guard = threading.Lock()
 
 
 class Index:
-    """One store's index, of one topic and one generation (an excision begins another)."""
+    """An index of events by entity, for one topic and one generation (each excision begins a new
+    one): all events of an entity are next to each other, so that loading it costs its own events
+    only.
+
+    It is an LMDB store next to the log's topics. It is written some thousand events at a time, only
+    with what is durable in the log; `position` says how far it goes. It can be built again from the
+    topic, and is discarded if it has another version, is damaged, or does not fit the topic.
+    Snapshots are stored here too. Processes share it; a process opens it once (`open_index`), as
+    LMDB demands.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -137,11 +134,11 @@ class Index:
     def _position(self, txn: Any) -> int:
         return int(txn.get(b"position", db=self._about) or 0)
 
-    def reading(self) -> Reading:
+    def reading(self) -> IndexReader:
         """One moment of it, to be closed. Whoever asks has seen to it that the index stays open
         (`retain`).
         """
-        return Reading(self, self._env.begin())
+        return IndexReader(self, self._env.begin())
 
     def put(
         self,
@@ -186,7 +183,7 @@ class Index:
         self._env.close()
 
 
-class Reading:
+class IndexReader:
     """A read transaction: what the index holds at one moment."""
 
     def __init__(self, index: Index, txn: Any) -> None:
@@ -194,11 +191,11 @@ class Reading:
         self.position = index._position(txn)  # noqa: SLF001 - one class in two
 
     def close(self) -> None:
-        """Let go of the moment; the index stays open."""
+        """End the transaction; the index stays open."""
         self._txn.abort()
 
     def newest(self, entity: str) -> int | None:
-        """The newest version of an entity, if it has any."""
+        """Return the newest version of an entity; None if it has none."""
         cursor = self._txn.cursor(db=self._index._events)  # noqa: SLF001
         prefix = entity.encode() + b"\0"
         found = cursor.prev() if cursor.set_range(prefix + b"\xff" * _NUMBER) else cursor.last()
@@ -206,7 +203,7 @@ class Reading:
         return int.from_bytes(key[-_NUMBER:], "big") if found and key[:-_NUMBER] == prefix else None
 
     def texts(self, entity: str, after: int, upto: int | None) -> list[str]:
-        """An entity's events behind one version, up to another."""
+        """Return the texts of an entity's events after one version, up to another."""
         cursor = self._txn.cursor(db=self._index._events)  # noqa: SLF001
         stop = (
             _key(entity, upto) if upto is not None else entity.encode() + b"\0" + b"\xff" * _NUMBER
@@ -219,8 +216,8 @@ class Reading:
                 found.append(value.decode())
         return found
 
-    def place_of(self, id: str) -> tuple[str, int, int] | None:
-        """(entity, version, offset) of an event id."""
+    def locate(self, id: str) -> tuple[str, int, int] | None:
+        """Return entity, version and offset of an event id; None if it is unknown."""
         found = self._txn.get(_id_key(id), db=self._index._ids)  # noqa: SLF001
         if found is None:
             return None
@@ -235,7 +232,7 @@ class Reading:
         return found
 
     def entities(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Each entity with its newest version, in order of name."""
+        """Yield each entity with its newest version, in order of name."""
         cursor = self._txn.cursor(db=self._index._events)  # noqa: SLF001
         found = cursor.set_range(prefix.encode()) if prefix else cursor.first()
         while found and cursor.key().startswith(prefix.encode()):
@@ -252,49 +249,47 @@ def _id_key(id: str) -> bytes:
     return id.encode()
 
 
-def opened(directory: Path) -> Index:
-    """The index in a directory; the same for all who ask in this process."""
+def open_index(directory: Path) -> Index:
+    """Return the index in a directory, one object a process."""
     key = os.getpid(), directory
     with _guard:
-        index, users = _opened.get(key, (None, 0))
+        index, users = _open_indexes.get(key, (None, 0))
         if index is None:
             index = Index(directory)
-        _opened[key] = index, users + 1
+        _open_indexes[key] = index, users + 1
         return index
 
 
 def retain(index: Index) -> Index:
-    """Nobody closes it until it is released: what LMDB has mapped must not go away under a
-    reader.
-    """
+    """Keep an index open until it is released: LMDB must not unmap it while it is read."""
     key = os.getpid(), index.directory
     with _guard:
-        known, users = _opened.get(key, (None, 0))
+        known, users = _open_indexes.get(key, (None, 0))
         if known is index:  # one that was thrown away is never closed
-            _opened[key] = index, users + 1
+            _open_indexes[key] = index, users + 1
     return index
 
 
-def released(index: Index) -> None:
-    """Done with it: the last one closes it."""
+def release_index(index: Index) -> None:
+    """Release an index; the last user closes it."""
     key = os.getpid(), index.directory
     with _guard:
-        known, users = _opened.get(key, (None, 0))
+        known, users = _open_indexes.get(key, (None, 0))
         if known is not index:
             return
         if users <= 1:
-            del _opened[key]
+            del _open_indexes[key]
             index.close()
         else:
-            _opened[key] = index, users - 1
+            _open_indexes[key] = index, users - 1
 
 
-def thrown_away(index: Index) -> None:
-    """It does not fit its topic: whoever opens it next makes it anew. Others in this process who
-    still have it go on with what they see.
+def discard_index(index: Index) -> None:
+    """Discard an index that does not fit its topic; it is built again when it is next opened. Other
+    users in this process go on with what they see.
     """
     with _guard:
-        _, users = _opened.pop((os.getpid(), index.directory))
+        _, users = _open_indexes.pop((os.getpid(), index.directory))
         if users <= 1:
             index.close()
         shutil.rmtree(index.directory, ignore_errors=True)
@@ -304,8 +299,8 @@ def thrown_away(index: Index) -> None:
 # are moved there (`indexed`).
 
 
-class Tail:
-    """Events from offset `start` up to `end`. Not safe for several threads: its owner has a
+class RecentEvents:
+    """Events in memory, from offset `start` up to `end`. It is not safe for threads: its owner has a
     lock.
     """
 
@@ -323,7 +318,7 @@ class Tail:
         self.end = entry.offset + 1
 
     def since(self, entity: str, version: int, offset: int) -> list[Entry]:
-        """An entity's events behind a version, from an offset on, newest first; versions and
+        """Return an entity's events after a version, from an offset on, newest first. Versions and
         offsets grow together.
         """
         return list(
@@ -343,11 +338,11 @@ class Tail:
     def entities(self) -> list[str]:
         return list(self._of)
 
-    def kept(self, start: int, end: int) -> Tail:
-        """Another one, without what is before one offset or behind another. Whoever reads this one
-        goes on as before.
+    def between(self, start: int, end: int) -> RecentEvents:
+        """Return a copy with the events between two offsets. Readers of this object are not
+        affected.
         """
-        tail = Tail(start)
+        tail = RecentEvents(start)
         for entry in self.entries:
             if start <= entry.offset < end:
                 tail.add(entry)
@@ -357,30 +352,30 @@ class Tail:
 
 logger = logging.getLogger("headrace.events")
 FLUSH_ENTRIES = 4096
-"""So many events are moved to the index at a time: a sync for each would cost as much as the
+"""How many events are moved to the index at a time: a sync for each would cost as much as the
 append.
 """
 _READ_ENTRIES = 20_000
 _NEAR_S = 0.1
-_all: WeakKeyDictionary[FileLog, dict[str, Indexed]] = WeakKeyDictionary()
+_all: WeakKeyDictionary[FileLog, dict[str, EventIndex]] = WeakKeyDictionary()
 
 
 def generation_note(topic: str) -> str:
-    """The note that counts a topic's excisions: each begins another index."""
+    """Return the name of the note that counts a topic's excisions: each begins a new index."""
     return f"events.{topic}.generation"
 
 
-def indexed(log: FileLog, topic: str) -> Indexed:
-    """The one for a log's topic; each who asks closes it once."""
+def event_index(log: FileLog, topic: str) -> EventIndex:
+    """Return the index of a log's topic, one object a log. Each caller closes it once."""
     with _stores_guard:
         known = _all.setdefault(log, {})
         if topic not in known:
-            known[topic] = Indexed(log, topic)
+            known[topic] = EventIndex(log, topic)
         known[topic].users += 1
         return known[topic]
 
 
-class Indexed:
+class EventIndex:
     def __init__(self, log: FileLog, topic: str) -> None:
         if not log.store.writable:
             raise ReadOnlyLog(
@@ -398,12 +393,12 @@ class Indexed:
 
     def _begin(self, generation: str) -> None:
         self.generation = generation
-        self._kept_versions = kept_versions(self._log, self._topic)
-        self._index = opened(self.place(self._log, self._directory, generation))
+        self._retained_versions = retained_versions(self._log, self._topic)
+        self._index = open_index(self.place(self._log, self._directory, generation))
         if not self._fits():
-            thrown_away(self._index)
-            self._index = opened(self._index.directory)
-        self._tail = Tail(self._index.position())
+            discard_index(self._index)
+            self._index = open_index(self._index.directory)
+        self._tail = RecentEvents(self._index.position())
         self._sure = self._tail.end  # durable up to here
         self._seen: State | None = None
         self._drafted = SegmentCache(self._log.store)
@@ -464,12 +459,12 @@ class Indexed:
 
     def _begin_again(self, generation: str) -> None:
         """Events were excised: nothing of what we knew may stay."""
-        released(self._index)
+        release_index(self._index)
         self._log.cache.forget(self._directory, 0)
         self._begin(generation)
 
     def _forget_drafted(self) -> None:
-        self._tail = self._tail.kept(self._tail.start, self._sure)
+        self._tail = self._tail.between(self._tail.start, self._sure)
         self._seen = None
         self._drafted = SegmentCache(self._log.store)
 
@@ -477,14 +472,14 @@ class Indexed:
         """Read what others have written; when that is much, move it to the index as we go."""
         reached = self._index.position()
         if reached > self._tail.end:
-            self._tail = Tail(reached)
+            self._tail = RecentEvents(reached)
         reader = PartitionReader(self._durable, topic, 0)
         while self._tail.end < end:
             stop = min(end, self._tail.end + _READ_ENTRIES)
             self._add(reader, stop)
             if stop < end:
                 reached = self._index.put(self._tail.entries, stop)
-                self._tail = Tail(reached)
+                self._tail = RecentEvents(reached)
 
     def _add(self, reader: PartitionReader, stop: int) -> None:
         for entry in _read(reader, self._tail.end, stop):
@@ -544,9 +539,9 @@ class Indexed:
             with self._lock:
                 if index is self._index:  # otherwise events were excised meanwhile
                     end = max(self._tail.end, sure)
-                    self._tail = self._tail.kept(min(reached, end), end)
+                    self._tail = self._tail.between(min(reached, end), end)
         finally:
-            released(index)
+            release_index(index)
 
     def put_snapshot(self, entity: str, name: str, content: bytes) -> None:
         """Kept in memory until the index is written next: a snapshot that is lost is made again."""
@@ -555,11 +550,11 @@ class Indexed:
 
     # Asking
 
-    def look(self, *, end: int | None = None) -> Look:
+    def look(self, *, end: int | None = None) -> IndexView:
         """One moment, for `with`: of everything drafted, or up to an offset."""
-        return Look(self, end)
+        return IndexView(self, end)
 
-    def begin_look(self) -> tuple[Index, Reading, Tail]:
+    def begin_view(self) -> tuple[Index, IndexReader, RecentEvents]:
         with self._lock:
             index = retain(self._index)
             return index, index.reading(), self._tail
@@ -571,16 +566,16 @@ class Indexed:
         with self._lock:
             last = self._tail.newest(entity)
         if last is not None and (end is None or last.offset < end):
-            return self.at_least_kept(entity, last.version)
+            return self.at_least_retained(entity, last.version)
         with self.look(end=end) as look:
             return look.newest(entity)
 
-    def at_least_kept(self, entity: str, version: int | None) -> int | None:
+    def at_least_retained(self, entity: str, version: int | None) -> int | None:
         """A version, or the one that the entity had when its newest events were excised."""
-        if not self._kept_versions:
+        if not self._retained_versions:
             return version
-        kept = self._kept_versions.get(hashed_name(self._directory, entity))
-        return version if kept is None else max(kept, version or 0)
+        between = self._retained_versions.get(hashed_name(self._directory, entity))
+        return version if between is None else max(between, version or 0)
 
     def is_near(self) -> bool:
         """Whether this was kept up a moment ago, so that little is left to read under the log's
@@ -588,7 +583,7 @@ class Indexed:
         """
         return time.monotonic() - self._refreshed_s < _NEAR_S
 
-    def since(self, tail: Tail, entity: str, version: int, offset: int) -> list[Entry]:
+    def since(self, tail: RecentEvents, entity: str, version: int, offset: int) -> list[Entry]:
         with self._lock:
             return tail.since(entity, version, offset)
 
@@ -605,26 +600,26 @@ class Indexed:
             _all.get(self._log, {}).pop(self._topic, None)
         if len(self._tail.entries) > FLUSH_ENTRIES // 16:
             self.flush()
-        released(self._index)
+        release_index(self._index)
 
 
-class Look:
+class IndexView:
     """What there is by entity at one moment."""
 
     _index: Index
-    _reading: Reading
-    _tail: Tail
+    _reading: IndexReader
+    _tail: RecentEvents
 
-    def __init__(self, owner: Indexed, end: int | None) -> None:
+    def __init__(self, owner: EventIndex, end: int | None) -> None:
         self._owner, self._end = owner, end
 
     def __enter__(self) -> Self:
-        self._index, self._reading, self._tail = self._owner.begin_look()
+        self._index, self._reading, self._tail = self._owner.begin_view()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._reading.close()
-        released(self._index)
+        release_index(self._index)
 
     def _newer(self, entity: str, after: int = -1) -> list[Entry]:
         """Of the tail, newest first: what the index does not have, and may be seen."""
@@ -635,7 +630,7 @@ class Look:
 
     def newest(self, entity: str) -> int | None:
         """The newest version of an entity, if it has or had any."""
-        return self._owner.at_least_kept(entity, self._newest_event(entity))
+        return self._owner.at_least_retained(entity, self._newest_event(entity))
 
     def _newest_event(self, entity: str) -> int | None:
         last = self._tail.newest(entity)
@@ -657,11 +652,11 @@ class Look:
         ]
         return self._reading.texts(entity, after, upto) + newer
 
-    def place_of(self, id: str) -> tuple[str, int, int] | None:
+    def locate(self, id: str) -> tuple[str, int, int] | None:
         found = self._tail.with_id(id)
         if found is not None and found.offset >= self._reading.position:
             return found.entity, found.version, found.offset
-        return self._reading.place_of(id)
+        return self._reading.locate(id)
 
     def snapshot(self, entity: str, name: str) -> bytes | None:
         return self._owner.snapshot_in_memory(entity, name) or self._reading.snapshot(entity, name)

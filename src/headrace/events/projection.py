@@ -1,5 +1,6 @@
-"""Projections: views of events are pipelines over their topic, like any other. See
-docs/concepts/event-sourcing.md for rebuilding one beside the old one.
+"""Projections: views of events are pipelines over their topic, like any other.
+
+`docs/concepts/event-sourcing.md` shows how to rebuild one next to the old one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ if TYPE_CHECKING:
 
 
 def stream(pipeline: Pipeline, name: str) -> Stream:
-    """An event store's events as a stream of a pipeline, in their global order: entity, version,
-    type, type_version, id, subject, and `data` as JSON text.
+    """Read an event store's events as a stream of a pipeline, in their global order.
+
+    Args:
+        pipeline: The pipeline.
+        name: The event store's name.
+
+    Returns:
+        A stream with the columns entity, version, type, type_version, id, subject, and `data` as
+        JSON text.
+
+    Example:
+        >>> opened = hr.events.stream(pipeline, "accounts").where("type = 'Opened'")
     """
     return pipeline.topic(name, schema=SCHEMA, key="entity", partitions=1)

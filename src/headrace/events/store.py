@@ -1,9 +1,9 @@
-"""The event store: entities' events on one topic of the embedded log. Who builds on it: deciders,
-projections, the `eventsourcing` library's module.
+"""The event store: the events of entities, on one topic of the embedded log. Deciders, projections
+and the module for the `eventsourcing` library use it.
 
 An append is decided under the log's lock, against the version that the entity has then, and is one
 commit of the log: durable with one sync, all or nothing, also over several entities. The topic has
-one partition, so an event's offset is its place in the global order: offsets are given out and
+one partition, so an event's offset is its position in the global order: offsets are assigned and
 become visible in the same order, without gaps.
 """
 
@@ -29,14 +29,15 @@ from headrace.events.event import (
     Recorded,
     batch,
     entry,
-    recorded,
-    recorded_rows,
+    events_from_rows,
+    parse_events,
 )
-from headrace.events.index import Indexed, Look, indexed
+from headrace.events.index import EventIndex, IndexView, event_index
 from headrace.log.api import Closeable, Log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 from headrace.log.file.segment import encode_rows
 from headrace.log.values import AppendResult, Duration, OffsetRange
+from headrace.retry import Backoff
 
 if TYPE_CHECKING:
     from headrace.log.file.commit_draft import CommitDraft
@@ -44,20 +45,33 @@ if TYPE_CHECKING:
     from headrace.log.file.state import TopicState
 
 
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.002, 0.05
+_POLL_BACKOFF = Backoff(first_s=0.002, longest_s=0.05, jitter=0.0)
 Drafted = Sequence[tuple[str, int, Sequence[Draft]]]
 """(entity, expected version, events) of each entity in an append."""
 
 
 def open_store(log: Log, name: str) -> EventStore:
-    """The event store of that name in a log; made if it is not there yet. Its topic has the same
-    name.
+    """Open an event store, and create it if it does not exist.
+
+    Args:
+        log: An embedded log.
+        name: Of the store, and of its topic.
+
+    Returns:
+        The store. Close it when it is not needed any more; the log stays open.
+
+    Raises:
+        NotSupported: The log is on Kafka.
+        InputError: There is a topic of that name that is not an event store.
+
+    Example:
+        >>> accounts = hr.events.open_store(log, "accounts")
     """
     return EventStore(log, name)
 
 
 def check_log(log: Log) -> None:
-    """NotSupported for a log that cannot keep what a store promises."""
+    """Raise NotSupported for a log that cannot keep a store's promises."""
     if not hasattr(log, "committer"):
         raise NotSupported(
             f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent,"
@@ -72,7 +86,7 @@ def check_log(log: Log) -> None:
 
 
 class EventStore(Closeable):
-    """Safe for threads, and for any number of processes with the same log."""
+    """The events of entities. It is safe for threads, and for any number of processes."""
 
     def __init__(self, log: Log, name: str) -> None:
         check_log(log)
@@ -81,11 +95,9 @@ class EventStore(Closeable):
         if name not in log.topics():
             log.create_topic(name, SCHEMA, key="entity", partitions=1, exist_ok=True)
         self._check_topic()
-        self._indexed: Indexed = indexed(self.log, name)
+        self._index: EventIndex = event_index(self.log, name)
         self.topic_state: TopicState = self.log.topic_state(name)
-        """As it was when it was last looked at: whether it is still so is checked in each
-        commit.
-        """
+        """The topic as it was last read. Each commit checks whether it is still so."""
         self._closed = False
 
     def _check_topic(self) -> None:
@@ -99,7 +111,7 @@ class EventStore(Closeable):
             or info.retention_bytes
         ):
             raise InputError(
-                f"The topic {self.topic!r} is not one of events: they have one partition, the"
+                f"The topic {self.topic!r} is not an event store: that has one partition, the"
                 f" columns {SCHEMA}, and no retention.",
                 fix="give the event store another name.",
             )
@@ -109,15 +121,31 @@ class EventStore(Closeable):
     def append(
         self, entity: str, events: Event | Iterable[Event], *, expected: int = ANY
     ) -> Appended:
-        """Store events behind an entity's others; VersionConflict if it is not at the expected
-        version. Durable when this returns.
+        """Append events to an entity. They are durable when this returns.
+
+        Args:
+            entity: The entity's name.
+            events: One event, or several, which are stored together.
+            expected: The version that the entity must have: the one that was loaded, `NEW` for an
+                entity without events, or `ANY`.
+
+        Returns:
+            Where the events are, and the entity's new version.
+
+        Raises:
+            VersionConflict: The entity has another version.
+            EventIdConflict: An event id was used before, for another event.
+            BadEvent: An event cannot be stored.
+
+        Example:
+            >>> store.append("account-17", Event("Opened", {"owner": "ada"}), expected=NEW)
         """
         return self.commit(
             [Change(entity, [events] if isinstance(events, Event) else list(events), expected)]
         )
 
     def commit(self, changes: Iterable[Change]) -> Appended:
-        """Events of several entities, all or none."""
+        """Append events of several entities, all or none. See `append`."""
         drafted = [
             (
                 event_module.check_entity(change.entity),
@@ -131,16 +159,16 @@ class EventStore(Closeable):
     def commit_drafted(self, drafted: Drafted) -> Appended:
         _check(drafted)
         if not any(events for _, _, events in drafted):
-            return self._nothing(drafted, self._indexed.refresh())
-        if not self._indexed.is_near() or any(expected == ANY for _, expected, _ in drafted):
-            self._indexed.refresh()
-        writing = _Writing(self, drafted)
+            return self._nothing(drafted, self._index.refresh())
+        if not self._index.is_near() or any(expected == ANY for _, expected, _ in drafted):
+            self._index.refresh()
+        writing = _PendingAppend(self, drafted)
         answer = writing.commit()
-        self._indexed.flush_if_due()
+        self._index.flush_if_due()
         return answer
 
     def _nothing(self, drafted: Drafted, end: int) -> Appended:
-        with self._indexed.look(end=end) as look:
+        with self._index.look(end=end) as look:
             heads = {entity: look.head(entity) for entity, _, _ in drafted}
         _check_versions(drafted, heads)
         return Appended(self.position(end), heads, range(end, end))
@@ -148,109 +176,121 @@ class EventStore(Closeable):
     # Reading
 
     def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[Recorded]:
-        """An entity's events in order, behind one version and up to another. Costs what they cost,
-        however many others there are.
+        """Return an entity's events in order, after one version and up to another. The cost depends
+        on the entity's own events only.
+
+        Args:
+            entity: The entity's name.
+            after: The version after which to begin.
+            upto: The last version; by default the newest.
+
+        Example:
+            >>> [event.type for event in store.load("account-17")]
+            ['Opened', 'Deposited']
         """
         event_module.check_entity(entity)
-        end = self._indexed.refresh()
-        with self._indexed.look(end=end) as look:
+        end = self._index.refresh()
+        with self._index.look(end=end) as look:
             texts = look.texts(entity, after, upto)
-        return recorded(entity, texts)
+        return parse_events(entity, texts)
 
     def version(self, entity: str) -> int:
-        """An entity's newest version; 0 if it has no events."""
+        """Return an entity's newest version; 0 if it has no events."""
         event_module.check_entity(entity)
-        return self._indexed.newest(entity, end=self._indexed.refresh()) or 0
+        return self._index.newest(entity, end=self._index.refresh()) or 0
 
     def version_at(self, entity: str, at: datetime | str | float) -> int:
-        """The version that an entity had at a time."""
+        """Return the version that an entity had at a time."""
         time_us = to_time_us(at)
-        found = [event.version for event in self.load(entity) if event.time_us <= time_us]
-        return found[-1] if found else 0
+        versions = [event.version for event in self.load(entity) if event.time_us <= time_us]
+        return versions[-1] if versions else 0
 
     def entities(self, prefix: str = "") -> list[tuple[str, int]]:
-        """Each entity with its version, in order of name."""
-        end = self._indexed.refresh()
-        with self._indexed.look(end=end) as look:
+        """Return each entity with its version, in order of name."""
+        end = self._index.refresh()
+        with self._index.look(end=end) as look:
             return look.entities(prefix)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Recorded]:
-        """All entities' events in the global order, from one offset up to another (the end as of
-        now).
+        """Yield all entities' events in the global order, from one offset up to another, by default
+        the current end.
         """
         for rows in self.log.read(self.topic, 0, start, stop):
-            yield from recorded_rows(rows)
+            yield from events_from_rows(rows)
 
     def follow(self, start: int = 0, *, idle: Duration | None = None) -> Iterator[Recorded]:
-        """The same, and then those that come; ends when none came for `idle`, if that is given. No
-        event is left out, doubled or shown before it is durable.
+        """Yield all entities' events in the global order, and wait for new ones. Ends when none came
+        for `idle`, if that is given. No event is left out, repeated, or seen before it is durable.
         """
         idle_s = None if idle is None else to_us(idle, what="idle") / 1e6
-        wait_s, since = _SHORTEST_WAIT_S, time.monotonic()
+        empty_polls = 0
+        last_event_s = time.monotonic()
         while True:
             end = self.end()
             if end > start:
                 yield from self.read(start, end)
-                start, wait_s, since = end, _SHORTEST_WAIT_S, time.monotonic()
+                start = end
+                empty_polls = 0
+                last_event_s = time.monotonic()
                 continue
-            if idle_s is not None and time.monotonic() - since >= idle_s:
+            if idle_s is not None and time.monotonic() - last_event_s >= idle_s:
                 return
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            empty_polls += 1
+            time.sleep(_POLL_BACKOFF.pause_s(empty_polls))
 
     def end(self) -> int:
-        """The offset that the next event will have."""
+        """Return the offset that the next event will have."""
         return self.log.end_offsets(self.topic)[0]
 
     def position(self, end: int | None = None) -> AppendResult:
-        """Everything up to now (or an offset), as a position to wait for."""
+        """Return a position after all events up to now, or up to an offset, to wait for in a view."""
         stop = self.end() if end is None else end
         return AppendResult({self.topic: {0: OffsetRange(stop, stop)}})
 
-    def look_again(self) -> None:
-        """The topic changed, or events were excised."""
-        self._indexed.refresh()
+    def reload(self) -> None:
+        """Read the topic again, after it was changed or events were excised."""
+        self._index.refresh()
         self.topic_state = self.log.topic_state(self.topic)
 
     @property
-    def by_entity(self) -> Indexed:
-        """For what builds on the store: its index."""
-        return self._indexed
+    def by_entity(self) -> EventIndex:
+        """The index, for what builds on the store."""
+        return self._index
 
     def close(self) -> None:
-        """The log stays open; the index is left so that the next process finds it complete."""
+        """Close the store. The index is written first; the log stays open."""
         if not self._closed:
             self._closed = True
-            self._indexed.close()
+            self._index.close()
 
 
-def prepared(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
-    """Rows of (entity, version, event) as the log stores them."""
+def prepare_rows(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
+    """Encode rows of (entity, version, event) as the log stores them."""
     frames = list(encode_rows(batch(rows), compression=topic.info.compression))
     return PreparedRows(
         topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames}
     )
 
 
-class _Writing:
-    """One append on its way. Rows are prepared outside the lock, for the versions that are most
-    likely; under it they are prepared again if that was wrong.
+class _PendingAppend:
+    """An append before its commit. Rows are encoded before the log's lock is taken, for the versions
+    that are likely; under the lock they are encoded again if those are wrong.
     """
 
     def __init__(self, store: EventStore, drafted: Drafted) -> None:
-        self.log, self.topic, self._indexed = store.log, store.topic, store.by_entity
+        self.log, self.topic, self._index = store.log, store.topic, store.by_entity
         self._store, self.drafted = store, drafted
         self._heads = self._guess()
         self._rows = self._prepare()
 
     def _guess(self) -> dict[str, int]:
         return {
-            entity: expected if expected != ANY else self._indexed.newest(entity) or 0
+            entity: expected if expected != ANY else self._index.newest(entity) or 0
             for entity, expected, _ in self.drafted
         }
 
     def _prepare(self) -> PreparedRows:
-        return prepared(
+        return prepare_rows(
             self._store.topic_state,
             [
                 (entity, self._heads[entity] + 1 + at, event)
@@ -264,32 +304,32 @@ class _Writing:
             try:
                 return self.log.committer.submit(self._decide, size=self._rows.size)
             except StaleTopic:
-                self._store.look_again()
+                self._store.reload()
                 self._rows = self._prepare()
 
     def _decide(self, draft: CommitDraft) -> Appended:
-        """Under the log's lock. The steps:
+        """Decide under the log's lock.
 
-        1. know everything that was drafted before
-        2. if all of it is stored already, by event id, say where
-        3. refuse other versions than expected
-        4. append, and let the next one know
+        1. Add everything to the index that was drafted before.
+        2. If all events are stored already, by their ids, return where.
+        3. Refuse versions other than the expected ones.
+        4. Append, and add the events to the index for the next decision.
         """
         draft.check_fresh(self._rows)
-        self._indexed.catch_up(draft)  # 1
+        self._index.catch_up(draft)  # 1
         if any(event.id is not None for _, _, events in self.drafted for event in events):
-            with self._indexed.look() as look:
+            with self._index.look() as look:
                 repeated = self._repeated(look)  # 2
             if repeated is not None:
                 return repeated
-        heads = {entity: self._indexed.newest(entity) or 0 for entity, _, _ in self.drafted}
+        heads = {entity: self._index.newest(entity) or 0 for entity, _, _ in self.drafted}
         _check_versions(self.drafted, heads)  # 3
         if heads != self._heads:
             self._heads = heads
             self._rows = self._prepare()
         draft.append(self._rows)  # 4
         place = draft.offsets[self.topic][0]
-        self._indexed.add(self._entries(place.start, draft.time_us))
+        self._index.add(self._entries(place.start, draft.time_us))
         versions = {entity: heads[entity] + len(events) for entity, _, events in self.drafted}
         return Appended(draft.result(), versions, range(place.start, place.stop))
 
@@ -302,21 +342,23 @@ class _Writing:
                 )
         return found
 
-    def _repeated(self, look: Look) -> Appended | None:
-        """Where this append went when it came first. Refuses ids that stand for something else."""
+    def _repeated(self, look: IndexView) -> Appended | None:
+        """Return where this append was stored when it came first; None if it is new. Raises
+        EventIdConflict if an id belongs to another event.
+        """
         ids = [
             (entity, event)
             for entity, _, events in self.drafted
             for event in events
             if event.id is not None
         ]
-        places = [look.place_of(event.id) for _, event in ids if event.id is not None]
+        places = [look.locate(event.id) for _, event in ids if event.id is not None]
         known = [place for place in places if place is not None]
         if not known:
             return None
         total = sum(len(events) for _, _, events in self.drafted)
         for (entity, event), place in zip(ids, places, strict=True):
-            _check_same(look, entity, event, place)
+            _check_same_event(look, entity, event, place)
         if len(known) < total:
             raise EventIdConflict(
                 f"Of {total} events for {', '.join(repr(name) for name, _, _ in self.drafted)},"
@@ -357,14 +399,16 @@ def _check_versions(drafted: Drafted, heads: Mapping[str, int]) -> None:
             raise VersionConflict(entity, expected, heads[entity])
 
 
-def _check_same(look: Look, entity: str, event: Draft, place: tuple[str, int, int] | None) -> None:
+def _check_same_event(
+    look: IndexView, entity: str, event: Draft, place: tuple[str, int, int] | None
+) -> None:
     if place is None:
         return
     there, version, _ = place
     (stored,) = (
-        recorded(there, look.texts(there, version - 1, version)) if there == entity else (None,)
+        parse_events(there, look.texts(there, version - 1, version)) if there == entity else (None,)
     )
-    (meant,) = recorded(entity, [entry(entity, version, event, 0, 0).text])
+    (meant,) = parse_events(entity, [entry(entity, version, event, 0, 0).text])
     if stored is None or (stored.type, stored.type_version, stored.data) != (
         meant.type,
         meant.type_version,

@@ -1,3 +1,6 @@
-"""Forgetting a person: keys per subject, excision from an immutable log, and the search for what is
-left.
+"""Erasing what is stored about a person.
+
+- `vault`: personal fields are encrypted with a key a subject; deleting the key erases them.
+- `excision`: removes a subject's events, and what was derived from them, from a log.
+- `scan`: searches every byte of directories for values, which proves that they are erased.
 """

@@ -1,10 +1,11 @@
-"""Excision: remove what is stored about a person from a log and from what pipelines made of it, for
-good, and prove it. For what `vault` does not cover: events whose fields were not marked personal.
+"""Excision: removes what is stored about a person from a log and from what pipelines derived from
+it, for good, and proves it. It is for what `vault` does not cover: events whose fields were not
+marked personal.
 
 The log's offsets stay, and so does a record that something was excised. It can be repeated after a
-crash: every step finds what is left to do. What this cannot reach is named, never passed over: what
-stands in its way is refused before anything is done; sinks and other machines that may have rows
-are listed; whatever file still has one of the values is an error that lists it.
+crash: every step finds what is left to do. What it cannot reach is always named: obstacles are
+refused before anything is changed, sinks and other machines that may have rows are listed, and a
+file that still has one of the values is an error that names it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headrace.events import index
 from headrace.events.event import ARROW
 from headrace.events.index import generation_note
 from headrace.events.privacy import vault
-from headrace.events.privacy.scan import Found, scan, spellings
+from headrace.events.privacy.scan import ScanHit, encodings, scan
 from headrace.log.file.compaction import excise as excise_rows
 from headrace.log.file.maintenance import create_checkpoint, maintenance_lock
 from headrace.log.partitioning import key_bytes
@@ -38,34 +39,32 @@ if TYPE_CHECKING:
     from headrace.runtime.erasure import Holder
 
 
-# Which rows of a log's topics go when a person is forgotten. Used by `excising`.
-#
-# Of the events' own topic: the subject's. Of topics that pipelines derived from it: rows that name
-# the subject, or an entity of which no event is left, in columns called `subject` and `entity`. Of
-# every topic: rows that have one of the values given. Where rows are changes of a table, all
-# changes of a key go with one: an older row must not come back in place of a newer one.
+# Which rows are removed. From the events' own topic: the subject's. From topics that pipelines
+# derived from it: rows that name the subject, or an entity of which no event is left, in columns
+# called `subject` and `entity`. From every topic: rows that have one of the given values. In a
+# table's topic all changes of a key are removed together, so that no older row takes the place of a
+# newer one.
+
+RowPredicate = Callable[[pa.RecordBatch], pa.BooleanArray]
+"""Returns for each row whether it is removed; never null."""
 
 
-Marked = Callable[[pa.RecordBatch], pa.BooleanArray]
-"""For each row whether it goes; never null."""
-
-
-def with_subject(subject: str) -> Marked:
+def has_subject(subject: str) -> RowPredicate:
     return lambda rows: _equal(rows, "subject", subject)
 
 
-def with_values(values: Sequence[str]) -> Marked:
-    """Rows in whose columns one of the values is, however it is spelled in JSON."""
-    patterns = sorted({pattern for value in values for pattern in spellings(value)})
+def has_values(values: Sequence[str]) -> RowPredicate:
+    """Match rows that have one of the values in a column, in any form."""
+    patterns = sorted({pattern for value in values for pattern in encodings(value)})
     return lambda rows: reduce(
         pc.or_, (_has(column, patterns) for column in rows.columns if patterns), _none(rows)
     )
 
 
-def with_gone_entities(store: EventStore) -> Marked:
-    """Rows that name an entity of which no event is left."""
+def has_erased_entity(store: EventStore) -> RowPredicate:
+    """Match rows that name an entity of which no event is left."""
     where = store.log.topic_state(store.topic).directory
-    gone = index.kept_versions(store.log, store.topic).keys() - {
+    gone = index.retained_versions(store.log, store.topic).keys() - {
         index.hashed_name(where, entity) for entity in _entities(store)
     }
 
@@ -87,7 +86,7 @@ def with_gone_entities(store: EventStore) -> Marked:
     return marked
 
 
-def any_of(*marks: Marked) -> Marked:
+def any_of(*marks: RowPredicate) -> RowPredicate:
     return lambda rows: reduce(pc.or_, (mark(rows) for mark in marks))
 
 
@@ -120,7 +119,7 @@ def _has(column: pa.Array, patterns: Collection[bytes]) -> pa.BooleanArray:
 
 
 def _text(item: Any) -> bytes:
-    """All texts and bytes of a nested value, one behind the other."""
+    """Return all texts and bytes of a nested value, one after the other."""
     if isinstance(item, bytes):
         return item
     if isinstance(item, dict):
@@ -131,59 +130,61 @@ def _text(item: Any) -> bytes:
 
 
 @dataclass(frozen=True)
-class Condemned:
-    """The rows of one topic that go. `first` are those that must be gone before the others: of a
-    table, other changes of the same keys, which are only known by them.
+class ErasurePlan:
+    """Which rows of a topic are removed. In a table's topic, `keys` are the keys of those rows: other
+    changes of the same keys are removed first, as long as the keys are known by the rows.
     """
 
     topic: str
-    marked: Marked
+    marked: RowPredicate
     keys: pa.Array | None = None
     key: tuple[str, ...] = ()
 
-    def passes(self) -> list[Marked]:
-        """What is kept, in one pass after the other."""
-        others: list[Marked] = (
+    def keep_passes(self) -> list[RowPredicate]:
+        """Return what is kept, by pass over the topic: other changes of the keys go first."""
+        others: list[RowPredicate] = (
             []
             if self.keys is None
-            else [lambda rows: pc.invert(pc.and_not(self._of_keys(rows), self.marked(rows)))]
+            else [lambda rows: pc.invert(pc.and_not(self._has_key(rows), self.marked(rows)))]
         )
         return [*others, lambda rows: pc.invert(self.marked(rows))]
 
-    def _of_keys(self, rows: pa.RecordBatch) -> pa.BooleanArray:
+    def _has_key(self, rows: pa.RecordBatch) -> pa.BooleanArray:
         return pc.fill_null(
             pc.is_in(key_bytes(rows, self.key), value_set=self.keys), fill_value=False
         )
 
 
-def found(log: FileLog, topic: str, marked: Marked) -> Condemned | None:
-    """What goes from a topic; None if nothing does."""
+def plan_erasure(log: FileLog, topic: str, marked: RowPredicate) -> ErasurePlan | None:
+    """Return which rows of a topic are removed; None if none is."""
     info = log.topic(topic)
     keys: list[pa.Array] = []
     for rows in log.read(topic, headers=True):
         goes = marked(rows)
         if pc.any(goes).as_py():
             if not info.is_table:
-                return Condemned(topic, marked)
+                return ErasurePlan(topic, marked)
             keys.append(key_bytes(rows.filter(goes), info.key).drop_null())
     return (
-        Condemned(topic, marked, pa.concat_arrays(keys).unique(), tuple(info.key)) if keys else None
+        ErasurePlan(topic, marked, pa.concat_arrays(keys).unique(), tuple(info.key))
+        if keys
+        else None
     )
 
 
 Step = Callable[[str], None]
 _MAX_ROUNDS = 10
 _CHECKPOINTS = 2
-"""The log keeps its two newest checkpoints, and the journal since the older one: after so many
-more, no record is left from before.
+"""The log retains its two newest checkpoints, and the journal since the older one: after so many
+more, no earlier record is left.
 """
 _SHORTEST_VALUE = 4
 
 
 @dataclass(frozen=True)
 class Excised:
-    """What went: events, rows of other topics, and the state and views of pipelines, which their
-    next run builds again. `unreached` names who else may have something.
+    """What was removed: events, rows of other topics, and the state and views of pipelines, which
+    their next run builds again. `unreached` names who else may have rows.
     """
 
     events: int
@@ -200,30 +201,48 @@ def excise(
     also: Iterable[str | Path] = (),
     step: Step = lambda _name: None,
 ) -> Excised:
-    """Remove a subject's events. `values` are what must be found nowhere afterwards: in the log's
-    directory, in those of pipelines that took the events in, and in those in `also`.
+    """Remove a subject's events, and what was derived from them.
 
-    The steps, each harmless when repeated:
+    Each step is harmless when it is repeated:
 
-    1. see that there is something to do and nothing in the way, and write down that it has begun
-    2. write segments anew: the events' without the subject's, other topics' without rows that go
-       with them or have a value
-    3. checkpoint until the journal has no record from before
-    4. begin other indexes, and remove the older ones, with their snapshots; remove the subject's
-       key
-    5. give up what pipelines made of all that: state, clocks, views
-    6. scan every file
-    7. write down that it is done
+    1. Check that there is something to remove and no obstacle, and record the beginning.
+    2. Rewrite segments: the events' without the subject's, other topics' without rows that go with
+       them or have a value.
+    3. Checkpoint until the journal has no earlier record.
+    4. Begin new indexes, and remove the older ones with their snapshots; remove the subject's key.
+    5. Drop what pipelines derived: state, watermarks, views.
+    6. Scan every file.
+    7. Record the end.
+
+    Args:
+        store: The event store.
+        subject: Whose events are removed.
+        values: What must not be found afterwards: in the log's directory, in those of pipelines
+            that read the events, and in those of `also`.
+        also: Further directories to scan.
+        step: Called with the name of each step, for progress.
+
+    Returns:
+        What was removed, and who else may have rows.
+
+    Raises:
+        UnknownSubject: The store has no events of that subject.
+        ExcisionRefused: There are obstacles; nothing was changed.
+        NotForgotten: Some files still have one of the values.
+
+    Example:
+        >>> hr.events.excise(store, "customer-8", values=["ada@example.com"]).events
+        12
     """
     _check_values(values)
-    case = _Case(store, subject, list(values), [Path(each) for each in also], step)
+    case = _Excision(store, subject, list(values), [Path(each) for each in also], step)
     case.begin()  # 1
     events, derived = case.rewrite()  # 2
     for _ in range(_CHECKPOINTS):  # 3
         create_checkpoint(store.log)
         step("checkpoint")
-    case.begin_indexes()  # 4
-    case.give_up()  # 5
+    case.rebuild_indexes()  # 4
+    case.drop_derived()  # 5
     case.prove()  # 6
     vault.note(
         store, "excise", subject, "done", events=events, derived=derived, unreached=case.unreached
@@ -235,8 +254,10 @@ def excise(
 
 
 def prove(store: EventStore, values: Sequence[str], *, also: Iterable[str | Path] = ()) -> None:
-    """NotForgotten, with the names of all files that have one of the values, or that cannot be
-    looked into: in the log's directory and in those in `also`.
+    """Check that values are in no file of the log's directory and of those in `also`.
+
+    Raises:
+        NotForgotten: Names all files that have one of the values, or that cannot be searched.
     """
     _check_values(values)
     _prove([store.log.store.root, *map(Path, also)], values)
@@ -250,10 +271,10 @@ def _prove(roots: Sequence[Path], values: Sequence[str]) -> None:
         )
     found = scan(roots, values) if values else []
     if found:
-        listed = "\n".join(f"    {each.file}: {each.why}" + _hint(each) for each in found)
+        listed = "\n".join(f"    {each.file}: {each.reason}" + _file_hint(each) for each in found)
         raise NotForgotten(
             f"{len(found)} files could not be cleaned of these values:\n{listed}",
-            fix="remove them, or what they have, and run this again; it can be repeated.",
+            fix="erase the values from each of these files, and run this again; it can be repeated.",
         )
 
 
@@ -266,7 +287,7 @@ def _check_values(values: Sequence[str]) -> None:
             )
 
 
-def _hint(found: Found) -> str:
+def _file_hint(found: ScanHit) -> str:
     parts = found.file.parts
     if "quarantine" in parts:
         return " (a copy of damaged bytes: remove it)"
@@ -276,8 +297,8 @@ def _hint(found: Found) -> str:
 
 
 @dataclass
-class _Case:
-    """One excision on its way."""
+class _Excision:
+    """The state of one excision."""
 
     store: EventStore
     subject: str
@@ -295,17 +316,17 @@ class _Case:
         before = vault.unfinished(self.store, "excise", self.subject)
         if (
             not before
-            and found(self.store.log, self.store.topic, with_subject(self.subject)) is None
+            and plan_erasure(self.store.log, self.store.topic, has_subject(self.subject)) is None
         ):
             raise UnknownSubject(self.subject, f"the events of {self.store.name!r}")
         self.topics = {
             topic for row in before for topic in json.loads(row["details"]).get("topics", ())
         } & set(self.store.log.topics())
-        by_value = with_values(self.values)
+        by_value = has_values(self.values)
         self.topics |= {
             topic
             for topic in self._others()
-            if self.values and found(self.store.log, topic, by_value) is not None
+            if self.values and plan_erasure(self.store.log, topic, by_value) is not None
         }
         self.holders = find_holders(self.store.log, {self.store.topic, *self.topics}, self.also)
         in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
@@ -323,32 +344,34 @@ class _Case:
 
     def rewrite(self) -> tuple[int, dict[str, int]]:
         """Returns how many events went, and how many rows of other topics."""
-        by_value = with_values(self.values)
-        events = _without(
-            self.store, self.store.topic, any_of(with_subject(self.subject), by_value), self.step
+        by_value = has_values(self.values)
+        events = _remove_rows(
+            self.store, self.store.topic, any_of(has_subject(self.subject), by_value), self.step
         )
         derived = {output for holder in self.holders for output in holder.outputs}
-        by_name = any_of(with_subject(self.subject), with_gone_entities(self.store), by_value)
+        by_name = any_of(has_subject(self.subject), has_erased_entity(self.store), by_value)
         gone = {
-            topic: _without(self.store, topic, by_name if topic in derived else by_value, self.step)
+            topic: _remove_rows(
+                self.store, topic, by_name if topic in derived else by_value, self.step
+            )
             for topic in self._others()
             if topic in derived or self.values
         }
         self.step("rewritten")
         return events, {topic: count for topic, count in gone.items() if count}
 
-    def begin_indexes(self) -> None:
+    def rebuild_indexes(self) -> None:
         from headrace.events.store import open_store
 
-        _begin_index(self.store, self.step)
+        _rebuild_index(self.store, self.step)
         for topic in self.topics:
             if _is_of_events(self.store, topic):
                 with open_store(self.store.log, topic) as other:
-                    _begin_index(other, self.step)
+                    _rebuild_index(other, self.step)
         _remove_key(self.store, self.subject)
         self.step("key")
 
-    def give_up(self) -> None:
+    def drop_derived(self) -> None:
         from headrace.runtime.erasure import erase_pipeline
 
         for holder in self.holders:
@@ -394,11 +417,11 @@ def _is_of_events(store: EventStore, topic: str) -> bool:
     return topic in store.log.topics() and bool(store.log.topic(topic).arrow_schema.equals(ARROW))
 
 
-def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
+def _remove_rows(store: EventStore, topic: str, marked: RowPredicate, step: Step) -> int:
     """Until no row is left that should go: somebody may be appending."""
     total = 0
     for _ in range(_MAX_ROUNDS):
-        goes = found(store.log, topic, marked)
+        goes = plan_erasure(store.log, topic, marked)
         if goes is None:
             return total
         _roll(store, topic)
@@ -407,7 +430,7 @@ def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
         if _is_of_events(store, topic):
             _keep_versions(store, topic, marked)
         step(f"sealed {topic}")
-        total += _rewritten(store, goes)
+        total += _rewrite(store, goes)
         step(f"excised {topic}")
     raise NotForgotten(
         f"The topic {topic!r} gets rows that should go as quickly as they are removed.",
@@ -415,9 +438,9 @@ def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
     )
 
 
-def _rewritten(store: EventStore, goes: Condemned) -> int:
+def _rewrite(store: EventStore, goes: ErasurePlan) -> int:
     known, total = store.log.topic_state(goes.topic), 0
-    for kept in goes.passes():
+    for kept in goes.keep_passes():
         with maintenance_lock(
             store.log, wait=True
         ):  # compaction would put back what it had read before
@@ -428,7 +451,7 @@ def _rewritten(store: EventStore, goes: Condemned) -> int:
     return total
 
 
-def _keep_versions(store: EventStore, topic: str, marked: Marked) -> None:
+def _keep_versions(store: EventStore, topic: str, marked: RowPredicate) -> None:
     """Which versions entities had reached: everything that goes now is sealed, so nothing goes that
     is not looked at here.
     """
@@ -440,7 +463,7 @@ def _keep_versions(store: EventStore, topic: str, marked: Marked) -> None:
         for row in gone:
             versions[row["entity"]] = max(row["version"], versions.get(row["entity"], 0))
     with open_store(store.log, topic) as owner:
-        vault.keep_versions(owner, versions)
+        vault.retain_versions(owner, versions)
 
 
 def _roll(store: EventStore, topic: str) -> None:
@@ -452,7 +475,7 @@ def _roll(store: EventStore, topic: str) -> None:
     store.log.committer.submit(decide)
 
 
-def _begin_index(store: EventStore, step: Step) -> None:
+def _rebuild_index(store: EventStore, step: Step) -> None:
     def decide(draft: CommitDraft) -> str:
         generation = str(int(draft.state.notes.get(generation_note(store.topic), "0")) + 1)
         draft.do("note", generation_note(store.topic), generation)
@@ -460,7 +483,7 @@ def _begin_index(store: EventStore, step: Step) -> None:
 
     generation = store.log.committer.submit(decide)
     step("generation")
-    store.look_again()
+    store.reload()
     home = vault.directory(store)
     for path in home.glob("index-*"):
         if path.name != f"index-{generation}":

@@ -1,11 +1,11 @@
-"""Looking for values in every byte of directories: the proof that something was forgotten. Nothing
-is trusted: free pages, journals and older versions are bytes like others.
+"""Searches every byte of directories for values, which proves that they are erased. Free pages,
+journals and older versions are searched like all other bytes.
 
-A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked
-first (batches of the log, wherever they lie, Parquet, gzip). SQLite may cut a value over two pages:
-rows are asked for in SQL, and of pages that are free or superseded the ends are held together
-(`sqlite_pages`). A file of a kind that is compressed and not known here is not passed over: it is
-reported as one that could not be looked into.
+A value is searched for as UTF-8, as UTF-16 and as JSON escapes it. What is compressed is
+decompressed first: batches of the log, wherever they are, Parquet and gzip. SQLite may split a
+value over two pages: rows are read with SQL, and the ends of free and superseded pages are matched
+with the beginnings of others. A file that is compressed in another way is reported, since it cannot
+be searched.
 """
 
 from __future__ import annotations
@@ -36,14 +36,10 @@ from headrace.log.file.segment import (
     unchecked_frame_header,
 )
 
-# Pages of an SQLite file, and of its write-ahead log, as bytes: whether a value may be cut over two
-# of them, in free and superseded pages too. Used by `scanning`.
-#
-# SQLite keeps a long text in a chain of pages: each begins with the number of the next (4 bytes)
-# and is filled to its end. So a value that is cut has its beginning at the end of one page and the
-# rest behind the first four bytes of another. Which page follows which is not asked: chains of free
-# pages are broken.
-
+# Pages of SQLite: a long text is in a chain of pages. Each page begins with the number of the next
+# one (4 bytes), and is filled to its end. So a value that is split begins at the end of one page and
+# continues after the first four bytes of another. Which page follows which is not checked, since
+# chains of free pages are broken.
 
 _HEADER_BYTES, _WAL_HEADER_BYTES, _WAL_FRAME_BYTES = 100, 32, 24
 _NEXT_BYTES = 4
@@ -51,8 +47,8 @@ _LARGEST_PAGE = 65536
 
 
 def is_cut_over_pages(path: Path, patterns: Sequence[bytes]) -> bool:
-    """Whether one page ends with the beginning of a value, and another has the rest where such a
-    page goes on; at least two bytes on each side.
+    """Return whether a value may be split over two pages: one page ends with its beginning, and
+    another continues with the rest; at least two bytes on each side.
     """
     ends: set[tuple[int, int]] = set()
     starts: set[tuple[int, int]] = set()
@@ -103,16 +99,16 @@ _CODECS = {LZ4: "lz4", ZSTD: "zstd"}
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file that has one of the values, or that could not be looked into."""
+class ScanHit:
+    """A file that has one of the values, or that could not be searched."""
 
     file: Path
-    why: str
+    reason: str
 
 
-def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
-    """Files below some directories that hold any of the values."""
-    patterns = sorted({pattern for value in values for pattern in spellings(value)})
+def scan(roots: Iterable[Path], values: Iterable[str]) -> list[ScanHit]:
+    """Return the files in some directories that have any of the values, or cannot be searched."""
+    patterns = sorted({pattern for value in values for pattern in encodings(value)})
     found = []
     for path in sorted(
         {
@@ -123,25 +119,25 @@ def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
         }
     ):
         try:
-            why = _look(path, patterns)
-        except FileNotFoundError:  # gone meanwhile, and its bytes with it
+            reason = _scan_file(path, patterns)
+        except FileNotFoundError:  # it was removed meanwhile
             continue
         except OSError as error:
-            why = f"cannot be read: {error}"
-        if why:
-            found.append(Found(path, why))
+            reason = f"cannot be read: {error}"
+        if reason:
+            found.append(ScanHit(path, reason))
     return found
 
 
-def spellings(value: str) -> Iterator[bytes]:
-    """How a value may stand in a file."""
+def encodings(value: str) -> Iterator[bytes]:
+    """Yield the forms in which a value may be in a file."""
     yield value.encode()
     yield json.dumps(value)[1:-1].encode()
     yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
     yield value.encode("utf-16-le")
 
 
-def _look(path: Path, patterns: list[bytes]) -> str | None:
+def _scan_file(path: Path, patterns: list[bytes]) -> str | None:
     if _in_bytes(path, patterns):
         return "has a value"
     with path.open("rb") as file:
@@ -183,7 +179,7 @@ def _in_stream(read: Callable[[int], bytes], patterns: list[bytes]) -> bool:
 
 
 def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
-    """Batches that are compressed, one by one."""
+    """Search the compressed batches of a segment."""
     file = Disk().open(path, write=False)
     try:
         header = read_segment_header(file)
@@ -213,8 +209,8 @@ def _in_frame(frame: FrameHeader, body: bytes | memoryview, patterns: list[bytes
 
 
 def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
-    """Batches anywhere in a file: the journal has those of small appends. One that is damaged
-    cannot be unpacked, by nobody.
+    """Search batches anywhere in a file: the journal contains those of small appends. A damaged one
+    cannot be decompressed by anybody.
     """
     at = content.find(FRAME_MAGIC)
     while at >= 0:
@@ -233,7 +229,7 @@ def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
 
 
 def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
-    """A long value may be cut over several pages, where its bytes do not lie beside each other."""
+    """Search the rows of a database, since a long value may be split over pages."""
     if is_cut_over_pages(path, patterns):
         return "has a value, cut over two pages"
     try:

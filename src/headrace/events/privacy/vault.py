@@ -1,10 +1,15 @@
-"""The vault: a key for each person, so that what is known of one can be made unreadable everywhere
-at once, by deleting a key.
+"""The vault: one key a person, so that deleting the key makes what is stored about them unreadable
+everywhere at once.
 
-Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in
-events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped by a master
-key that comes from the environment or a file and is never stored. Deleting a key overwrites it
-(SQLite's secure_delete), and every process notices at its next look.
+Personal fields are sealed (encrypted with AES-GCM) under the subject's key, and stay sealed
+wherever they go: in events, states, snapshots, views, backups. Keys are stored next to the events,
+each wrapped (encrypted) by a master key that comes from the environment or a file and is never
+stored. Deleting a key overwrites it (SQLite's secure_delete); every process notices that at its
+next access.
+
+- Erasure records say what was erased, without saying whom.
+- `Vault` seals and unseals values, and deletes keys.
+- `Redaction` removes or unseals values in the responses of a server.
 """
 
 from __future__ import annotations
@@ -30,25 +35,23 @@ from headrace.errors import (
     NewerFormat,
     UnknownSubject,
 )
-from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, kept_versions
+from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, retained_versions
 from headrace.log.api import Closeable
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
 
 
-# What was forgotten, and when: a topic beside the events' says so, without saying who. Written by
-# the vault and by excision, read to resume what was interrupted.
-#
-# It also keeps the version that an entity had reached when its newest events were excised, under a
-# hash of its name, so that versions are never given out twice.
-
+# Erasure records: a topic next to the events' one says what was erased and when, without saying
+# whom. The vault and excision write it, and read it to resume what was interrupted. It also has the
+# version that an entity had reached when events were excised, under a hash of its name, so that
+# versions are never assigned twice.
 
 SCHEMA = "what STRING, subject_sha256 STRING, step STRING, details STRING"
 
 
 def directory(store: EventStore) -> Path:
-    """Where a store keeps what is not in its topic."""
+    """Return the directory of what a store keeps outside its topic."""
     return store.log.store.root / "events" / store.log.topic_state(store.topic).directory
 
 
@@ -61,7 +64,7 @@ def topic(store: EventStore) -> str:
 
 
 def note(store: EventStore, what: str, subject: str, step: str, **details: Any) -> None:
-    """Write down a step, durably."""
+    """Record a step of an erasure, durably."""
     _write(store, [(what, subject_hash(store, subject), step, details)])
 
 
@@ -84,7 +87,7 @@ def _write(store: EventStore, rows: list[tuple[str, str, str, dict[str, Any]]]) 
 
 
 def steps(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
-    """What was done for a subject, in order."""
+    """Return the recorded steps of a subject's erasure, in order."""
     if topic(store) not in store.log.topics():
         return []
     wanted = subject_hash(store, subject)
@@ -96,29 +99,26 @@ def steps(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
 
 
 def unfinished(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
-    """The steps since it was last done; none if it was done, or never begun."""
-    found = steps(store, what, subject)
-    last = max((at for at, row in enumerate(found) if row["step"] == "done"), default=-1)
-    return found[last + 1 :]
+    """Return the steps since an erasure was last complete; none if it is complete, or never began."""
+    rows = steps(store, what, subject)
+    done = [index for index, row in enumerate(rows) if row["step"] == "done"]
+    return rows[done[-1] + 1 :] if done else rows
 
 
 def is_unfinished(store: EventStore, what: str, subject: str) -> bool:
     return bool(unfinished(store, what, subject))
 
 
-# Versions that are not given out again
-
-
-def keep_versions(store: EventStore, versions: Mapping[str, int]) -> None:
-    """Entities whose events go, each with the newest version among those."""
-    known, where = (
-        kept_versions(store.log, store.topic),
-        store.log.topic_state(store.topic).directory,
-    )
+def retain_versions(store: EventStore, versions: Mapping[str, int]) -> None:
+    """Record the newest version of entities whose events are excised, so that it is not assigned
+    again.
+    """
+    known = retained_versions(store.log, store.topic)
+    directory_name = store.log.topic_state(store.topic).directory
     new = {
         who: version
         for entity, version in versions.items()
-        if known.get(who := hashed_name(where, entity), 0) < version
+        if known.get(who := hashed_name(directory_name, entity), 0) < version
     }
     if new:
         _write(
@@ -126,6 +126,8 @@ def keep_versions(store: EventStore, versions: Mapping[str, int]) -> None:
             [(EXCISED_VERSION, who, "kept", {"version": version}) for who, version in new.items()],
         )
 
+
+# Keys
 
 FORMAT = 1
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
@@ -137,14 +139,26 @@ _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's b
 
 
 def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bool = True) -> Vault:
-    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from
-    HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE.
+    """Open the vault of an event store.
 
-    The first key with which a vault is opened is its master key from then on; without `create`, one
-    that is not there is not made.
+    Args:
+        store: The event store.
+        master_key: 32 bytes. By default it is read from HEADRACE_MASTER_KEY (base64) or the file
+            HEADRACE_MASTER_KEY_FILE. The first key with which a vault is opened is its master key
+            from then on.
+        create: Whether a vault that does not exist is created.
+
+    Returns:
+        The vault.
+
+    Raises:
+        BadMasterKey: There is no master key, or not the right one, or no vault.
+
+    Example:
+        >>> vault = hr.events.open_vault(store)
     """
-    key = master_key_given(master_key)
-    if not create and not _place(store).exists():
+    key = read_master_key(master_key)
+    if not create and not _keys_path(store).exists():
         raise BadMasterKey(
             f"The event store {store.name!r} has no vault: nothing in it was ever sealed.",
             fix="check the store's name; nothing was changed.",
@@ -152,11 +166,12 @@ def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bo
     return Vault(store, key)
 
 
-def _place(store: EventStore) -> Path:
+def _keys_path(store: EventStore) -> Path:
     return directory(store) / "keys.sqlite"
 
 
-def master_key_given(key: bytes | None = None) -> bytes:
+def read_master_key(key: bytes | None = None) -> bytes:
+    """Return the master key: the given one, or the one of the environment."""
     if key is None:
         text = os.environ.get(ENVIRONMENT)
         name = os.environ.get(ENVIRONMENT_FILE)
@@ -183,7 +198,7 @@ def master_key_given(key: bytes | None = None) -> bytes:
     return key
 
 
-def cipher_of(key: bytes) -> Any:
+def make_cipher(key: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
@@ -191,13 +206,13 @@ def cipher_of(key: bytes) -> Any:
     return AESGCM(key)
 
 
-def _encrypted(cipher: Any, content: bytes, about: bytes) -> bytes:
+def encrypt(cipher: Any, content: bytes, about: bytes) -> bytes:
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + bytes(cipher.encrypt(nonce, content, about))
 
 
-def decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
-    """None if it was encrypted with another key, or was changed."""
+def decrypt(cipher: Any, content: bytes, about: bytes) -> bytes | None:
+    """Decrypt a value; None if it was encrypted with another key, or changed."""
     from cryptography.exceptions import InvalidTag
 
     try:
@@ -207,10 +222,8 @@ def decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
 
 
 def remove_key(store: EventStore, subject: str) -> None:
-    """Delete a subject's key, if there is a vault and it has one, without opening it: no master key
-    is needed for that.
-    """
-    if (path := _place(store)).exists():
+    """Delete a subject's key, if there is one. No master key is needed for that."""
+    if (path := _keys_path(store)).exists():
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA synchronous = EXTRA")
@@ -220,11 +233,12 @@ def remove_key(store: EventStore, subject: str) -> None:
 
 
 class Vault(Closeable):
-    """Safe for threads and processes."""
+    """Seals and unseals values with the keys of subjects. It is safe for threads and processes."""
 
     def __init__(self, store: EventStore, master_key: bytes) -> None:
-        self._store, self._master = store, cipher_of(master_key)
-        self.path = _place(store)
+        self._store = store
+        self._master = make_cipher(master_key)
+        self.path = _keys_path(store)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._keys: OrderedDict[str, Any] = OrderedDict()
@@ -252,7 +266,7 @@ class Vault(Closeable):
             )
             known = dict(self._db.execute("SELECT name, value FROM about"))
             if not known:
-                rows = [("format", FORMAT), ("proof", _encrypted(self._master, PROOF, PROOF))]
+                rows = [("format", FORMAT), ("proof", encrypt(self._master, PROOF, PROOF))]
                 self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
                 return
         if known["format"] > FORMAT:
@@ -260,14 +274,14 @@ class Vault(Closeable):
                 f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.",
                 fix="upgrade Headrace.",
             )
-        if decrypted(self._master, known["proof"], PROOF) != PROOF:
+        if decrypt(self._master, known["proof"], PROOF) != PROOF:
             raise BadMasterKey(
                 f"The master key is not the one that the keys in {self.path} were wrapped with.",
                 fix="give the right one; nothing was changed.",
             )
 
     def _key(self, subject: str, *, make: bool) -> Any:
-        """A subject's cipher; None if its key was deleted, or never made."""
+        """Return a subject's cipher; None if its key was deleted, or never created."""
         with self._lock:
             (now,) = self._db.execute("PRAGMA data_version").fetchone()
             if now != self._seen:  # another process changed something: perhaps it deleted a key
@@ -275,41 +289,43 @@ class Vault(Closeable):
                 self._seen = now
             known = self._keys.get(subject)
             if known is None:
-                known = self._stored(subject) or (self._made(subject) if make else None)
+                known = self._load_key(subject) or (self._create_key(subject) if make else None)
                 if known is not None:
                     self._keys[subject] = known
                     if len(self._keys) > _MAX_KEYS:
                         self._keys.popitem(last=False)
             return known
 
-    def _stored(self, subject: str) -> Any:
+    def _load_key(self, subject: str) -> Any:
         row = self._db.execute("SELECT wrapped FROM keys WHERE subject = ?", (subject,)).fetchone()
         if row is None:
             return None
-        key = decrypted(self._master, row[0], subject.encode())
+        key = decrypt(self._master, row[0], subject.encode())
         if key is None:
             raise CorruptionError(
                 f"The key of the subject {subject!r} in {self.path} is damaged.",
                 fix="restore the file from a backup.",
             )
-        return cipher_of(key)
+        return make_cipher(key)
 
-    def _made(self, subject: str) -> Any:
+    def _create_key(self, subject: str) -> Any:
         key = os.urandom(_KEY_BYTES)
         self._db.execute(
             "INSERT OR IGNORE INTO keys VALUES (?, ?)",
-            (subject, _encrypted(self._master, key, subject.encode())),
+            (subject, encrypt(self._master, key, subject.encode())),
         )
-        return self._stored(subject)  # another process may have been quicker
+        return self._load_key(subject)  # another process may have been faster
 
     def seal(self, subject: str, value: Any) -> str:
-        """A value as text that only the subject's key opens."""
+        """Return a value as text that only the subject's key unseals."""
         content = json.dumps(value, separators=(",", ":")).encode()
-        sealed = _encrypted(self._key(subject, make=True), content, subject.encode())
+        sealed = encrypt(self._key(subject, make=True), content, subject.encode())
         return f"{SEALED}{_text(subject.encode())}:{_text(sealed)}"
 
     def unseal(self, value: Any) -> Any:
-        """What was sealed; None if the key is gone. Anything else stays as it is."""
+        """Return what was sealed; None if the key was deleted. Any other value is returned as it
+        is.
+        """
         if not isinstance(value, str) or not value.startswith(SEALED):
             return value
         try:
@@ -319,12 +335,12 @@ class Vault(Closeable):
         except ValueError:
             return None
         cipher = self._key(about.decode(), make=False)
-        content = None if cipher is None else decrypted(cipher, sealed, about)
+        content = None if cipher is None else decrypt(cipher, sealed, about)
         return None if content is None else json.loads(content)
 
     def reveal(self, thing: Any) -> Any:
-        """A copy of a row, an event or a state with everything in it unsealed: for whoever may see
-        it, at the last moment.
+        """Return a copy of a row, an event or a state with all values unsealed, to be shown to
+        someone who may see them.
         """
         if isinstance(thing, str):
             return self.unseal(thing)
@@ -344,7 +360,7 @@ class Vault(Closeable):
         return type(thing)(map(self.reveal, thing)) if isinstance(thing, list | tuple) else thing
 
     def subjects(self) -> list[str]:
-        """Whoever has a key."""
+        """Return the subjects that have a key."""
         with self._lock:
             return [
                 subject
@@ -352,13 +368,16 @@ class Vault(Closeable):
             ]
 
     def forget(self, subject: str) -> None:
-        """Delete a subject's key: what it sealed can be read by nobody any more. Can be repeated if
-        it was interrupted; both ends are logged.
+        """Delete a subject's key, so that nobody can read what it sealed any more. Repeat it if it
+        was interrupted; its beginning and its end are recorded.
+
+        Raises:
+            UnknownSubject: The vault has no key of that subject.
         """
         if not subject:
-            raise InputError(f"{subject!r} is no subject.", fix="name one.")
+            raise InputError(f"{subject!r} is not a subject.", fix="name one.")
         with self._lock:
-            known = self._stored(subject) is not None
+            known = self._load_key(subject) is not None
             if not known and not is_unfinished(self._store, "shred", subject):
                 raise UnknownSubject(subject, f"the vault of {self._store.name!r}")
             if known:
@@ -376,107 +395,106 @@ def _text(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode()
 
 
-# Sealed values on their way out of a server: null once their subject's key is deleted, opened if
-# the server was given the master key, and as they are stored otherwise.
-#
-# It works on the bytes of an answer, whatever they are of: a view's row, its changes, a result of
-# SQL, a topic. A sealed value is one JSON text of harmless characters, so it is found and replaced
-# where it stands, also within JSON in a text.
-
+# Responses of a server
 
 MARK = SEALED.encode()
 _VALUE = re.compile(rb'(\\*)"' + MARK + rb'([A-Za-z0-9_=-]*):([A-Za-z0-9_=-]*)\1"')
 
 
-def vaults_in(root: Path) -> list[Path]:
-    """The keys of all event stores of an embedded log."""
+def find_vaults(root: Path) -> list[Path]:
+    """Return the vaults of all event stores of an embedded log."""
     return sorted(root.glob("events/*/keys.sqlite"))
 
 
-class Veil:
-    """Of all vaults of a log, as they are at each moment: keys are asked for with every answer.
-    Safe for threads.
+class Redaction:
+    """Replaces sealed values in the responses of a server: by null if their subject's key was
+    deleted, by the value if the server has the master key; otherwise they stay sealed.
+
+    It works on the bytes of any response: rows of a view, its changes, results of SQL, a topic. A
+    sealed value is one JSON text without escapes, so it is found and replaced in place, also in
+    JSON within a text. Keys are looked up in all vaults of the log for every response. It is safe
+    for threads.
     """
 
     def __init__(self, root: Path, master_key: bytes | None = None) -> None:
         self._root = root
-        self._master = None if master_key is None else cipher_of(master_key)
+        self._master = None if master_key is None else make_cipher(master_key)
         if self._master is not None:
-            self._check_master(vaults_in(root))
+            self._check_master(find_vaults(root))
 
     def _check_master(self, vaults: Iterable[Path]) -> None:
         proofs = [
             (path, row[0])
             for path in vaults
-            for row in _asked(path, "SELECT value FROM about WHERE name = 'proof'")
+            for row in _query(path, "SELECT value FROM about WHERE name = 'proof'")
         ]
-        if proofs and all(decrypted(self._master, proof, PROOF) != PROOF for _, proof in proofs):
+        if proofs and all(decrypt(self._master, proof, PROOF) != PROOF for _, proof in proofs):
             raise BadMasterKey(
                 f"The master key is not the one that the keys in {proofs[0][0]} were wrapped with.",
                 fix="give the right one, or none: values then stay sealed.",
             )
 
-    def shown(self, body: bytes) -> bytes:
-        """An answer as it may be seen."""
+    def redact(self, body: bytes) -> bytes:
+        """Return a response with its sealed values replaced."""
         if MARK not in body:
             return body
         subjects = {
             subject
-            for found in _VALUE.finditer(body)
-            if (subject := _decoded(found[2])) is not None
+            for match in _VALUE.finditer(body)
+            if (subject := _decode_base64(match[2])) is not None
         }
         keys = {subject: self._wrapped(subject) for subject in subjects}
-        return _VALUE.sub(lambda found: self._replaced(found, keys), body)
+        return _VALUE.sub(lambda match: self._replacement(match, keys), body)
 
     def _wrapped(self, subject: bytes) -> list[bytes]:
-        """A subject's key in each vault that has one; none if it was deleted."""
+        """Return a subject's wrapped key in each vault that has one."""
         return [
             row[0]
-            for path in vaults_in(self._root)
-            for row in _asked(
+            for path in find_vaults(self._root)
+            for row in _query(
                 path,
                 "SELECT wrapped FROM keys WHERE subject = ?",
                 subject.decode("utf-8", "replace"),
             )
         ]
 
-    def _replaced(self, found: re.Match[bytes], keys: Mapping[bytes, list[bytes]]) -> bytes:
-        slashes, about, sealed = found.groups()
-        subject, content = _decoded(about), _decoded(sealed)
+    def _replacement(self, match: re.Match[bytes], keys: Mapping[bytes, list[bytes]]) -> bytes:
+        slashes, about, sealed = match.groups()
+        subject, content = _decode_base64(about), _decode_base64(sealed)
         if subject is None or content is None or not keys[subject]:
             return b"null"
         return (
-            found[0]
+            match[0]
             if self._master is None
-            else self._opened(subject, content, keys[subject], len(slashes))
+            else self._decrypt_value(subject, content, keys[subject], len(slashes))
         )
 
-    def _opened(
+    def _decrypt_value(
         self, subject: bytes, content: bytes, wrapped: Iterable[bytes], depth: int
     ) -> bytes:
         for each in wrapped:
-            key = decrypted(self._master, each, subject)
-            plain = None if key is None else decrypted(cipher_of(key), content, subject)
+            key = decrypt(self._master, each, subject)
+            plain = None if key is None else decrypt(make_cipher(key), content, subject)
             if plain is not None:
-                return _within(plain.decode(), depth).encode()
+                return _escape_nested(plain.decode(), depth).encode()
         return b"null"
 
 
-def _decoded(text: bytes) -> bytes | None:
+def _decode_base64(text: bytes) -> bytes | None:
     try:
         return base64.urlsafe_b64decode(text)
     except ValueError:
         return None
 
 
-def _within(text: str, slashes: int) -> str:
-    """JSON as it is written within a text of JSON, as deep as its quotes were."""
+def _escape_nested(text: str, slashes: int) -> str:
+    """Escape JSON for a text within JSON, nested as deep as the given number of backslashes."""
     while slashes:
         text, slashes = json.dumps(text)[1:-1], slashes // 2
     return text
 
 
-def _asked(path: Path, question: str, *values: Any) -> list[tuple[Any, ...]]:
+def _query(path: Path, question: str, *values: Any) -> list[tuple[Any, ...]]:
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
     except sqlite3.Error:
