@@ -284,16 +284,13 @@ def parse_definition(
             continue
         expression = _compile(part, text, names, where=where)
         _check_order(symbol, expression, before, where=where)
-        (
-            by_neighbors
-            if all(_is_by_neighbors(term, symbol) for term in expression.terms)
-            else by_match
-        ).append(part)
+        needs_match = not all(_is_by_neighbors(term, symbol) for term in expression.terms)
+        (by_match if needs_match else by_neighbors).append(part)
     return Definition(
-        symbol,
-        tuple(by_row),
-        _compile_conjunction(by_neighbors, text, names, symbol, where),
-        _compile_conjunction(by_match, text, names, symbol, where),
+        symbol=symbol,
+        by_row=tuple(by_row),
+        by_neighbors=_compile_conjunction(by_neighbors, text, names, symbol, where),
+        by_match=_compile_conjunction(by_match, text, names, symbol, where),
     )
 
 
@@ -442,7 +439,13 @@ class ExpressionReader:
                 f"{tree.sql(dialect=_DIALECT)} is not a column",
                 "compute it before the pattern, with with_columns(…), and name that column.",
             )
-        return Term(kind, self._symbols(tree), self._name(tree), offset, look_back)
+        return Term(
+            kind=kind,
+            symbols=self._symbols(tree),
+            column=self._name(tree),
+            offset=offset,
+            look_back=look_back,
+        )
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
         if not tree.table:

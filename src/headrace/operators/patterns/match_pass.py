@@ -47,8 +47,8 @@ FILTER_DEPTH = 4
 
 class CandidateFilter:
     """Finds the keys that a pattern must look at, where there are many patterns: those in which a
-    row of the rarest required symbol could be part of a match, as far as it and the rows directly
-    before it tell.
+    row of the rarest required symbol could be part of a match, judged by it and the rows directly
+    before it.
 
     This is for speed alone: of keys that are not looked at, the rows that may still be needed are
     retained.

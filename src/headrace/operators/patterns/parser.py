@@ -163,7 +163,7 @@ _FIX = 'write it as in "a b+ (c | d)?", "a -> b" or "placed !shipped".'
 
 
 @dataclass(frozen=True)
-class _Token:
+class _PatternToken:
     kind: str
     text: str
     position: int
@@ -189,10 +189,10 @@ def parse_pattern(text: Any, *, where: str = "a pattern") -> Pattern:
             f"The step {where} has a pattern of {len(text):,} characters.",
             fix=f"use at most {MAX_CHARACTERS:,}.",
         )
-    return _Parser(text, where).pattern()
+    return _PatternParser(text, where).pattern()
 
 
-class _Parser:
+class _PatternParser:
     """A recursive-descent parser: one method for each rule of the grammar."""
 
     def __init__(self, text: str, where: str) -> None:
@@ -200,7 +200,7 @@ class _Parser:
         self._tokens = self._split()
         self._index, self._depth = 0, 0
 
-    def _split(self) -> list[_Token]:
+    def _split(self) -> list[_PatternToken]:
         tokens, position = [], 0
         while self._text[position:].strip():
             match = _TOKENS.match(self._text, position)
@@ -208,17 +208,17 @@ class _Parser:
                 position += len(self._text[position:]) - len(self._text[position:].lstrip())
                 self._fail(f"{self._text[position]!r} means nothing here", position)
             kind = match.lastgroup or ""
-            tokens.append(_Token(kind, match[kind], match.start(kind)))
+            tokens.append(_PatternToken(kind, match[kind], match.start(kind)))
             position = match.end()
-        return [*tokens, _Token("end", "", len(self._text.rstrip()))]
+        return [*tokens, _PatternToken("end", "", len(self._text.rstrip()))]
 
     # Tokens
 
     @property
-    def _next(self) -> _Token:
+    def _next(self) -> _PatternToken:
         return self._tokens[self._index]
 
-    def _accept(self, *signs: str) -> _Token | None:
+    def _accept(self, *signs: str) -> _PatternToken | None:
         """The next token, if it is one of these signs; None, and nothing is consumed, if it is
         not.
         """
@@ -323,7 +323,7 @@ class _Parser:
         return (items[0][1] if plain else Concatenation(tuple(items))), contiguity.absent_symbols
 
     def _absence(
-        self, contiguity: Contiguity, items: list[tuple[Contiguity, Node]], sign: _Token
+        self, contiguity: Contiguity, items: list[tuple[Contiguity, Node]], sign: _PatternToken
     ) -> Contiguity:
         if not items:
             self._fail(
@@ -394,12 +394,12 @@ class _Parser:
             )
         )
 
-    def _deeper(self, token: _Token) -> None:
+    def _deeper(self, token: _PatternToken) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", token.position)
 
-    def _permutation(self, token: _Token) -> Node:
+    def _permutation(self, token: _PatternToken) -> Node:
         self._deeper(token)
         nodes = [self._alternation()[0]]
         while self._accept(","):
@@ -410,7 +410,7 @@ class _Parser:
             self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.position)
         return Permutation(tuple(nodes))
 
-    def _bounds(self, sign: _Token) -> tuple[int, int | None]:
+    def _bounds(self, sign: _PatternToken) -> tuple[int, int | None]:
         if sign.text != "{":
             return {"?": (0, 1), "*": (0, None), "+": (1, None)}[sign.text]
         min_count = self._number()
