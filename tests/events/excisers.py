@@ -1,5 +1,5 @@
 """A process that excises a subject and is killed at one of the steps, which it says on standard
-output. Run by test_excising_pipelines.
+output. Run by test_excision_of_pipelines.
 """
 
 import os

@@ -18,7 +18,7 @@ from headrace.errors import EventIdConflict, UnknownSubject, VersionConflict
 from headrace.events import ANY, NEW, Change, Event, Handler, excise, open_store
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.log import FileLog
-from tests.events.test_deciding import TOTALS, Total
+from tests.events.totals import TOTALS, Total
 
 ENTITIES = st.sampled_from(["a", "b", "c"])
 SUBJECTS = st.sampled_from([None, "ada", "bob"])

@@ -14,7 +14,7 @@ import headrace as hr
 from headrace.events import Event, Handler, excise, open_store, stream
 from headrace.serve.server import start
 from headrace.testing.pipelines import PipelineTest
-from tests.events.test_deciding import TOTALS
+from tests.events.totals import TOTALS
 from tests.serve.conftest import QUICK, Client
 
 if TYPE_CHECKING:

@@ -23,34 +23,9 @@ from headrace.errors import (
     InputError,
     UnknownEvent,
 )
-from headrace.events import Codec, Decider, Event, EventStore, Handler
+from headrace.events import Codec, Event, EventStore, Handler
 from headrace.events.event import Recorded
-
-
-@dataclass(frozen=True)
-class Added:
-    amount: int
-
-
-@dataclass(frozen=True)
-class Total:
-    sum: int = 0
-    count: int = 0
-
-
-def decide(command: int, total: Total) -> list[Added]:
-    if command < 0:
-        raise CommandRefused("less than nothing")
-    if command == 13:
-        raise ZeroDivisionError("bad luck")
-    return [Added(command)] * (command % 3)
-
-
-def evolve(total: Total, event: Added) -> Total:
-    return replace(total, sum=total.sum + event.amount, count=total.count + 1)
-
-
-TOTALS = Decider("total", Total(), decide, evolve, events=(Added,), snapshot_every=4)
+from tests.events.totals import TOTALS, Added, Total, evolve
 
 
 def test_a_command_is_decided_stored_and_answered(store: EventStore) -> None:

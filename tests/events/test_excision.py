@@ -24,7 +24,7 @@ from headrace.events import (
     prove,
 )
 from headrace.events.privacy.scan import scan
-from tests.events.test_deciding import TOTALS
+from tests.events.totals import TOTALS
 
 EMAIL = 'ada "the countess" lovelace@example.com'
 
