@@ -406,14 +406,16 @@ class JobBuilder:
             reader = self._input_reader(*local)
             if not reader.ranges:
                 return self._heartbeats()
-            can_combine = isinstance(kernel, CombiningKernel) and kernel.combinable
+            combine: CombiningKernel | None = None
+            if hosted.name in self._combined and isinstance(kernel, CombiningKernel):
+                combine = kernel if kernel.combinable else None
             read_and_pack = ReadAndPack(
                 reader=reader,
                 port=port,
                 step=consumer.name,
                 key=key,
                 shards=self.context.shards,
-                combine=kernel if hosted.name in self._combined and can_combine else None,  # type: ignore[arg-type]
+                combine=combine,
                 nulls=nulls,
                 prepare=prepare,
             )
@@ -456,7 +458,9 @@ def _sql_columns(step: Step) -> list[str]:
 
 def _host(step: Step) -> HostedStep:
     sources = step.inputs or (step,)
-    computes_time = isinstance(step, TopicStep) and step.computes_event_time
+    watermark = None
+    if isinstance(step, TopicStep) and step.computes_event_time:
+        watermark = watermark_spec(step)
     return HostedStep(
         name=step.name,
         kernel=step.kernel(),
@@ -464,7 +468,7 @@ def _host(step: Step) -> HostedStep:
             HostedInput(shard_schema(source), watermark_paths(source)) for source in sources
         ),
         late_topic=step.late_topic,
-        watermark=watermark_spec(step) if computes_time else None,  # type: ignore[arg-type]
+        watermark=watermark,
         timeout_topic=step.timeout_topic,
     )
 
