@@ -254,7 +254,7 @@ class MatchPass:
             if indices is None
             else SortedRows(self.rows.keys[indices], self.rows.times[indices], {})
         )
-        order = self.batch.order[self.batch.certain]
+        order = self._certain_order
         source = MatchSource(
             rows=self.batch.rows,
             order=order if indices is None else order[indices],
@@ -284,6 +284,10 @@ class MatchPass:
     @cached_property
     def _certain_bits(self) -> RowBits:
         return RowBits([word[self.batch.certain] for word in self.batch.bits.words])
+
+    @cached_property
+    def _certain_order(self) -> Ints:
+        return self.batch.order[self.batch.certain]
 
     @cached_property
     def _candidates(self) -> CandidateFilter:
