@@ -101,7 +101,7 @@ def without_loss(received: Callable[[float], tuple[int, int]]) -> float:
 
 def counted(pace: float) -> tuple[int, int]:
     """A loop that only counts."""
-    with packets.opened("127.0.0.1", 0) as listening:
+    with packets.open_socket("127.0.0.1", 0) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 2, 0))
         sender = in_a_process("statsd", listening.getsockname()[1], pace, PACE_SECONDS)
         got, receive = 0, listening.recv

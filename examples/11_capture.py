@@ -7,7 +7,7 @@ Run it in an empty directory; it leaves a database `bank.db` and a log in `data/
 import sqlite3
 
 import headrace as hr
-from headrace.cdc.base import Changes
+from headrace.cdc.base import TableChanges
 
 ACCOUNTS = 5
 
@@ -65,7 +65,9 @@ def crash(bank: hr.cdc.Capture) -> None:
     source.start(position)
     print(
         "read and lost:",
-        sum(item.rows.num_rows for item in source.poll(1.0).items if isinstance(item, Changes)),
+        sum(
+            item.rows.num_rows for item in source.poll(1.0).items if isinstance(item, TableChanges)
+        ),
         "rows, before and after two updates",
     )
     source.close()

@@ -1,7 +1,7 @@
-"""Durations and points in time as people write them, turned into whole microseconds, and back.
+"""Durations and points in time as people write them, as whole microseconds and back.
 
-Every option that takes a `"30 seconds"` or a time goes through here; what is stored and compared is
-always microseconds.
+Every option that takes a duration such as "30 seconds", or a time, is read here. What is stored and
+compared is always microseconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,20 @@ _TIMES = (
 
 
 def to_us(duration: str | timedelta, *, what: str = "duration") -> int:
-    """Microseconds of a duration. `what` names the option in the error."""
+    """Return the microseconds of a duration.
+
+    Args:
+        duration: A text such as "1 hour 30 minutes", or a timedelta.
+        what: The name of the option, for the error.
+
+    Raises:
+        BadDuration: It cannot be read, is negative, or has no unit.
+
+    Example:
+        >>> to_us("250 ms")
+        250000
+
+    """
     if isinstance(duration, timedelta):
         us = duration // timedelta(microseconds=1)
     elif isinstance(duration, str):
@@ -76,7 +89,7 @@ def to_us(duration: str | timedelta, *, what: str = "duration") -> int:
 
 
 def _parse(text: str, what: str) -> int:
-    """The sum of the parts of a text such as '1 hour 30 minutes'."""
+    """Return the sum of the parts of a text such as '1 hour 30 minutes'."""
     rest = text.strip()
     if rest.startswith("-"):
         raise BadDuration(f"The {what} {text!r} is negative.", fix="give zero or more.")
@@ -95,7 +108,7 @@ def _parse(text: str, what: str) -> int:
 
 
 def _part_us(part: re.Match[str], text: str, what: str) -> int:
-    """Integer arithmetic only, so that '0.1 seconds' is exactly 100,000."""
+    """Return the microseconds of one part, by integer arithmetic: '0.1 seconds' is exactly 100,000."""
     unit_us = _UNITS_US[_unit(part["unit"], text, what)]
     fraction = part["fraction"] or ""
     digits = int(part["whole"] + fraction)
@@ -119,8 +132,8 @@ def _unit(written: str, text: str, what: str) -> str:
 
 
 def format_us(us: int) -> str:
-    """A duration for people, exact and in one unit where that stays short: '1 day', '90 seconds',
-    '1 day 1 second'.
+    """Return a duration for people, exact, and in one unit where that is short: '1 day', '90
+    seconds', '1 day 1 second'.
     """
     if us < 0:
         return "-" + format_us(-us)
@@ -130,7 +143,7 @@ def format_us(us: int) -> str:
 
 
 def _in_parts(us: int) -> str:
-    """Largest units first, leaving out the zeros."""
+    """Return a duration in several units, the largest first, without zeros."""
     parts = []
     for unit in _FORMAT_UNITS:
         count, us = divmod(us, _UNITS_US[unit])
@@ -144,7 +157,15 @@ def _counted(count: int, unit: str) -> str:
 
 
 def to_time_us(value: datetime | str | float) -> int:
-    """Microseconds since 1970 in UTC. A time without a zone is taken as UTC."""
+    """Return a time as microseconds since 1970 in UTC. A time without a zone is in UTC.
+
+    Args:
+        value: A datetime, an ISO text, "now", a text such as "1 hour ago", or seconds since 1970.
+
+    Raises:
+        BadDuration: It cannot be read.
+
+    """
     if isinstance(value, datetime):
         return _datetime_us(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -178,8 +199,8 @@ def _parse_time(text: str) -> int:
 
 
 def _is_compact_date(digits: str) -> bool:
-    """Eight digits that start like a year are ISO's short date, 20260131; as seconds they would all
-    lie in 1970.
+    """Return whether digits are ISO's compact date, 20260131: eight of them that begin like a year.
+    As seconds they would all be in 1970.
     """
     return len(digits) == 8 and digits.isdigit() and digits[:2] in ("19", "20", "21")
 
@@ -194,7 +215,7 @@ def _now_us() -> int:
 
 
 def from_us(us: int) -> datetime:
-    """The moment, in UTC, of microseconds since 1970."""
+    """Return microseconds since 1970 as a datetime in UTC."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:

@@ -11,7 +11,7 @@ import headrace as hr
 from headrace.errors import ConfigurationError, RetryError, TargetUnavailable
 from headrace.log import dead_letters as dead
 from headrace.retry import Backoff
-from headrace.sinks.amqp_target import Message, Publisher
+from headrace.sinks.amqp_target import AmqpMessage, AmqpPublisher
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.test_statsd import until
 from tests.servers.rabbitmq_server import RabbitmqServer
@@ -41,8 +41,8 @@ def publish(rabbitmq: RabbitmqServer, queue: str, *messages: tuple[bytes, str | 
             )
 
 
-def messages(numbers: Iterable[int]) -> list[Message]:
-    return [Message(f"m{number}", b'{"order_id": %d}' % number, {}) for number in numbers]
+def messages(numbers: Iterable[int]) -> list[AmqpMessage]:
+    return [AmqpMessage(f"m{number}", b'{"order_id": %d}' % number, {}) for number in numbers]
 
 
 def left(rabbitmq: RabbitmqServer, queue: str) -> int:
@@ -80,7 +80,7 @@ def test_a_restarted_broker_is_connected_to_again(
 ) -> None:
     running = opened(hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue, prefetch=10))
     publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(50)))
-    publisher = Publisher(rabbitmq.url, "")  # of the sink: it is idle meanwhile
+    publisher = AmqpPublisher(rabbitmq.url, "")  # of the sink: it is idle meanwhile
     assert publisher.publish(queue, messages(range(50, 55))) == {}
     until(lambda: running.status().stored == 55)
     rabbitmq.stop_process()
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) ->
         ("amqp://127.0.0.1:1/", "", TargetUnavailable, "cannot be reached"),
     ):
         with pytest.raises(error, match=said):
-            Publisher(url, exchange).open()
+            AmqpPublisher(url, exchange).open()
 
 
 def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(
@@ -164,7 +164,7 @@ def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(
 def test_many_are_confirmed_at_a_time_and_each_that_is_not_taken_is_known(
     rabbitmq: RabbitmqServer, queue: str
 ) -> None:
-    publisher = Publisher(rabbitmq.url, "")
+    publisher = AmqpPublisher(rabbitmq.url, "")
     assert publisher.publish(queue, messages(range(2_000))) == {}
     assert left(rabbitmq, queue) == 2_000
     assert publisher.publish("nobody-listens", messages(range(3))) == dict.fromkeys(
@@ -199,7 +199,7 @@ def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(
 ) -> None:
     monkeypatch.setattr("headrace.sinks.amqp_target.MAX_ATTEMPTS", 3)
     monkeypatch.setattr("headrace.sinks.amqp_target.REJECTED_BACKOFF", Backoff(0.05, 0.05))
-    publisher, found = Publisher(rabbitmq.url, ""), []
+    publisher, found = AmqpPublisher(rabbitmq.url, ""), []
     for _ in range(2):
         with pytest.raises(TargetUnavailable, match=r"rejects \d+ of 12 messages"):
             publisher.publish(small_queue, messages(range(12)))
@@ -235,8 +235,8 @@ def test_what_is_in_flight_is_bounded_in_bytes(
     monkeypatch.setattr("headrace.sinks.amqp_target.MAX_BYTES_IN_FLIGHT", 100)
     in_flight: list[int] = []
 
-    class Watched(Publisher):
-        def _publish(self, routing_key: str, message: Message) -> None:
+    class Watched(AmqpPublisher):
+        def _publish(self, routing_key: str, message: AmqpMessage) -> None:
             super()._publish(routing_key, message)
             in_flight.append(len(self._waiting))
 

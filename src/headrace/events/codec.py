@@ -124,7 +124,7 @@ def _same(value: Any) -> Any:
 
 
 def _optional_reader(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """Of a union, `None` and one other type are told apart; with more, values stay as JSON has
+    """Of a union, `None` and one other type are distinguished; with more, values stay as JSON has
     them.
     """
     others = [each for each in arguments if each is not type(None)]

@@ -58,6 +58,7 @@ class Decider(Generic[S]):
         snapshot_every: After how many events a snapshot is stored; None for no snapshots.
         upcasters: By type and version of an event, a function that returns its data in the next
             version.
+
     """
 
     name: str
@@ -126,6 +127,7 @@ class Handler(Generic[S]):
         Example:
             >>> handler.handle("account-17", Deposit(100), id="request-8").version
             2
+
         """
         check_entity(entity)
         with self._entity_locks[hash(entity) % _LOCKS]:

@@ -1,5 +1,8 @@
-"""What an event store speaks in: events before and after they are stored, what an append expects,
-and what it answers.
+"""Events before and after they are stored, what an append expects and returns; and events as rows of
+their topic and as entries of the index.
+
+The topic has one partition, so that a row's offset is its position in the global order. Anybody may
+read it, pipelines too; only the store writes it.
 """
 
 from __future__ import annotations
@@ -29,11 +32,16 @@ _written = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, to be appended. `data` is JSON: a dict with strings as keys.
-    `type_version` is the version of its form.
+    """Something that happened, to be appended.
 
-    An `id` makes a repeated append harmless. The `subject` is the person whom it is about: what
-    `excise` removes, and whose key its personal fields have.
+    Attributes:
+        type: The kind of event.
+        data: JSON: a dict with strings as keys.
+        id: Makes a repeated append harmless.
+        subject: The person whom it is about: `excise` removes it, and its personal fields are
+            encrypted with the subject's key.
+        type_version: The version of the form of `data`.
+
     """
 
     type: str
@@ -44,8 +52,8 @@ class Event:
 
 
 class Recorded(NamedTuple):
-    """An event as it is stored: of an entity, under a version from 1 on, at an offset that is its
-    place in the global order.
+    """An event as it is stored: of an entity, with a version from 1 on, at an offset that is its
+    position in the global order.
     """
 
     entity: str
@@ -75,8 +83,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where events went. `str(position)` can be given to a served view as `at_least`, which then
-    shows them.
+    """Where events were stored. `str(position)` can be given to a served view as `at_least`, which
+    then shows them.
     """
 
     position: AppendResult
@@ -86,7 +94,7 @@ class Appended:
 
 
 class Draft(NamedTuple):
-    """An event made ready to be stored: its data as text."""
+    """An event that was checked, with its data as text."""
 
     type: str
     type_version: int
@@ -123,7 +131,7 @@ def check_expected(expected: Any, entity: str) -> int:
 
 
 def draft(event: Any, entity: str) -> Draft:
-    """Make an event ready, or say what is wrong with it."""
+    """Check an event. Raises BadEvent if it cannot be stored."""
     if not isinstance(event, Event):
         raise BadEvent(
             f"A {type(event).__name__} was given as an event of {entity!r}.",
@@ -166,11 +174,7 @@ def _text(event: Event, entity: str) -> str:
     return text
 
 
-# Events as rows of their topic, and as the small texts that the index keeps. One row is one event.
-#
-# The topic has one partition, so that a row's offset is its place in the global order. Anybody may
-# read it, pipelines too; only the store writes it.
-
+# Rows and index entries
 
 SCHEMA = (
     "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING, data"
@@ -188,7 +192,7 @@ _INT32, _INT64, _OFFSETS = (
 
 
 class Entry(NamedTuple):
-    """An event as the index has it: `text` is a JSON array of the rest of a `Recorded`."""
+    """An event in the index. `text` is a JSON array of the other fields of a `Recorded`."""
 
     entity: str
     version: int
@@ -198,7 +202,7 @@ class Entry(NamedTuple):
 
 
 def batch(rows: Sequence[tuple[str, int, Draft]]) -> pa.RecordBatch:
-    """Rows of (entity, version, event)."""
+    """Return rows of (entity, version, event) as a batch."""
     if len(rows) == 1:
         return _one(*rows[0])
     events = [event for _, _, event in rows]
@@ -219,7 +223,9 @@ def batch(rows: Sequence[tuple[str, int, Draft]]) -> pa.RecordBatch:
 
 
 def _one(entity: str, version: int, event: Draft) -> pa.RecordBatch:
-    """The quick way for one event, as most commands have: its buffers are written by hand."""
+    """Return one row as a batch. Most commands have one event, so its buffers are written directly,
+    which is faster.
+    """
     values = (
         entity,
         version,
@@ -276,7 +282,7 @@ def entry(entity: str, version: int, event: Draft, offset: int, time_us: int) ->
 def entries(
     stored: pa.RecordBatch, offsets: Iterable[int], times_us: Iterable[int]
 ) -> Iterator[Entry]:
-    """The same from rows that were read."""
+    """Yield the index entries of rows that were read."""
     columns = (
         stored.column(name).to_pylist() if name in stored.schema.names else [None] * stored.num_rows
         for name in COLUMNS
@@ -313,18 +319,18 @@ def _quoted(text: str | None) -> str:
 
 
 def parse_events(entity: str, texts: Sequence[str]) -> list[Recorded]:
-    """All at once: one call of the parser for a thousand events takes a fifth of the time of a
-    thousand calls.
+    """Parse the texts of an entity's events, with one call of the parser: for a thousand events that
+    takes a fifth of the time of a thousand calls.
     """
     return [Recorded(entity, *fields) for fields in json.loads(f"[{','.join(texts)}]")]
 
 
 def events_from_rows(rows: pa.RecordBatch) -> list[Recorded]:
-    """Events of many entities, from rows with `_offset` and `_timestamp`."""
-    offsets, times = (
-        rows.column("_offset").to_pylist(),
-        rows.column("_timestamp").cast(pa.int64()).to_pylist(),
-    )
-    found = list(entries(rows, offsets, times))
-    parsed = json.loads(f"[{','.join(each.text for each in found)}]")
-    return [Recorded(each.entity, *fields) for each, fields in zip(found, parsed, strict=True)]
+    """Return the events of rows with `_offset` and `_timestamp`, of any entities."""
+    offsets = rows.column("_offset").to_pylist()
+    times_us = rows.column("_timestamp").cast(pa.int64()).to_pylist()
+    row_entries = list(entries(rows, offsets, times_us))
+    parsed = json.loads(f"[{','.join(entry.text for entry in row_entries)}]")
+    return [
+        Recorded(entry.entity, *fields) for entry, fields in zip(row_entries, parsed, strict=True)
+    ]

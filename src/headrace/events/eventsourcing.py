@@ -167,7 +167,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
 
 
 class HeadraceApplicationRecorder(HeadraceAggregateRecorder, ApplicationRecorder):
-    """The same, with the topic's order as the application's sequence of notifications."""
+    """An aggregate recorder whose notifications are the topic's events, in their global order."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any

@@ -432,7 +432,7 @@ class EventIndex:
     # Keeping up
 
     def refresh(self) -> int:
-        """Know everything that is durable. Returns where it ends."""
+        """Add everything that is durable. Returns the offset at which it ends."""
         state = self._log.store.view()
         topic = state.topic(self._topic)
         if topic.directory != self._directory:
@@ -458,7 +458,7 @@ class EventIndex:
         return end
 
     def _begin_again(self, generation: str) -> None:
-        """Events were excised: nothing of what we knew may stay."""
+        """Begin a new index after events were excised: nothing of the old one may stay."""
         release_index(self._index)
         self._log.cache.forget(self._directory, 0)
         self._begin(generation)
@@ -469,7 +469,7 @@ class EventIndex:
         self._drafted = SegmentCache(self._log.store)
 
     def _catch_up_to(self, topic: TopicState, end: int) -> None:
-        """Read what others have written; when that is much, move it to the index as we go."""
+        """Read what others have written; if that is much, it is moved to the index on the way."""
         reached = self._index.position()
         if reached > self._tail.end:
             self._tail = RecentEvents(reached)
@@ -487,8 +487,8 @@ class EventIndex:
         self._tail.end = stop
 
     def catch_up(self, draft: CommitDraft) -> None:
-        """Under the log's lock: know everything that was drafted before. StaleTopic if events were
-        excised since: that is learned outside the lock, by `refresh`.
+        """Under the log's lock: add everything that was drafted before. Raises StaleTopic if events
+        were excised since; `refresh` handles that outside the lock.
         """
         with self._lock:
             if draft.state.notes.get(generation_note(self._topic), "0") != self.generation:
@@ -502,7 +502,7 @@ class EventIndex:
                 self._add(PartitionReader(self._drafted, topic, 0), end)
 
     def add(self, drafted: list[Entry]) -> None:
-        """Under the log's lock: what this commit will store."""
+        """Under the log's lock: add the events that a commit will store."""
         with self._lock:
             for entry in drafted:
                 self._tail.add(entry)
@@ -510,7 +510,7 @@ class EventIndex:
     # Moving on
 
     def flush_if_due(self) -> None:
-        """Move durable events to the index, when there are many."""
+        """Move durable events to the index on disk, if there are many."""
         if len(self._tail.entries) + len(
             self._snapshots
         ) >= FLUSH_ENTRIES and self._flushing.acquire(blocking=False):
@@ -544,14 +544,16 @@ class EventIndex:
             release_index(index)
 
     def put_snapshot(self, entity: str, name: str, content: bytes) -> None:
-        """Kept in memory until the index is written next: a snapshot that is lost is made again."""
+        """Store a snapshot. It is in memory until the index is written next; a lost snapshot is taken
+        again.
+        """
         with self._lock:
             self._snapshots[entity, name] = content
 
     # Asking
 
     def look(self, *, end: int | None = None) -> IndexView:
-        """One moment, for `with`: of everything drafted, or up to an offset."""
+        """Return a consistent view, for `with`: of everything drafted, or up to an offset."""
         return IndexView(self, end)
 
     def begin_view(self) -> tuple[Index, IndexReader, RecentEvents]:
@@ -560,8 +562,8 @@ class EventIndex:
             return index, index.reading(), self._tail
 
     def newest(self, entity: str, *, end: int | None = None) -> int | None:
-        """The newest version of an entity, if it has any; the tail, where it is, is newer than the
-        index.
+        """Return the newest version of an entity; None if it has none. Recent events are newer than
+        the index on disk.
         """
         with self._lock:
             last = self._tail.newest(entity)
@@ -571,15 +573,15 @@ class EventIndex:
             return look.newest(entity)
 
     def at_least_retained(self, entity: str, version: int | None) -> int | None:
-        """A version, or the one that the entity had when its newest events were excised."""
+        """Return a version, or the larger one that the entity had when events were excised."""
         if not self._retained_versions:
             return version
-        between = self._retained_versions.get(hashed_name(self._directory, entity))
-        return version if between is None else max(between, version or 0)
+        retained = self._retained_versions.get(hashed_name(self._directory, entity))
+        return version if retained is None else max(retained, version or 0)
 
     def is_near(self) -> bool:
-        """Whether this was kept up a moment ago, so that little is left to read under the log's
-        lock.
+        """Return whether the index was refreshed a moment ago, so that little is left to read under
+        the log's lock.
         """
         return time.monotonic() - self._refreshed_s < _NEAR_S
 
@@ -592,7 +594,7 @@ class EventIndex:
             return self._snapshots.get((entity, name))
 
     def close(self) -> None:
-        """The last one leaves a good index behind for the next process."""
+        """Close the index for one user. The last one writes it for the next process."""
         with _stores_guard:
             self.users -= 1
             if self.users:
@@ -604,7 +606,7 @@ class EventIndex:
 
 
 class IndexView:
-    """What there is by entity at one moment."""
+    """The events by entity at one moment: index on disk and recent events."""
 
     _index: Index
     _reading: IndexReader
@@ -622,14 +624,14 @@ class IndexView:
         release_index(self._index)
 
     def _newer(self, entity: str, after: int = -1) -> list[Entry]:
-        """Of the tail, newest first: what the index does not have, and may be seen."""
+        """Return recent events that the index does not have and that may be seen, newest first."""
         found = self._owner.since(self._tail, entity, after, self._reading.position)
         return (
             found if self._end is None else [entry for entry in found if entry.offset < self._end]
         )
 
     def newest(self, entity: str) -> int | None:
-        """The newest version of an entity, if it has or had any."""
+        """Return the newest version that an entity has or had; None if it never had any."""
         return self._owner.at_least_retained(entity, self._newest_event(entity))
 
     def _newest_event(self, entity: str) -> int | None:

@@ -27,5 +27,6 @@ def stream(pipeline: Pipeline, name: str) -> Stream:
 
     Example:
         >>> opened = hr.events.stream(pipeline, "accounts").where("type = 'Opened'")
+
     """
     return pipeline.topic(name, schema=SCHEMA, key="entity", partitions=1)

@@ -66,6 +66,7 @@ def open_store(log: Log, name: str) -> EventStore:
 
     Example:
         >>> accounts = hr.events.open_store(log, "accounts")
+
     """
     return EventStore(log, name)
 
@@ -139,6 +140,7 @@ class EventStore(Closeable):
 
         Example:
             >>> store.append("account-17", Event("Opened", {"owner": "ada"}), expected=NEW)
+
         """
         return self.commit(
             [Change(entity, [events] if isinstance(events, Event) else list(events), expected)]
@@ -187,6 +189,7 @@ class EventStore(Closeable):
         Example:
             >>> [event.type for event in store.load("account-17")]
             ['Opened', 'Deposited']
+
         """
         event_module.check_entity(entity)
         end = self._index.refresh()

@@ -38,7 +38,7 @@ class OutgoingRow(NamedTuple):
     """A row as it is sent."""
 
     id: str
-    """The same whenever the row is sent."""
+    """It does not change when the row is sent again."""
     partition: int
     offset: int
     change: str

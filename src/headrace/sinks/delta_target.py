@@ -103,13 +103,16 @@ class DeltaTarget(Target):
     @contextmanager
     def atomic(self) -> Iterator[None]:
         with _driver_errors():
-            self._table = self._open()
-            self._batch = None
-            self._is_cleared = False
-            self._next_checkpoint = None
+            self._begin_commit()
             yield
             if self._next_checkpoint is not None:
                 self._commit(self._next_checkpoint)
+
+    def _begin_commit(self) -> None:
+        self._table = self._open()
+        self._batch = None
+        self._is_cleared = False
+        self._next_checkpoint = None
 
     def _commit(self, checkpoint: SinkCheckpoint) -> None:
         properties = deltalake.CommitProperties(

@@ -233,6 +233,7 @@ def excise(
     Example:
         >>> hr.events.excise(store, "customer-8", values=["ada@example.com"]).events
         12
+
     """
     _check_values(values)
     case = _Excision(store, subject, list(values), [Path(each) for each in also], step)
@@ -258,6 +259,7 @@ def prove(store: EventStore, values: Sequence[str], *, also: Iterable[str | Path
 
     Raises:
         NotForgotten: Names all files that have one of the values, or that cannot be searched.
+
     """
     _check_values(values)
     _prove([store.log.store.root, *map(Path, also)], values)

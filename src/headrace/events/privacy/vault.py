@@ -156,6 +156,7 @@ def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bo
 
     Example:
         >>> vault = hr.events.open_vault(store)
+
     """
     key = read_master_key(master_key)
     if not create and not _keys_path(store).exists():
@@ -373,6 +374,7 @@ class Vault(Closeable):
 
         Raises:
             UnknownSubject: The vault has no key of that subject.
+
         """
         if not subject:
             raise InputError(f"{subject!r} is not a subject.", fix="name one.")
