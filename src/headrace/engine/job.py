@@ -66,9 +66,10 @@ class InputReader:
         topic_range, shed = self.ranges[number], 0
         times = EventTimes(self.watermark, topic_range, number, self.directory)
         for batch in topic_range.read(self.log):
+            rows = batch
             if self.time_column is not None:
-                batch = with_tick_times(batch, topic_range, self.time_column)  # noqa: PLW2901
-            rows = times.usable(batch)
+                rows = with_tick_times(rows, topic_range, self.time_column)
+            rows = times.usable(rows)
             # A shed row still counts for the watermark: it happened.
             if self.shedding is not None:
                 before, rows = rows.num_rows, self.shedding.filter_rows(rows)
