@@ -1,5 +1,5 @@
-"""A mail server for tests: enough of SMTP, without TLS, to take a mail, or to refuse one as it is
-told.
+"""A mail server for tests: enough of SMTP, without TLS, to accept a mail or to refuse it as a test
+demands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is told of an alert, and when: firing, resolved, gathered, silenced, and after a crash."""
+"""The messages of an alert: firing, resolved, grouped, silenced, and after a crash."""
 
 import json
 import logging
@@ -58,13 +58,13 @@ def make_decider(log: hr.Log, every_us: int = 0, topic: str = "alert.hot") -> Al
     return AlertDecider(log, "shop", Alert("hot", topic, (), every_us))
 
 
-def told(log: hr.Log) -> list[AlertMessage]:
+def messages_of(log: hr.Log) -> list[AlertMessage]:
     return [AlertMessage.from_row(row) for row in log.read(TOPIC).to_pylist()]
 
 
 def summary(log: hr.Log) -> list[tuple[str, list[str], list[str], int]]:
     shown = []
-    for each in told(log):
+    for each in messages_of(log):
         content = json.loads(each.content)
         shown.append(
             (
@@ -86,7 +86,7 @@ def test_a_row_that_comes_fires_and_one_that_goes_resolves(log: hr.Log) -> None:
     change(log, attic=None)
     alert.step(NOW_US + 2)
     assert summary(log) == [("firing", ["attic"], [], 1), ("resolved", [], ["attic"], 0)]
-    assert json.loads(told(log)[1].content)["resolved"] == [{"room": "attic", "degrees": 45}]
+    assert json.loads(messages_of(log)[1].content)["resolved"] == [{"room": "attic", "degrees": 45}]
 
 
 def test_what_happens_within_the_interval_is_one_message(log: hr.Log) -> None:
@@ -97,7 +97,7 @@ def test_what_happens_within_the_interval_is_one_message(log: hr.Log) -> None:
     alert.step(NOW_US + 1 * SECOND_US)
     change(log, attic=None)
     alert.step(NOW_US + 59 * SECOND_US)
-    assert len(told(log)) == 1
+    assert len(messages_of(log)) == 1
     alert.step(NOW_US + 60 * SECOND_US)
     assert summary(log)[1:] == [("firing", ["cellar", "hall"], ["attic"], 2)]
 
@@ -107,7 +107,7 @@ def test_rows_of_a_stream_fire_each(log: hr.Log) -> None:
     with log.producer("alert.seen") as producer:
         producer.append([{"n": 1}, {"n": 2}])
     alert.step(NOW_US)
-    (message,) = told(log)
+    (message,) = messages_of(log)
     assert (message.state, message.fired, json.loads(message.content)["fired"]) == (
         "firing",
         2,
@@ -115,7 +115,7 @@ def test_rows_of_a_stream_fire_each(log: hr.Log) -> None:
     )
 
 
-def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log) -> None:
+def test_after_a_crash_nothing_is_emitted_again_and_waiting_rows_are(log: hr.Log) -> None:
     alert = make_decider(log, every_us=60 * SECOND_US)
     change(log, attic=40)
     alert.step(NOW_US)
@@ -123,10 +123,10 @@ def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log
     alert.step(NOW_US + 1)  # waits, and is then forgotten
     again = make_decider(log, every_us=60 * SECOND_US)
     again.step(NOW_US + 2)
-    assert len(told(log)) == 1
+    assert len(messages_of(log)) == 1
     again.step(NOW_US + 61 * SECOND_US)
     assert summary(log) == [("firing", ["attic"], [], 1), ("firing", ["cellar"], [], 2)]
-    assert len({each.id for each in told(log)}) == 2
+    assert len({each.id for each in messages_of(log)}) == 2
 
 
 # Groups
@@ -150,7 +150,7 @@ def by_house(log: hr.Log, every_us: int = 0) -> AlertDecider:
 def of_groups(log: hr.Log) -> list[tuple[str, str, list[str], list[str], int]]:
     """(house, state, rooms that fired, rooms that were resolved, active) of each message."""
     found = []
-    for each in told(log):
+    for each in messages_of(log):
         content = json.loads(each.content)
         found.append(
             (
@@ -176,9 +176,9 @@ def test_each_group_has_messages_of_its_own(rooms: hr.Log) -> None:
         ("south", "firing", ["cellar"], [], 1),
         ("south", "resolved", [], ["cellar"], 0),
     ]
-    assert len({each.id for each in told(rooms)}) == 3
-    assert told(rooms)[0].subject() == "[firing] hot, house north: 2 new, 2 active"
-    assert json.loads(told(rooms)[0].body())["group"] == {"house": "north"}
+    assert len({each.id for each in messages_of(rooms)}) == 3
+    assert messages_of(rooms)[0].subject() == "[firing] hot, house north: 2 new, 2 active"
+    assert json.loads(messages_of(rooms)[0].body())["group"] == {"house": "north"}
 
 
 def test_a_group_waits_for_its_own_interval_also_over_a_crash(rooms: hr.Log) -> None:
@@ -195,7 +195,7 @@ def test_a_group_waits_for_its_own_interval_also_over_a_crash(rooms: hr.Log) -> 
     ]
     again = by_house(rooms, minute_us)  # what waits for north stands before what south was told
     again.step(NOW_US + 59 * SECOND_US)
-    assert len(told(rooms)) == 2
+    assert len(messages_of(rooms)) == 2
     again.step(NOW_US + minute_us)
     assert of_groups(rooms)[2:] == [("north", "firing", ["hall"], [], 2)]
 
@@ -218,7 +218,7 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(10):
         put(rooms, f"room{number}", f"house{number}", 40, "insert")
         alert.step(NOW_US + number)
-    assert len(told(rooms)) == 10
+    assert len(messages_of(rooms)) == 10
     assert sorted(AlertState.from_json(rooms.note("alerting.shop.hot")).groups) == [
         json.dumps({"house": f"house{number}"}) for number in (7, 8, 9)
     ]
@@ -238,7 +238,7 @@ def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there
     by_house(rooms).step(NOW_US + 11 * SECOND_US)
     reminders = [
         each
-        for each, message in zip(of_groups(rooms), told(rooms), strict=True)
+        for each, message in zip(of_groups(rooms), messages_of(rooms), strict=True)
         if not message.is_silenced
     ]
     assert sorted(reminders) == [
@@ -267,19 +267,19 @@ def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(l
     lines(log, 300, 300)
     caught_up(alert, NOW_US)
     lines(log, 300, 12_000)  # all wait, and are more than one group may have waiting
-    before = len(told(log))
+    before = len(messages_of(log))
     caught_up(alert, NOW_US + 1)
-    assert len(told(log)) == before
+    assert len(messages_of(log)) == before
     lines(log, 301, 301)  # and one is new
     caught_up(alert, NOW_US + 2)
-    assert len(told(log)) == before + 1
+    assert len(messages_of(log)) == before + 1
     assert len((log.note("alerting.shop.hot") or "").encode()) < 256 << 10
     again = AlertDecider(log, "shop", Alert("hot", "alert.lines", (), hour_us, by=("host",)))
     caught_up(again, NOW_US + hour_us)
-    assert sum(each.fired for each in told(log)) == 300 + 12_000 + 301
+    assert sum(each.fired for each in messages_of(log)) == 300 + 12_000 + 301
 
 
-def test_one_group_with_very_many_rows_is_told_early_and_alone(
+def test_one_group_with_very_many_rows_is_emitted_early_and_alone(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MAX_WAITING", 50)
@@ -292,16 +292,16 @@ def test_one_group_with_very_many_rows_is_told_early_and_alone(
     lines(log, 1, 49)
     lines(log, 2, 2)
     caught_up(alert, NOW_US + 1)
-    assert [(json.loads(each.content)["group"]["host"], each.fired) for each in told(log)[2:]] == [
-        ("host0", 50)
-    ]
+    assert [
+        (json.loads(each.content)["group"]["host"], each.fired) for each in messages_of(log)[2:]
+    ] == [("host0", 50)]
 
 
-def test_very_many_groups_at_once_are_told_together(log: hr.Log) -> None:
+def test_very_many_groups_at_once_are_emitted_together(log: hr.Log) -> None:
     log.create_topic("alert.lines", "host STRING, text STRING")
     lines(log, 250, 500)
     caught_up(AlertDecider(log, "shop", Alert("hot", "alert.lines", (), 0, by=("host",))), NOW_US)
-    messages = told(log)
+    messages = messages_of(log)
     assert (
         len(messages),
         len({each.id for each in messages}),
@@ -331,7 +331,7 @@ def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log:
         )
     assert len(log.note("alerting.shop.hot") or "") < 300_000
     caught_up(AlertDecider(log, "shop", alert.alert), NOW_US + 1)
-    fired, resolved = told(log)
+    fired, resolved = messages_of(log)
     assert (fired.fired, resolved.resolved, resolved.active) == (500, 500, 0)
     assert 100 < fired.active < 500  # as many as are remembered
     assert max(len(each.content) for each in (fired, resolved)) < 150_000
@@ -358,7 +358,7 @@ def test_what_must_be_tried_again_is_said_once(
     assert [record.getMessage() for record in caplog.records] == [
         "The alert hot cannot be decided now, and is tried again: Kafka is away."
     ]
-    assert len(told(log)) == 1
+    assert len(messages_of(log)) == 1
 
 
 def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
@@ -377,7 +377,7 @@ def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
     change(log, attic=None)
     alert = make_decider(log, every_us=60 * SECOND_US)
     alert.step(NOW_US + 1)
-    assert not told(log)
+    assert not messages_of(log)
     alert.step(NOW_US + 60 * SECOND_US)
     assert summary(log) == [("resolved", [], ["attic"], 0)]
     with log.transaction("newer") as tx:
@@ -395,29 +395,29 @@ def test_an_older_process_is_refused(log: hr.Log) -> None:
     second.step(NOW_US + 1)
     with pytest.raises((FencedError, NoteConflict)):
         first.step(NOW_US + 2)
-    assert len(told(log)) == 2
+    assert len(messages_of(log)) == 2
 
 
-def test_a_silence_is_recorded_and_what_still_fires_is_told_when_it_ends(log: hr.Log) -> None:
-    heard: list[AlertMessage] = []
-    alert = AlertDecider(log, "shop", Alert("hot", "alert.hot"), heard.append)
+def test_a_silence_is_recorded_and_what_still_fires_is_emitted_when_it_ends(log: hr.Log) -> None:
+    notified: list[AlertMessage] = []
+    alert = AlertDecider(log, "shop", Alert("hot", "alert.hot"), notified.append)
     silence(log, "shop", "hot", NOW_US + 10 * SECOND_US)
     change(log, attic=40, cellar=41)
     alert.step(NOW_US)
     change(log, cellar=None)
     alert.step(NOW_US + 1)
-    assert ([each.is_silenced for each in told(log)], heard) == ([True, True], [])
+    assert ([each.is_silenced for each in messages_of(log)], notified) == ([True, True], [])
     alert.step(NOW_US + 11 * SECOND_US)
     alert.step(NOW_US + 12 * SECOND_US)
     assert summary(log)[2:] == [("firing", ["attic"], [], 1)]
-    assert [each.is_silenced for each in heard] == [False]
+    assert [each.is_silenced for each in notified] == [False]
 
 
 def test_a_message_reads_well(log: hr.Log) -> None:
     alert = make_decider(log)
     change(log, **{f"room{i}": i for i in range(150)})
     alert.step(NOW_US)
-    (message,) = told(log)
+    (message,) = messages_of(log)
     lines = message.text().splitlines()
     assert lines[0] == "[firing] hot: 150 new, 150 active"
     assert lines[3] == "fired: room room0, degrees 0"

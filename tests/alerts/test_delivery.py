@@ -1,5 +1,5 @@
-"""Those who are told: webhooks that are slow, fail, redirect, refuse or talk nonsense; mail servers
-that are away; each for itself, each message under one id.
+"""The receivers of alerts: webhooks that are slow, fail, redirect, refuse or respond with nonsense;
+mail servers that are unreachable; each on its own, each message under one id.
 """
 
 import base64
@@ -150,7 +150,7 @@ def test_what_fails_is_tried_again_under_the_same_key(
     assert sender.status.error is None
 
 
-def test_what_is_refused_is_a_dead_letter_that_can_be_told_again(
+def test_what_is_refused_is_a_dead_letter_that_can_be_replayed(
     log: hr.Log, receiver: WebhookReceiver
 ) -> None:
     receiver.behave = lambda _headers, _rows: (400, {}) if not receiver.requests else OK
@@ -175,7 +175,7 @@ def test_a_message_that_nobody_took_for_a_day_is_given_up(
     assert len(dead.read_dead_letters(log, TOPIC)) == 1
 
 
-def test_internal_addresses_are_not_told_anything(log: hr.Log, receiver: WebhookReceiver) -> None:
+def test_nothing_is_sent_to_internal_addresses(log: hr.Log, receiver: WebhookReceiver) -> None:
     sender = make_sender(log, hr.sinks.webhook(receiver.url, table="alerts"))
     happened(log, "one")
     until(sender, lambda: sender.status.failures >= 2)
@@ -210,7 +210,7 @@ def test_a_mail_server_that_is_away_holds_up_nobody_else(
     assert "cannot be notified" in (by_mail.status.error or "")
 
 
-def test_a_password_is_told_in_the_clear_on_this_machine_alone(
+def test_a_password_is_sent_in_the_clear_on_this_machine_alone(
     log: hr.Log, mails: MailServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAIL", "hunter2")

@@ -1,5 +1,5 @@
-"""Processes killed in the midst of an alert: it is in the topic `alerts`, and its receiver has not
-taken it. The next process tells it, under the id that it has had from the beginning.
+"""Processes killed between recording an alert in the topic `alerts` and the receiver's response: the
+next process sends it, under the same id.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Rules that are read, values that are looked at, and that a rule fires once and is resolved once,
-however the value trembles.
+"""Rules are parsed, measurements taken, and a rule fires once and resolves once, however the value
+fluctuates.
 """
 
 import json
@@ -58,7 +58,7 @@ def test_rules_are_a_line_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("lag > 3", "cannot be read"),
         ("lags rows > 3", "did you mean 'lag rows'"),
@@ -67,8 +67,8 @@ def test_rules_are_a_line_each(tmp_path: Path) -> None:
         ("lag rows > 3 for ever", "time of a rule"),
     ],
 )
-def test_a_rule_that_cannot_be_is_explained(text: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_rule_that_cannot_be_is_explained(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         parse_rule(text)
 
 

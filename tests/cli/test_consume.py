@@ -31,7 +31,7 @@ def ids(ran_lines: list[dict[str, Any]]) -> list[Any]:
     return [line["order_id"] for line in ran_lines]
 
 
-def test_json_lines_hold_the_row_and_its_place(run: Run, six: str) -> None:
+def test_json_lines_hold_the_row_and_its_offset(run: Run, six: str) -> None:
     lines = run("consume", six, "--json").lines
     assert ids(lines) == list(range(6))
     assert {name: lines[3][name] for name in ("note", "data", "_partition", "_offset")} == {

@@ -1,4 +1,4 @@
-"""Who may ask: this machine, its own pages, and elsewhere only those who know the token."""
+"""Access control: this machine, its own pages, and elsewhere only requests with the token."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_pages_of_other_origins_and_other_names_are_refused(
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(
+def test_a_query_from_another_origin_is_refused_and_no_page_is_allowed(
     client: Client,
 ) -> None:
     headers = {"content-type": "application/json", "Origin": "https://evil.example"}
@@ -48,7 +48,7 @@ def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
-def test_own_pages_and_programs_may_ask(client: Client, name: str) -> None:
+def test_own_pages_and_programs_may_send_requests(client: Client, name: str) -> None:
     host = f"{name}:{client.port}"
     for headers in (
         {},

@@ -1,4 +1,4 @@
-"""Answers are followed for as long as somebody waits for one."""
+"""The topic of answers is polled for as long as a request waits."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
         yield opened
 
 
-def asked(number: int) -> Request:
+def make_request(number: int) -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": json.dumps({"n": number}).encode()}
 
@@ -65,7 +65,7 @@ def test_who_asks_while_the_follower_is_about_to_end_is_answered(
         found: list[int] = []
         for number in (3, 4):
             response, _ = await asyncio.gather(
-                handler.ask(asked(number)), asyncio.to_thread(answer, log, len(found))
+                handler.ask(make_request(number)), asyncio.to_thread(answer, log, len(found))
             )
             found.append(json.loads(bytes(response.body))["twice"])
             await asyncio.sleep(1.5 * POLL_S)

@@ -1,5 +1,5 @@
-"""The dashboard: its figures are those of the pipeline, its page asks for nothing from elsewhere,
-and in a real browser everything it shows moves.
+"""The dashboard: its measurements are those of the pipeline, its page requests nothing from elsewhere,
+and in a real browser everything it shows updates.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def test_with_a_token_the_page_is_open_and_the_figures_are_not(tmp_path: Path) -
         )
 
 
-def test_a_page_of_another_origin_cannot_replay_letters(tmp_path: Path) -> None:
+def test_a_page_of_another_origin_cannot_replay_dead_letters(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         answer = Client(shown.server.port).ask(
             "POST",
@@ -284,7 +284,7 @@ def test_top_uses_the_room_there_is_and_says_what_is_hidden(tmp_path: Path) -> N
     assert "others" in on_screen({**measurements, "groups": {"others": 7}}, 80, 24)
 
 
-def test_rates_are_told_over_some_batches() -> None:
+def test_rates_are_taken_over_some_batches() -> None:
     def sample(at: int, tick: int) -> DashboardSample:
         return DashboardSample(
             at=float(at),
@@ -476,7 +476,7 @@ _CROSSED = """() => {
 }"""
 
 
-def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Path) -> None:
+def test_colours_are_distinct_in_light_and_dark(chromium: Any, tmp_path: Path) -> None:
     """The contrast of every text with what is behind it: at least 4.5 to 1, as WCAG AA asks."""
     with showing(tmp_path) as shown:
         shown.batch(order(1, 50.0, 0), order(2, 150.0, 100))

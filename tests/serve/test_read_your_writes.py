@@ -139,7 +139,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("position", "reason"), REFUSED)
-def test_a_position_that_cannot_come_is_refused_at_once(
+def test_offsets_that_cannot_come_are_refused_at_once(
     client: Client, log: hr.Log, position: str, reason: str
 ) -> None:
     append(log, 1)

@@ -1,5 +1,5 @@
-"""A version beside its pipeline: compared, served in its place at once, subscribers included, and
-the old one dropped.
+"""A version next to its pipeline: compared, served instead of it at once, also to subscribers, and
+the old view dropped.
 """
 
 import json
@@ -78,7 +78,7 @@ def test_a_query_never_reads_the_old_one_unawares(
     assert client.sql("SELECT count(*) AS n FROM events").status == 200
 
 
-def test_what_is_misspelt_or_of_a_version_is_told_from_all_there_is(
+def test_an_unknown_name_suggests_the_nearest_of_all_versions(
     client: Client, v2: ViewStore
 ) -> None:
     for path, query in (
@@ -232,7 +232,7 @@ def test_a_version_is_listed_and_shown(run: Run, v2: ViewStore, state: Path) -> 
         ),
     ],
 )
-def test_what_a_person_is_told(
+def test_the_errors_of_commands(
     run: Run, v2: ViewStore, state: Path, arguments: tuple[str, ...], why: str
 ) -> None:
     assert why in run("view", *arguments, "--state", state, code=1).err
@@ -268,7 +268,7 @@ def test_what_was_switched_is_listed_and_shown(run: Run, v2: ViewStore, state: P
     )
 
 
-def test_whoever_follows_on_the_command_line_is_switched_too(v2: ViewStore, state: Path) -> None:
+def test_a_follower_on_the_command_line_is_switched_too(v2: ViewStore, state: Path) -> None:
     command = [
         sys.executable,
         "-m",

@@ -138,10 +138,10 @@ def test_a_server_that_ends_ends_its_streams(serve: Start, store: ViewStore) -> 
         assert subscriber.next() is None
 
 
-def test_an_idle_subscriber_gets_heartbeats_that_move_its_place(
+def test_an_idle_subscriber_gets_heartbeats_that_move_its_position(
     client: Client, store: ViewStore
 ) -> None:
-    """Ticks that did not change what it wants must not make its place too old to resume from."""
+    """Ticks that did not change what it wants must not make its last id too old to resume from."""
     with client.follow("/views/counts/changes", key=1) as subscriber:
         assert [row["k"] for row in receive(subscriber).data["rows"]] == [1]
         insert(store, 9, 90)
@@ -234,7 +234,7 @@ def test_a_malformed_last_event_id_is_refused(client: Client, last: str) -> None
         assert "is none of this server's" in subscriber.body()["message"]
 
 
-def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state: Path) -> None:
+def test_a_tick_that_is_not_retained_or_has_not_come_is_refused(serve: Start, state: Path) -> None:
     with ViewStore(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         for tick in range(1, 40):
@@ -244,7 +244,7 @@ def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state
             with client.follow("/views/counts/changes", last=last) as subscriber:
                 assert subscriber.status == 410
                 assert (
-                    f"since tick {last} are not there: it retains those after tick"
+                    f"since tick {last} are not there: it keeps those after tick"
                     in subscriber.body()["message"]
                 )
 
@@ -329,7 +329,7 @@ def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
     assert b"id: 8" in heard_at_once
 
 
-def test_one_that_falls_behind_what_is_at_hand_is_told_so() -> None:
+def test_a_subscriber_that_falls_behind_the_ring_is_dropped() -> None:
     import asyncio
 
     import pyarrow as pa

@@ -199,7 +199,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("query", "reason"), BAD, ids=[json.dumps(query) for query, _ in BAD])
-def test_what_cannot_be_asked(client: Client, query: dict[str, Any], reason: str) -> None:
+def test_bad_requests_are_refused(client: Client, query: dict[str, Any], reason: str) -> None:
     refused = client.get("/views/counts", **query)
     assert refused.status == 400
     assert reason in refused.json["message"]

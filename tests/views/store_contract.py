@@ -327,7 +327,7 @@ class ViewContract:
             assert store.reader.get("typed", (key,)) is None
         assert rows(store, "typed") == []
 
-    def test_keys_are_told_apart_by_all_their_columns(self, store: ViewStore) -> None:
+    def test_keys_differ_by_all_their_columns(self, store: ViewStore) -> None:
         schema = parse_schema("region STRING, k BIGINT, n DOUBLE")
         store.declare("two", schema, ("region", "k"))
         given = [
@@ -433,7 +433,9 @@ class ViewContract:
             assert table.schema.equals(schema, check_metadata=True)
             assert table.to_pylist() == [dict(zip(schema.names, row, strict=True))]
 
-    def test_a_follower_that_fell_behind_is_told_to_read_anew(self, open_store: OpenStore) -> None:
+    def test_a_subscriber_that_fell_behind_must_read_a_new_snapshot(
+        self, open_store: OpenStore
+    ) -> None:
         store = open_store(max_changes=10)
         store.declare("counts", COUNTS, ("k",))
         for tick in range(1, 31):

@@ -288,7 +288,7 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     assert "headrace replay" in caught.value.fix
 
 
-def test_a_reader_before_the_first_run_is_told_so(path: Path, tmp_path: Path) -> None:
+def test_a_reader_before_the_first_run_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="views.db does not exist") as caught:
         ViewReader(path).views()
     assert "run the pipeline first" in caught.value.fix

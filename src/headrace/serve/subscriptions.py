@@ -123,6 +123,8 @@ def encode_snapshot(location: ViewLocation, select: Selector | None) -> EncodedS
 
 
 # Subscriptions to views
+
+
 _ID = re.compile(r"(?:([A-Za-z0-9._-]{1,200}):)?([0-9]{1,18})")
 
 
