@@ -1253,7 +1253,7 @@ class WindowedRows:
     def aggregate(
         self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
     ) -> Table:
-        """Compute one row per group and window, emitted as `window` was told by `emit=`.
+        """Compute one row per group and window, emitted as `emit=` of `window` says.
 
         Args:
             name: The step's name.

@@ -89,25 +89,26 @@ class MatchStep(Step):
         )
         assert isinstance(self.late, Drop | Divert)
         return MatchSettings(
-            self.name,
-            self.plain_schema,
-            self.by,
-            self.over.name,
-            self.compiled,
-            tuple(name for name, _ in self.bits),
-            fits,
-            self.rows,
-            self.several,
-            self.timed_out is not None,
-            self.late,
-            self.over.producer,
-            self.over.shift_us,
-            self.when_full,
-            self._horizon_lag_us,
+            name=self.name,
+            schema=self.plain_schema,
+            by=self.by,
+            time=self.over.name,
+            patterns=self.compiled,
+            bits=tuple(name for name, _ in self.bits),
+            fits=fits,
+            rows=self.rows,
+            several=self.several,
+            timed_out=self.timed_out is not None,
+            late=self.late,
+            producer=self.over.producer,
+            time_shift_us=self.over.shift_us,
+            when_full=self.when_full,
+            horizon_lag_us=self._horizon_lag_us,
         )
 
     @property
     def _horizon_lag_us(self) -> int:
+        """How far the horizon of the input is behind its watermark."""
         return max(
             (path.horizon_lag_us - path.watermark_lag_us for path in watermark_paths(self.input)),
             default=0,
@@ -244,15 +245,15 @@ class RuleMatchStep(MatchStep):
 
         rules = self.inputs[1]
         return RuleSettings(
-            self.settings,
-            rules.schema,
-            rules.key[0],
-            self.measures,
-            self.within_us,
-            self.after_match,
-            self.max_rules,
-            self.max_rows,
-            self.max_matches,
+            matching=self.settings,
+            schema=rules.schema,
+            key=rules.key[0],
+            measures=self.measures,
+            within_us=self.within_us,
+            after_match=self.after_match,
+            max_rules=self.max_rules,
+            max_rows=self.max_rows,
+            max_matches=self.max_matches,
         )
 
     def kernel(self) -> RuledKernel:  # type: ignore[override]  # another kernel, with the same duties

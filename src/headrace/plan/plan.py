@@ -364,7 +364,12 @@ class TopicStep(Step):
             return LatestKernel(self.name, self.schema, self.key)
         if (times := self.device_time) is not None:
             columns = DeviceColumns(
-                times.event, times.sent, times.received, times.device, times.column, times.flag
+                event=times.event,
+                sent=times.sent,
+                received=times.received,
+                device=times.device,
+                time=times.column,
+                flag=times.flag,
             )
             return DeviceTimeKernel(self.name, self.stored_schema, columns, times.tolerance_us)
         return super().kernel()
@@ -841,7 +846,12 @@ def watermark_spec(step: TopicStep) -> WatermarkSpec:
     ):
         return WatermarkSpec(step.name)
     return WatermarkSpec(
-        step.name, times.column, times.producer, times.delay_us, times.idle_us, times.max_ahead_us
+        name=step.name,
+        column=times.column,
+        producer=times.producer,
+        delay_us=times.delay_us,
+        idle_us=times.idle_us,
+        max_ahead_us=times.max_ahead_us,
     )
 
 

@@ -57,16 +57,16 @@ class SearchStep(Step):
 
         documents, queries = self.inputs
         return SearchSettings(
-            self.name,
-            documents.schema,
-            queries.schema,
-            queries.key,
-            self.query,
-            self.query_columns,
-            self.language,
-            self.highlights,
-            self.explain,
-            self.gathered,
+            step=self.name,
+            documents=documents.schema,
+            queries=queries.schema,
+            key=queries.key,
+            query=self.query,
+            query_columns=self.query_columns,
+            language=self.language,
+            highlights=self.highlights,
+            explain=self.explain,
+            with_document_ids=self.gathered,
         )
 
     def kernel(self) -> SearchKernel:

@@ -115,12 +115,12 @@ class WindowStep(Step):
 
         source = self.input
         settings = WindowSettings(
-            self.name,
-            source.schema,
-            self.over.name,
-            self.window,
-            self.by,
-            self.aggregates,
+            name=self.name,
+            schema=source.schema,
+            time=self.over.name,
+            window=self.window,
+            by=self.by,
+            aggregates=self.aggregates,
             late=self.late,
             emit=self.emit,
             over_table=source.is_table,
