@@ -33,13 +33,13 @@ BARE = """
 import socket, uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
-from headrace.serve.access import Access
-from headrace.serve.answers import json_response
+from headrace.serve.access import AccessMiddleware
+from headrace.serve.requests import json_response
 async def constant(request):
     return json_response(b'{"view":"orders","tick":1,"row":{"k":1,"name":"name of 1","amount":0.5,"n":0}}')
 listening = socket.create_server(("127.0.0.1", 0))
 print("at", f"http://127.0.0.1:{listening.getsockname()[1]}.", flush=True)
-app = Access(Starlette(routes=[Route("/constant", constant)]), host="127.0.0.1", token=None)
+app = AccessMiddleware(Starlette(routes=[Route("/constant", constant)]), host="127.0.0.1", token=None)
 uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False, date_header=False)).run(sockets=[listening])
 """
 
