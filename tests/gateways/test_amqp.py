@@ -238,7 +238,7 @@ def test_what_is_in_flight_is_bounded_in_bytes(
     class Watched(AmqpPublisher):
         def _publish(self, routing_key: str, message: AmqpMessage) -> None:
             super()._publish(routing_key, message)
-            in_flight.append(len(self._waiting))
+            in_flight.append(len(self._unconfirmed))
 
     publisher = Watched(rabbitmq.url, "")
     assert publisher.publish(queue, messages(range(10, 50))) == {}  # 16 bytes each
