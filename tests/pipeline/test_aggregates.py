@@ -216,11 +216,11 @@ BAD_OPTIONS = [
     (lambda: agg.custom(Mean, "d"), "given the class Mean, not an instance"),
     (lambda: agg.custom(7, "d"), "given a int"),
     (lambda: agg.min("d", when_full="drop"), "when_full='drop'"),
-    (lambda: agg.collect("d", most=0), "most=0.*\\n.*from 1 to"),
+    (lambda: agg.collect("d", max_values=0), "max_values=0.*\\n.*from 1 to"),
     (lambda: agg.quantiles("d", at=1.5), "at=1.5.*\\n.*from 0 to 1"),
     (lambda: agg.quantiles("d", at=[]), "no fraction"),
     (lambda: agg.approx_distinct("d", error=2), "error=2"),
-    (lambda: agg.heavy_hitters("d", most=5000, size=100), "most=5000"),
+    (lambda: agg.heavy_hitters("d", max_values=5000, size=100), "max_values=5000"),
     (lambda: agg.bloom("d", expected=True), "expected=True"),
 ]
 
@@ -282,7 +282,7 @@ def test_every_kind_has_a_result_for_some_type() -> None:
 
 def test_aggregates_print_as_they_are_written() -> None:
     assert str(agg.sum("amount * 2")) == "sum(amount * 2)"
-    assert str(agg.collect("x", most=5)) == "collect(x, most=5, when_full='divert')"
+    assert str(agg.collect("x", max_values=5)) == "collect(x, most=5, when_full='divert')"
 
 
 def test_the_shop_adds_up() -> None:

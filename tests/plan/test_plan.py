@@ -184,7 +184,7 @@ def test_a_bound_can_be_changed_and_a_type_cannot() -> None:
             "v",
             pipeline.topic("t", schema=schema)
             .group_by("k")
-            .aggregate(x=hr.agg.max("v", most=most), n=hr.agg.count("v")),
+            .aggregate(x=hr.agg.max("v", max_values=most), n=hr.agg.count("v")),
         )
         return pipeline.plan().step("v.aggregate").signature
 
