@@ -57,7 +57,7 @@ def everything(without: Collection[str] = ()) -> hr.Pipeline:
         s=hr.agg.sum("v"),
         first=hr.agg.first("v"),
         last=hr.agg.last("note"),
-        all=hr.agg.collect("v", most=1000),
+        all=hr.agg.collect("v", max_values=1000),
         name="totals",
     )
     pipeline.write("totals", totals, partitions=3)
@@ -87,7 +87,7 @@ def everything(without: Collection[str] = ()) -> hr.Pipeline:
         both[0]
         .union(both[1])
         .group_by("k")
-        .aggregate(told=hr.agg.collect("n", most=1000), name="story"),
+        .aggregate(told=hr.agg.collect("n", max_values=1000), name="story"),
     )
     return pipeline
 

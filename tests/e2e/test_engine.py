@@ -313,7 +313,8 @@ def test_rows_that_an_aggregate_has_no_room_for_become_dead_letters(
     pipeline = hr.Pipeline("bounded")
     orders = pipeline.topic("orders", schema="k STRING, v BIGINT")
     pipeline.view(
-        "seen", orders.group_by("k").aggregate(n=hr.agg.count(), all=hr.agg.collect("v", most=2))
+        "seen",
+        orders.group_by("k").aggregate(n=hr.agg.count(), all=hr.agg.collect("v", max_values=2)),
     )
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("orders", [{"k": "a", "v": v} for v in (1, 2, 3)])

@@ -55,12 +55,12 @@ EXACT: dict[str, Any] = {
 IN_ORDER: dict[str, Any] = {
     "began": hr.agg.first("v"),
     "newest": hr.agg.last("v"),
-    "all": hr.agg.collect("v", most=100_000),
+    "all": hr.agg.collect("v", max_values=100_000),
 }
 SKETCHED: dict[str, Any] = {
     "about": hr.agg.approx_distinct("word"),
     "parts": hr.agg.quantiles("v", [0.1, 0.5, 0.9]),
-    "often": hr.agg.heavy_hitters("word", most=1),
+    "often": hr.agg.heavy_hitters("word", max_values=1),
     "members": hr.agg.bloom("word", expected=WORDS),
 }
 

@@ -150,7 +150,7 @@ def _aggregates(pipeline: hr.Pipeline, inputs: Inputs) -> None:
         customers=hr.agg.count_distinct("customer_id"),
         about=hr.agg.approx_distinct("order_id"),
         middle=hr.agg.quantiles("amount", at=[0.5, 0.9]),
-        often=hr.agg.heavy_hitters("customer_id", most=2, size=8),
+        often=hr.agg.heavy_hitters("customer_id", max_values=2, size=8),
         filter=hr.agg.bloom("order_id", expected=20),
         recent=hr.agg.decayed_sum("amount", half_life="1 minute", time="placed_at"),
         longest=hr.agg.custom(Longest(), "device"),

@@ -26,7 +26,7 @@ from tests.operators.histories import History, cuts, run, streams, text
 
 SKETCHES = [
     agg.approx_distinct("v"),
-    agg.heavy_hitters("v", most=3, size=8),
+    agg.heavy_hitters("v", max_values=3, size=8),
     agg.bloom("v", expected=20, error=0.1),
 ]
 
@@ -109,7 +109,7 @@ def test_heavy_hitters_miss_nothing_heavy() -> None:
     values = np.random.default_rng(5).zipf(1.3, 30_000).clip(max=10**6)
     size = 64
     exact = Counter(values.tolist())
-    found = of_values(pa.array(values), agg.heavy_hitters("v", most=20, size=size))
+    found = of_values(pa.array(values), agg.heavy_hitters("v", max_values=20, size=size))
     listed = {each["value"]: each for each in found}
     assert all(
         value in listed
@@ -174,7 +174,7 @@ def test_another_process_makes_the_same_bytes() -> None:
         " headrace.operators.aggregates.kernel import AggregateKernel\nfrom"
         " headrace.testing.kernels import MemoryState\nvalues = [f'w{n % 37}' for n in"
         " range(2000)]\nspecs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v',"
-        " most=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable = pa.table({'k':"
+        " max_values=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable = pa.table({'k':"
         " [0] * 2000, 'v': values, '_tick': [n // 100 for n in range(2000)]})\nAggregateKernel('s',"
         " pa.schema([('k', pa.int64()), ('v', pa.string())]), ['k'], specs).step(state,"
         " table)\nprint(json.dumps([value.hex() for value in state.values.values()]))\n"

@@ -153,7 +153,10 @@ class Longest(agg.CustomAggregate):
     [
         (agg.approx_distinct("v"), 2),
         (agg.quantiles("v", 1.0), 3.0),
-        (agg.heavy_hitters("v", most=1), [{"value": 3.0, "count": 2, "at_least": 2, "at_most": 2}]),
+        (
+            agg.heavy_hitters("v", max_values=1),
+            [{"value": 3.0, "count": 2, "at_least": 2, "at_most": 2}],
+        ),
         (agg.custom(Longest(), "v"), 3.0),
         (agg.count_distinct("v"), 2),
         (agg.first("v"), 3.0),

@@ -309,7 +309,7 @@ def test_a_row_that_goes_cuts_its_session_in_two() -> None:
 
 def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> None:
     feed = Feed([[row(0, 1.0)], [row(1, 2.0)], [row(2, 3.0)]], [0, 0, 0], [0, 0, 0])
-    step = step_of(feed, aggregates=(("some", agg.collect("v", most=1)),))
+    step = step_of(feed, aggregates=(("some", agg.collect("v", max_values=1)),))
     kernel, state, found = BufferedSessions(step), MemoryState(), []
     for tick in range(3):
         kernel.step_timed(state, [feed.table(tick, tick + 1)], [feed.watermarks(tick, tick + 1)])

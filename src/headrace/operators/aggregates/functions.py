@@ -1,7 +1,7 @@
 """`hr.agg`: the aggregate functions, for `group_by(...).aggregate(...)`.
 
 Each takes a column or a Spark SQL expression. Exact aggregates can retract rows, so they work over
-tables as well as streams. Those that must keep values of a group to do so have a limit, `most`:
+tables as well as streams. Those that must keep values of a group to do so have a limit, `max_values`:
 
 - `min`, `max`, `first` and `last` then keep the values nearest to the answer and count the others.
   They are never wrong; the answer is null while it cannot be known.
@@ -184,66 +184,70 @@ def decayed_sum(
     )
 
 
-def min(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
+def min(column: str, *, max_values: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
     """The smallest value that is not null. NaN is larger than every other number.
 
     Args:
         column: A column or SQL expression of a type with an order.
-        most: Over a table, how many distinct values to keep per group.
+        max_values: Over a table, how many distinct values to keep per group.
         when_full: `"divert"` or `"stop"`: what to do with values above that limit.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
         orders.group_by("region").aggregate(cheapest=hr.agg.min("amount"))
         ```
     """
-    return AggregateSpec("min", column, _limit_options("min", most, when_full))
+    return AggregateSpec("min", column, _limit_options("min", max_values, when_full))
 
 
-def max(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
+def max(column: str, *, max_values: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
     """The largest value that is not null. NaN is larger than every other number.
 
     Args:
         column: A column or SQL expression of a type with an order.
-        most: Over a table, how many distinct values to keep per group.
+        max_values: Over a table, how many distinct values to keep per group.
         when_full: `"divert"` or `"stop"`: what to do with values above that limit.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
         orders.group_by("region").aggregate(dearest=hr.agg.max("amount"))
         ```
     """
-    return AggregateSpec("max", column, _limit_options("max", most, when_full))
+    return AggregateSpec("max", column, _limit_options("max", max_values, when_full))
 
 
 def first(
-    column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
+    column: str,
+    *,
+    ignore_nulls: bool = False,
+    max_values: int = MAX_VALUES,
+    when_full: str = "divert",
 ) -> AggregateSpec:
     """The value of the first row, in the pipeline's order.
 
     Args:
         column: A column or SQL expression.
         ignore_nulls: Whether rows whose value is null are skipped.
-        most: Over a table, how many values to keep per group.
+        max_values: Over a table, how many values to keep per group.
         when_full: `"divert"` or `"stop"`: what to do with values above that limit.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
@@ -251,26 +255,32 @@ def first(
         ```
     """
     return AggregateSpec(
-        "first", column, (("ignore_nulls", ignore_nulls), *_limit_options("first", most, when_full))
+        "first",
+        column,
+        (("ignore_nulls", ignore_nulls), *_limit_options("first", max_values, when_full)),
     )
 
 
 def last(
-    column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
+    column: str,
+    *,
+    ignore_nulls: bool = False,
+    max_values: int = MAX_VALUES,
+    when_full: str = "divert",
 ) -> AggregateSpec:
     """The value of the last row, in the pipeline's order.
 
     Args:
         column: A column or SQL expression.
         ignore_nulls: Whether rows whose value is null are skipped.
-        most: Over a table, how many values to keep per group.
+        max_values: Over a table, how many values to keep per group.
         when_full: `"divert"` or `"stop"`: what to do with values above that limit.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
@@ -280,47 +290,51 @@ def last(
         ```
     """
     return AggregateSpec(
-        "last", column, (("ignore_nulls", ignore_nulls), *_limit_options("last", most, when_full))
+        "last",
+        column,
+        (("ignore_nulls", ignore_nulls), *_limit_options("last", max_values, when_full)),
     )
 
 
-def collect(column: str, *, most: int = MAX_COLLECTED, when_full: str = "divert") -> AggregateSpec:
+def collect(
+    column: str, *, max_values: int = MAX_COLLECTED, when_full: str = "divert"
+) -> AggregateSpec:
     """All values that are not null, in the pipeline's order. ARRAY.
 
     Args:
         column: A column or SQL expression.
-        most: How many values to keep per group.
+        max_values: How many values to keep per group.
         when_full: `"divert"` sends rows above that limit to dead letters, `"stop"` stops the query.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
         orders.group_by("customer_id").aggregate(orders=hr.agg.collect("order_id"))
         ```
     """
-    return AggregateSpec("collect", column, _limit_options("collect", most, when_full))
+    return AggregateSpec("collect", column, _limit_options("collect", max_values, when_full))
 
 
 def count_distinct(
-    column: str, *, most: int = MAX_VALUES, when_full: str = "divert"
+    column: str, *, max_values: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
     """The exact number of distinct values that are not null. BIGINT.
 
     Args:
         column: A column or SQL expression of a type with an order.
-        most: How many distinct values to keep per group.
+        max_values: How many distinct values to keep per group.
         when_full: `"divert"` sends rows above that limit to dead letters, `"stop"` stops the query.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `when_full` is not valid.
+        PlanError: `max_values` or `when_full` is not valid.
 
     Example:
         ```python
@@ -328,7 +342,7 @@ def count_distinct(
         ```
     """
     return AggregateSpec(
-        "count_distinct", column, _limit_options("count_distinct", most, when_full)
+        "count_distinct", column, _limit_options("count_distinct", max_values, when_full)
     )
 
 
@@ -398,7 +412,7 @@ def quantiles(
     )
 
 
-def heavy_hitters(column: str, *, most: int = 10, size: int = 1024) -> AggregateSpec:
+def heavy_hitters(column: str, *, max_values: int = 10, size: int = 1024) -> AggregateSpec:
     """The most frequent values with their approximate counts. Streams only.
 
     An ARRAY of STRUCT<value, count, at_least, at_most>, most frequent first. No value that makes up
@@ -406,19 +420,19 @@ def heavy_hitters(column: str, *, most: int = 10, size: int = 1024) -> Aggregate
 
     Args:
         column: A column or SQL expression of a type with an order.
-        most: How many values to return; at most `size`.
+        max_values: How many values to return; at most `size`.
         size: The size of the sketch, from 8 to 1,048,576: larger is more accurate.
 
     Returns:
         An aggregate for `aggregate(...)`.
 
     Raises:
-        PlanError: `most` or `size` is out of range.
+        PlanError: `max_values` or `size` is out of range.
 
     Example:
         ```python
         orders.group_by("region").aggregate(
-            top_customers=hr.agg.heavy_hitters("customer_id", most=5)
+            top_customers=hr.agg.heavy_hitters("customer_id", max_values=5)
         )
         ```
     """
@@ -426,7 +440,10 @@ def heavy_hitters(column: str, *, most: int = 10, size: int = 1024) -> Aggregate
     return AggregateSpec(
         "heavy_hitters",
         column,
-        (("most", _integer("heavy_hitters", "most", most, low=1, high=size)), ("size", size)),
+        (
+            ("most", _integer("heavy_hitters", "max_values", max_values, low=1, high=size)),
+            ("size", size),
+        ),
     )
 
 
@@ -520,14 +537,14 @@ def custom(aggregate: Any, column: str) -> AggregateSpec:
     return AggregateSpec("custom", column, (("aggregate", aggregate),))
 
 
-def _limit_options(kind: str, most: int, when_full: str) -> tuple[tuple[str, Any], ...]:
+def _limit_options(kind: str, max_values: int, when_full: str) -> tuple[tuple[str, Any], ...]:
     """The checked options of an aggregate that keeps a limited number of values."""
     if when_full not in _WHEN_FULL:
         raise PlanError(
             f"{kind} has when_full={when_full!r}: {nearest(str(when_full), _WHEN_FULL)}"
         )
     return (
-        ("most", _integer(kind, "most", most, low=1, high=10_000_000)),
+        ("most", _integer(kind, "max_values", max_values, low=1, high=10_000_000)),
         ("when_full", when_full),
     )
 
