@@ -73,7 +73,7 @@ def the_windows_are_what_the_page_says(names: dict[str, Any]) -> None:
 def a_pipeline_is_tested_as_the_page_says(names: dict[str, Any]) -> None:
     assert names["shown"] == [{"region": "eu", "n": 1}]
     assert names["waits"] == []
-    assert [(row["region"], row["n"]) for row in names["told"]] == [("eu", 1)]
+    assert [(row["region"], row["n"]) for row in names["emitted"]] == [("eu", 1)]
 
 
 def the_captures_are_what_the_page_says(names: dict[str, Any]) -> None:
