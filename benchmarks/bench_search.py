@@ -82,7 +82,10 @@ def indexed(lines: list[str]) -> tuple[QueryIndex, float]:
     """The index, and how long it took to read and add the queries."""
     started = time.perf_counter()
     index = QueryIndex.empty(LANGUAGE).with_changes(
-        {b"%09d" % number: StoredQuery.of(LANGUAGE, as_query(line)) for number, line in enumerate(lines)}
+        {
+            b"%09d" % number: StoredQuery.of(LANGUAGE, as_query(line))
+            for number, line in enumerate(lines)
+        }
     )
     return index, time.perf_counter() - started
 

@@ -22,7 +22,9 @@ _BURST = 20
 
 
 def bodies(count: int = 200) -> list[bytes]:
-    return [b"\n".join(encode_rows(batch)) for batch in batches(count * ROWS_A_REQUEST, ROWS_A_REQUEST)]
+    return [
+        b"\n".join(encode_rows(batch)) for batch in batches(count * ROWS_A_REQUEST, ROWS_A_REQUEST)
+    ]
 
 
 def post(port: int, connections: int, seconds: float) -> float:

@@ -31,7 +31,6 @@ DIALECT = (
     "workshop",
     "pile",
     "piles",
-    "letters?",
     "put aside",
     "memos?",
     "greet",
@@ -42,7 +41,7 @@ DIALECT = (
     "taken back",
 )
 """Words of the dialect that the code spoke once (patterns), counted in names and in prose."""
-MAX_DIALECT_WORDS = 60
+MAX_DIALECT_WORDS = 40
 """Some of these words are English too."""
 MAX_FILES_PASSED = {
     "append": 14,
@@ -52,7 +51,11 @@ MAX_FILES_PASSED = {
     "captured change": 40,
 }
 """How many files of the package each journey may pass."""
-NOT_DIALECT = re.compile(r"dead[- _]letters?|capital letters?|small letters?|letters? of", re.IGNORECASE)
+NOT_DIALECT = re.compile(
+    r"dead[- _]+letters?|(capital|small|lower-case|upper-case) letters?|letters?( of|, digits| that)"
+    r"|format letters?|told apart|told to stop|tells \w+ (apart|from)",
+    re.IGNORECASE,
+)
 VERBAL_MODULES = {
     "partitioning",
     "load_shedding",
@@ -152,7 +155,8 @@ def dialect() -> Counter[str]:
     """How often each word of the old dialect stands in the package, in names and in prose."""
     words: Counter[str] = Counter()
     for path in modules().values():
-        text = NOT_DIALECT.sub("", path.read_text()).replace("_", " ")
+        text = re.sub(r"[\s_]+", " ", path.read_text().replace("#", " "))
+        text = NOT_DIALECT.sub("", text)
         for word in DIALECT:
             words[word] += len(re.findall(rf"\b{word}\b", text, re.IGNORECASE))
     return +words

@@ -107,7 +107,7 @@ AT_ALL = {
     "pika": ("headrace/amqp",),
     "typer": ("headrace/cli/",),
     "rich": ("headrace/cli/",),
-    "starlette": ("headrace/serve/", "headrace/gateways/http_"),
+    "starlette": ("headrace/serve/", "headrace/gateways/http_", "headrace/http_server"),
     "uvicorn": ("headrace/http_server", "headrace/serve/"),
     "datasketches": ("headrace/operators/aggregates/sketches",),
 }

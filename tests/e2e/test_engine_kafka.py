@@ -202,7 +202,7 @@ def test_an_open_transaction_of_a_runner_that_is_gone_is_rolled_back(
         killed.cut()
         tx: Any = killed.runner.ledger.transaction()
         tx.append(shop.totals, [{"k": 9, "n": 9, "s": 9, "_change_type": "insert"}])
-        tx._send_held()  # as a commit does in its first step; then the process is gone
+        tx._send_buffered()  # as a commit does in its first step; then the process is gone
         with PipelineTest(shop.pipeline(), tmp_path / "next", spark, log=other) as test:
             test.settle()
             assert test.folded(shop.totals, "k") == {1: {"k": 1, "n": 1, "s": 1}}
@@ -290,7 +290,7 @@ def test_markers_of_transactions_take_offsets_and_are_no_rows(
                 tx.append_control(shop.orders, number % 2, b"something")
             aborted: Any = log.transaction(fresh("job"))
             aborted.append(shop.orders, [{"k": 1, "v": 1_000_000}])
-            aborted._send_held()
+            aborted._send_buffered()
             aborted.abort()
             fed.append(rows)
             test.cut()
@@ -316,7 +316,7 @@ def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.Monkey
             with log.producer(topic) as producer:
                 producer.append([{"n": number}] * 20)
         time.sleep(0.01)
-    broker: Any = log._connection.broker  # type: ignore[attr-defined]
+    broker: Any = log._connection.admin  # type: ignore[attr-defined]
     asked = Mock(wraps=broker._offsets)
     monkeypatch.setattr(broker, "_offsets", asked)
     start = first_tick({topic: log.start_offsets(topic) for topic in (a, b)})

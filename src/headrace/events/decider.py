@@ -240,6 +240,19 @@ class Handler(Generic[S]):
     def versioned_state(
         self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None
     ) -> tuple[int, S]:
+        """An entity's version and its state as of that version, a time, or now.
+
+        Args:
+            entity: The entity's name.
+            version: The state after this version, from 0 (before the first event) on.
+            at: The state as of this time.
+
+        Returns:
+            The version and the state.
+
+        Raises:
+            InputError: Both `version` and `at` are given, or `version` is negative.
+        """
         check_entity(entity)
         if version is not None and (at is not None or version < 0):
             raise InputError(

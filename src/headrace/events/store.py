@@ -159,6 +159,7 @@ class EventStore(Closeable):
         return self.commit_drafted(drafted)
 
     def commit_drafted(self, drafted: Drafted) -> Appended:
+        """Internal: append prepared events of several entities in one commit."""
         _check(drafted)
         if not any(events for _, _, events in drafted):
             return self._nothing(drafted, self._index.refresh())
@@ -187,8 +188,10 @@ class EventStore(Closeable):
             upto: The last version; by default the newest.
 
         Example:
-            >>> [event.type for event in store.load("account-17")]
-            ['Opened', 'Deposited']
+            >>> for event in store.load("account-17"):
+            ...     print(event.version, event.type)
+            1 Opened
+            2 Deposited
 
         """
         event_module.check_entity(entity)
