@@ -13,21 +13,20 @@ def main() -> None:
             for number in range(10):
                 clicks = [{"user": f"user-{n % 7}", "page": f"/page/{number}"} for n in range(100)]
                 producer.append(clicks, sequence=number)
-                producer.append(
-                    clicks, sequence=number
-                )  # a repeat after a lost answer: acknowledged, not stored again
+                # A retry after a lost response: acknowledged, not stored again.
+                producer.append(clicks, sequence=number)
 
         print("stored", log.read("clicks").to_table().num_rows)
         print("fast read", consume(log, "fast"))
-        print("slow read", consume(log, "slow", most=300))
+        print("slow read", consume(log, "slow", max_rows=300))
         print("slow is behind by", sum(lag.rows for lag in log.lag("slow")))
 
 
-def consume(log: hr.Log, group: str, most: int | None = None) -> int:
-    """Read what there is, or `most` rows of it, and commit."""
+def consume(log: hr.Log, group: str, max_rows: int | None = None) -> int:
+    """Read and commit all rows, or the first `max_rows` of them. Returns how many it read."""
     count = 0
     with log.consumer("clicks", group=group) as consumer:
-        while most is None or count < most:
+        while max_rows is None or count < max_rows:
             batches = consumer.poll(timeout="500 milliseconds", max_rows=100)
             if not batches:
                 break

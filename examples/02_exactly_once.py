@@ -1,5 +1,5 @@
-"""Read, compute, write, exactly once: results and position in one transaction. The worker crashes
-halfway, starts again, and nothing is lost or doubled.
+"""Read, compute and write, exactly once: results and offsets are committed in one transaction. The
+worker crashes halfway and starts again; nothing is lost or duplicated.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
@@ -8,7 +8,7 @@ import headrace as hr
 
 
 class Crash(Exception):
-    """Stands for a power cut."""
+    """Simulates a power cut."""
 
 
 def main() -> None:

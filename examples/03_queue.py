@@ -1,11 +1,11 @@
-"""A topic as a queue: messages are acknowledged one by one; what fails comes back, and after five
-deliveries it goes to dead letters.
+"""A topic as a queue: messages are acknowledged one by one. A message that fails is delivered again,
+and becomes a dead letter after five deliveries.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
 
 import headrace as hr
-from headrace.log import dead_letters as dead
+from headrace.log.dead_letters import read_dead_letters
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
                     else:
                         message.nack()
 
-        for letter in dead.read_dead_letters(log, "emails"):
-            print("dead:", letter["row"])
+        for dead_letter in read_dead_letters(log, "emails"):
+            print("dead:", dead_letter["row"])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Spark reads a topic as a stream and writes another one, exactly once. The stream is run twice:
-the second time it goes on from its checkpoint and finds nothing new.
+"""Spark reads a topic as a stream and writes to another topic, exactly once. The stream runs twice:
+the second run resumes from the checkpoint and finds nothing new.
 
 Run it in an empty directory; it leaves a log in `data/` and Spark's checkpoint in `checkpoint/`. It
 needs Java 17.

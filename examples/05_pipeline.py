@@ -1,9 +1,9 @@
-"""A pipeline: orders summed by region in a view that is always exactly as of some tick, and the
-customers' newest cities counted.
+"""A pipeline with two views: revenue by region, always consistent as of one tick, and the number of
+customers by current city.
 
-Run it from anywhere: python examples/05_pipeline.py. It makes a directory `pipeline-example` and
-can be run again: the pipeline goes on where it stopped. The same file also works with the command:
-headrace plan examples/05_pipeline.py, headrace run examples/05_pipeline.py.
+Run it from anywhere: python examples/05_pipeline.py. It creates a directory `pipeline-example` and
+can be run again: the pipeline resumes where it stopped. The file also works with the commands
+headrace plan examples/05_pipeline.py and headrace run examples/05_pipeline.py.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ def main() -> None:
                 {"order_id": n, "region": "north" if n % 3 else "south", "amount": float(n % 7)}
                 for n in range(300)
             ]
-            producer.append(rows, sequence=0)  # run again, it is not stored again
+            producer.append(rows, sequence=0)  # a second run does not store them again
         with log.producer("customers") as producer:
             producer.upsert(
                 [{"customer_id": 1, "city": "Oslo"}, {"customer_id": 2, "city": "Oslo"}]
@@ -60,12 +60,12 @@ def main() -> None:
         print("revenue as of tick", views.tick("revenue"))
         for row in views.table("revenue").to_pylist():
             print(row)
-        found = {row["city"]: row["customers"] for row in views.table("cities").to_pylist()}
+        cities = {row["city"]: row["customers"] for row in views.table("cities").to_pylist()}
         total = views.sql("SELECT sum(orders) AS orders FROM revenue").to_pylist()[0]["orders"]
 
     assert total == sum(n % 7 > 0 for n in range(300)), total
-    assert found == {"Oslo": 1, "Rome": 1}, found
-    print("every number is as it should be")
+    assert cities == {"Oslo": 1, "Rome": 1}, cities
+    print("all numbers are correct")
 
 
 if __name__ == "__main__":

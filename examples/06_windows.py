@@ -1,8 +1,8 @@
-"""Windows over event time: rows come out of order, one till holds the clock back, and a late row
-corrects a minute that was published, and the hour made of it.
+"""Windows over event time: rows arrive out of order, one till holds the watermark back, and a late
+row corrects a minute that was already emitted, and the hour that contains it.
 
-Run it from anywhere: python examples/06_windows.py. It makes a directory `windows-example`; delete
-it to begin anew.
+Run it from anywhere: python examples/06_windows.py. It creates a directory `windows-example`; delete
+it to start over.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace as hr
-from headrace.runtime.explain import explain
-from headrace.runtime.explain import explanation_text as told
+from headrace.runtime.explain import explain, explanation_text
 from headrace.views.reader import ViewReader
 
 HERE = Path("windows-example")
@@ -45,13 +44,13 @@ def main() -> None:
     assert view("minutes") == [], "b may still send rows of the first minute"
     print("  ", why("minutes.window")[2].partition(" A row")[0].partition(", it has")[0])
 
-    print("2. Till b goes on, and the first minute is published, with the hour it is part of:")
+    print("2. Till b moves on, and the first minute is emitted, with the hour that contains it:")
     feed(("b", 75, 1.0))
     run()
     show("minutes")
     show("hours")
 
-    print("3. A row of the first minute comes late, and corrects both:")
+    print("3. A row of the first minute arrives late and corrects both:")
     tick = as_of("minutes")
     feed(("b", 30, 100.0))
     run()
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def feed(*rows: tuple[str, int, float]) -> None:
-    """Orders: the till, seconds after noon, the amount."""
+    """Append orders, given as (till, seconds after noon, amount)."""
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_topic(
             "orders",
@@ -98,9 +97,9 @@ def as_of(name: str) -> int:
 
 
 def why(step: str) -> list[str]:
-    """What `headrace explain examples/06_windows.py STEP` says."""
+    """The lines that `headrace explain examples/06_windows.py STEP` prints."""
     with hr.open_log(f"file:{HERE}/log") as log:
-        return told(explain(shop.plan(), log, HERE / "state", step))
+        return explanation_text(explain(shop.plan(), log, HERE / "state", step))
 
 
 def show(name: str) -> None:

@@ -1,12 +1,12 @@
-"""A social timeline: everyone sees the posts of those whom they follow, whoever posts, deletes,
-follows or unfollows. One author has 100,000 followers.
+"""A social timeline: everyone sees the posts of the authors they follow, as people post, delete,
+follow and unfollow. One author has 100,000 followers.
 
-A timeline is the join of two tables, posts and follows, kept up to date from the changes of both:
-one tick brings a post to everyone who follows its author.
+A timeline is the join of two tables, posts and follows, and is updated by the changes of both: one
+tick brings a post to everyone who follows its author.
 
-Run it from anywhere: python examples/07_timeline.py. It makes a directory `timeline-example` and
-can be run again. To watch a timeline change: headrace run examples/07_timeline.py, and curl -N
-"http://127.0.0.1:8765/views/timeline/changes?key=ann".
+Run it from anywhere: python examples/07_timeline.py. It creates a directory `timeline-example` and
+can be run again. To watch a timeline change, run headrace run examples/07_timeline.py, and then
+curl -N "http://127.0.0.1:8765/views/timeline/changes?key=ann".
 """
 
 import os
@@ -60,9 +60,8 @@ def main() -> None:
             )
             show("at first")
 
-            following.upsert(
-                {"follower": "ann", "author": "star"}
-            )  # she sees what was posted before, too
+            # Ann also sees what the star posted before.
+            following.upsert({"follower": "ann", "author": "star"})
             writing.upsert({"post": 3, "author": "star", "text": "Thank you all"})
             show("ann follows the star, who posts again")
 

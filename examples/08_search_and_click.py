@@ -1,12 +1,12 @@
-"""Searches and the clicks on what they found: the click-through rate of each query, searches
-without a click included.
+"""Searches and the clicks on their results: the click-through rate of each query, including searches
+without a click.
 
-A search waits for its clicks for ten minutes. When the clock says that none can come any more, it
-counts as a search that led to nothing: that is what how="left" means here, and why a search is
-never counted too early, however the two topics race each other.
+A search waits ten minutes for its clicks. When the watermark shows that no more can arrive, the
+search counts as one without a click: that is what how="left" means here. No search is counted too
+early, whichever topic is ahead of the other.
 
-Run it from anywhere: python examples/08_search_and_click.py. It makes a directory `search-example`
-and can be run again.
+Run it from anywhere: python examples/08_search_and_click.py. It creates a directory
+`search-example` and can be run again.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -27,11 +27,11 @@ time = hr.EventTime("at", delay="1 minute")
 searches = site.topic("searches", schema=SEARCHES, key="search", event_time=time)
 clicks = site.topic("clicks", schema=CLICKS, key="search", event_time=time)
 
-found = searches.join(
+clicked = searches.join(
     clicks, on="search", before="0 seconds", after="10 minutes", how="left", suffix="_of_click"
 )
 rates = (
-    found.with_columns(clicked="CASE WHEN page IS NULL THEN NULL ELSE search END")
+    clicked.with_columns(clicked="CASE WHEN page IS NULL THEN NULL ELSE search END")
     .group_by("query")
     .aggregate(searches=hr.agg.count_distinct("search"), clicked=hr.agg.count_distinct("clicked"))
     .with_columns(rate="clicked / searches")
@@ -58,12 +58,11 @@ def main() -> None:
             ]
             searching.append(rows, sequence=0)
             good = [{"search": n, "page": f"/{n}", "at": minutes(n / 10 + 2)} for n in (1, 3, 4, 5)]
-            again = [
-                {"search": 1, "page": "/other", "at": minutes(8)}
-            ]  # a second click of the same search
+            # A second click of the same search.
+            again = [{"search": 1, "page": "/other", "at": minutes(8)}]
             too_late = [{"search": 7, "page": "/7", "at": minutes(15)}]
             clicking.append([*good, *again, *too_late], sequence=0)
-            # An hour later someone searches and clicks again: by that the clock moves on.
+            # An hour later someone searches and clicks again, which advances the watermark.
             searching.append([{"search": 99, "query": "lamp", "at": minutes(60)}], sequence=1)
             clicking.append([{"search": 99, "page": "/lamp", "at": minutes(60)}], sequence=1)
 

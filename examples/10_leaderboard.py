@@ -1,9 +1,9 @@
-"""A leaderboard: the best players, over all and in each country, right at every tick; also when a
-player moves, or is disqualified and the others close up.
+"""A leaderboard: the best players, overall and in each country, correct at every tick; also when a
+player moves to another country, or is disqualified and the others move up.
 
-Run it from anywhere: python examples/10_leaderboard.py. It makes a directory `leaderboard-example`
-and can be run again. To watch it: headrace run examples/10_leaderboard.py, and curl -N
-http://127.0.0.1:8765/views/best/changes.
+Run it from anywhere: python examples/10_leaderboard.py. It creates a directory `leaderboard-example`
+and can be run again. To watch it, run headrace run examples/10_leaderboard.py, and then
+curl -N http://127.0.0.1:8765/views/best/changes.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ rounds = game.topic("rounds", schema="player STRING, points BIGINT", key="player
 players = game.table("players", schema="player STRING, country STRING", key="player")
 
 totals = rounds.group_by("player").aggregate(points=hr.agg.sum("points"), rounds=hr.agg.count())
-standing = players.join(totals, on="player")  # those who are players, and have played
+standing = players.join(totals, on="player")  # registered players who have played
 game.view("best", standing.top(3, by=["points", "player ASC"]))
 game.view("best_of_country", standing.top(1, by="points", per="country"))
 

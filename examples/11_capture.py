@@ -1,5 +1,5 @@
-"""A database into the log: what is there, what changes, whole transactions; and a crash in between
-that loses nothing and doubles nothing.
+"""Captures a database into the log: a snapshot of its rows, then its changes in whole transactions;
+and a crash in between, which neither loses nor duplicates anything.
 
 Run it in an empty directory; it leaves a database `bank.db` and a log in `data/`.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     crash(bank)
     transfer(3, 4, 1)
     bank.run(until_caught_up=True)
-    show("after a crash, and one transfer more")
+    show("after a crash and one more transfer")
 
     with hr.open_log("file:data") as log:
         changes = log.read("accounts").to_pylist()
@@ -58,7 +58,7 @@ def transfer(source: int, target: int, amount: int) -> None:
 
 
 def crash(bank: hr.cdc.Capture) -> None:
-    """A capture that reads the change and dies before it has committed it."""
+    """Read the last change as a capture does, and die before the commit."""
     source = bank.open()
     with hr.open_log("file:data") as log:
         position = str(log.read("accounts").to_table()["_position"].to_pylist()[-1])
@@ -77,7 +77,7 @@ def show(when: str) -> None:
     with hr.open_log("file:data") as log:
         balances = {row["id"]: row["balance"] for row in hr.cdc.fold(log, "accounts").to_pylist()}
     print(
-        f"{when}: {[balances[number] for number in range(ACCOUNTS)]}, together"
+        f"{when}: {[balances[number] for number in range(ACCOUNTS)]}, total"
         f" {sum(balances.values())}"
     )
 

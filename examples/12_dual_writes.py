@@ -1,9 +1,9 @@
-"""A shop keeps its products in a database, and in a search index too. Writing to both by hand goes
-wrong; following the database does not.
+"""A shop stores its products in a database and in a search index. If clients write to both, the two
+diverge; if the index follows the database, they do not.
 
 Two clients change the price of one product at the same time. Each writes to the database and then
-to the index, as careful programs do; but nothing says that the index hears of the two changes in
-the database's order, nor that a client lives long enough to tell it at all.
+to the index. But nothing guarantees that the index gets the two changes in the database's order, nor
+that a client lives long enough to send its change to the index at all.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from headrace.sinks.search_index import search
 
 
 class HandMadeIndex:
-    """What a program writes to directly: one document a product."""
+    """A search index that clients write to directly: one document per product."""
 
     def __init__(self, directory: str) -> None:
         schema = (
@@ -43,7 +43,7 @@ class HandMadeIndex:
 
 
 class Client:
-    """Writes to the database; and to the index, when it gets to it."""
+    """A client of the shop; it writes to the database."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
@@ -65,10 +65,10 @@ def by_hand(database: sqlite3.Connection) -> None:
     index = HandMadeIndex("by_hand")
     ann, bob = Client(database), Client(database)
     ann.write(1, "lamp for 10")
-    bob.write(1, "lamp for 20")  # bob is later, and the database knows
+    bob.write(1, "lamp for 20")  # bob writes later, and the database keeps his price
     index.put(1, "lamp for 20")
-    index.put(1, "lamp for 10")  # ann's message took longer
-    ann.write(2, "rope for 5")  # and here ann's machine stops: the index never hears of it
+    index.put(1, "lamp for 10")  # ann's write to the index took longer
+    ann.write(2, "rope for 5")  # ann's machine stops before it writes to the index
     print("by hand, the database has", in_database(database), "and the index", index.descriptions())
 
 

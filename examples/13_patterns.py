@@ -1,10 +1,9 @@
 """Patterns: cards that are tried out with small payments before a big one, and orders that are not
-shipped in time; the second is told by the clock alone. And rules in a table, which come and go
-while rows pass.
+shipped in time, which are matched when the watermark advances, without a further row. Rules come
+from a table, and can be added and removed while rows flow.
 
-Run it from anywhere: python examples/13_patterns.py. It runs in this process, with the kit for
-tests, so that time can be made to pass. To see the automaton: headrace plan
-examples/13_patterns.py.
+Run it from anywhere: python examples/13_patterns.py. It runs in this process with the test kit,
+which can let time pass. To see the automaton, run headrace plan examples/13_patterns.py.
 """
 
 import tempfile
@@ -64,6 +63,7 @@ def order(order_id: int, what: str, hours: float) -> dict[str, object]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as root, PipelineTest(bank, Path(root)) as test:
         tried = [paid("a", 1.0, 1), paid("a", 2.0, 2), paid("a", 1.5, 3)]
+        # Rows may arrive out of order.
         test.feed(
             "payments",
             [
@@ -74,7 +74,7 @@ def main() -> None:
                 tried[1],
                 paid("b", 1900.0, 5),
             ],
-        )  # out of order
+        )
         test.feed("orders", [order(1, "placed", 0), order(2, "placed", 1), order(1, "shipped", 20)])
         test.settle()
         print("fraud:", [row[1:4] for row in test.rows("fraud")])
@@ -89,9 +89,9 @@ def main() -> None:
         test.feed("rules", [much, {**much, "name": "wrong", "pattern": "one (more"}])
         test.feed("payments", [paid("d", 1.0, 8), paid("d", 500.0, 9), paid("d", 1.0, 10)])
         test.settle()
-        print("a rule that came:", [row[1:4] for row in test.rows("suspicions")])
+        print("a new rule:", [row[1:4] for row in test.rows("suspicions")])
         print(
-            "a rule that cannot be read:",
+            "a rule that cannot be parsed:",
             [
                 row["reason"].splitlines()[0]
                 for row in test.log.read("suspicions.match.dead").to_pylist()
@@ -103,7 +103,7 @@ def main() -> None:
         test.pass_time("3 days")
         test.settle()
         print("three days later, not shipped:", [row[1] for row in test.rows("silent")])
-        print("tried out, and no more:", [row[1:4] for row in test.rows("tried_out")])
+        print("tried out, with no big payment:", [row[1:4] for row in test.rows("tried_out")])
 
 
 if __name__ == "__main__":

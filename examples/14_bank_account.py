@@ -1,5 +1,5 @@
-"""A bank account kept as what happened to it: commands are decided against its events, a refused
-one leaves none, and every balance it ever had can be asked for.
+"""An event-sourced bank account: each command is decided against the account's state, a refused
+command stores no event, and every past balance can be computed.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
@@ -47,7 +47,7 @@ class Account:
 
 
 class Overdrawn(CommandRefused):
-    """The account has less than that."""
+    """The account's balance is less than the amount."""
 
 
 def decide(
@@ -55,12 +55,12 @@ def decide(
 ) -> list[Opened | Deposited | Withdrawn]:
     if isinstance(command, Open):
         if account.owner is not None:
-            raise CommandRefused(f"The account is {account.owner}'s already.")
+            raise CommandRefused(f"The account already belongs to {account.owner}.")
         return [Opened(command.owner)]
     if account.owner is None:
         raise CommandRefused("There is no such account.")
     if command.amount <= 0:
-        raise CommandRefused("An amount is more than nothing.")
+        raise CommandRefused("The amount must be positive.")
     if isinstance(command, Deposit):
         return [Deposited(command.amount)]
     if command.amount > account.balance:
@@ -79,7 +79,7 @@ ACCOUNTS = Decider("account", Account(), decide, evolve, events=(Opened, Deposit
 
 
 def transfer(accounts: Handler[Account], source: str, target: str, amount: int) -> None:
-    """Two accounts in one append: both, or neither."""
+    """Change two accounts in one commit: both, or neither."""
     while True:
         (taken_at, taken), (given_at, given) = (
             accounts.versioned_state(source),
@@ -100,9 +100,8 @@ def main() -> None:
         accounts.handle("ada", Open("Ada"))
         accounts.handle("ben", Open("Ben"))
         accounts.handle("ada", Deposit(100), id="payday-1")
-        accounts.handle(
-            "ada", Deposit(100), id="payday-1"
-        )  # the network was slow, and somebody asked again
+        # The network was slow, and the client sends the command again.
+        accounts.handle("ada", Deposit(100), id="payday-1")
         try:
             accounts.handle("ada", Withdraw(500))
         except Overdrawn as refused:

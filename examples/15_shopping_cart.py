@@ -1,8 +1,8 @@
-"""A shopping cart that forgets nothing: what was put in and taken out again before the purchase is
-in its history, and a second reader makes a list of what people hesitated over.
+"""An event-sourced shopping cart: its history includes items that were put in and taken out again
+before the purchase, and a second reader lists what customers hesitated over.
 
-The first carts were kept before there were quantities: an upcaster brings those events up to date.
-Run it in an empty directory; it leaves a log in `data/`.
+The first carts had no quantities: an upcaster converts their events to the current version. Run it
+in an empty directory; it leaves a log in `data/`.
 """
 
 from collections import Counter
@@ -54,10 +54,10 @@ class Cart:
 
 def decide(command: Put | TakeOut | Buy, cart: Cart) -> list[ItemPut | ItemTakenOut | Bought]:
     if cart.is_bought:
-        raise CommandRefused("This cart was bought.")
+        raise CommandRefused("This cart has been bought.")
     if isinstance(command, Put):
         if command.quantity < 1:
-            raise CommandRefused("One puts in at least one.")
+            raise CommandRefused("The quantity must be at least one.")
         return [ItemPut(command.item, command.quantity)]
     if isinstance(command, TakeOut):
         if command.item not in cart.items:
@@ -96,24 +96,25 @@ CARTS = Decider(
 
 
 def abandoned(store: EventStore) -> Counter[str]:
-    """What was taken out of carts, and what lies in carts that were never bought."""
-    found: Counter[str] = Counter()
-    lying: dict[str, set[str]] = {}
+    """How often each item was taken out of a cart, or left in a cart that was not bought."""
+    counts: Counter[str] = Counter()
+    in_carts: dict[str, set[str]] = {}
     for event in store.read():
         if event.type == "ItemPut":
-            lying.setdefault(event.entity, set()).add(event.data["item"])
+            in_carts.setdefault(event.entity, set()).add(event.data["item"])
         elif event.type == "ItemTakenOut":
-            found[event.data["item"]] += 1
-            lying[event.entity].discard(event.data["item"])
+            counts[event.data["item"]] += 1
+            in_carts[event.entity].discard(event.data["item"])
         else:
-            del lying[event.entity]
-    found.update(item for items in lying.values() for item in items)
-    return found
+            del in_carts[event.entity]
+    counts.update(item for items in in_carts.values() for item in items)
+    return counts
 
 
 def main() -> None:
     with hr.open_log("file:data") as log, open_store(log, "carts") as store:
-        store.append("cart-0", Event("ItemPut", {"item": "rope"}))  # as it was written years ago
+        # An event of version 1, written years ago.
+        store.append("cart-0", Event("ItemPut", {"item": "rope"}))
         carts = Handler(store, CARTS)
         for cart, command in [
             ("cart-1", Put("lamp")),

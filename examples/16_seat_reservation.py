@@ -1,8 +1,8 @@
-"""Seats of a theatre, sold in two steps: a seat is held for some minutes, then paid for or given
-back by the clock. Two people never get one seat, however many ask at once.
+"""Seats of a theatre, sold in two steps: a seat is held for some minutes, and then either paid for or
+released by a timer. No seat is sold twice, however many people ask for it at once.
 
-Time comes with the commands, so the same commands always lead to the same events. Run it in an
-empty directory; it leaves a log in `data/`.
+The commands carry the time, so the same commands always produce the same events. Run it in an empty
+directory; it leaves a log in `data/`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Expire:
-    """The clock's command: give back what was held for too long."""
+    """Sent by a timer: release the seats that were held for too long."""
 
     at: datetime
 

@@ -1,8 +1,8 @@
-"""Alerts: readers store search queries, articles pass by, and each reader hears of those that fit.
-Queries come, change and go while articles pass.
+"""Alerts: readers store search queries, and each reader is notified of new articles that match.
+Queries can be added, changed and removed while articles arrive.
 
 Run it from anywhere: python examples/17_alerts.py. It needs no Spark: the pipeline runs in this
-process, as in a test.
+process, with the test kit.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ def article(number: int, title: str, body: str, words: int) -> dict[str, object]
     return {"article": number, "title": title, "body": body, "language": "en", "words": words}
 
 
-def told(test: PipelineTest, since: int) -> list[tuple[int, str, str]]:
+def emitted_alerts(test: PipelineTest, since: int) -> list[tuple[int, str, str]]:
     rows = test.log.read("alerts").to_pylist()[since:]
     return sorted((row["article"], row["reader"], row["explanation"]) for row in rows)
 
@@ -58,19 +58,19 @@ def main() -> None:
             ],
         )
         test.settle()
-        first = told(test, 0)
+        first = emitted_alerts(test, 0)
         print("first:", *first, sep="\n  ")
-        (letter,) = test.log.read("alerting.dead").to_pylist()
-        print("not understood:", letter["reason"].splitlines()[0])
+        (dead_letter,) = test.log.read("alerting.dead").to_pylist()
+        print("dead letter:", dead_letter["reason"].splitlines()[0])
 
         test.feed("subscriptions", [{"reader": "ben", "query": "Kaffee OR café"}])
         test.feed("articles", [article(3, "A new CAFE", "Opens on Monday.", 120)])
         test.settle()
-        print("then:", *told(test, len(first)))
+        print("then:", *emitted_alerts(test, len(first)))
 
     past = [article(1, "Storm over the coast", "", 300), article(2, "Calm", "", 200)]
     print(
-        "tried on the past:",
+        "matches among past articles:",
         [row["article"] for row in hr.search.match(past, "storm AND words:<500", text=["title"])],
     )
 

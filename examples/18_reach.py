@@ -1,8 +1,9 @@
-"""Questions to the stream: how many people can have seen an address? All followers of all who
-posted it, each once. The table is kept up to date; a question meets it as of its tick.
+"""Requests to a pipeline: how many people can have seen a URL? All followers of everyone who posted
+it, each counted once. The table is always up to date; a request is answered from the table as of the
+request's tick.
 
-Run it from anywhere: python examples/18_reach.py. It runs in this process, with the kit for tests,
-and asks over HTTP as any program would.
+Run it from anywhere: python examples/18_reach.py. It runs in this process with the test kit, and
+sends its requests over HTTP as any program would.
 """
 
 import json
@@ -29,14 +30,14 @@ network.ask("reach", using=reach)
 
 
 def ask(address: str, url: str) -> str:
-    """As with curl: -d '{"url": "…"}' -H 'Content-Type: application/json'."""
+    """Send a request, as curl does with -d '{"url": "…"}' -H 'Content-Type: application/json'."""
     request = Request(
         f"{address}/ask/reach?wait=60s",
         json.dumps({"url": url}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urlopen(request) as answer:
-        return str(answer.read(), "utf-8")
+    with urlopen(request) as response:
+        return str(response.read(), "utf-8")
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as root,
         PipelineTest(network, Path(root)) as test,
         start(test.state, test.log) as server,
-        ThreadPoolExecutor() as asker,
+        ThreadPoolExecutor() as executor,
     ):
         test.feed(
             "posts",
@@ -64,10 +65,10 @@ def main() -> None:
         )
         test.settle()
         for url in ("/tide", "/wind", "/rain"):
-            answer = asker.submit(ask, server.address, url)
-            while not answer.done():  # what `headrace run` does all the time
+            response = executor.submit(ask, server.address, url)
+            while not response.done():  # `headrace run` does this continuously
                 test.settle()
-            print(answer.result())
+            print(response.result())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""A small metrics server: services send StatsD's packets, and views have for each timer and minute
-the rate, p50, p95 and p99, beside the same minute yesterday, and last week.
+"""A small metrics server: services send StatsD packets, and views show the rate, p50, p95 and p99 of
+each timer and minute, next to the same minute of yesterday and of last week.
 
-As a server:            headrace run examples/19_metrics_server.py --log file:data        # packets
-to 127.0.0.1:8125, the view at http://127.0.0.1:8765/views/timers To see it at work:      python
-examples/19_metrics_server.py                              # in this process, with the kit for
-tests, and packets over UDP
+As a server, it receives packets at 127.0.0.1:8125 and serves http://127.0.0.1:8765/views/timers:
+
+    headrace run examples/19_metrics_server.py --log file:data
+
+As a demonstration, it runs in this process with the test kit, and sends itself packets over UDP:
+
+    python examples/19_metrics_server.py
 """
 
 import socket
@@ -57,23 +60,23 @@ def timings(at: datetime, milliseconds: list[int]) -> list[dict[str, object]]:
             "metric": "api",
             "kind": "timer",
             "tags": "",
-            "value": float(each),
+            "value": float(duration),
             "stands_for": 1.0,
             "received_at": at,
         }
-        for each in milliseconds
+        for duration in milliseconds
     ]
 
 
 def send_live(test: PipelineTest, milliseconds: list[int]) -> None:
-    """Through the gateway, as a service would."""
+    """Send timings through the gateway, as a service does."""
     with (
         hr.gateways.statsd("values", port=0, flush=None).open(test.log) as gateway,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service,
     ):
         port = int(gateway.address.rpartition(":")[2])
-        for each in milliseconds:
-            service.sendto(f"api:{each}|ms\nhits:1|c".encode(), ("127.0.0.1", port))
+        for duration in milliseconds:
+            service.sendto(f"api:{duration}|ms\nhits:1|c".encode(), ("127.0.0.1", port))
         while gateway.status().stored < 2 * len(milliseconds):
             time.sleep(0.01)
 
@@ -82,10 +85,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root, PipelineTest(metrics, Path(root)) as test:
         now = datetime.now(UTC)
         for days, slower in ((7, 1), (1, 2)):
-            for minute in (
-                0,
-                1,
-            ):  # this minute and the next one, whichever it is when packets are sent
+            # The current minute and the next one, since packets may be sent in either.
+            for minute in (0, 1):
                 test.feed(
                     "values",
                     timings(
@@ -95,9 +96,8 @@ def main() -> None:
                 )
             test.settle()
         send_live(test, [4 * each for each in range(1, 101)])
-        test.feed(
-            "values", timings(now + timedelta(minutes=5), [1])
-        )  # time goes on, and the minute is over
+        # A later row advances the watermark past the end of the minute.
+        test.feed("values", timings(now + timedelta(minutes=5), [1]))
         test.settle()
         (today,) = [
             row

@@ -1,12 +1,13 @@
-"""A web shop in one file: everything Headrace does, on what a small shop has. See it live with
-`headrace demo` (or `make demo`), which lets simulated people loose on it.
+"""A web shop in one file: everything Headrace does, with the data of a small shop. See it live with
+`headrace demo` (or `make demo`), which runs it with simulated customers.
 
-    headrace plan examples/shop.py          the steps, their names, what they keep headrace demo
-    run it with people in it, and the dashboard headrace demo --for 30s                 the same for
-    half a minute; then every number is computed a second time from the log, and compared
+    headrace plan examples/shop.py    shows the steps, their names and their state
+    headrace demo                     runs the shop with simulated customers, and the dashboard
+    headrace demo --for 30s           does so for half a minute; then computes every number a second
+                                      time from the log, and compares
 
-To run it without them: headrace run examples/shop.py. Only addresses change on Kafka and a Spark
-cluster: docs/how-to/cluster.md.
+To run it without simulated customers: headrace run examples/shop.py. On Kafka and a Spark cluster
+only addresses change: docs/how-to/cluster.md.
 """
 
 import os
@@ -20,9 +21,9 @@ HOME = Path(os.environ.get("SHOP_HOME", "shop-data"))
 shop = hr.Pipeline("shop", log=f"file:{HOME}/log")
 
 
-# 1. What comes in.
+# 1. Inputs.
 #
-# Customers and products are in a database, and stay there: what changes in it is captured.
+# Customers and products are in a database, and stay there: its changes are captured.
 
 database = hr.cdc.sqlite(HOME / "shop.db", tables=["customers", "products"])
 customers = shop.capture(
@@ -36,16 +37,16 @@ products = shop.capture(
 )
 
 # Orders, searches and clicks come from devices. Their clocks are wrong, some by years, and now and
-# then one is in a tunnel and sends what it has ten seconds later. Three times tell when something
-# really happened: when it did and when it was sent, by the device's clock, and when it was
-# received, by ours.
+# then a device is in a tunnel and sends its rows ten seconds later. Three timestamps show when an
+# event really happened: when it happened and when it was sent, by the device's clock, and when it
+# was received, by the shop's clock.
 
 TIMES = "device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP"
 
 
 def from_devices(topic: str, columns: str, *, idle: str) -> hr.Stream:
-    """A topic of devices, with a column `event_time` in which their clocks are put right. One that
-    is silent for longer than `idle` is no longer waited for.
+    """A topic that devices send to, with the corrected time in a column `event_time`. A device that
+    is silent for longer than `idle` no longer holds the watermark back.
     """
     times = hr.device_time(
         event="happened",
@@ -73,8 +74,8 @@ orders = from_devices(
 searches = from_devices("searches", "search_id BIGINT, words STRING", idle="10 minutes")
 clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="10 minutes")
 
-# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows are valid
-# from a time on.
+# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows have a start
+# of validity.
 
 payments = shop.topic(
     "payments",
@@ -91,7 +92,7 @@ rates = shop.table(
     history="1 day",
 )
 
-# The shop has a magazine. Readers store a search each, and hear of articles that fit.
+# The shop has a magazine. Each reader stores a search, and is notified of articles that match.
 
 articles = shop.topic(
     "articles", schema="article_id BIGINT, title STRING, body STRING", key="article_id"
@@ -99,8 +100,8 @@ articles = shop.topic(
 subscriptions = shop.table("subscriptions", schema="reader STRING, query STRING", key="reader")
 
 
-# 2. Carts: kept as what happened to them. A command is decided against the cart as it is, and
-# leaves events, or is refused and leaves none.
+# 2. Carts, which are event-sourced. A command is decided against the current state of the cart: it
+# either stores events, or is refused and stores none.
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Cart:
 
 def decide(command: Put | TakeOut | Buy, cart: Cart) -> list[ItemPut | ItemTakenOut | Bought]:
     if cart.is_bought:
-        raise CommandRefused("This cart was bought.")
+        raise CommandRefused("This cart has been bought.")
     if isinstance(command, Put):
         return [ItemPut(command.item)]
     if isinstance(command, TakeOut):
@@ -166,11 +167,12 @@ CARTS = Decider("cart", Cart(), decide, evolve, events=(ItemPut, ItemTakenOut, B
 carts = hr.events.stream(shop, "carts")
 
 
-# 3. What is made of it.
+# 3. Outputs.
 #
-# Orders meet their customer as he is now (a stream and a table), and the tax rate as it was when
-# the order was placed (a stream and the versions of a table). Every five seconds of event time are
-# told for each city when they are complete, and corrected when an order comes late.
+# Orders are joined with the current row of their customer (a stream and a table), and with the tax
+# rate that was valid when the order was placed (a stream and the versions of a table). A window of
+# five seconds per city is emitted when the watermark passes its end, and corrected when an order
+# arrives late.
 
 taxed = (
     orders.join(customers, on="customer_id", name="with_customer")
@@ -184,18 +186,18 @@ revenue = (
 )
 shop.view("revenue", revenue)
 
-# What was sold, beside the products as the database has them (a table and a table), and the best of
-# it: a leaderboard that is right at every moment.
+# Sales per product, joined with the products of the database (a table and a table), and the
+# bestsellers: a leaderboard that is correct at every tick.
 
 sold = orders.group_by("product_id").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
 sales = products.join(sold, on="product_id")
 shop.view("sales", sales)
 shop.view("bestsellers", sales.top(5, by=["revenue", "product_id ASC"]))
 
-# Searches, and the click that one led to within ten seconds (two streams). Those without a click
-# are told when the clock says that none can come any more.
+# Searches, and the clicks that followed within ten seconds (two streams). A search without a click
+# is emitted when the watermark shows that none can arrive any more.
 
-found = searches.select("search_id", "words", "event_time").join(
+searched = searches.select("search_id", "words", "event_time").join(
     clicks.select("search_id", "product_id", "event_time"),
     on="search_id",
     before="0 seconds",
@@ -206,11 +208,13 @@ found = searches.select("search_id", "words", "event_time").join(
 )
 shop.view(
     "click_through",
-    found.group_by("words").aggregate(searches=hr.agg.count(), clicks=hr.agg.count("product_id")),
+    searched.group_by("words").aggregate(
+        searches=hr.agg.count(), clicks=hr.agg.count("product_id")
+    ),
 )
 
-# A stolen card is tried out with small payments before the big one: a pattern, and an alert when it
-# is found.
+# A stolen card is tried out with small payments before the big one: a pattern, and an alert for each
+# match.
 
 fraud = payments.match(
     "small{3,} big",
@@ -221,8 +225,8 @@ fraud = payments.match(
 )
 shop.alert("fraud", fraud)
 
-# Articles that fit somebody's stored search; and what people put into their carts and took out
-# again.
+# Articles that match a reader's stored search, and items that customers put into their carts and
+# took out again.
 
 shop.write("matches", articles.search(subscriptions, query="query", text=["title", "body"]))
 hesitated = (

@@ -56,13 +56,13 @@ CASES: list[tuple[ModuleType, str, list[Any], list[str]]] = [
         bank,
         "ACCOUNTS",
         [bank.Open("A"), bank.Open("B")],
-        ["Opened", "CommandRefused: The account is A's already."],
+        ["Opened", "CommandRefused: The account already belongs to A."],
     ),
     (
         bank,
         "ACCOUNTS",
         [bank.Open("A"), bank.Deposit(0), bank.Withdraw(-1)],
-        ["Opened", *["CommandRefused: An amount is more than nothing."] * 2],
+        ["Opened", *["CommandRefused: The amount must be positive."] * 2],
     ),
     (
         bank,
@@ -83,7 +83,7 @@ CASES: list[tuple[ModuleType, str, list[Any], list[str]]] = [
         [
             "CommandRefused: The cart is empty.",
             "CommandRefused: There is no x in the cart.",
-            "CommandRefused: One puts in at least one.",
+            "CommandRefused: The quantity must be at least one.",
         ],
     ),
     (
@@ -96,7 +96,7 @@ CASES: list[tuple[ModuleType, str, list[Any], list[str]]] = [
         cart,
         "CARTS",
         [cart.Put("x"), cart.Buy(), cart.Put("y")],
-        ["ItemPut", "Bought", "CommandRefused: This cart was bought."],
+        ["ItemPut", "Bought", "CommandRefused: This cart has been bought."],
     ),
     (
         seats,
