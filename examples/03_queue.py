@@ -1,5 +1,5 @@
-"""A topic as a queue: messages are acknowledged one by one. A message that fails is delivered again,
-and becomes a dead letter after five deliveries.
+"""A topic as a queue: messages are acknowledged one by one. A message that fails is delivered
+again, and becomes a dead letter after five deliveries.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """

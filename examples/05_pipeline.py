@@ -2,8 +2,10 @@
 customers by current city.
 
 Run it from anywhere: python examples/05_pipeline.py. It creates a directory `pipeline-example` and
-can be run again: the pipeline resumes where it stopped. The file also works with the commands
-headrace plan examples/05_pipeline.py and headrace run examples/05_pipeline.py.
+can be run again: the pipeline resumes where it stopped. The file also works with the commands:
+
+    headrace plan examples/05_pipeline.py
+    headrace run examples/05_pipeline.py
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Windows over event time: rows arrive out of order, one till holds the watermark back, and a late
 row corrects a minute that was already emitted, and the hour that contains it.
 
-Run it from anywhere: python examples/06_windows.py. It creates a directory `windows-example`; delete
-it to start over.
+Run it from anywhere: python examples/06_windows.py. It creates a directory `windows-example`;
+delete it to start over.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,10 @@ A timeline is the join of two tables, posts and follows, and is updated by the c
 tick brings a post to everyone who follows its author.
 
 Run it from anywhere: python examples/07_timeline.py. It creates a directory `timeline-example` and
-can be run again. To watch a timeline change, run headrace run examples/07_timeline.py, and then
-curl -N "http://127.0.0.1:8765/views/timeline/changes?key=ann".
+can be run again. To watch a timeline change:
+
+    headrace run examples/07_timeline.py
+    curl -N "http://127.0.0.1:8765/views/timeline/changes?key=ann"
 """
 
 import os

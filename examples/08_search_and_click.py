@@ -1,5 +1,5 @@
-"""Searches and the clicks on their results: the click-through rate of each query, including searches
-without a click.
+"""Searches and the clicks on their results: the click-through rate of each query, including
+searches without a click.
 
 A search waits ten minutes for its clicks. When the watermark shows that no more can arrive, the
 search counts as one without a click: that is what how="left" means here. No search is counted too

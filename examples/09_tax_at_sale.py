@@ -1,12 +1,12 @@
-"""Orders with the tax rate at the time of sale, in whatever order rows arrive: an order that arrives
-late gets the rate of its own day, not the newest rate.
+"""Orders with the tax rate at the time of sale, in whatever order rows arrive: an order that
+arrives late gets the rate of its own day, not the newest rate.
 
-Rates are a table whose versions have a start of validity. An order waits until the table's watermark
-has passed it, and is then joined with the version that was valid when it was placed. `history()`
-shows all versions, each with the end of its validity.
+Rates are a table whose versions have a start of validity. An order waits until the table's
+watermark has passed it, and is then joined with the version that was valid when it was placed.
+`history()` shows all versions, each with the end of its validity.
 
-Run it from anywhere: python examples/09_tax_at_sale.py. It creates a directory `tax-example` and can
-be run again.
+Run it from anywhere: python examples/09_tax_at_sale.py. It creates a directory `tax-example` and
+can be run again.
 """
 
 from datetime import UTC, datetime

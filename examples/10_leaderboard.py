@@ -1,9 +1,11 @@
 """A leaderboard: the best players, overall and in each country, correct at every tick; also when a
 player moves to another country, or is disqualified and the others move up.
 
-Run it from anywhere: python examples/10_leaderboard.py. It creates a directory `leaderboard-example`
-and can be run again. To watch it, run headrace run examples/10_leaderboard.py, and then
-curl -N http://127.0.0.1:8765/views/best/changes.
+Run it from anywhere: python examples/10_leaderboard.py. It creates a directory
+`leaderboard-example` and can be run again. To watch it:
+
+    headrace run examples/10_leaderboard.py
+    curl -N http://127.0.0.1:8765/views/best/changes
 """
 
 from pathlib import Path

@@ -2,8 +2,8 @@
 diverge; if the index follows the database, they do not.
 
 Two clients change the price of one product at the same time. Each writes to the database and then
-to the index. But nothing guarantees that the index gets the two changes in the database's order, nor
-that a client lives long enough to send its change to the index at all.
+to the index. But nothing guarantees that the index gets the two changes in the database's order,
+nor that a client lives long enough to send its change to the index at all.
 """
 
 import sqlite3

@@ -3,7 +3,7 @@ shipped in time, which are matched when the watermark advances, without a furthe
 from a table, and can be added and removed while rows flow.
 
 Run it from anywhere: python examples/13_patterns.py. It runs in this process with the test kit,
-which can let time pass. To see the automaton, run headrace plan examples/13_patterns.py.
+which can let time pass. To see the automaton: `headrace plan examples/13_patterns.py`.
 """
 
 import tempfile

@@ -1,5 +1,5 @@
-"""Seats of a theatre, sold in two steps: a seat is held for some minutes, and then either paid for or
-released by a timer. No seat is sold twice, however many people ask for it at once.
+"""Seats of a theatre, sold in two steps: a seat is held for some minutes, and then either paid for
+or released by a timer. No seat is sold twice, however many people ask for it at once.
 
 The commands carry the time, so the same commands always produce the same events. Run it in an empty
 directory; it leaves a log in `data/`.

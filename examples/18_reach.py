@@ -1,6 +1,6 @@
 """Requests to a pipeline: how many people can have seen a URL? All followers of everyone who posted
-it, each counted once. The table is always up to date; a request is answered from the table as of the
-request's tick.
+it, each counted once. The table is always up to date; a request is answered from the table as of
+the request's tick.
 
 Run it from anywhere: python examples/18_reach.py. It runs in this process with the test kit, and
 sends its requests over HTTP as any program would.

@@ -1,5 +1,5 @@
-"""A small metrics server: services send StatsD packets, and views show the rate, p50, p95 and p99 of
-each timer and minute, next to the same minute of yesterday and of last week.
+"""A small metrics server: services send StatsD packets, and views show the rate, p50, p95 and p99
+of each timer and minute, next to the same minute of yesterday and of last week.
 
 As a server, it receives packets at 127.0.0.1:8125 and serves http://127.0.0.1:8765/views/timers:
 

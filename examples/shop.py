@@ -6,7 +6,7 @@
     headrace demo --for 30s           does so for half a minute; then computes every number a second
                                       time from the log, and compares
 
-To run it without simulated customers: headrace run examples/shop.py. On Kafka and a Spark cluster
+To run it without simulated customers: `headrace run examples/shop.py`. On Kafka and a Spark cluster
 only addresses change: docs/how-to/cluster.md.
 """
 
@@ -74,8 +74,8 @@ orders = from_devices(
 searches = from_devices("searches", "search_id BIGINT, words STRING", idle="10 minutes")
 clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="10 minutes")
 
-# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows have a start
-# of validity.
+# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows have a
+# start of validity.
 
 payments = shop.topic(
     "payments",
@@ -213,8 +213,8 @@ shop.view(
     ),
 )
 
-# A stolen card is tried out with small payments before the big one: a pattern, and an alert for each
-# match.
+# A stolen card is tried out with small payments before the big one: a pattern, and an alert for
+# each match.
 
 fraud = payments.match(
     "small{3,} big",
