@@ -21,7 +21,7 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, append, directory, dropped, new_log, session
-from headrace.operators.windows.late import LatePolicy
+from headrace.operators.windows.late_policy import LatePolicy
 from headrace.operators.windows.specs import WindowSpec
 
 if TYPE_CHECKING:

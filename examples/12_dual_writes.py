@@ -12,7 +12,7 @@ from pathlib import Path
 import tantivy
 
 import headrace as hr
-from headrace.sinks.search_index import search
+from headrace.sinks.search_target import search
 
 
 class HandMadeIndex:

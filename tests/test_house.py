@@ -96,7 +96,7 @@ AT_ALL = {
     "psycopg2": ("headrace/cdc/postgres_source/",),
     "psycopg": ("headrace/sinks/postgres_target",),
     "deltalake": ("headrace/sinks/delta_target",),
-    "tantivy": ("headrace/sinks/search_",),
+    "tantivy": ("headrace/sinks/search_target",),
     "redis": ("headrace/sinks/redis_target",),
     "cryptography": ("headrace/events/privacy/vault",),
     "eventsourcing": ("headrace/events/eventsourcing",),

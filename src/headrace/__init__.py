@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.log.spark.session import spark
     from headrace.log.values import AppendResult, GroupInfo, Offsets, PartitionLag, TopicInfo
     from headrace.operators.aggregates import functions as agg
-    from headrace.operators.windows import late
+    from headrace.operators.windows import late_policy as late
     from headrace.operators.windows.specs import hopping, session, sliding, tumbling
     from headrace.pipeline import document_search as search
     from headrace.pipeline.patterns import pattern
@@ -43,7 +43,7 @@ _MODULES = {
     "cdc": "headrace.cdc",
     "events": "headrace.events",
     "gateways": "headrace.gateways",
-    "late": "headrace.operators.windows.late",
+    "late": "headrace.operators.windows.late_policy",
     "search": "headrace.pipeline.document_search",
     "sinks": "headrace.sinks",
 }

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cdc.capture import CaptureStatus
 from headrace.cli import app
-from headrace.cli.commands.edges.capture import progress_bar, status_line
+from headrace.cli.commands.connectors.capture import progress_bar, status_line
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ runs the command itself.
 
 import pytest
 
-from headrace.cli.commands.edges.gateway import parse_hook, status_line
+from headrace.cli.commands.connectors.gateway import parse_hook, status_line
 from headrace.gateways.inbox import GatewayStatus
 from tests.cli.conftest import Run
 

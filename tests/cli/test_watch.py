@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from headrace.cli.commands.edges.watch import parse_receiver
+from headrace.cli.commands.connectors.watch import parse_receiver
 from headrace.log import dead_letters as dead
 from headrace.log.api import Log
 from tests.cli.conftest import Run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.runtime.arrangement import remember_shards
+from headrace.runtime.query_assignment import remember_shards
 from headrace.runtime.runner import RETAINED_ENTRIES, Maintenance
 from headrace.testing.pipelines import PipelineTest
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Divert, LatePolicy
+from headrace.operators.windows.late_policy import Divert, LatePolicy
 from headrace.operators.windows.specs import Session, Sliding, WindowSpec
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headrace.engine.job import filter_changes
+from headrace.engine.map_tasks import filter_changes
 
 ROWS = [
     ("insert", True, "comes"),

@@ -23,7 +23,7 @@ from headrace.engine.watermarks import (
 )
 from headrace.errors import CorruptionError, TooManyProducers
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSpec
+from headrace.operators.watermark_spec import NO_PRODUCER, WatermarkPath, WatermarkSpec
 from tests.engine.watermark_model import SPEC, Row, obvious
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.watermark import WatermarkSpec
+from headrace.operators.watermark_spec import WatermarkSpec
 
 SPEC = WatermarkSpec("orders", "at", "device", delay_us=3, idle_us=20)
 Row = tuple[str, int]

@@ -16,7 +16,7 @@ from headrace.engine.ticks import TickJournal
 from headrace.errors import PlanChanged
 from headrace.log.api import Log
 from headrace.plan.plan import PipelinePlan
-from headrace.runtime.arrangement import (
+from headrace.runtime.query_assignment import (
     Arrangement,
     arrange,
     arrange_query,

@@ -16,7 +16,7 @@ from headrace.engine.ledger import Ledger
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
-from headrace.operators.windows.late import Divert
+from headrace.operators.windows.late_policy import Divert
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime import versions
 from headrace.runtime.versions import ReplayRefused, as_version, start_version

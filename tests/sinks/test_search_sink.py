@@ -11,7 +11,7 @@ from tests.cli.conftest import Run, run
 from tests.sinks.sink_contract import SinkContract, account, caught_up
 
 pytest.importorskip("tantivy")
-from headrace.sinks.search_index import SearchTarget, search
+from headrace.sinks.search_target import SearchTarget, search
 
 __all__ = ["run"]
 

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.alerts.alert import MAX_ROWS, SCHEMA, TOPIC, Alert, AlertMessage, make_message
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS, UPDATE_BEFORE
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS, UPDATE_PREIMAGE
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import dead_letter_json
@@ -368,11 +368,11 @@ class AlertDecider:
             self._drop_active(key)
             self._resolve(before or (text if self.alert.by else key))
         elif change == INSERT or (
-            change != UPDATE_BEFORE and before is None and self._has_room(key, text)
+            change != UPDATE_PREIMAGE and before is None and self._has_room(key, text)
         ):
             self._fire(text)
             self._set_active(key, text)
-        elif change != UPDATE_BEFORE and before is not None:
+        elif change != UPDATE_PREIMAGE and before is not None:
             self._set_active(key, text)
             if self._group_of(before) != self._group_of(text):
                 self._resolve(before)

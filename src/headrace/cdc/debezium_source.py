@@ -39,8 +39,8 @@ from headrace.columnar.columns import (
     ORDER,
     POSITION,
     TRANSACTION,
-    UPDATE,
-    UPDATE_BEFORE,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
 )
 from headrace.error_policy import DIVERT, STOP
 from headrace.errors import BadSchema, ConfigurationError, InputError
@@ -101,7 +101,7 @@ def _to_decimal(value: Any, scale: int, *, precise: bool) -> Decimal:
 PART_ROWS = 20_000
 POLL_INTERVAL_S = 0.05
 VALUE = "value"
-_OPERATIONS = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
+_OPERATIONS = {"c": INSERT, "r": INSERT, "u": UPDATE_POSTIMAGE, "d": DELETE}
 
 
 class UnusableRecord(Exception):
@@ -286,13 +286,13 @@ class DebeziumSource:
             raise UnusableRecord(f"it has no row {'before' if change == DELETE else 'after'} it")
         if keyless := [name for name in self.key if row.get(name) is None]:
             raise UnusableRecord(f"its row has no {keyless[0]!r}, which is in the key")
-        if change != UPDATE or not isinstance(before, dict):
+        if change != UPDATE_POSTIMAGE or not isinstance(before, dict):
             return [(change, row)]
         if any(before[name] != row.get(name) for name in self.key if before.get(name) is not None):
             return [(DELETE, before), (INSERT, row)]
         return [
-            (UPDATE_BEFORE, {**before, **{name: row[name] for name in self.key}}),
-            (UPDATE, row),
+            (UPDATE_PREIMAGE, {**before, **{name: row[name] for name in self.key}}),
+            (UPDATE_POSTIMAGE, row),
         ]
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.cdc.base import ChunkRequest, StreamPart, TableChanges, TableShape
-from headrace.columnar.columns import HIDDEN_FIELDS, MARKS, ORDER, UPDATE
+from headrace.columnar.columns import HIDDEN_FIELDS, MARKS, ORDER, UPDATE_POSTIMAGE
 from headrace.errors import ConfigurationError, HeadraceError, RetryError, UnknownColumn
 from headrace.log.rows import to_batch
 from headrace.types.schema import parse_schema, to_ddl
@@ -156,7 +156,7 @@ class PollingSource:
         arrays = [
             *batch.columns,
             *(hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS),
-            pa.array([UPDATE] * count),
+            pa.array([UPDATE_POSTIMAGE] * count),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
 

@@ -48,8 +48,8 @@ from headrace.columnar.columns import (
     ORDER,
     POSITION,
     TRANSACTION,
-    UPDATE,
-    UPDATE_BEFORE,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
 )
 from headrace.errors import ConfigurationError, RetryError, nearest
 from headrace.types.schema import quote_identifier
@@ -344,7 +344,7 @@ def _row_changes(op: str, old: Values, new: Values, key: list[int]) -> list[tupl
         return [(DELETE, old)]
     if any(old[index] != new[index] for index in key):
         return [(DELETE, old), (INSERT, new)]
-    return [(UPDATE_BEFORE, old), (UPDATE, new)]
+    return [(UPDATE_PREIMAGE, old), (UPDATE_POSTIMAGE, new)]
 
 
 def chunk_rows(table: SqliteTable, rows: list[tuple[Any, ...]], position: int) -> pa.RecordBatch:

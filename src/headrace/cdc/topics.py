@@ -26,7 +26,7 @@ from headrace.columnar.columns import (
     MARKS,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
-    UPDATE_BEFORE,
+    UPDATE_PREIMAGE,
 )
 from headrace.errors import ConfigurationError
 from headrace.log.api import Batches, Log
@@ -201,7 +201,7 @@ def _fold_newest(
         [pa.Table.from_batches(waiting)] if waiting else []
     )
     rows = pa.concat_tables(parts)
-    rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE)).combine_chunks()
+    rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE)).combine_chunks()
     numbered = rows.append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(key).aggregate([("__n", "max")])["__n_max"]
     return rows.take(last)
@@ -246,7 +246,7 @@ def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
     """
     info = log.topic(topic)
     rows = log.read(topic).to_table()
-    rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
+    rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
     columns = [
         name
         for name in info.arrow_schema.names

@@ -36,7 +36,7 @@ from headrace.columnar.columns import (
     HIDDEN_FIELDS,
     INSERT,
     POSITION,
-    UPDATE_BEFORE,
+    UPDATE_PREIMAGE,
 )
 from headrace.errors import ConfigurationError, InputError, NewerFormat
 from headrace.log.api import Log, Transaction
@@ -440,5 +440,5 @@ def _keys_and_changes(rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBa
 
 
 def _without_preimages(rows: pa.RecordBatch) -> pa.RecordBatch:
-    is_before = pc.equal(rows.column(CHANGE_TYPE), UPDATE_BEFORE)
+    is_before = pc.equal(rows.column(CHANGE_TYPE), UPDATE_PREIMAGE)
     return rows.filter(pc.invert(is_before)) if pc.any(is_before).as_py() else rows

@@ -184,29 +184,32 @@ COMMANDS = (
     ),
     CommandEntry(
         "capture",
-        "edges.capture",
+        "connectors.capture",
         "capture",
         "Capture the changes of databases into the log, until Ctrl-C or SIGTERM.",
     ),
     CommandEntry(
         "sync",
-        "edges.sync",
+        "connectors.sync",
         "sync",
         "Keep another system equal to a topic, exactly once, until Ctrl-C or SIGTERM.",
     ),
     CommandEntry(
-        "gateway", "edges.gateway", "app", "Accept rows from outside: HTTP, StatsD, ZeroMQ, AMQP."
+        "gateway",
+        "connectors.gateway",
+        "app",
+        "Accept rows from outside: HTTP, StatsD, ZeroMQ, AMQP.",
     ),
     CommandEntry(
         "watch",
-        "edges.watch",
+        "connectors.watch",
         "watch",
         "Watch lag, watermarks, late and dropped rows, failed batches and dead letters, until"
         " Ctrl-C.",
     ),
     CommandEntry(
         "alert",
-        "edges.alert",
+        "connectors.alert",
         "app",
         "Show the messages of alerts, and silence an alert for a while.",
     ),

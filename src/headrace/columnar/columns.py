@@ -1,6 +1,6 @@
 """The reserved column names, and the Arrow fields that go with them.
 
-Every name that begins with an underscore and is added to a user's columns is defined here, once:
+The names with a leading underscore that users meet next to their own columns:
 
 - the columns that a log adds to each row that is read (`SYSTEM_FIELDS`, `HEADERS_COLUMN`);
 - the change type of a row of a table (`CHANGE_TYPE`, `CHANGE_FIELD` and its four values);
@@ -32,10 +32,10 @@ SYSTEM_FIELDS = (
 
 CHANGE_TYPE = "_change_type"
 INSERT = "insert"
-UPDATE_BEFORE = "update_preimage"
-UPDATE = "update_postimage"
+UPDATE_PREIMAGE = "update_preimage"
+UPDATE_POSTIMAGE = "update_postimage"
 DELETE = "delete"
-CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+CHANGE_TYPES = (INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE)
 CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 
 # The order of rows in a pipeline: by tick, then by the rank of their source, partition and offset

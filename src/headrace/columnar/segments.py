@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, TICK, UPDATE_BEFORE
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, TICK, UPDATE_PREIMAGE
 from headrace.columnar.keys import as_array
 from headrace.columnar.sort import Codes, key_codes, stable_sort
 from headrace.errors import BugError
@@ -84,7 +84,7 @@ class Segments:
         if CHANGE_TYPE not in self.rows.schema.names:
             return None
         retracts = pc.is_in(
-            as_array(self.rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_BEFORE])
+            as_array(self.rows.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
         )
         return np.where(retracts.to_numpy(zero_copy_only=False)[self.order], -1, 1)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from headrace.engine.state.files import StateIds
 from headrace.engine.watermarks import WatermarkInputs
 from headrace.operators.kernel import BroadcastKernel, Kernel, TimedKernel
-from headrace.operators.watermark import WatermarkPath, WatermarkSpec
+from headrace.operators.watermark_spec import WatermarkPath, WatermarkSpec
 
 
 @dataclass(frozen=True)

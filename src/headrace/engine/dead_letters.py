@@ -24,7 +24,7 @@ from headrace.columnar.columns import (
     PARTITION_COLUMN,
     RANK,
     TICK,
-    UPDATE_BEFORE,
+    UPDATE_PREIMAGE,
 )
 from headrace.engine.reports import write_report
 from headrace.log.dead_letters import PENDING_SCHEMA, dead_letter_json
@@ -123,7 +123,7 @@ def _without_retractions(rows: pa.RecordBatch) -> pa.RecordBatch:
     """
     if CHANGE_TYPE not in rows.schema.names:
         return rows
-    is_retraction = pc.is_in(rows.column(CHANGE_TYPE), pa.array([UPDATE_BEFORE, DELETE]))
+    is_retraction = pc.is_in(rows.column(CHANGE_TYPE), pa.array([UPDATE_PREIMAGE, DELETE]))
     return rows.filter(pc.invert(pc.and_(is_retraction, pc.less(rows.column(RANK), 0))))
 
 

@@ -33,7 +33,7 @@ from headrace.engine.reader import TopicRange
 from headrace.engine.state import files
 from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Times, Watermarks
-from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSpec
+from headrace.operators.watermark_spec import NO_PRODUCER, WatermarkPath, WatermarkSpec
 
 MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000

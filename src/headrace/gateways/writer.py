@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, UPDATE
+from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, UPDATE_POSTIMAGE
 from headrace.errors import BadRows, InputError
 from headrace.gateways.inbox import (
     ArrowRows,
@@ -344,7 +344,7 @@ class GatewayTopicWriter:
             times = pa.array(np.repeat(np.array(received_us, np.int64), rows.counts))
             columns[name] = times.cast(self._info.arrow_schema.field(name).type)
         if self._info.is_table:
-            columns[CHANGE_TYPE] = pc.fill_null(columns[CHANGE_TYPE], UPDATE)
+            columns[CHANGE_TYPE] = pc.fill_null(columns[CHANGE_TYPE], UPDATE_POSTIMAGE)
         return pa.RecordBatch.from_arrays(
             [columns[name] for name in self._info.columns], schema=self._info.arrow_schema
         )

@@ -25,7 +25,7 @@ from headrace.columnar.columns import (
     DELETE,
     HEADERS_COLUMN,
     HEADERS_TYPE,
-    UPDATE,
+    UPDATE_POSTIMAGE,
 )
 from headrace.errors import BadRows, nearest
 from headrace.log.values import Headers, Rows
@@ -386,7 +386,9 @@ def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
     schema, which has it.
     """
     batch = to_batch(rows, _input_schema(schema, None), topic=topic)
-    return pa.RecordBatch.from_arrays(with_change_type(batch, UPDATE).columns, schema=schema)
+    return pa.RecordBatch.from_arrays(
+        with_change_type(batch, UPDATE_POSTIMAGE).columns, schema=schema
+    )
 
 
 _input_schemas: dict[tuple[int, tuple[str, ...] | None], tuple[pa.Schema, pa.Schema]] = {}

@@ -26,17 +26,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask, expand_ranges, offsets_of
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    INSERT,
+    MARKS,
+    ORDER,
+    TICK,
+    TRANSACTION,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
+)
 from headrace.columnar.keys import as_array
 from headrace.columnar.segments import Segments
 from headrace.errors import InputError
 
-INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE = CHANGES = (
-    "insert",
-    "update_preimage",
-    "update_postimage",
-    "delete",
-)
 ADDITIONS = frozenset({INSERT, UPDATE_POSTIMAGE})
 
 
@@ -48,7 +53,7 @@ class MalformedChangelog(InputError):
 
 @dataclass(frozen=True)
 class EmittedChanges:
-    """Changes in order: the kind of each (an index into CHANGES), its segment, and the version
+    """Changes in order: the kind of each (an index into CHANGE_TYPES), its segment, and the version
     shown.
     """
 
@@ -64,7 +69,7 @@ class EmittedChanges:
 
     def names(self) -> pa.Array:
         """The `_change_type` of each change."""
-        return pa.array(CHANGES).take(pa.array(self.kinds))
+        return pa.array(CHANGE_TYPES).take(pa.array(self.kinds))
 
 
 def segment_changes(segments: Segments, exists: Mask, differs: Mask) -> EmittedChanges:
@@ -228,9 +233,6 @@ def check_ticks(changelog: pa.Table, key: Sequence[str]) -> None:
 # by one.
 
 
-MARKS = "_marks"
-TRANSACTION = "_transaction"
-ORDER = "_order"
 Key = tuple[Any, ...]
 Pair = tuple[int, int]
 

@@ -22,7 +22,7 @@ _RENAME = "write select('*', 'amount AS total'), or select the columns under the
 _ORDER = "rows of a stream have no order of their own; for a ranking use top(…) of a table."
 _LIMIT = (
     "a stream has no end; for the first rows by some order use top(…) of a table, for a look at a"
-    " topic `headrace topic tail`."
+    " topic `headrace consume TOPIC --follow`."
 )
 _DEDUPE = "write dedupe(on='order_id', within='1 hour'), or to_table(key) for the newest row."
 _UNION = "write union(other)."

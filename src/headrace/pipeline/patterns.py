@@ -33,7 +33,7 @@ from headrace.operators.patterns.parser import (
     PAST_LAST,
     STOP,
 )
-from headrace.operators.windows.late import Divert, Drop, LatePolicy, drop
+from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy, drop
 from headrace.operators.windows.specs import positive_us
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import RESERVED, require_event_time

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headrace.plan.columns import check_step_name
 from headrace.plan.plan import Step
-from headrace.runtime.declaration import DeclaredPipeline
+from headrace.runtime.declared_pipeline import DeclaredPipeline
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from headrace.errors import PlanError, StreamOnly
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
 from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
-from headrace.operators.windows.late import LatePolicy, drop
+from headrace.operators.windows.late_policy import LatePolicy, drop
 from headrace.operators.windows.specs import WindowSpec
 from headrace.pipeline.aggregates import (
     Aggregation,

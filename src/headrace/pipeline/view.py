@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from headrace.runtime.declaration import DeclaredPipeline
+    from headrace.runtime.declared_pipeline import DeclaredPipeline
     from headrace.views.reader import Snapshot
 
 MAX_ROWS = 20

@@ -16,7 +16,7 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
 from headrace.log.topic_config import check_name
-from headrace.operators.windows.late import Correct, Divert, Drop
+from headrace.operators.windows.late_policy import Correct, Divert, Drop
 from headrace.operators.windows.specs import (
     Hopping,
     Session,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, UnknownColumn
-from headrace.operators.windows.late import LONGEST_US
+from headrace.operators.windows.late_policy import LONGEST_US
 from headrace.types.schema import type_name
 
 

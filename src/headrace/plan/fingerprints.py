@@ -5,7 +5,7 @@ A stream's rows are processed once, so what happens to them on the way may chang
 the next. A table's changes retract rows that were emitted before, so everything between a table and
 a step that keeps state, or an output, must stay as it was.
 
-`headrace.runtime.arrangement` stores fingerprints with a pipeline's state, and compares them when
+`headrace.runtime.query_assignment` stores fingerprints with a pipeline's state, and compares them when
 the pipeline starts.
 """
 

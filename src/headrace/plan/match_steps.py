@@ -20,7 +20,7 @@ from headrace.operators.patterns.compiled_pattern import (
     compile_pattern,
 )
 from headrace.operators.patterns.parser import DROP, ONE_ROW
-from headrace.operators.windows.late import Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy
 from headrace.plan.plan import SideOutput, Step, TimeColumn, Times, watermark_paths
 from headrace.types.schema import to_ddl
 

@@ -29,7 +29,7 @@ from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import ShedPolicy
-from headrace.operators.watermark import WatermarkPath, WatermarkSpec
+from headrace.operators.watermark_spec import WatermarkPath, WatermarkSpec
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.plan.expressions import Expression, parse_expression
 from headrace.types.schema import to_ddl

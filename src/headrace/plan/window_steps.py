@@ -14,7 +14,7 @@ from headrace.durations import format_us
 from headrace.error_policy import DIVERT, NULL
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import TimedKernel
-from headrace.operators.windows.late import Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Sliding, Tumbling, WindowSpec, identity
 from headrace.plan.plan import SideOutput, Step, TimeColumn, Times
 

@@ -28,7 +28,7 @@ from headrace.engine.context import (
     StageTarget,
     TopicTarget,
 )
-from headrace.engine.job import (
+from headrace.engine.map_tasks import (
     KEEP,
     ChainedTasks,
     CombiningKernel,

@@ -21,8 +21,8 @@ from headrace.log.api import Log
 from headrace.log.values import Duration
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
-from headrace.runtime.arrangement import check_fits, known_names
 from headrace.runtime.inputs import InputTopics, create_topics
+from headrace.runtime.query_assignment import check_fits, known_names
 from headrace.runtime.runner import Maintenance, Runner, input_topics
 from headrace.runtime.services import (
     Ingests,
@@ -40,7 +40,7 @@ from headrace.runtime.versions import start_version, version_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.runtime.declaration import DeclaredPipeline
+    from headrace.runtime.declared_pipeline import DeclaredPipeline
     from headrace.serve.server import Server
 
 

@@ -36,16 +36,6 @@ from headrace.log.api import Log
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
-from headrace.runtime.arrangement import (
-    arrange,
-    arrange_query,
-    arrangement_of,
-    check_fits,
-    known_names,
-    note_name,
-    remembered_shards,
-    view_key,
-)
 from headrace.runtime.failures import failure_reason, is_permanent
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
@@ -54,6 +44,16 @@ from headrace.runtime.query import (
     Query,
     RunContext,
     sub_plan,
+)
+from headrace.runtime.query_assignment import (
+    arrange,
+    arrange_query,
+    arrangement_of,
+    check_fits,
+    known_names,
+    note_name,
+    remembered_shards,
+    view_key,
 )
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.status import Status, process_start_ticks, write_status

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.alerts.decision import AlertDecider
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
-    from headrace.runtime.declaration import DeclaredPipeline
+    from headrace.runtime.declared_pipeline import DeclaredPipeline
     from headrace.sinks.declaration import Sink
 
 

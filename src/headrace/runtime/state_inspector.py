@@ -18,7 +18,7 @@ from headrace.errors import ConfigurationError, CorruptionError, InputError, nea
 from headrace.log.api import Log
 from headrace.operators.kernel import InspectableKernel
 from headrace.plan.plan import PipelinePlan
-from headrace.runtime.arrangement import stored_arrangement
+from headrace.runtime.query_assignment import stored_arrangement
 
 _MAX_KEY_BYTES = 400
 

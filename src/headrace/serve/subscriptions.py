@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.concurrency import run_in_threadpool
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_POSTIMAGE, UPDATE_PREIMAGE
 from headrace.errors import ChangesGone, InputError, OffsetOutOfRange, UnknownColumn, UnknownView
 from headrace.log.api import Log
 from headrace.serve.channels import Channel, Hub, Selector, SourceReset, StreamEvent, encode_event
@@ -405,7 +405,8 @@ def _split_updates(rows: pa.Table, target: np.ndarray[tuple[int], np.dtype[np.bo
     """
     kinds = rows[CHANGE_TYPE]
     before, after = (
-        pc.equal(kinds, kind).to_numpy().astype(np.bool_) for kind in (UPDATE_BEFORE, UPDATE)
+        pc.equal(kinds, kind).to_numpy().astype(np.bool_)
+        for kind in (UPDATE_PREIMAGE, UPDATE_POSTIMAGE)
     )
     next_wanted, last_wanted = np.append(target[1:], False), np.insert(target[:-1], 0, False)
     disappears, appears = pa.array(before & ~next_wanted), pa.array(after & ~last_wanted)

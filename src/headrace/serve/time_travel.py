@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, INSERT, UPDATE
+from headrace.columnar.columns import CHANGE_TYPE, INSERT, UPDATE_POSTIMAGE
 from headrace.errors import ChangesGone
 from headrace.serve.requests import Refused
 from headrace.views.file import ViewInfo
@@ -106,7 +106,11 @@ def _undo_changes(info: ViewInfo, current: pa.Table, changes: pa.Table) -> pa.Ta
     grouped = indexed.group_by(list(info.key)).aggregate([(_INDEX, "min")])
     first_entries = grouped[f"{_INDEX}_min"].to_numpy()
     kinds = changes[CHANGE_TYPE]
-    is_new = pc.or_(pc.equal(kinds, INSERT), pc.equal(kinds, UPDATE)).to_numpy().astype(np.bool_)
+    is_new = (
+        pc.or_(pc.equal(kinds, INSERT), pc.equal(kinds, UPDATE_POSTIMAGE))
+        .to_numpy()
+        .astype(np.bool_)
+    )
     existed = np.ones(entries.num_rows, np.bool_)
     existed[: len(is_new)] = ~is_new
     return entries.take(pa.array(np.sort(first_entries[existed[first_entries]])))

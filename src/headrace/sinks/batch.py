@@ -31,7 +31,7 @@ from headrace.columnar.columns import (
     MARKS,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
-    UPDATE_BEFORE,
+    UPDATE_PREIMAGE,
 )
 from headrace.errors import InputError, UnknownColumn
 from headrace.log.values import TopicInfo
@@ -206,7 +206,7 @@ def newest_changes(rows: pa.Table, shape: TargetShape, lookup: Lookup) -> pa.Tab
     A key stays in one partition, so the order of the rows is the order of its changes.
     """
     if CHANGE_TYPE in rows.column_names:
-        rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
+        rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
         rows = fill_unchanged_values(rows, list(shape.key), lookup)
     numbered = rows.select(list(shape.key)).append_column("__n", pa.array(np.arange(rows.num_rows)))

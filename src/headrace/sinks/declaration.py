@@ -256,7 +256,7 @@ def search(path: str | Path, **settings: Any) -> Sink:
 
 
 def _open_search(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.search_index import SearchTarget
+    from headrace.sinks.search_target import SearchTarget
 
     return SearchTarget(sink, shape)
 

@@ -79,7 +79,7 @@ class FaultPoint:
 
 # In a task
 POINTS: dict[str, FaultPoint] = {
-    "before the pack": FaultPoint("headrace.engine.job", "ReadAndPack.__call__", BEFORE),
+    "before the pack": FaultPoint("headrace.engine.map_tasks", "ReadAndPack.__call__", BEFORE),
     "a row was read": FaultPoint("headrace.engine.reader", "TopicRange._with_order_columns", AFTER),
     "state was brought": FaultPoint(
         "headrace.engine.state.local_store", "StoreTransaction.bring_to", AFTER

@@ -22,7 +22,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, INSERT, TICK, UPDATE_BEFORE
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    INSERT,
+    TICK,
+    UPDATE_PREIMAGE,
+)
 from headrace.errors import (
     BadName,
     BadSchema,
@@ -388,7 +395,7 @@ def apply_changes(db: sqlite3.Connection, view: ViewTable, changes: pa.Table) ->
     delete.
     """
     final = _last_of_each_key(
-        changes.filter(pc.not_equal(changes[CHANGE_TYPE], UPDATE_BEFORE)), view.info.key
+        changes.filter(pc.not_equal(changes[CHANGE_TYPE], UPDATE_PREIMAGE)), view.info.key
     )
     is_delete = pc.equal(final[CHANGE_TYPE], DELETE)
     matches = " AND ".join(f"{name} = ?" for name in view.key_columns)

@@ -17,7 +17,7 @@ from headrace.operators.changelog import check_ticks
 from headrace.operators.kernel import UNSTARTED, TimedKernel, Watermarks
 from headrace.operators.windows.assignment import assign
 from headrace.operators.windows.comparison import CompareKernel
-from headrace.operators.windows.late import DAY_US
+from headrace.operators.windows.late_policy import DAY_US
 from headrace.operators.windows.specs import tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text

@@ -19,7 +19,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import UNSTARTED, TimedKernel
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Tumbling, tumbling
 from tests.operators.windows.feeding import (
     STREAM,

@@ -17,7 +17,7 @@ from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct
+from headrace.operators.windows.late_policy import Correct
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling, tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import text

@@ -16,7 +16,7 @@ from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct
+from headrace.operators.windows.late_policy import Correct
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling, WindowSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed, random_feed

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import (

@@ -17,7 +17,7 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows import state as window_state
 from headrace.operators.windows.buffered_window import BufferedSessions
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.session_window import SessionWindows
 from headrace.operators.windows.specs import Session
 from headrace.testing.kernels import MemoryState

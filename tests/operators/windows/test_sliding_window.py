@@ -16,7 +16,7 @@ from headrace.operators.windows.buffered_window import BufferedSessions, Buffere
 from headrace.operators.windows.factory import keeps_rows, window_kernel
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.session_window import SessionWindows
 from headrace.operators.windows.sliding_window import SlidingWindows
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import BadDuration, PlanError
-from headrace.operators.windows import late, specs
+from headrace.operators.windows import late_policy as late
+from headrace.operators.windows import specs
 
 MINUTE = 60_000_000
 

@@ -15,7 +15,7 @@ from headrace.engine.state.step_state import StepState
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowSettings
-from headrace.operators.windows.late import Correct
+from headrace.operators.windows.late_policy import Correct
 from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, random_feed

@@ -36,8 +36,8 @@ from headrace.columnar.columns import (
     ORDER,
     POSITION,
     TRANSACTION,
-    UPDATE,
-    UPDATE_BEFORE,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
 )
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
 
@@ -593,8 +593,8 @@ def row_changes(event: Any, table: MysqlTable, order: int) -> list[RowChange]:
         before, after = row["before_values"], row["after_values"]
         has_new_key = any(before.get(name) != after.get(name) for name in key)
         rows += [
-            RowChange(DELETE if has_new_key else UPDATE_BEFORE, before, row_order),
-            RowChange(INSERT if has_new_key else UPDATE, after, row_order),
+            RowChange(DELETE if has_new_key else UPDATE_PREIMAGE, before, row_order),
+            RowChange(INSERT if has_new_key else UPDATE_POSTIMAGE, after, row_order),
         ]
     return rows
 

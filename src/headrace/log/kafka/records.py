@@ -27,7 +27,7 @@ from headrace.columnar.columns import (
     HEADERS_COLUMN,
     HEADERS_TYPE,
     TIMESTAMP_TYPE,
-    UPDATE,
+    UPDATE_POSTIMAGE,
 )
 from headrace.errors import BadRows
 from headrace.log.kafka.sender import Record, RecordHeaders
@@ -133,7 +133,9 @@ CHANGE_HEADER = "headrace.change"
 CONTROL_HEADER = "headrace.control"
 RECORD_OVERHEAD_BYTES = 512
 KEY, VALUE, CHANGE, HEADERS = "key", "value", "change", "headers"
-_NAMED_CHANGES = tuple(change for change in CHANGE_TYPES if change not in {UPDATE, DELETE})
+_NAMED_CHANGES = tuple(
+    change for change in CHANGE_TYPES if change not in {UPDATE_POSTIMAGE, DELETE}
+)
 _CHANGE_HEADERS: list[tuple[str, str | bytes | None]] = [
     (CHANGE_HEADER, change.encode()) for change in _NAMED_CHANGES
 ]
@@ -380,7 +382,7 @@ def _change_type(headers: Any) -> str:
     """The change type of a record with a value: an upsert, unless a header says otherwise."""
     named = next((value for name, value in headers or () if name == CHANGE_HEADER), b"") or b""
     change = named.decode("utf-8", "replace")
-    return change if change in CHANGE_TYPES and change != DELETE else UPDATE
+    return change if change in CHANGE_TYPES and change != DELETE else UPDATE_POSTIMAGE
 
 
 def _merge(

@@ -19,7 +19,7 @@ from headrace.columnar.columns import (
     CHANGE_TYPE,
     HEADERS_COLUMN,
     SYSTEM_FIELDS,
-    UPDATE,
+    UPDATE_POSTIMAGE,
 )
 from headrace.errors import BadRows, ConfigurationError, UnknownColumn, nearest
 from headrace.log.rows import with_change_type
@@ -197,7 +197,7 @@ def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 def with_default_change(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
     """A batch with a change type. On a table's topic, rows without one are upserts."""
     return (
-        with_change_type(batch, UPDATE)
+        with_change_type(batch, UPDATE_POSTIMAGE)
         if info.is_table and CHANGE_TYPE not in batch.schema.names
         else batch
     )

@@ -26,15 +26,19 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, take_bytes
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
+from headrace.columnar.columns import (
+    CHANGE_FIELD,
+    CHANGE_TYPE,
+    DELETE,
+    MARKS,
+    TICK_FIELD,
+    UPDATE_PREIMAGE,
+)
 from headrace.columnar.keys import as_array, encode_keys
 from headrace.columnar.lookup import group_start_mask, rank_keys, sort_order
 from headrace.columnar.segments import Segments, segment_rows
 from headrace.errors import NewerFormat
 from headrace.operators.changelog import (
-    DELETE,
-    MARKS,
-    UPDATE_PREIMAGE,
     differs,
     fill_unchanged_values,
     segment_changes,

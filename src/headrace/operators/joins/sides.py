@@ -17,12 +17,20 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK, TICK_FIELD
+from headrace.columnar.columns import (
+    CHANGE_FIELD,
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    TICK,
+    TICK_FIELD,
+    UPDATE_PREIMAGE,
+)
 from headrace.columnar.keys import as_array, encode_keys
 from headrace.columnar.lookup import group_start_mask, mask_at, sort_order
 from headrace.columnar.segments import order_by_key
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators.changelog import CHANGES, DELETE, UPDATE_PREIMAGE, differs
+from headrace.operators.changelog import differs
 from headrace.operators.kernel import KeyedState
 
 ResultColumn = tuple[str, str, str]
@@ -260,7 +268,7 @@ def merge_changes(
             [differs(column.take(before), column.take(after)) for column in columns]
         )
         is_emitted[second[is_same]] = is_emitted[second[is_same] - 1] = False
-    return pa.array(CHANGES).take(pa.array(kinds)), is_emitted
+    return pa.array(CHANGE_TYPES).take(pa.array(kinds)), is_emitted
 
 
 class SettleKernel:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, DELETE, TICK_FIELD, UPDATE_PREIMAGE
 from headrace.columnar.keys import as_array
 from headrace.columnar.lookup import (
     expand_pairs,
@@ -44,7 +44,6 @@ from headrace.columnar.lookup import (
     upper_bound,
 )
 from headrace.errors import InputError
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.row_store import (
     HIGHEST,
     LOWEST,

@@ -55,7 +55,7 @@ from headrace.operators.patterns.row_buffer import (
 )
 from headrace.operators.patterns.settings import MatchSettings, match_schema
 from headrace.operators.patterns.walker import Walker
-from headrace.operators.windows.late import Divert
+from headrace.operators.windows.late_policy import Divert
 from headrace.operators.windows.late_rows import LateRowCounter
 from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_windows
 

@@ -30,11 +30,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, TICK_FIELD
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, TICK_FIELD, UPDATE_PREIMAGE
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.durations import to_us
 from headrace.errors import BadPattern, InputError, NewerFormat
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
 from headrace.operators.kernel import DeadLetterBuffer, KeyedState, Watermarks
 from headrace.operators.patterns.compiled_pattern import (

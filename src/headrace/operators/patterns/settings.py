@@ -27,7 +27,7 @@ from headrace.operators.patterns.conditions import (
 from headrace.operators.patterns.parser import ALL_ROWS, DROP, ONE_ROW
 from headrace.operators.patterns.row_buffer import WORD_BITS, word_count
 from headrace.operators.patterns.walker import MatchRows
-from headrace.operators.windows.late import Divert, Drop, drop
+from headrace.operators.windows.late_policy import Divert, Drop, drop
 
 PATTERN, MATCHED_AT = "pattern", "matched_at"
 MAX_PREFIX_ROWS = 1_000_000

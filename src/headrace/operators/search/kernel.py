@@ -28,11 +28,10 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints
-from headrace.columnar.columns import CHANGE_TYPE, TICK_FIELD
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, TICK_FIELD, UPDATE_PREIMAGE
 from headrace.columnar.keys import as_array, encode_keys, key_groups, key_list
 from headrace.columnar.lookup import group_start_mask
 from headrace.errors import BadSearch
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
 from headrace.operators.kernel import DeadLetterBuffer, KeyedState, Watermarks
 from headrace.operators.search.documents import add_token_columns

@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.operators.kernel import Times
-from headrace.operators.windows.late import DAY_US
+from headrace.operators.windows.late_policy import DAY_US
 from headrace.operators.windows.specs import Hopping, Tumbling
 
 # Local clocks

@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, offsets_of
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, DELETE, TICK_FIELD, UPDATE_PREIMAGE
 from headrace.columnar.keys import as_array, decode_keys, encode_keys, key_groups
 from headrace.columnar.lookup import group_start_mask, rank_keys, sort_order
 from headrace.errors import NewerFormat, PlanError
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, differs
+from headrace.operators.changelog import differs
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.assignment import counterparts
 from headrace.operators.windows.kernel import (

@@ -38,7 +38,7 @@ from headrace.operators.aggregates.aggregation import AggregateSet
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import EmittedChanges
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
-from headrace.operators.windows.late import Divert, Drop, LatePolicy
+from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy
 from headrace.operators.windows.late_rows import LateRowCounter, step_horizon
 from headrace.operators.windows.specs import WindowSpec, check_emit
 from headrace.operators.windows.state import (

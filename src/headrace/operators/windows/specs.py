@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, nearest
-from headrace.operators.windows.late import DAY_US, LONGEST_US, Duration, LatePolicy
+from headrace.operators.windows.late_policy import DAY_US, LONGEST_US, Duration, LatePolicy
 
 MAX_WINDOWS_OF_A_ROW = 2_000
 _MONDAY_US = 4 * DAY_US  # the first Monday of 1970

@@ -42,7 +42,7 @@ def search(
 
     Example: headrace search products "red shoes"
     """
-    from headrace.sinks.search_index import search as search_index
+    from headrace.sinks.search_target import search as search_index
 
     matches = search_index(index, query, limit=max_rows)
     for score, row in matches:

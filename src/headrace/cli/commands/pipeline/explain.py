@@ -60,9 +60,9 @@ def explain(
     Example: headrace explain shop.py fraud.match --key card=4000-12
     """
     from headrace.pipeline.loader import load_pipeline
-    from headrace.runtime.arrangement import known_names
     from headrace.runtime.explain import explain as explain_step
     from headrace.runtime.explain import explanation_plain, explanation_text, time_text
+    from headrace.runtime.query_assignment import known_names
 
     loaded = load_pipeline(file, pipeline)
     if key:

@@ -68,7 +68,7 @@ def _select_pipeline(
     context: typer.Context, which: str, log: str | None, state: Path | None, version: str | None
 ) -> Iterator[SelectedPipeline]:
     from headrace.pipeline.loader import load_pipeline
-    from headrace.runtime.arrangement import known_names
+    from headrace.runtime.query_assignment import known_names
     from headrace.runtime.versions import as_version, version_state
 
     pipeline = load_pipeline(which) if which.endswith(".py") or Path(which).is_file() else None

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_BEFORE
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_PREIMAGE
 from headrace.columnar.expressions import RowStep
 from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.dead_letters import Diverter, this_task
@@ -30,7 +30,7 @@ from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.watermarks import EventTimes, with_tick_times
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
-from headrace.operators.watermark import WatermarkSpec
+from headrace.operators.watermark_spec import WatermarkSpec
 
 # Reading
 
@@ -220,7 +220,7 @@ def filter_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         batch = new if pending is None else pa.concat_batches([pending, new])
         # A last row that is the old value of an update waits for the new value.
         count = batch.num_rows
-        if count and batch.column(CHANGE_TYPE)[count - 1].as_py() == UPDATE_BEFORE:
+        if count and batch.column(CHANGE_TYPE)[count - 1].as_py() == UPDATE_PREIMAGE:
             count -= 1
         pending = batch.slice(count) if count < batch.num_rows else None
         if count:
@@ -232,7 +232,7 @@ def filter_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 def _filter_whole_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     changes = np.array(batch.column(CHANGE_TYPE).to_pylist(), dtype=object)
     fits = batch.column(KEEP).fill_null(False).to_numpy(zero_copy_only=False)
-    before = np.flatnonzero(changes == UPDATE_BEFORE)
+    before = np.flatnonzero(changes == UPDATE_PREIMAGE)
     changes[before[fits[before] & ~fits[before + 1]]] = DELETE
     changes[before[~fits[before] & fits[before + 1]] + 1] = INSERT
     changed = batch.set_column(
