@@ -42,6 +42,7 @@ BASE = {
     "errors",
     "http_server",
     "retry",
+    "run_status",
     "secrets",
 }
 """Modules at the top of the package that every layer may use."""

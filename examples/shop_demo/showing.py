@@ -37,7 +37,7 @@ from shop_demo.world import (
 )
 
 if TYPE_CHECKING:
-    from headrace.runtime.status import Status
+    from headrace.run_status import Status
     from headrace.serve.server import Server
 
 

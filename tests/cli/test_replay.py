@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
+from headrace.run_status import read_status
 from headrace.runtime.query_assignment import remembered_shards
-from headrace.runtime.status import read_status
 from headrace.views.reader import ViewReader
 from tests.cli.conftest import Run
 

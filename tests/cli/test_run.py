@@ -21,7 +21,7 @@ import pytest
 import headrace as hr
 from headrace.cli.output import RunProgress
 from headrace.pipeline.loader import load_pipeline
-from headrace.runtime.status import Status
+from headrace.run_status import Status
 from headrace.views.reader import ViewReader
 from tests.cli.conftest import Run
 

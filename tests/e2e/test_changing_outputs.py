@@ -14,8 +14,8 @@ import headrace as hr
 from headrace.errors import PlanChanged, RetryError
 from headrace.log.dead_letters import read_dead_letters
 from headrace.retry import Backoff
+from headrace.run_status import read_status
 from headrace.runtime.runner import Runner
-from headrace.runtime.status import read_status
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 

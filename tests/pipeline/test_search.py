@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
 from headrace.operators.search.index import clear_index_cache
-from headrace.runtime.status import write_status
+from headrace.run_status import write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from headrace.runtime.status import Status
+    from headrace.run_status import Status
 
 
 PIPED_WIDTH = 100_000  # the table is not cut if there is no terminal

@@ -22,8 +22,8 @@ from headrace.atomic_file import sync_directory
 from headrace.engine.ledger import MAIN_QUERY, Ledger
 from headrace.engine.ticks import TickJournal
 from headrace.log.api import Log
+from headrace.run_status import FILE, read_status, running_elsewhere
 from headrace.runtime.query_assignment import Arrangement, note_name, stored_arrangement
-from headrace.runtime.status import FILE, read_status, running_elsewhere
 from headrace.views.file import VIEWS_FILE, scrub
 
 _TICKS = "__ticks."

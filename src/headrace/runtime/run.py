@@ -21,6 +21,7 @@ from headrace.log.api import Log
 from headrace.log.values import Duration
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
+from headrace.run_status import Status
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query_assignment import check_fits, known_names
 from headrace.runtime.runner import Maintenance, Runner, input_topics
@@ -34,7 +35,6 @@ from headrace.runtime.services import (
     run_sinks,
 )
 from headrace.runtime.state_directory import StateDirectory
-from headrace.runtime.status import Status
 from headrace.runtime.versions import start_version, version_state
 
 if TYPE_CHECKING:

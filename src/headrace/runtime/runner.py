@@ -36,6 +36,7 @@ from headrace.log.api import Log
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
+from headrace.run_status import Status, process_start_ticks, write_status
 from headrace.runtime.failures import failure_reason, is_permanent
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
@@ -56,7 +57,6 @@ from headrace.runtime.query_assignment import (
     view_key,
 )
 from headrace.runtime.state_directory import StateDirectory
-from headrace.runtime.status import Status, process_start_ticks, write_status
 from headrace.views.file import VIEWS_FILE
 from headrace.views.store import ViewStore
 

@@ -23,7 +23,8 @@ from starlette.routing import Route
 from headrace.errors import HeadraceError
 from headrace.log import dead_letters
 from headrace.log.api import Log
-from headrace.serve.pipeline_status import is_running, read_plan, read_status
+from headrace.run_status import is_alive
+from headrace.serve.pipeline_status import read_plan, read_status
 from headrace.serve.stores import ViewStores
 
 SAMPLE_EVERY_S = 1.0
@@ -124,7 +125,7 @@ class Dashboard:
         return {
             "at": now.at,
             "plan": read_plan(self.state),
-            "run": None if status is None else {**status, "is_running": is_running(status)},
+            "run": None if status is None else {**status, "is_running": is_alive(status)},
             "rates": rates,
             "topics": topics,
             "groups": now.lag,

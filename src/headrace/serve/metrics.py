@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.errors import ConfigurationError
 from headrace.http_server import family
-from headrace.serve.pipeline_status import is_running, read_status
+from headrace.run_status import is_alive
+from headrace.serve.pipeline_status import read_status
 from headrace.serve.stores import ViewStores, version_directory, versions
 
 Samples = Iterable[tuple[dict[str, str], float]]
@@ -47,7 +48,7 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "running",
         "gauge",
         "Whether the pipeline's process is alive.",
-        [(_labels(run), float(is_running(run))) for run in runs],
+        [(_labels(run), float(is_alive(run))) for run in runs],
     )
     add(
         "updated_timestamp_seconds",

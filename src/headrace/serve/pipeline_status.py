@@ -1,5 +1,5 @@
 """Reads what the runner of a pipeline writes into its state directory: `status.json` (how the run
-goes; `headrace.runtime.status` writes it) and `plan.json` (the steps).
+goes; `headrace.run_status` has its fields) and `plan.json` (the steps).
 
 The server may be another process than the runner, so these files are all it knows of the run.
 """
@@ -7,20 +7,19 @@ The server may be another process than the runner, so these files are all it kno
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigurationError
+from headrace.run_status import FILE
 
-STATUS_FILE = "status.json"
 PLAN_FILE = "plan.json"
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
     """The status of the newest run; None if no pipeline has run with this state directory."""
     try:
-        status = json.loads((directory / STATUS_FILE).read_text())
+        status = json.loads((directory / FILE).read_text())
     except (FileNotFoundError, ValueError):
         return None
     return status if isinstance(status, dict) else None
@@ -45,17 +44,6 @@ def log_address(state: Path) -> str | None:
     """The address of the log that the pipeline reads."""
     plan = read_plan(state)
     return None if plan is None else plan.get("log")
-
-
-def is_running(status: dict[str, Any]) -> bool:
-    """Whether the process that wrote a status is alive."""
-    try:
-        os.kill(int(status["process"]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def check_state(state: Path) -> None:

@@ -33,9 +33,9 @@ def rescale(
     """
     from headrace.errors import ConfigurationError
     from headrace.pipeline.loader import load_pipeline
+    from headrace.run_status import read_status
     from headrace.runtime.query_assignment import remember_shards
     from headrace.runtime.run import address_of
-    from headrace.runtime.status import read_status
     from headrace.runtime.versions import version_state
 
     loaded = load_pipeline(file, pipeline)

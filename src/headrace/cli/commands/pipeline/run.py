@@ -153,7 +153,7 @@ def default_state(file: Path, name: str) -> Path:
 
 def echo_takeover(state: Path) -> None:
     """Say that this run replaces another process of the same pipeline, which is fenced and ends."""
-    from headrace.runtime.status import running_elsewhere
+    from headrace.run_status import running_elsewhere
 
     if (older := running_elsewhere(state)) is not None:
         echo(

@@ -14,7 +14,7 @@ from headrace.cli.output import echo, print_json, print_table
 from headrace.durations import from_us
 
 if TYPE_CHECKING:
-    from headrace.runtime.status import Status
+    from headrace.run_status import Status
 
 
 StateArgument = Annotated[
@@ -31,7 +31,7 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
 
     Example: headrace status shop.state
     """
-    from headrace.runtime.status import read_status
+    from headrace.run_status import read_status
 
     status = read_status(state)
     if json:

@@ -239,7 +239,7 @@ def _find_declaring_pipeline(home: Path, view: str) -> str | None:
     """The pipeline, or version of it, that declared the view in its last run. ConfigurationError if
     it is running, because it would continue to write to the view.
     """
-    from headrace.runtime.status import FILE, read_status
+    from headrace.run_status import FILE, read_status
 
     if not (home / FILE).exists():
         return None

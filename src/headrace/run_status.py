@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,15 +66,27 @@ class Status:
         """Whether the process that wrote the status still runs. For a process on another machine:
         whether it has written lately.
         """
-        if self.host != socket.gethostname():
-            return time.time() - self.updated < _LATELY_S
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return process_start_ticks(self.process) == self.process_began
+        return is_alive(vars(self))
+
+
+def is_alive(status: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a status, given as its fields, still runs.
+
+    A process of this machine is looked up by its number and the time it was started, since another
+    process may get the number later. A process of another machine runs if it has written lately.
+    """
+    this_host = socket.gethostname()
+    if status.get("host", this_host) != this_host:
+        return time.time() - float(status["updated"]) < _LATELY_S
+    process = int(status["process"])
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    started = process_start_ticks(process)
+    return bool(status.get("process_began", started) == started)
 
 
 def process_start_ticks(process: int) -> str | None:
