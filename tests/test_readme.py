@@ -14,7 +14,6 @@ import pytest
 from tests.docs.pages import KAFKA, ROOT, SPARK
 from tests.docs.snippets import Snippet, snippets
 from tests.java import require_java
-from tests.servers.kafka_broker import KafkaBroker
 
 README = ROOT / "README.md"
 TITLES = [
@@ -85,9 +84,3 @@ def test_snippets_run(title: str, tmp_path: Path) -> None:
 def test_snippets_with_spark_run(title: str, tmp_path: Path) -> None:
     require_java()
     run_section(title, SECTIONS[title], tmp_path)
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("title", choose(spark=False, kafka=True))
-def test_snippets_with_kafka_run(title: str, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
-    run_section(title, SECTIONS[title], tmp_path, kafka_broker.address)

@@ -94,7 +94,7 @@ def run(address: str, *arguments: str, code: int = 0) -> str:
 def test_a_topics_history(address: str) -> None:
     said = run(address, "articles", "storm AND price:<5", "--from", "7d")
     assert "1 row of 3 would have been found." in said
-    assert "fits storm, price" in said
+    assert "matches storm, price" in said
     lines = run(address, "articles", "storm", "--json", "--max", "1").splitlines()
     assert len(lines) == 2
     assert lines[-1] == '{"rows": 3, "found": 2}'

@@ -101,7 +101,7 @@ def test_a_lost_slot_is_told_and_never_made_again_in_silence(
         "INSERT INTO a VALUES (7, 7)",
         f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
     )
-    assert "Somebody else has read" in refused(postgres, address)
+    assert "Another client has read" in refused(postgres, address)
 
 
 def test_a_table_that_left_the_publication_is_read_again(

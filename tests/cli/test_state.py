@@ -67,9 +67,9 @@ def test_steps_are_listed(run: Run, root: Path) -> None:
         for row in run("state", "list", root / "shop.py", "--as", "v2", "--json").lines
     }
     assert versions == {f"{step}.v2": keys for step, keys in found.items()}
-    assert "sound" in run("state", "verify", root / "shop.py").out
+    assert "intact" in run("state", "verify", root / "shop.py").out
     (sound,) = run("state", "verify", root / "shop.py", "--json").lines
-    assert (sound["damage"], "sound" in sound["message"]) == (None, True)
+    assert (sound["damage"], "intact" in sound["message"]) == (None, True)
 
 
 def test_a_step_is_shown_key_by_key(run: Run, root: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_cannot_be_decoded_is_shown_as_bytes(run: Run, root: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("totals.agregate",), 1, "did you mean 'totals.aggregate'?"),
-        (("totals.aggregate", "--key", "99"), 1, "keeps nothing for 99"),
+        (("totals.aggregate", "--key", "99"), 1, "has no state for 99"),
         (("totals.aggregate", "--key", "many"), 2, "'many' is not a whole number"),
         (("totals.aggregate", "--key", '{"kk": 1}'), 2, "there is no 'kk': did you mean 'k'?"),
         (("days.aggregate", "--key", "w1"), 2, "is (who, day): give it as JSON"),

@@ -317,8 +317,8 @@ def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.Monkey
                 producer.append([{"n": number}] * 20)
         time.sleep(0.01)
     broker: Any = log._connection.admin  # type: ignore[attr-defined]
-    asked = Mock(wraps=broker._offsets)
-    monkeypatch.setattr(broker, "_offsets", asked)
+    asked = Mock(wraps=broker._list_offsets)
+    monkeypatch.setattr(broker, "_list_offsets", asked)
     start = first_tick({topic: log.start_offsets(topic) for topic in (a, b)})
     ticks = next_ticks(log, [a, b], start, time.time_ns() // 1000, max_rows=100)
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))

@@ -130,7 +130,7 @@ def test_steps_are_as_far_as_their_slowest_input_less_what_is_held_back() -> Non
 def test_too_many_producers_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watermarks_module, "MAX_PRODUCERS", 3)
     rows = [(f"p{n}", 1) for n in range(4)]
-    with pytest.raises(TooManyProducers, match="orders.*4 producers"):
+    with pytest.raises(TooManyProducers, match="orders.*4 live producers"):
         batch_watermarks([SPEC], WatermarkState(), {"orders": parts_of([rows], 0, 1)}, [1], [5])
 
 

@@ -121,7 +121,7 @@ class TestPostgres(SinkContract):
         poor = hr.sinks.postgres(postgres.url.replace("postgres@", f"{role}@"))
         with pytest.raises(
             TargetMismatch,
-            match=r"permission denied[\s\S]*as a user who may: CREATE TABLE _headrace_sinks",
+            match=r"permission denied[\s\S]*as a role that may, run: CREATE TABLE _headrace_sinks",
         ):
             caught_up(poor, log, "accounts")
         postgres.do(
