@@ -14,14 +14,14 @@ import pytest
 
 import headrace as hr
 from headrace.log.api import Log
-from headrace.testing.pipelines import (
+from headrace.testing.fault_points import (
     IN_TASKS,
     KAFKA_IN_TASKS,
     KAFKA_ON_THE_DRIVER,
     ON_THE_DRIVER,
-    PipelineTest,
     on_kafka,
 )
+from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import GROUPS, Plan, numbers

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
+from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER
+from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import Plan

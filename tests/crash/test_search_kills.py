@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
+from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER
+from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from tests.crash.engine_child import Plan
 from tests.crash.engine_kills import DRIVER, WORKER, in_turn, run_through

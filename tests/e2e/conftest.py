@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing.pipelines import POINTS, inject_faults
+from headrace.testing.fault_points import POINTS, inject_faults
 from tests.e2e.faults import Faults
 from tests.sinks.webhook_receiver import WebhookReceiver
 

@@ -15,7 +15,8 @@ import pytest
 import headrace as hr
 from headrace.engine.ledger import RunnerFenced
 from headrace.log.dead_letters import read_dead_letters
-from headrace.testing.pipelines import PipelineTest, inject_faults
+from headrace.testing.fault_points import inject_faults
+from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

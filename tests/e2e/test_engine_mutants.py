@@ -19,7 +19,7 @@ from headrace.engine.state.local_store import _STAMP as STAMP
 from headrace.engine.state.local_store import StoreTransaction
 from headrace.errors import HeadraceError
 from headrace.runtime.query import Query
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER
+from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER
 from headrace.views.file import read_view
 from headrace.views.store import ViewStore
 from tests.e2e.faults import Faults

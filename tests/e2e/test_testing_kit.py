@@ -12,8 +12,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, NotSupported
+from headrace.testing.fault_points import ALL, IN_TASKS, ON_THE_DRIVER
 from headrace.testing.kernels import KernelTest
-from headrace.testing.pipelines import ALL, IN_TASKS, ON_THE_DRIVER, Died, PipelineTest, Undead
+from headrace.testing.pipelines import Died, PipelineTest, Undead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,8 @@ from headrace.engine.ledger import Ledger, RunnerFenced
 from headrace.errors import FencedError
 from headrace.runtime.job_builder import JobBuilder
 from headrace.runtime.runner import Runner
-from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest, inject_faults
+from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER, inject_faults
+from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from tests.e2e.everything import check, everything
 from tests.e2e.local_stores import contents, feed_some

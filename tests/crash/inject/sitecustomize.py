@@ -63,7 +63,7 @@ class PuttingInPlace(Loader):
 
 
 if "HEADRACE_ARMED" in os.environ:
-    from headrace.testing import pipelines as points
+    from headrace.testing import fault_points as points
     from tests.crash.inject import arming
 
     sys.meta_path.insert(0, AtImport({point.module for point in points.ALL.values()}))
