@@ -19,10 +19,6 @@ README = ROOT / "README.md"
 TITLES = [
     "The log in five minutes",
     "A pipeline in five minutes",
-    "Databases in",
-    "On the command line",
-    "With Spark",
-    "On Kafka",
 ]
 
 

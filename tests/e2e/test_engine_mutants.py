@@ -120,7 +120,7 @@ def adds_up_attempts(patch: Patch) -> None:
         real(directory, name, report)
         real(directory, f"{name}-{os.urandom(4).hex()}", report)
 
-    for module in ("dead_letters", "job", "shard", "outputs"):
+    for module in ("dead_letters", "map_tasks", "shard", "outputs"):
         patch(
             __import__(f"headrace.engine.{module}", fromlist=["write_report"]),
             "write_report",
