@@ -5,6 +5,7 @@ letters, each exactly once, and never stop a reader.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from threading import RLock
@@ -30,8 +31,10 @@ from headrace.log.kafka.fetcher import Fetcher, OffsetLost
 from headrace.log.kafka.records import DecodedRecords, MisfitRecord, control_payload, to_rows
 from headrace.log.partitioning import check_partition
 from headrace.log.values import ControlRecord, TopicInfo, readable_schema
+from headrace.retry import Backoff
 
 MAX_ATTEMPTS = 20
+_DIVERT_BACKOFF = Backoff(first_s=0.02, longest_s=1.0)
 DivertedRecords = set[tuple[int | None, int | None]]
 """The partitions and offsets of records that have a dead letter."""
 ReadRange = tuple[int, int, int]
@@ -74,32 +77,34 @@ class MisfitDiverter:
                 logger.error("They cannot be written to %s: %s", dead_topic, error)
 
     def _divert_once(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
-        """Write a dead letter for each misfit that has none:
-
-        1. open a transaction, which fences every other reader that diverts
-        2. read which dead letters exist
-        3. add the missing ones and commit; if fenced meanwhile, begin again
+        """Write a dead letter for each misfit that has none. Readers that divert at the same time
+        abort each other's transactions; whoever is aborted looks again at what is missing.
         """
         name = dead_letters.ensure_dead_topic(self._log, topic)
-        for _ in range(MAX_ATTEMPTS):
-            transaction = self._log.transaction(f"dead.{topic}")  # 1
-            diverted = self._read_diverted(topic, name)  # 2
-            missing = [each for each in misfits if (each.partition, each.offset) not in diverted]
-            if not missing:
-                transaction.abort()
-                return
-            transaction.append(  # 3
-                name,
-                dead_letters.dead_letters_to_rows(
-                    _dead_letter(topic, misfit) for misfit in missing
-                ),
-            )
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                transaction.commit()
-            except TransactionFenced:
-                continue
-            return
+                self._append_missing(topic, name, misfits)
+            except (TransactionFenced, RetryError) as error:
+                logger.info("Diverting records of %s is tried again: %s", topic, error)
+                time.sleep(_DIVERT_BACKOFF.pause_s(attempt))
+            else:
+                return
         raise RetryError(f"Too many readers divert records of {topic!r} at once.", fix="try again.")
+
+    def _append_missing(self, topic: str, name: str, misfits: Sequence[MisfitRecord]) -> None:
+        """1. open a transaction, which fences every other reader that diverts
+        2. read which dead letters exist
+        3. append the missing ones and commit
+        """
+        transaction = self._log.transaction(f"dead.{topic}")  # 1
+        diverted = self._read_diverted(topic, name)  # 2
+        missing = [each for each in misfits if (each.partition, each.offset) not in diverted]
+        if not missing:
+            transaction.abort()
+            return
+        rows = dead_letters.dead_letters_to_rows(_dead_letter(topic, misfit) for misfit in missing)
+        transaction.append(name, rows)  # 3
+        transaction.commit()
 
     def _state(self, topic: str) -> tuple[dict[int, int], DivertedRecords]:
         return self._diverted.setdefault(topic, ({}, set()))
