@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HeadraceError(Exception):
@@ -204,6 +205,23 @@ class BadExpression(PlanError):
     """An expression cannot be read, or uses what an expression over one row must not use. Correct
     it.
     """
+
+
+class ExpressionFailed(InputError):
+    """An expression of a step with `errors="stop"` failed on a row. Correct the row or the
+    expression, or choose `errors="null"` or `errors="divert"`.
+    """
+
+    def __init__(self, *, step: str, expressions: str, row: dict[str, Any]) -> None:
+        super().__init__(
+            f"An expression of the step {step!r} failed on the row {row!r}: {expressions}",
+            fix=(
+                "correct the row or the expression and run again; or make the value null with"
+                ' errors="null", or send such rows to dead letters with errors="divert".'
+            ),
+        )
+        self.step = step
+        self.row = row
 
 
 class BadPattern(PlanError):

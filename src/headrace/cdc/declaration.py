@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from headrace.cdc.base import CaptureSource, CaptureSpec
 from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
 from headrace.durations import to_us
+from headrace.error_policy import DIVERT, STOP, check_error_policy
 from headrace.errors import InputError, nearest
 from headrace.log.values import Duration
 
@@ -266,7 +267,7 @@ def debezium(
     log: str,
     table: str | None = None,
     decimals: str = "precise",
-    errors: str = "divert",
+    errors: str = DIVERT,
     name: str | None = None,
     **settings: Any,
 ) -> Capture:
@@ -295,14 +296,12 @@ def debezium(
         >>> orders = hr.cdc.debezium(
         ...     "pg.public.orders", schema="id BIGINT, state STRING", key="id", log="file:data")
     """
-    for setting, value, allowed in (
-        ("decimals", decimals, ("precise", "string", "double")),
-        ("errors", errors, ("divert", "stop")),
-    ):
-        if value not in allowed:
-            raise InputError(
-                f"hr.cdc.debezium has no {setting}={value!r}: {nearest(value, allowed)}"
-            )
+    kinds = ("precise", "string", "double")
+    if decimals not in kinds:
+        raise InputError(
+            f"hr.cdc.debezium has no decimals={decimals!r}: {nearest(decimals, kinds)}"
+        )
+    check_error_policy(errors, where="hr.cdc.debezium", supported=(DIVERT, STOP))
     table = table or topic.rsplit(".", 1)[-1]
     settings.setdefault("snapshot", False)
     options = {
