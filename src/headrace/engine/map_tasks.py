@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_PREIMAGE
-from headrace.columnar.expressions import RowStep
 from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.reader import TopicRange
 from headrace.engine.reports import mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.watermarks import EventTimes, with_tick_times
+from headrace.expressions.evaluator import RowStep
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
 from headrace.operators.watermark_spec import WatermarkSpec

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from headrace.error_policy import DIVERT, NULL
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
+from headrace.expressions.expression import parse_expression
+from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec, UnfitType
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.columns import Selection, check_columns, select_columns
-from headrace.plan.expressions import parse_expression
-from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import DistinctStep, SettleStep, TopStep
 from headrace.plan.plan import SelectStep, Step, UnionStep, time_column
 from headrace.types.schema import type_name

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.error_policy import DIVERT, NULL, STOP, check_error_policy
 from headrace.errors import PlanError, StreamOnly
+from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
 from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
@@ -48,7 +49,6 @@ from headrace.pipeline.windows import (
     window_schema,
 )
 from headrace.plan import columns as cols
-from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import WAIT
 from headrace.plan.plan import (
     AggregateStep,

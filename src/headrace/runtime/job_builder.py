@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS, RANK
-from headrace.columnar.expressions import RowStep
 from headrace.engine.context import (
     BatchContext,
     HostedInput,
@@ -46,9 +45,10 @@ from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
 from headrace.error_policy import DIVERT
+from headrace.expressions.evaluator import RowStep
+from headrace.expressions.expression import Expression
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
-from headrace.plan.expressions import Expression
 from headrace.plan.plan import (
     ChangesStep,
     KeyByStep,

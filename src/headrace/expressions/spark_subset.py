@@ -7,7 +7,7 @@ expression that is compiled here with Spark, on rows with edge cases. Fields of 
 computed optimistically: a value that may differ from Spark's is noticed, and its batch is computed
 again by Spark.
 
-The nodes are in `headrace.columnar.expressions`.
+The nodes are in `headrace.expressions.evaluator`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlglot import exp
 
-from headrace.columnar.expressions import (
+from headrace.columnar.json_fields import NAME
+from headrace.expressions.evaluator import (
     Arithmetic,
     ArrowExpression,
     ColumnReference,
@@ -28,11 +29,10 @@ from headrace.columnar.expressions import (
     JsonNumber,
     Logic,
 )
-from headrace.columnar.json_fields import NAME
-from headrace.plan.expressions import Expression
-from headrace.plan.expressions.parser import parse_sql
-from headrace.plan.expressions.type_checker import TypeChecker
-from headrace.plan.expressions.type_rules import (
+from headrace.expressions.expression import Expression
+from headrace.expressions.parser import parse_sql
+from headrace.expressions.type_checker import TypeChecker
+from headrace.expressions.type_rules import (
     BIGINT,
     BOOLEAN,
     DOUBLE,
@@ -41,7 +41,7 @@ from headrace.plan.expressions.type_rules import (
     STRING,
     is_integer,
 )
-from headrace.plan.expressions.typed_expression import TypedExpression
+from headrace.expressions.typed_expression import TypedExpression
 
 _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}

@@ -3,7 +3,7 @@ them. The task that reads the rows evaluates them column by column, so that the 
 through Spark.
 
 The results are exactly Spark's: nulls as in SQL; NaN equals itself and is greater than any number.
-`headrace.plan.expressions.arrow_evaluator` decides which SQL expressions become such a tree.
+`headrace.expressions.spark_subset` decides which SQL expressions become such a tree.
 """
 
 from __future__ import annotations

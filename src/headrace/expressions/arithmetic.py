@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from headrace.operators.aggregates.specs import is_number
-from headrace.plan.expressions import type_rules
-from headrace.plan.expressions.casts import cast
-from headrace.plan.expressions.type_rules import (
+from headrace.expressions import type_rules
+from headrace.expressions.casts import cast
+from headrace.expressions.type_rules import (
     BIGINT,
     DATE,
     DOUBLE,
@@ -19,9 +18,10 @@ from headrace.plan.expressions.type_rules import (
     MONTHS,
     TIMESTAMP,
     is_integer,
+    is_number,
     is_time,
 )
-from headrace.plan.expressions.typed_expression import (
+from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
     fallible,

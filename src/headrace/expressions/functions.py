@@ -12,16 +12,16 @@ from functools import cache
 import pyarrow as pa
 
 from headrace.errors import BadSchema, nearest
-from headrace.plan.expressions import arithmetic, casts, literals, type_rules
-from headrace.plan.expressions.catalogue import (
+from headrace.expressions import arithmetic, casts, literals, type_rules
+from headrace.expressions.catalogue import (
     AGGREGATES,
     FUNCTIONS,
     GENERATORS,
     NON_DETERMINISTIC,
     WINDOW_FUNCTIONS,
 )
-from headrace.plan.expressions.type_rules import BOOLEAN, INT, STRING
-from headrace.plan.expressions.typed_expression import (
+from headrace.expressions.type_rules import BOOLEAN, INT, STRING
+from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
     branches,

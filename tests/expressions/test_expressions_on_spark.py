@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 
-from headrace.plan.expressions import Expression, parse_expression
+from headrace.expressions.expression import Expression, parse_expression
 from headrace.types.schema import to_spark_ddl
-from tests.plan.edge_case_rows import SCHEMA, comparable, edge_case_rows, has_nulls
+from tests.expressions.edge_case_rows import SCHEMA, comparable, edge_case_rows, has_nulls
 
 pytestmark = pytest.mark.spark
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.errors import BadSchema, UnknownColumn
-from headrace.plan.expressions import arithmetic, casts, functions, literals, type_rules
-from headrace.plan.expressions.catalogue import NON_DETERMINISTIC
-from headrace.plan.expressions.type_rules import (
+from headrace.expressions import arithmetic, casts, functions, literals, type_rules
+from headrace.expressions.catalogue import NON_DETERMINISTIC
+from headrace.expressions.type_rules import (
     BINARY,
     BOOLEAN,
     DOUBLE,
@@ -27,7 +27,7 @@ from headrace.plan.expressions.type_rules import (
     STRING,
     VOID,
 )
-from headrace.plan.expressions.typed_expression import (
+from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
     branches,

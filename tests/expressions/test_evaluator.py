@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.columnar.columns import ORDER_FIELDS
-from headrace.columnar.expressions import Constant, Filter, Projection
 from headrace.columnar.json_fields import NeedsSpark
-from headrace.plan.expressions import Expression, parse_expression
-from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+from headrace.expressions.evaluator import Constant, Filter, Projection
+from headrace.expressions.expression import Expression, parse_expression
+from headrace.expressions.spark_subset import compile_to_arrow
 from headrace.types.schema import to_spark_ddl
-from tests.plan.edge_case_rows import SCHEMA, comparable, edge_case_rows
+from tests.expressions.edge_case_rows import SCHEMA, comparable, edge_case_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
-from headrace.plan.expressions.typed_expression import ExpressionRefused, TypedExpression
+from headrace.expressions.typed_expression import ExpressionRefused, TypedExpression
 
 _NOT_IN_JAVA = re.compile(r"\(\?P|\(\?#|\(\?\(|\\Z\w|\[\]|\[\^\]|\{,|(?<!\\)\{(?!\d+(,\d*)?\})")
 _FORMAT_LETTERS = {

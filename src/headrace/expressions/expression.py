@@ -1,21 +1,4 @@
-"""Spark SQL expressions, checked when they are declared and without Spark: syntax, columns, types,
-and what can fail on a row.
-
-`parse_expression` is what other packages call. An expression passes through these modules:
-
-    parser              text to sqlglot's tree
-    type_checker        the tree, node by node, to a typed expression; other nodes are refused
-    typed_expression    an expression's type, and its forms in Spark SQL: plain, and null on failure
-    type_rules          Spark's rules for types
-    literals            checks of patterns, formats and other constants
-    casts, arithmetic   CAST, operators
-    catalogue           the functions that are allowed, one line each
-    functions           calls: by the catalogue, and functions with rules of their own
-    arrow_evaluator     which expressions can be computed over Arrow columns instead of by Spark
-
-The nodes and functions form an allow-list: only what reads a single row, is deterministic and
-cannot crash a worker is let through.
-"""
+"""`parse_expression`: an expression of a step, parsed and checked over a schema."""
 
 from __future__ import annotations
 
@@ -25,13 +8,11 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.errors import BadExpression
-from headrace.plan.expressions.literals import quoted_name
-from headrace.plan.expressions.parser import parse_sql
-from headrace.plan.expressions.type_checker import TypeChecker
-from headrace.plan.expressions.type_rules import MONTHS, VOID
-from headrace.plan.expressions.typed_expression import MAX_TEXT, ExpressionRefused
-
-__all__ = ["Expression", "failed", "parse_expression", "parse_named_expression", "safe"]
+from headrace.expressions.literals import quoted_name
+from headrace.expressions.parser import parse_sql
+from headrace.expressions.type_checker import TypeChecker
+from headrace.expressions.type_rules import MONTHS, VOID
+from headrace.expressions.typed_expression import MAX_TEXT, ExpressionRefused
 
 
 @dataclass(frozen=True)

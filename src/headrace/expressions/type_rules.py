@@ -14,10 +14,7 @@ from functools import reduce
 import pyarrow as pa
 
 from headrace.columnar.columns import TIMESTAMP_TYPE
-from headrace.operators.aggregates.specs import MAX_DECIMAL_DIGITS, is_number
 from headrace.types.ddl import TIMESTAMP_NTZ_TYPE
-
-__all__ = ["MAX_DECIMAL_DIGITS", "is_number"]
 
 VOID = pa.null()
 MONTHS = pa.month_day_nano_interval()
@@ -26,8 +23,15 @@ TIMESTAMP, TIMESTAMP_NTZ, DATE = TIMESTAMP_TYPE, TIMESTAMP_NTZ_TYPE, pa.date32()
 BOOLEAN, STRING, BINARY = pa.bool_(), pa.string(), pa.binary()
 INT, BIGINT, FLOAT, DOUBLE = pa.int32(), pa.int64(), pa.float32(), pa.float64()
 INTEGERS = (pa.int8(), pa.int16(), INT, BIGINT)
+MAX_DECIMAL_DIGITS = 38
 MINIMUM_KEPT_SCALE = 6
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, INT: 10, BIGINT: 20}
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
 
 
 def is_integer(kind: pa.DataType) -> bool:

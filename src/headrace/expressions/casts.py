@@ -10,9 +10,8 @@ from decimal import Decimal, InvalidOperation
 
 import pyarrow as pa
 
-from headrace.operators.aggregates.specs import is_number
-from headrace.plan.expressions import type_rules
-from headrace.plan.expressions.type_rules import (
+from headrace.expressions import type_rules
+from headrace.expressions.type_rules import (
     BINARY,
     BOOLEAN,
     DATE,
@@ -21,9 +20,10 @@ from headrace.plan.expressions.type_rules import (
     TIMESTAMP,
     TIMESTAMP_NTZ,
     VOID,
+    is_number,
     is_time,
 )
-from headrace.plan.expressions.typed_expression import (
+from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
     fallible,

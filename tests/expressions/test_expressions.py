@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadExpression, HeadraceError, UnknownColumn
-from headrace.plan.expressions import (
+from headrace.expressions.catalogue import (
+    AGGREGATES,
+    GENERATORS,
+    NON_DETERMINISTIC,
+    WINDOW_FUNCTIONS,
+)
+from headrace.expressions.expression import (
     Expression,
     failed,
     parse_expression,
     parse_named_expression,
     safe,
 )
-from headrace.plan.expressions.catalogue import (
-    AGGREGATES,
-    GENERATORS,
-    NON_DETERMINISTIC,
-    WINDOW_FUNCTIONS,
-)
-from headrace.plan.expressions.functions import signatures
+from headrace.expressions.functions import signatures
 from headrace.types.schema import parse_schema, type_name
 
 SCHEMA = parse_schema(
