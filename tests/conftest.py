@@ -1,5 +1,5 @@
-"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once,
-when the first test asks for it.
+"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once per
+worker, for the first test that needs it.
 """
 
 import os
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 # Spark's workers run on the interpreter that runs the tests, not on whatever `python3` is.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+# Every JVM that the tests start lives for minutes at most: the optimizing compiler costs more
+# than it gains, half of the suite's processor time.
+for launcher_variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(launcher_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Where the tests run in the background of a script, Ctrl-C is ignored, and so it would be in the
 # commands that tests start.
@@ -29,7 +33,7 @@ settings.register_profile("headrace", deadline=None, suppress_health_check=[Heal
 settings.load_profile("headrace")
 
 
-# What a test needs, told by the fixtures it uses: `make test-fast` leaves these out.
+# What a test needs, by the fixtures it uses: `make test-fast` leaves these out.
 NEEDS = {
     "spark": ("spark",),
     "kafka": ("kafka_broker",),

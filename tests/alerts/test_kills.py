@@ -17,7 +17,7 @@ from headrace.alerts.alert import TOPIC
 from headrace.alerts.delivery import make_notifier
 from headrace.log import dead_letters as dead
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
-from tests.waits import until
+from tests.waits import wait_until
 
 RUNNER = """
 import sys
@@ -87,13 +87,13 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
         port = held.getsockname()[1]
         first = begin(f"http://127.0.0.1:{port}/hook")
         try:
-            until(lambda: len(recorded(log)) == 1, timeout_s=60)
+            wait_until(lambda: len(recorded(log)) == 1, timeout_s=60)
         finally:
             killed(first)
     receiver = WebhookReceiver(port=port)
     second = begin(f"http://127.0.0.1:{port}/hook")
     try:
-        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
+        wait_until(lambda: len(receiver.requests) >= 1, timeout_s=60)
     finally:
         killed(second)
         receiver.stop()
@@ -116,10 +116,10 @@ def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
     receiver.behave = behave
     try:
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
+        wait_until(lambda: len(receiver.requests) >= 1, timeout_s=60)
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) >= 2, timeout_s=60)
-        until(lambda: log.note(note) == "1", timeout_s=60)  # behind the first message
+        wait_until(lambda: len(receiver.requests) >= 2, timeout_s=60)
+        wait_until(lambda: log.note(note) == "1", timeout_s=60)  # behind the first message
     finally:
         for process in processes:
             killed(process)

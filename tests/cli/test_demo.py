@@ -1,5 +1,5 @@
 """`headrace demo` as a newcomer starts it: it ends well, also by Ctrl-C, and says what is missing.
-What its summary notices is in tests/demo.
+What its summary checks is in tests/demo.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from tests.cli.conftest import Run
 from tests.java import require_java
 
 DEMO = [sys.executable, "-m", "headrace.cli", "demo"]
@@ -30,28 +31,22 @@ def taken(port: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.spark
-def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_path: Path) -> None:
-    require_java()
+@pytest.mark.usefixtures("spark")
+def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_HOME", "")  # which the demo sets in its own process
     with taken(8765):
-        done = subprocess.run(
-            [*DEMO, "--for", "4s", "--keep", tmp_path / "shop"],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-            env=_environment(tmp_path),
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "BAD" not in done.stdout
-    assert "(port 8765 is taken)" in done.stdout
+        summary = run("demo", "--for", "4s", "--keep", tmp_path / "shop").out
+    assert "BAD" not in summary
+    assert "(port 8765 is taken)" in summary
     came_in, count_text = re.findall(
-        r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout
+        r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", summary
     )[0]
     assert came_in == count_text
     assert int(came_in.replace(",", "")) > 1000
-    assert re.search(r"numbers move: [\d,]+ orders are counted", done.stdout)
-    assert re.search(r"All 15 as it should be; numbers moved after [\d.]+ (s|min)", done.stdout)
+    assert re.search(r"numbers move: [\d,]+ orders are counted", summary)
+    assert re.search(r"All 15 as it should be; numbers moved after [\d.]+ (s|min)", summary)
     assert (tmp_path / "shop" / "shop.db").exists()
 
 
@@ -101,28 +96,43 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (["--for", "2 hours"], "from 1 second to 1 hour"),
+        (["--for", "7200"], "not from 1 second to 1 hour"),
         (["--for", "soon"], "--for"),
-        (["--keep", "."], "is not empty"),
+        (["--keep", "full"], "is not empty"),
+        (["--keep", "file"], "cannot be the demo's directory: File exists"),
     ],
-    ids=["too long", "no duration", "a directory in use"],
+    ids=["too long", "too many seconds", "no duration", "a directory in use", "a file"],
 )
-def test_what_it_cannot_do_it_says(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_options_that_are_refused(
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    reason: str,
+) -> None:
     require_java()
-    (tmp_path / "something").touch()
-    done = subprocess.run(
-        [*DEMO, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=_environment(tmp_path),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 1
-    assert said in done.stderr
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    refused = run("demo", "--port", "0", *arguments, code=1)
+    assert reason in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_a_log_with_topics_of_the_same_names_is_refused(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_java()
+    address = f"file:{tmp_path / 'elsewhere'}"
+    with hr.open_log(address) as log:
+        log.create_topic("orders", "order_id BIGINT")
+    monkeypatch.setenv("SHOP_HOME", "")  # which the demo sets in its own process
+    refused = run("demo", "--port", "0", "--log", address, code=1)
+    assert "topics of the demo's names already: orders" in refused.err
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
@@ -132,37 +142,3 @@ def _environment(tmp_path: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in {"DISPLAY", "WAYLAND_DISPLAY", "DEMO_SECONDS"}
     } | {"TMPDIR": str(tmp_path)}
-
-
-def refused(tmp_path: Path, *options: str) -> str:
-    done = subprocess.run(
-        [*DEMO, "--port", "0", *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=_environment(tmp_path),
-    )
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
-    require_java()
-    (tmp_path / "file").write_text("")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("")
-    assert "cannot be the demo's directory: File exists" in refused(
-        tmp_path, "--keep", str(tmp_path / "file")
-    )
-    assert "is not empty" in refused(tmp_path, "--keep", str(tmp_path / "full"))
-    assert "not from 1 second to 1 hour" in refused(tmp_path, "--for", "7200")
-
-
-def test_it_does_not_mix_with_a_shop_in_earnest(tmp_path: Path) -> None:
-    require_java()
-    address = f"file:{tmp_path / 'log'}"
-    with hr.open_log(address) as log:
-        log.create_topic("orders", "order_id BIGINT")
-    assert "topics of the demo's names already: orders" in refused(tmp_path, "--log", address)

@@ -1,16 +1,17 @@
-"""`headrace run` as a real process: stopped by signals in the middle of a batch, failing and going
-on; and what it tells the person who waits.
+"""`headrace run`: stopped by signals in the middle of a batch, retrying a batch that fails, and
+reporting its progress.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -23,12 +24,13 @@ from headrace.cli.output import RunProgress
 from headrace.pipeline.loader import load_pipeline
 from headrace.run_status import Status
 from headrace.views.reader import ViewReader
-from tests.cli.conftest import Run
+from tests.cli.conftest import CommandResult, Run
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# An aggregate that is slow, or raises, while a file of that name lies beside the pipeline's.
+# An aggregate that is slow, or raises, while a file `slow` or `broken` is next to the pipeline's.
 SHOP = """
 import time
 from pathlib import Path
@@ -64,7 +66,7 @@ shop.write("changes", totals)
 
 
 class Shop:
-    """A pipeline's file, its log, and a process that runs it."""
+    """A pipeline's file, its log, and the `headrace run` that runs it: a process or a thread."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.file, self.state = root, root / "shop.py", root / "shop.state"
@@ -106,19 +108,34 @@ class Shop:
             return {"tick": 0, "last_error": None, "rows_behind": -1}
         return found
 
-    def wait(self, until: Callable[[], bool], seconds: float = 240) -> None:
-        end = time.monotonic() + seconds
-        while not until():
-            assert self.process is not None
-            assert self.process.poll() is None, f"it ended early: {self.process.communicate()}"
-            assert time.monotonic() < end, f"it took too long; the last status is {self.status()}"
-            time.sleep(0.1)
+    def wait(self, condition: Callable[[], bool]) -> None:
+        def check() -> bool:
+            if self.process is not None and self.process.poll() is not None:
+                pytest.fail(f"it ended early: {self.process.communicate()}")
+            return condition()
 
-    def end(self, number: int, *, group: bool = False) -> tuple[int, str, str]:
-        assert self.process is not None
-        (os.killpg if group else os.kill)(self.process.pid, number)
-        out, err = self.process.communicate(timeout=120)
-        return self.process.returncode, out, err
+        wait_until(check, 240, interval_s=0.05, describe=self.status)
+
+    def run_until(self, run: Run, done: Callable[[], None]) -> CommandResult:
+        """`headrace run` in this process, on the tests' session. SIGTERM ends it once `done`, which
+        runs in a thread, has returned.
+        """
+
+        def end() -> None:
+            try:
+                done()
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once the command has ended
+        try:
+            with ThreadPoolExecutor(1) as executor:
+                ended = executor.submit(end)
+                result = run("run", self.file, "--master", "local[2]", "--log", self.log.address)
+                ended.result()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return result
 
     def check_totals(self) -> None:
         """That every row counts exactly once, in the view and in the topic."""
@@ -153,31 +170,46 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made.close()
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["SIGTERM", "Ctrl-C"]
-)
-def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(
-    shop: Shop, spark: SparkSession, number: int, group: bool
-) -> None:
-    """Ctrl-C in a terminal reaches Spark's workers too."""
-    shop.feed()
-    shop.start()
+def stop_in_the_middle_of_a_batch(shop: Shop) -> None:
+    """Wait for the first batch, then for the second one to be in its kernel."""
     shop.wait(lambda: shop.status()["tick"] >= 1)
     (shop.root / "slow").write_text("3")
     shop.feed()
     shop.wait((shop.root / "busy").exists)
-    code, out, err = shop.end(number, group=group)
-    assert (code, out.splitlines()[-1]) == (0, "shop ended cleanly."), err
-    assert "Traceback" not in err
+
+
+def check_next_run(shop: Shop) -> None:
     (shop.root / "slow").unlink()
     shop.feed()
     load_pipeline(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
     shop.check_totals()
 
 
+@pytest.mark.usefixtures("spark")
+def test_ctrl_c_in_the_middle_of_a_batch_ends_a_run_cleanly(shop: Shop) -> None:
+    """A process of its own: Ctrl-C in a terminal reaches Spark's workers too."""
+    shop.feed()
+    shop.start()
+    stop_in_the_middle_of_a_batch(shop)
+    assert shop.process is not None
+    os.killpg(shop.process.pid, signal.SIGINT)
+    out, err = shop.process.communicate(timeout=120)
+    assert (shop.process.returncode, out.splitlines()[-1]) == (0, "shop ended cleanly."), err
+    assert "Traceback" not in err
+    check_next_run(shop)
+
+
+@pytest.mark.usefixtures("spark")
+def test_sigterm_in_the_middle_of_a_batch_ends_a_run_cleanly(shop: Shop, run: Run) -> None:
+    shop.feed()
+    result = shop.run_until(run, lambda: stop_in_the_middle_of_a_batch(shop))
+    assert result.out.splitlines()[-1] == "shop ended cleanly.", result.err
+    assert "Traceback" not in result.err
+    check_next_run(shop)
+
+
 @pytest.mark.spark
-def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
+def test_a_batch_that_does_not_finish_in_time_is_abandoned_without_harm(
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.runtime.run.PATIENCE_S", 0.5)
@@ -189,10 +221,7 @@ def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
         kwargs={"state": shop.state, "stop": stop, "master": "local[2]"},
     )
     running.start()
-    end = time.monotonic() + 120
-    while not (shop.root / "busy").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    shop.wait((shop.root / "busy").exists)
     stop.set()
     running.join(60)
     assert not running.is_alive()
@@ -201,27 +230,33 @@ def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
     shop.check_totals()
 
 
-@pytest.mark.spark
-def test_a_batch_that_fails_is_tried_again_and_says_why(shop: Shop, run: Run) -> None:
+@pytest.mark.usefixtures("spark")
+def test_a_batch_that_fails_is_retried_and_the_reason_reported(
+    shop: Shop, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = shop.root / "failing"
     (shop.root / "broken").touch()
     shop.feed()
-    shop.start()
-    shop.wait(lambda: bool(shop.status()["last_error"]))
-    status = run("status", shop.state)
+
+    def see_it_fail_and_repair_it() -> None:
+        shop.wait(lambda: bool(shop.status()["last_error"]))
+        failing.mkdir()
+        shutil.copy(shop.state / "status.json", failing)
+        (shop.root / "broken").unlink()
+        shop.wait(lambda: shop.status()["last_error"] is None and shop.status()["tick"] >= 1)
+
+    shop.run_until(run, see_it_fail_and_repair_it)
+    status = run("status", failing)
     assert "AggregateFailed" in status.out
     assert "broken on purpose" in status.out
     assert "Py4J" not in status.out
-    (shop.root / "broken").unlink()
-    shop.wait(lambda: shop.status()["last_error"] is None and shop.status()["tick"] >= 1)
-    code, _, err = shop.end(signal.SIGTERM)
-    assert code == 0
-    assert "A batch of shop failed (1 in a row): AggregateFailed" in err
-    assert "Trying again in 2 s." in err
+    assert "A batch of shop failed (1 in a row): AggregateFailed" in caplog.text
+    assert "Trying again in 2 s." in caplog.text
     shop.check_totals()
 
 
 @pytest.mark.spark
-def test_a_run_until_caught_up_tells_what_it_did(shop: Shop, run: Run, spark: SparkSession) -> None:
+def test_a_run_until_caught_up_reports_its_rows(shop: Shop, run: Run, spark: SparkSession) -> None:
     shop.feed(200)
     done = run(
         "run", shop.file, "--until-caught-up", "--master", "local[2]", "--log", shop.log.address
@@ -237,7 +272,7 @@ def test_a_run_until_caught_up_tells_what_it_did(shop: Shop, run: Run, spark: Sp
 STATUS = Status("shop", 1, 1, 2, 0.0, 0.0, 0, 0, 1.0, 0, 0.0, 0, 0, 0)
 
 
-def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_while_ticks_are_left(capsys: pytest.CaptureFixture[str]) -> None:
     progress = RunProgress(every_s=0)
     progress(replace(STATUS, tick=1, newest_tick=1, batch_rows=10, batches=1))
     assert capsys.readouterr().err == ""
@@ -252,7 +287,7 @@ def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixt
     assert progress.summary().startswith("Caught up at tick 5: 1,000,010 rows in 0.")
 
 
-def test_progress_is_told_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
     progress = RunProgress(every_s=60)
     for tick in range(5):
         progress(replace(STATUS, tick=tick, newest_tick=9, batches=tick))

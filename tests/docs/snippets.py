@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -259,14 +259,3 @@ def _trimmed(text: str) -> str:
 
 def _unquoted(command: str) -> str:
     return re.sub(r"'[^']*'|\"[^\"$`]*\"|#.*", "", command)
-
-
-def run_lines(stream: IO[str], name: str) -> None:
-    """For a process of its own: the snippets come as JSON."""
-    import json
-
-    Page(name).run([Snippet(*each) for each in json.load(stream)])
-
-
-if __name__ == "__main__":
-    run_lines(sys.stdin, sys.argv[1])

@@ -12,7 +12,7 @@ from starlette.types import Message
 import headrace as hr
 from headrace.serve.ask import AskHandler
 from headrace.serve.requests import Limits, ReadPool
-from tests.waits import until
+from tests.waits import wait_until
 
 POLL_S = 0.3
 
@@ -45,7 +45,7 @@ def make_request(number: int) -> Request:
 
 def answer(log: hr.Log, already: int) -> None:
     """What a pipeline does with the next question."""
-    until(lambda: log.end_offsets("ask.double")[0] > already)
+    wait_until(lambda: log.end_offsets("ask.double")[0] > already)
     (row,) = log.read("ask.double", 0, already).to_pylist()
     with log.producer("ask.double.answers") as producer:
         producer.append([{"ask_id": row["ask_id"], "twice": 2 * row["n"]}])
