@@ -57,7 +57,7 @@ def webhook(receiver: WebhookReceiver) -> AlertReceiver:
 
 
 def make_sender(log: hr.Log, way: AlertReceiver) -> AlertSender:
-    return AlertSender(log, "shop", Alert("hot", "alert.hot", (way,)), way, breaker=Quick())
+    return AlertSender.open(log, "shop", Alert("hot", "alert.hot", (way,)), way, breaker=Quick())
 
 
 def happened(
@@ -157,8 +157,8 @@ def test_what_is_refused_is_a_dead_letter_that_can_be_replayed(
     sender = make_sender(log, webhook(receiver))
     happened(log, "one", "two")
     until(sender, lambda: sender.status.sent == 1)
-    (letter,) = dead.read_dead_letters(log, TOPIC)
-    assert "answers 400" in letter["reason"]
+    (dead_letter,) = dead.read_dead_letters(log, TOPIC)
+    assert "answers 400" in dead_letter["reason"]
     assert dead.replay(log, TOPIC).replayed == 1
     again = make_sender(log, webhook(receiver))
     until(again, lambda: again.status.sent == 1)

@@ -193,10 +193,10 @@ def test_firing_and_resolved_take_turns_and_are_never_closer_than_the_rule_says(
 def test_what_changes_is_recorded_once_over_restarts(log: hr.Log) -> None:
     rules = [parse_rule("dead letters > 0 for 0 seconds")]
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
-    assert [event.text for event in Watcher(log, Measurements(log, []), rules).check(NOW_US)] == [
-        "FIRING: dead letters > 0 for 0 seconds: orders has 1"
-    ]
-    again = Watcher(log, Measurements(log, []), rules)
+    assert [
+        event.text for event in Watcher.open(log, Measurements(log, []), rules).check(NOW_US)
+    ] == ["FIRING: dead letters > 0 for 0 seconds: orders has 1"]
+    again = Watcher.open(log, Measurements(log, []), rules)
     assert again.check(NOW_US + 1) == []
     log.delete_topic("orders.dead")
     assert [event.is_firing for event in again.check(NOW_US + 2)] == [False]

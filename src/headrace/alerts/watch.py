@@ -304,6 +304,11 @@ PIPELINE = "watch"
 """The name in place of a pipeline's in messages."""
 
 
+def note_name(watcher: str) -> str:
+    """The note in which a watcher stores which rules are firing."""
+    return f"watching.{watcher}"
+
+
 class Watcher:
     """Checks rules in a loop. What fires is stored in the log under `name`, which tells one watcher
     from another.
@@ -313,24 +318,37 @@ class Watcher:
         self,
         log: Log,
         measurements: Measurements,
+        states: RuleStates,
+        *,
+        name: str,
+        senders: Sequence[AlertSender],
+    ) -> None:
+        self.log = log
+        self.measurements = measurements
+        self.states = states
+        self.name = name
+        self._note = note_name(name)
+        self._senders = senders
+        self._transaction: Transaction | None = None
+
+    @classmethod
+    def open(
+        cls,
+        log: Log,
+        measurements: Measurements,
         rules: Sequence[WatchRule],
         *,
         name: str = "watch",
         to: Sequence[AlertReceiver] = (),
-    ) -> None:
-        self.log = log
-        self.measurements = measurements
-        self.name = name
-        self._note = f"watching.{name}"
+    ) -> Watcher:
+        """Create the topic of alerts if it is missing, and read which rules were firing."""
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         texts = {rule.text for rule in rules}
-        stored = json.loads(log.note(self._note) or "[]")
-        self.states = RuleStates(
-            rules, {(text, of): since_us for text, of, since_us in stored if text in texts}
-        )
+        stored = json.loads(log.note(note_name(name)) or "[]")
+        firing = {(text, of): since_us for text, of, since_us in stored if text in texts}
         alert = Alert(name, TOPIC, tuple(to))
-        self._senders = [AlertSender(log, PIPELINE, alert, receiver) for receiver in to]
-        self._transaction: Transaction | None = None
+        senders = [AlertSender.open(log, PIPELINE, alert, receiver) for receiver in to]
+        return cls(log, measurements, RuleStates(rules, firing), name=name, senders=senders)
 
     def check(self, now_us: int) -> list[RuleEvent]:
         """Measure once, record what has changed, and return it."""
