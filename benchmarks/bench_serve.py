@@ -1,5 +1,5 @@
-"""Serving: key look-ups beside a bare endpoint of the same server, and a thousand subscribers
-beside one. The server runs in a process of its own.
+"""Serving: key look-ups against a bare endpoint of the same server, and a thousand subscribers
+against one. The server runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def delays_ms(store: ViewStore, port: int, subscribers: int) -> list[float]:
 def results() -> Iterator[Result]:
     state = Path(tempfile.mkdtemp(prefix="headrace-serve-"))
     try:
-        with ViewStore(state / "views.db") as store:
+        with ViewStore.open(state / "views.db") as store:
             store.declare("orders", SCHEMA, ("k",))
             store.declare("sales", SCHEMA, ("k",))
             store.commit(1, 1, {"orders": rows(1, np.arange(ROWS))})

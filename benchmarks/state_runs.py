@@ -80,7 +80,7 @@ def append(log: FileLog, rows: pa.Table, topic: str = "rows") -> None:
 
 def new_log(root: Path) -> FileLog:
     root.mkdir(parents=True, exist_ok=True)
-    return FileLog(root / "log")
+    return FileLog.open(root / "log")
 
 
 class Run:

@@ -201,7 +201,9 @@ def test_values_that_do_not_fit_are_marked(path: Path, address: str) -> None:
         assert row["_marks"] == '{"price": {"text": "no number"}, "picture": {"text": "text"}}'
 
 
-def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) -> None:
+def test_lost_changes_are_reported_and_a_new_snapshot_repairs_them(
+    path: Path, address: str
+) -> None:
     """Removed triggers saw nothing; starting over finds what came, what changed and what went."""
     capture = hr.cdc.sqlite(path)
     caught_up(capture, address).close()
@@ -288,7 +290,7 @@ def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) ->
 @pytest.mark.parametrize("room_bytes", [3_000, 20_000])
 def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) -> None:
     disk, stop = FullDisk(1 << 30), Event()
-    log = FileLog(tmp_path / "log", disk=disk)
+    log = FileLog.open(tmp_path / "log", disk=disk)
     failures: list[int] = []
     capturing = CaptureLoop(
         hr.cdc.sqlite(path, chunk_rows=10),
@@ -337,7 +339,7 @@ def test_a_large_transaction_in_parts(
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reason"),
     [
         (lambda path: hr.cdc.sqlite(path.with_name("none.db")), "There is no SQLite database"),
         (lambda path: hr.cdc.sqlite(path, tables=["itmes"]), "did you mean 'items'"),
@@ -345,9 +347,11 @@ def test_a_large_transaction_in_parts(
         (lambda path: hr.cdc.sqlite(__file__), "not an intact SQLite database"),
     ],
 )
-def test_what_cannot_be_captured_says_why(path: Path, address: str, make: Any, told: str) -> None:
+def test_a_table_that_cannot_be_captured_is_refused_with_the_reason(
+    path: Path, address: str, make: Any, reason: str
+) -> None:
     do(path, "CREATE TABLE keyless (a, b)")
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reason):
         make(path).run(log=address, until_caught_up=True)
 
 

@@ -13,7 +13,7 @@ from tests.views.store_contract import COUNTS, inserts
 
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    with ViewStore(tmp_path / "views.db") as store:
+    with ViewStore.open(tmp_path / "views.db") as store:
         store.declare("counts", COUNTS, ("k",))
         store.commit(1, 1, {"counts": inserts(1, (1, 10))})
         command = [sys.executable, "-m", "headrace.cli", "serve", str(tmp_path), "--port", "0"]
@@ -45,7 +45,7 @@ def test_a_pipeline_s_file_is_no_state_directory(run: Run, tmp_path: Path) -> No
 
 
 def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
-    ViewStore(tmp_path / "views.db").close()
+    ViewStore.open(tmp_path / "views.db").close()
     assert "--token-file" in run("serve", tmp_path, "--host", "0.0.0.0", "--port", 0, code=1).err
     short = tmp_path / "token"
     short.write_text("short")

@@ -1,4 +1,4 @@
-"""`headrace view`: list, show by key, by SQL and as it changes, and what a person is told when it
+"""`headrace view`: list, show by key, by SQL and as it changes, and what it prints when it
 cannot be.
 """
 
@@ -33,7 +33,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(state: Path) -> Iterator[ViewStore]:
-    with ViewStore(state / "views.db") as store:
+    with ViewStore.open(state / "views.db") as store:
         store.declare("revenue", REVENUE, ("region", "day"))
         store.declare("counts", COUNTS, ("k",))
         store.declare("events", COUNTS)

@@ -84,7 +84,7 @@ class Run:
         }
 
     def _open(self) -> FileLog:
-        log = FileLog(self.directory / "log", disk=self.disk, durability=self.durability)
+        log = FileLog.open(self.directory / "log", disk=self.disk, durability=self.durability)
         publish = log.store.marker.publish
 
         def watched(lsn: int, **options: Any) -> None:
@@ -108,7 +108,9 @@ class Run:
             self.log.maintenance_thread.stop()
         self.disk = self.disk.reopened()
         self.log = self._open()
-        with self.log.store.locked() as newest:  # what the dead process wrote, but told nobody
+        with (
+            self.log.store.locked() as newest
+        ):  # what the dead process wrote and never acknowledged
             self.states.setdefault(newest.state.commit, described(newest.state))
 
     def look(self) -> None:
@@ -154,7 +156,7 @@ class Survivor:
         self.acknowledged: int = max(trace.marks_before(after), default=0)
 
     def check(self, root: Path, disk: Callable[[], Disk] = RebootedDisk) -> None:
-        log = FileLog(root, disk=disk())
+        log = FileLog.open(root, disk=disk())
         try:
             self._check_truth(log)
             self._check_use(log)
@@ -165,7 +167,7 @@ class Survivor:
             )
         finally:
             log.close()
-        log = FileLog(root, disk=disk())
+        log = FileLog.open(root, disk=disk())
         try:
             assert before[0] == described(log.store.view()), (
                 "opened again, the state is another one"

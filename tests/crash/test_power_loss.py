@@ -206,7 +206,7 @@ def test_with_durability_os_rows_may_be_lost_but_the_log_is_not(
     for number, after in enumerate(points(len(trace.changes), POINTS)):
         with (
             crashed(trace, after, tmp_path / "crashed", mode=MODES[number % len(MODES)]) as root,
-            FileLog(root, disk=RebootedDisk()) as log,
+            FileLog.open(root, disk=RebootedDisk()) as log,
         ):
             for topic in log.store.view().topics.values():
                 found = log.read(topic.name, on_corrupt="skip").to_pylist()

@@ -269,7 +269,7 @@ def test_an_index_that_is_ahead_of_the_log_is_thrown_away(tmp_path: Path) -> Non
 
 
 class FailingDisk(Disk):
-    """A disk whose journal cannot be synced, or written, when told so."""
+    """A disk whose journal cannot be synced, or written, on request."""
 
     def __init__(self) -> None:
         self.broken = ""
@@ -288,9 +288,9 @@ def test_what_a_failed_commit_drafted_is_forgotten(tmp_path: Path) -> None:
 
     disk = FailingDisk()
     with (
-        FileLog(tmp_path / "log", disk=disk) as log,
+        FileLog.open(tmp_path / "log", disk=disk) as log,
         open_store(log, "bank") as store,
-        FileLog(tmp_path / "log") as other,
+        FileLog.open(tmp_path / "log") as other,
         open_store(other, "bank") as theirs,
     ):
         store.append("a", paid(1))

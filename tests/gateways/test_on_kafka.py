@@ -56,7 +56,7 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     running = threading.Thread(
         target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put}
     )
-    watcher = Watcher(
+    watcher = Watcher.open(
         log,
         Measurements(log, []),
         [parse_rule(f"refused rows > 2 of {name} for 0 seconds")],

@@ -28,7 +28,7 @@ def v2(state: Path, store: ViewStore) -> Iterator[ViewStore]:
     """
     directory = state / "versions" / "v2"
     directory.mkdir(parents=True)
-    with ViewStore(directory / "views.db") as version:
+    with ViewStore.open(directory / "views.db") as version:
         version.declare("counts.v2", COUNTS, ("k",))
         version.commit(3, 1, {"counts.v2": inserts(3, (2, 22), (3, 30), (4, 40))})
         yield version

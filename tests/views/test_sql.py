@@ -24,7 +24,7 @@ AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def filled(path: Path) -> ViewStore:
-    store = ViewStore(path)
+    store = ViewStore.open(path)
     store.declare("sales", SALES, ("region",))
     store.declare("counts", COUNTS, ("k",))
     store.declare("shop-events.v2", COUNTS)

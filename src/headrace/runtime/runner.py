@@ -452,7 +452,7 @@ def _open_views(plan: PipelinePlan, state: Path, epoch: int) -> ViewStore | None
     outputs = [output for output in plan.outputs if isinstance(output, ViewOutput)]
     if not outputs:
         return None
-    store = ViewStore(state / VIEWS_FILE)
+    store = ViewStore.open(state / VIEWS_FILE)
     for output in outputs:
         store.declare(
             output.name, output.input.schema, view_key(output), max_changes=output.keep_changes

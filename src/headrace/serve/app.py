@@ -79,6 +79,7 @@ class Service:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self.loop = asyncio.get_running_loop()
         self.hub = Hub(self.limits)
+        self.hub.start()
         sampling = asyncio.create_task(self._sample_dashboard())
         try:
             yield

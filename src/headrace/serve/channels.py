@@ -189,6 +189,9 @@ class Hub:
         self._resuming = asyncio.Semaphore(limits.resuming)
         self._reading = asyncio.Lock()
         self.is_closing = False
+
+    def start(self) -> None:
+        """Start to read the sources, in a task of the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property

@@ -60,18 +60,28 @@ _ROWS_PER_SLICE = 1 << 16
 
 
 class ViewStore:
-    """The views in one file. With `write=False` the store only reads. It retains the newest
-    `max_changes` changes of each view for subscribers.
-    """
+    """The views in one file. A store without a connection only reads."""
 
-    def __init__(self, path: Path, *, write: bool = True, max_changes: int = MAX_CHANGES) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, db: sqlite3.Connection | None, max_changes: int) -> None:
+        self.path = path
         self.max_changes = max_changes
-        self._db = open_for_writing(self.path) if write else None
+        self._db = db
         self._declared: dict[str, ViewTable] = {}
         self._max_changes_by_view: dict[str, int] = {}
         self._lock = threading.Lock()
-        self.reader = ViewReader(self.path)
+        self.reader = ViewReader(path)
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = True, max_changes: int = MAX_CHANGES) -> ViewStore:
+        """Open the store in a file.
+
+        Args:
+            path: The file; it is created if it is missing.
+            write: False to read only.
+            max_changes: How many of its newest changes each view retains for subscribers.
+        """
+        path = Path(path)
+        return cls(path, open_for_writing(path) if write else None, max_changes)
 
     def close(self) -> None:
         self.reader.close()
@@ -241,7 +251,8 @@ class ViewStore:
         """
         if self._db is None:
             raise ConfigurationError(
-                f"{self.path} was opened for reading only.", fix="open it with ViewStore(path)."
+                f"{self.path} was opened for reading only.",
+                fix="open it with ViewStore.open(path).",
             )
         with self._lock, translate_errors(self.path):
             self._db.execute("BEGIN IMMEDIATE")

@@ -26,7 +26,7 @@ def make_original(root: Path) -> Path:
     What was stored since the newer checkpoint is also in the journal, from which recovery repairs
     it.
     """
-    with FileLog(root, disk=RebootedDisk()) as log:
+    with FileLog.open(root, disk=RebootedDisk()) as log:
         log.create_topic("a", SCHEMA, segment_bytes=2600)
         for n in range(3):
             log.producer("a", id="till").append(
@@ -49,7 +49,7 @@ def make_original(root: Path) -> Path:
 def settle(original: Path, root: Path) -> Path:
     """The same log, with nothing to recover."""
     shutil.copytree(original, root)
-    with FileLog(root, disk=RebootedDisk()) as log:
+    with FileLog.open(root, disk=RebootedDisk()) as log:
         create_checkpoint(log)
         create_checkpoint(log)
     return root
@@ -100,7 +100,7 @@ class Damaged:
         shutil.copytree(original, self.root)
 
     def open(self) -> FileLog:
-        return FileLog(self.root, disk=RebootedDisk())
+        return FileLog.open(self.root, disk=RebootedDisk())
 
 
 def names_position(findings: list[Finding], path: Path, first: int, stop: int) -> bool:

@@ -40,7 +40,7 @@ def settled(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(original: Path) -> Rows:
-    with FileLog(original, disk=RebootedDisk()) as log:
+    with FileLog.open(original, disk=RebootedDisk()) as log:
         return rows_of(log)
 
 

@@ -75,10 +75,10 @@ def numbers_of(log: FileLog) -> list[int]:
 
 def check(root: Path, room_bytes: int, name_bytes: int) -> int:
     """Returns how many steps failed."""
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         log.create_topic("a", SCHEMA, segment_bytes=3_000)
     disk = FullDisk(room_bytes, name_bytes=name_bytes)
-    log = FileLog(root, disk=disk)
+    log = FileLog.open(root, disk=disk)
     stored: list[int] = []
     failed = 0
     for step in STEPS:
@@ -92,7 +92,7 @@ def check(root: Path, room_bytes: int, name_bytes: int) -> int:
         stored += step(log)
     assert numbers_of(log) == stored
     log.close()
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert numbers_of(log) == stored
         assert [finding for finding in log.verify() if finding.kind != "stale"] == []
     return failed
@@ -132,7 +132,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_real_full_disk(tiny_disk: Path) -> None:
-    log = FileLog(tiny_disk / "log")
+    log = FileLog.open(tiny_disk / "log")
     log.create_topic("a", SCHEMA)
     stored: list[int] = []
     with pytest.raises(DiskFull, match="make room"):

@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         yield log
 
 
@@ -112,7 +112,7 @@ def test_segments_are_rolled_by_size_and_by_age(log: FileLog, clock: Clock) -> N
     assert rows(log) == list(range(41))
 
 
-def test_a_reader_that_retention_overtakes_is_told_and_can_go_on(log: FileLog) -> None:
+def test_a_reader_that_retention_overtakes_gets_an_error_and_can_go_on(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT", retention_bytes=2000, segment_bytes=500)
     fill(log, 0, 3)
     with log.consumer("t", "slow", max_rows=1) as consumer:
@@ -151,7 +151,7 @@ def test_old_checkpoints_and_journals_go(log: FileLog) -> None:
 
 def test_another_handle_that_slept_through_checkpoints_wakes_up_right(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
-    with FileLog(log.store.root) as sleeper:
+    with FileLog.open(log.store.root) as sleeper:
         fill(sleeper, 0, 1)
         for turn in range(1, 5):
             fill(log, turn, 1)

@@ -77,7 +77,7 @@ class LogMachine(RuleBasedStateMachine):
         self.count = 0
 
     def opened(self) -> FileLog:
-        return FileLog(self.directory / "log", disk=self.disk)
+        return FileLog.open(self.directory / "log", disk=self.disk)
 
     def teardown(self) -> None:
         try:
@@ -249,13 +249,13 @@ class LogMachine(RuleBasedStateMachine):
 
     # A queue
 
-    @rule(handle=HANDLES, name=NAMES, most=st.integers(1, 5))
-    def receive(self, handle: int, name: str, most: int) -> None:
+    @rule(handle=HANDLES, name=NAMES, max_messages=st.integers(1, 5))
+    def receive(self, handle: int, name: str, max_messages: int) -> None:
         if name in self.topics:
             for message in (
                 self.logs[handle]
                 .queue(name, "workers", delivery_limit=1000)
-                .receive(most, visibility="1 hour")
+                .receive(max_messages, visibility="1 hour")
             ):
                 place = message.partition, message.offset
                 assert place not in self.leased[name]

@@ -74,36 +74,45 @@ _CHECKPOINT_AT_CLOSE_BYTES = 4 << 20
 
 
 class FileLog(LogHandle, Log):
-    """The embedded log in a directory.
+    """The embedded log in a directory."""
 
-    Args:
-        path: The directory.
-        create: Create a new log if there is none.
-        durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
-            process, not the machine).
-        disk: The file layer; tests inject faults with it.
-    """
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, after_commit=self._after_commit)
+        self.address = f"file:{store.root}"  # absolute, so that other processes can use it
+        self.maintenance_thread = MaintenanceThread(self)
+        self._closed = False
 
-    def __init__(
-        self,
+    @classmethod
+    def open(
+        cls,
         path: str | Path,
         *,
         create: bool = True,
         durability: str = "disk",
         disk: Disk | None = None,
-    ) -> None:
+    ) -> FileLog:
+        """Open the log in a directory.
+
+        Args:
+            path: The directory.
+            create: Create a new log if there is none.
+            durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
+                process, not the machine).
+            disk: The file layer; tests inject faults with it.
+        """
         if durability not in {"disk", "os"}:
             raise InputError(
                 f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'."
             )
-        root = Path(path).expanduser().absolute()
-        self.address = f"file:{root}"  # absolute, so that other processes can use it
-        super().__init__(
-            Store(root, recovery, disk=disk or Disk(), create=create, durability=durability),
-            after_commit=self._after_commit,
+        return cls(
+            Store.open(
+                Path(path).expanduser().absolute(),
+                recovery,
+                disk=disk or Disk(),
+                create=create,
+                durability=durability,
+            )
         )
-        self.maintenance_thread = MaintenanceThread(self)
-        self._closed = False
 
     def _after_commit(self) -> None:
         self.maintenance_thread.on_commit()
@@ -198,10 +207,10 @@ class FileLog(LogHandle, Log):
     def producer(
         self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
     ) -> Producer:
-        return FileProducer(self, topic, id, partitioner)
+        return FileProducer.open(self, topic, id, partitioner)
 
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
-        return FileTransaction(self, id, timeout)
+        return FileTransaction.begin(self, id, timeout)
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         while True:
@@ -321,7 +330,7 @@ class FileLog(LogHandle, Log):
         headers: bool = False,
     ) -> Consumer:
         self.store.lock_file()  # refuses a read-only log: it cannot store offsets
-        return FileConsumer(
+        consumer = FileConsumer(
             self,
             (topics,) if isinstance(topics, str) else tuple(topics),
             group,
@@ -331,6 +340,8 @@ class FileLog(LogHandle, Log):
             on_lost=on_lost,
             headers=headers,
         )
+        consumer.join()
+        return consumer
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
         return FileQueue(

@@ -59,7 +59,7 @@ def recover(store: Store) -> None:
     5. sync the journal, then publish its end
     """
     journal = Journal(store.disk, store.journal_directory, write=True)
-    replica = Replica(journal, store.journal_directory)  # 1
+    replica = Replica.open(journal, store.journal_directory)  # 1
     redo = _Redo(store, replica)
     while True:  # 2
         try:

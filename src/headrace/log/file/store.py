@@ -56,25 +56,32 @@ class Recovery(Protocol):
 
 
 class Store:
-    """A log's directory, opened by this process. Opening it recovers it if that is needed."""
+    """A log's directory, opened by this process. A directory that cannot be written has no lock
+    file.
+    """
 
     def __init__(
-        self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+        self,
+        root: Path,
+        recovery: Recovery,
+        *,
+        disk: Disk,
+        durable: bool,
+        lock_file: DiskFile | None,
+        marker: DurableMarker,
     ) -> None:
         self.root = root
         self.disk = disk
-        self.durable = durability == "disk"
+        self.durable = durable
+        self.writable = lock_file is not None
+        self.marker = marker
+        self.journal_directory = root / "journal"
         self._process = os.getpid()
         self._closed = False
-        self.writable = _open_directory(root, disk, create=create)
-        self.journal_directory = root / "journal"
-        self._lock_file: DiskFile | None = (
-            disk.open(self.journal_directory / "lock", create=True) if self.writable else None
-        )
+        self._lock_file = lock_file
         # Excludes threads of this process. Never taken twice: releasing the file lock once would
         # release it altogether.
         self._lock_guard = Lock()
-        self.marker = DurableMarker(disk, self.journal_directory / "durable", write=self.writable)
         self._view_guard = Lock()
         self._view: Replica | None = None
         self._view_journal = Journal(disk, self.journal_directory, write=False)
@@ -83,6 +90,26 @@ class Store:
         self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
         self._directories: set[Path] = set()  # known to be durable
         self._recovery = recovery
+
+    @classmethod
+    def open(
+        cls, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+    ) -> Store:
+        """Open a log's directory, or create it, and recover it if that is needed."""
+        writable = _open_directory(root, disk, create=create)
+        journal = root / "journal"
+        store = cls(
+            root,
+            recovery,
+            disk=disk,
+            durable=durability == "disk",
+            lock_file=disk.open(journal / "lock", create=True) if writable else None,
+            marker=DurableMarker.open(disk, journal / "durable", write=writable),
+        )
+        store._recover_if_needed()
+        return store
+
+    def _recover_if_needed(self) -> None:
         if self.writable and not self.marker.is_current(self.marker.read()):
             with self._lock_guard, self.lock_file().locked():
                 if not self.marker.is_current(self.marker.read()):  # nobody else was faster
@@ -97,7 +124,7 @@ class Store:
         limit = mark.lsn if mark else 0
         with self._view_guard:
             if self._view is None:
-                self._view = Replica(self._view_journal, self.journal_directory)
+                self._view = Replica.open(self._view_journal, self.journal_directory)
             if self._view.lsn < limit:
                 self._advance_view(self._view, limit)
             elif mark is None and not self.writable:
@@ -163,7 +190,7 @@ class Store:
     def _newest_replica(self) -> Replica:
         """The newest state, after reading what other processes have written. Requires the lock."""
         if self._newest is None:
-            self._newest = Replica(self._newest_journal, self.journal_directory)
+            self._newest = Replica.open(self._newest_journal, self.journal_directory)
         newest = self._newest
         try:
             is_behind = newest.lsn < newest.journal.end_of(newest.base)

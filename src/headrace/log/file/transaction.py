@@ -43,19 +43,14 @@ _ANY_VALUE = object()
 
 
 class FileTransaction(Transaction):
-    """A transaction of the embedded log. With `epoch`, it belongs to an existing owner of the id;
-    otherwise it fences older owners.
-    """
+    """A transaction of the embedded log, by the owner of its id with this epoch."""
 
-    def __init__(
-        self, log: LogHandle, id: str, timeout: Duration, *, epoch: int | None = None
-    ) -> None:
+    def __init__(self, log: LogHandle, id: str, timeout_us: int, epoch: int) -> None:
         self.log = log
-        self.id = check_name(id, what="transaction id")
-        self._timeout = timeout
-        self._timeout_us = to_us(timeout, what="timeout")
+        self.id = id
+        self._timeout_us = timeout_us
+        self._epoch = epoch
         self._started_us = now_us()
-        self._epoch: int = log.committer.submit(self._register) if epoch is None else epoch
         self._directory = staging_name(self._started_us + self._timeout_us)
         self._assigner = PartitionAssigner()
         self._topics: dict[str, TopicState] = {}
@@ -67,11 +62,18 @@ class FileTransaction(Transaction):
         self._notes: list[tuple[str, str | None, Any]] = []  # (name, value, expected value)
         self._is_open = True
 
-    def _register(self, draft: CommitDraft) -> int:
-        """Fence older owners of the id. Returns the new epoch."""
-        epoch = draft.state.transactions.get(self.id, 0) + 1
-        draft.do("epoch", "transaction", self.id, epoch)
-        return epoch
+    @classmethod
+    def begin(cls, log: LogHandle, id: str, timeout: Duration) -> FileTransaction:
+        """Begin the first transaction of a new owner of the id, which fences older owners."""
+        check_name(id, what="transaction id")
+        timeout_us = to_us(timeout, what="timeout")
+
+        def decide(draft: CommitDraft) -> int:
+            epoch = draft.state.transactions.get(id, 0) + 1
+            draft.do("epoch", "transaction", id, epoch)
+            return epoch
+
+        return cls(log, id, timeout_us, log.committer.submit(decide))
 
     # Content
 
@@ -259,4 +261,4 @@ class FileTransaction(Transaction):
 
     def next(self) -> FileTransaction:
         self.abort()
-        return FileTransaction(self.log, self.id, self._timeout, epoch=self._epoch)
+        return FileTransaction(self.log, self.id, self._timeout_us, self._epoch)

@@ -61,22 +61,32 @@ GroupOffsets = dict[str, dict[int, int]]
 class ClusterAdmin:
     """Requests to a cluster's brokers, and the pool of fetchers. Thread-safe."""
 
-    def __init__(self, cluster: ClusterConfig) -> None:
+    def __init__(
+        self, cluster: ClusterConfig, client: AdminClient, reported_errors: list[KafkaError]
+    ) -> None:
         self.cluster = cluster
         self.fetchers = FetcherPool(cluster)
-        self._reported_errors: list[KafkaError] = []
+        self._client = client
+        self._reported_errors = reported_errors
+
+    @classmethod
+    def connect(cls, cluster: ClusterConfig) -> ClusterAdmin:
+        """Wait until a broker responds. LogUnavailable after some seconds, sooner if the client
+        reports an error that will not go away by itself.
+        """
+        reported_errors: list[KafkaError] = []
         try:
-            self._client = AdminClient(cluster.admin() | {"error_cb": self._reported_errors.append})
+            client = AdminClient(cluster.admin() | {"error_cb": reported_errors.append})
         except KafkaException as error:
             raise ConfigurationError(
                 f"The options of the Kafka log are not valid: {cause(error).str()}.",
                 fix="correct or remove the option.",
             ) from None
+        admin = cls(cluster, client, reported_errors)
+        admin._await_broker()
+        return admin
 
-    def check_reachable(self) -> None:
-        """Wait until a broker responds. LogUnavailable after some seconds, sooner if the client
-        reports an error that will not go away by itself.
-        """
+    def _await_broker(self) -> None:
         begun = time.monotonic()
         while True:
             try:

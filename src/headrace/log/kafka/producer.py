@@ -36,6 +36,7 @@ from headrace.log.kafka.sender import (
     send_records,
     translate_fencing,
 )
+from headrace.log.kafka.topics import TopicDescription
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
@@ -104,19 +105,35 @@ class KafkaProducer(Producer):
     """A producer of one topic. Thread-safe; appends of several threads are serialised."""
 
     def __init__(
-        self, connection: Connection, topic: str, id: str | None, partitioner: Partitioner | None
+        self,
+        connection: Connection,
+        topic: TopicDescription,
+        id: str | None,
+        partitioner: Partitioner | None,
     ) -> None:
-        self._connection, self.topic, self.id = connection, topic, id
-        self._info, self._uid = connection.topics.describe(topic)
+        self._connection = connection
+        self._info, self._uid = topic
+        self.topic = self._info.name
+        self.id = id
         self._assigner = PartitionAssigner(partitioner)
         self._guard = RLock()
         self._ledger = ProducerLedger()
         self._client: Client | None = None
         self._closed = False
         self.epoch = 0
+
+    @classmethod
+    def open(
+        cls, connection: Connection, topic: str, id: str | None, partitioner: Partitioner | None
+    ) -> KafkaProducer:
+        """Open a producer. One with an id fences older producers of the id, and continues after
+        their last sequence number.
+        """
+        producer = cls(connection, connection.topics.describe(topic), id, partitioner)
         if id is not None:
             check_name(id, what="producer id")
-            self._take_over()
+            producer._take_over()
+        return producer
 
     @property
     def last_sequence(self) -> int:

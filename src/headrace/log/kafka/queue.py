@@ -164,13 +164,19 @@ class ShareClient:
     thread-safe.
     """
 
-    def __init__(self, cluster: ClusterConfig, topic: str, group: str, size: int) -> None:
+    def __init__(self, consumer: ShareConsumer, topic: str, size: int) -> None:
         self.topic, self.size = topic, size
         self.leases: dict[RecordId, Lease] = {}
         self.is_new = True
+        self._consumer = consumer
+
+    @classmethod
+    def open(cls, cluster: ClusterConfig, topic: str, group: str, size: int) -> ShareClient:
+        """Join the share group."""
         with translate_errors(f"open the queue {topic!r} for group {group!r}"):
-            self._consumer = ShareConsumer(cluster.share_member(group, size))
-            self._consumer.subscribe([topic])
+            consumer = ShareConsumer(cluster.share_member(group, size))
+            consumer.subscribe([topic])
+        return cls(consumer, topic, size)
 
     def fetch(self, seconds: float, visibility_seconds: float) -> list[FetchedMessage]:
         """The messages that arrive in time. They may be more than `size`, because Kafka delivers
@@ -387,7 +393,9 @@ class KafkaQueue(Queue):
                 f"{MAX_CLIENTS} receives from {self.topic!r} have unsettled messages.",
                 fix="acknowledge or release what was received before receiving more.",
             )
-        self._clients.append(ShareClient(self._connection.cluster, self.topic, self.group, size))
+        self._clients.append(
+            ShareClient.open(self._connection.cluster, self.topic, self.group, size)
+        )
         return self._clients[-1]
 
     def _client_of(self, record_id: RecordId) -> ShareClient | None:
