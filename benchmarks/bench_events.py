@@ -1,4 +1,4 @@
-"""Event sourcing: durable commands a second and loading one entity, beside the `eventsourcing`
+"""Event sourcing: durable commands a second and loading one entity, against the `eventsourcing`
 library on an SQLite file and on Postgres, with the same commands; and rebuilding a projection.
 
 Every command loads an account, decides a deposit and stores its event durably: one sync a command

@@ -1,5 +1,5 @@
-"""Sinks: a million rows by key into Postgres beside a bare COPY into an identical table, into Redis
-beside a bare pipelined HSET; and a batch that the target has already.
+"""Sinks: a million rows by key into Postgres against a bare COPY into an identical table, into
+Redis against a bare pipelined HSET; and a batch that the target has already.
 """
 
 from __future__ import annotations

@@ -240,7 +240,9 @@ def test_what_cannot_be_captured_says_why(mariadb: Mariadb, address: str) -> Non
         mariadb.do("SET GLOBAL binlog_row_metadata = 'FULL'")
 
 
-def test_a_purged_binlog_is_told_and_can_be_made_good(mariadb: Mariadb, address: str) -> None:
+def test_a_purged_binlog_is_reported_and_a_new_snapshot_repairs_it(
+    mariadb: Mariadb, address: str
+) -> None:
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
     capture = capture_of(mariadb)
     caught_up(capture, address).close()

@@ -87,6 +87,6 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
             (row["id"], row["name"]) for row in hr.cdc.fold(log, "debezium-customers").to_pylist()
         ] == [(2, "Bo")]
         assert [
-            (letter["source_offset"], "no envelope" in letter["row"])
-            for letter in read_dead_letters(log, topic)
+            (dead_letter["source_offset"], "no envelope" in dead_letter["row"])
+            for dead_letter in read_dead_letters(log, topic)
         ] == [(4, True)]

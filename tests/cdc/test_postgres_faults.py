@@ -53,8 +53,8 @@ def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
     )
     try:
         assert "did you mean 'public.orders'" in refused(postgres, address, tables=["ordres"])
-        told = refused(postgres, address, tables=["keyless"])
-        assert "REPLICA IDENTITY FULL" in told
+        message = refused(postgres, address, tables=["keyless"])
+        assert "REPLICA IDENTITY FULL" in message
         assert (
             postgres.query("SELECT 1 FROM pg_publication") == []
         )  # publishing it would have made the user's updates fail
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
         postgres.do("DROP ROLE poor", "DROP ROLE reader")
 
 
-def test_a_lost_slot_is_told_and_never_made_again_in_silence(
+def test_a_lost_slot_is_reported_and_never_recreated_silently(
     postgres: Postgres, address: str
 ) -> None:
     postgres.do(
@@ -87,9 +87,9 @@ def test_a_lost_slot_is_told_and_never_made_again_in_silence(
         "UPDATE a SET v = 9 WHERE id = 2",
         "INSERT INTO a VALUES (6, 6)",
     )
-    told = refused(postgres, address)
-    assert "was dropped" in told
-    assert "--start-over" in told
+    message = refused(postgres, address)
+    assert "was dropped" in message
+    assert "--start-over" in message
     assert (
         postgres.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = '" + slot + "'") == []
     )
@@ -125,7 +125,7 @@ def test_a_table_that_left_the_publication_is_read_again(
     assert "public.b" not in caplog.text
 
 
-def test_a_publication_that_was_dropped_is_told_and_can_be_made_good(
+def test_a_dropped_publication_is_reported_and_can_be_restored(
     postgres: Postgres, address: str
 ) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")

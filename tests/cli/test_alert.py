@@ -34,7 +34,7 @@ def test_messages_are_listed(run: Run, log: Log) -> None:
     assert (shown.count("silenced"), "region r2" in shown) == (1, True)
 
 
-def test_an_alert_is_silenced_and_tells_again(run: Run, log: Log) -> None:
+def test_a_silenced_alert_can_be_unsilenced(run: Run, log: Log) -> None:
     assert (
         "spike is silent until"
         in run("alert", "silence", "spike", "--pipeline", "shop", "--for", "2 hours").out

@@ -49,15 +49,15 @@ def test_a_file_declares_captures(shop: Path) -> None:
         "import headrace as hr\none = hr.cdc.sqlite('shop.db', name='one', prefix='one.')\ntwo ="
         " hr.cdc.sqlite('shop.db', name='two', prefix='two.')\n"
     )
-    told = run("captures.py", "--until-caught-up", "--name", "two")
-    assert "Capturing two (sqlite) into file:data" in told
+    message = run("captures.py", "--until-caught-up", "--name", "two")
+    assert "Capturing two (sqlite) into file:data" in message
     with hr.open_log("file:data") as log:
         assert log.topics() == ["two.items"]
         assert json.loads(log.note("cdc.two") or "")["tables"]["items"]["topic"] == "two.items"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("oracle://x/y",), "oracle: is not a database that can be captured"),
         (("sqlite:none.db", "--until-caught-up"), "There is no SQLite database"),
@@ -66,12 +66,12 @@ def test_a_file_declares_captures(shop: Path) -> None:
         (("captures.py", "--table", "items"), "can be given only with a URL"),
     ],
 )
-def test_what_cannot_be_done_says_why(shop: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_arguments_that_are_refused(shop: Path, arguments: tuple[str, ...], message: str) -> None:
     Path("empty.py").write_text("")
     Path("captures.py").write_text(
         "import headrace as hr\ntwo = hr.cdc.sqlite('shop.db', name='two')\n"
     )
-    assert told in run(*arguments, code=1)
+    assert message in run(*arguments, code=1)
 
 
 def test_the_status_line_says_how_far_it_is() -> None:
@@ -83,9 +83,9 @@ def test_the_status_line_says_how_far_it_is() -> None:
         snapshots={"items": (500, 2000)},
         source={"wal_status": "reserved", "retained_bytes": 5_000_000},
     )
-    told = status_line(status, 100.0)
+    message = status_line(status, 100.0)
     assert (
-        told
+        message
         == "shop: items [#####...............] 500 of about 2,000 rows, 15.0 s left; 10 changes,"
         " 100 rows/s, at 7; wal status: reserved; retained bytes: 5.0 MB"
     )

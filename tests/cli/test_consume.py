@@ -142,9 +142,7 @@ def test_a_group_reads_several_partitions_to_their_ends(run: Run, log: hr.Log, o
 
 
 @pytest.mark.parametrize("options", [("--from", 3), ("--from", "2026-01-01"), ("--partition", 0)])
-def test_a_group_cannot_be_told_where_to_read(
-    run: Run, six: str, options: tuple[object, ...]
-) -> None:
+def test_a_group_takes_no_start_offset(run: Run, six: str, options: tuple[object, ...]) -> None:
     assert "group" in run("consume", six, "--group", "g", *options, code=2).err.lower()
 
 

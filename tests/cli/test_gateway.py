@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (("http",), 1, "has no topic to append to"),
         (("http", "--topic", "nothing", "--port", 0), 1, "There is no topic 'nothing'"),
@@ -33,10 +33,10 @@ from tests.cli.conftest import Run
     ],
 )
 def test_what_cannot_be_is_said(
-    run: Run, orders: str, arguments: tuple[object, ...], code: int, told: str
+    run: Run, orders: str, arguments: tuple[object, ...], code: int, message: str
 ) -> None:
     done = run("gateway", *arguments, code=code)
-    assert told in " ".join((done.out + done.err).split())
+    assert message in " ".join((done.out + done.err).split())
 
 
 def test_a_hook_is_written_in_one_word() -> None:
@@ -62,8 +62,9 @@ def test_how_it_goes_is_one_line() -> None:
         failures=1,
         error="no room",
     )
-    told = status_line(status, 5.0)
+    message = status_line(status, 5.0)
     assert (
-        told == "door: 10 rows stored, 5 rows/s; 0 waiting (0 B); 3 dropped; 2 refused; because of:"
+        message
+        == "door: 10 rows stored, 5 rows/s; 0 waiting (0 B); 3 dropped; 2 refused; because of:"
         " malformed 2, no room 3; packets: 7; failed 1 times in a row: no room"
     )

@@ -33,8 +33,8 @@ def flip_a_byte(directory: Path) -> Path:
 
 def test_verify_finds_nothing_in_a_sound_log(run: Run, emails: str) -> None:
     assert "No damage found" in run("log", "verify").out
-    (told,) = run("log", "verify", emails, "--json").lines
-    assert (told["kind"], told["topic"], told["message"]) == (
+    (finding,) = run("log", "verify", emails, "--json").lines
+    assert (finding["kind"], finding["topic"], finding["message"]) == (
         "ok",
         emails,
         "No damage found.",
@@ -113,8 +113,8 @@ def test_a_message_delivered_too_often_can_be_shown_and_replayed(
     assert run("queue", "receive", *queue, "--max", 3).lines == []
     (listed,) = run("dead", "list", "--json").lines
     assert (listed["of"], listed["rows"]) == (emails, 1)
-    (letter,) = run("dead", "show", emails, "--json").lines
-    assert "user1@example.com" in str(letter)
+    (dead_letter,) = run("dead", "show", emails, "--json").lines
+    assert "user1@example.com" in str(dead_letter)
     assert "user1" in run("dead", "show", emails).out
     assert run("dead", "replay", emails, "--json").lines == [{"replayed": 1, "failed": []}]
     assert [row["to"] for row in log.read(emails, start=3).to_pylist()] == ["user1@example.com"]

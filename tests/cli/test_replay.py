@@ -1,5 +1,5 @@
-"""`headrace replay` and `headrace rescale`: beside the old, from where one says, with as many
-shards as one says.
+"""`headrace replay` and `headrace rescale`: next to the old version, from a chosen tick, with as
+many shards as one says.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def total(state: Path, view: str = "totals") -> int:
 
 
 @pytest.mark.spark
-def test_a_version_is_built_beside_the_old_one(
+def test_a_version_is_built_next_to_the_old_one(
     run: Run, log: hr.Log, file: Path, spark: SparkSession
 ) -> None:
     log.create_topic("orders", "k BIGINT, v BIGINT", key="k")

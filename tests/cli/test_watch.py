@@ -22,7 +22,7 @@ def test_a_look_says_what_passes_its_limit(run: Run, log: Log, orders: str) -> N
     assert "There is no rule" in run("watch", code=2).err
 
 
-def test_it_tells_until_it_is_stopped(log: Log, address: str, orders: str) -> None:
+def test_a_watch_prints_matches_until_it_is_stopped(log: Log, address: str, orders: str) -> None:
     command = [
         sys.executable,
         "-m",

@@ -62,9 +62,7 @@ def test_what_is_written_is_read(
     again.validate(full=True)
     assert again.type == kind
     assert again.to_pylist() == array.to_pylist()
-    assert encode(array.slice(1)) == encoded[1:], (
-        "a value's bytes do not depend on what is beside it"
-    )
+    assert encode(array.slice(1)) == encoded[1:], "a value's bytes do not depend on its neighbours"
     assert decode_array(encode_array(array).slice(1), kind).to_pylist() == array.to_pylist()[1:]
 
 

@@ -1,4 +1,4 @@
-"""An alert of a pipeline: told when a row of a table comes and when it goes, once, also when the
+"""An alert of a pipeline: sent when a row of a table comes and when it goes, once, also when the
 runner starts again.
 """
 

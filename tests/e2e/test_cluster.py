@@ -19,7 +19,7 @@ from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
 
 pytestmark = pytest.mark.kafka
-# What a cluster on loopback with little memory needs to be told.
+# Settings for a cluster on loopback with little memory.
 DEFAULTS = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "1g",

@@ -201,7 +201,7 @@ def test_a_device_that_is_years_off_holds_nothing_back_and_is_never_late(tmp_pat
         assert "minutes.window.late" not in test.runner.leading.entry.counts
 
 
-def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Path) -> None:
+def test_rows_without_a_usable_time_are_dead_lettered_and_counted_once(tmp_path: Path) -> None:
     with PipelineTest(plant(), tmp_path, PLAIN) as test:
         ahead = {
             "device": "b",
@@ -212,7 +212,7 @@ def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Pat
         feed(test, [[row(None, 1, 2, "a"), ahead, row(1, 1, 2, None), row(5, 5, 6, "a")]])
         test.settle()
         assert [each[0] for each in corrected(test)] == ["a"]
-        letters = {
+        dead_letters = {
             each["reason"]: (each["source_partition"], each["source_offset"])
             for each in test.log.read("readings.dead").to_pylist()
         }
@@ -220,7 +220,7 @@ def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Pat
             each["happened"]: (each["_partition"], each["_offset"])
             for each in test.log.read("readings").to_pylist()
         }
-        assert letters == {
+        assert dead_letters == {
             "its event time is null": places[None],
             "its event time is more than 1 day ahead": places[ahead["happened"]],
             "its key is null": places[at(1)],
@@ -251,7 +251,7 @@ def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) 
         "minutes",
         fine.window(hr.tumbling("1 minute"))
         .group_by("device")
-        .aggregate(n=hr.agg.count(), most=hr.agg.max("late_by")),
+        .aggregate(n=hr.agg.count(), longest=hr.agg.max("late_by")),
     )
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("readings", [row(-YEARS + n, -YEARS + n + 2, n + 3, "a") for n in range(5)])
@@ -259,7 +259,7 @@ def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) 
         test.settle()
         test.feed("readings", [row(-YEARS + 100, -YEARS + 100, 101, "a"), row(100, 100, 101, "b")])
         test.settle()
-        assert [(each["device"], each["n"], each["most"]) for each in test.view("minutes")] == [
+        assert [(each["device"], each["n"], each["longest"]) for each in test.view("minutes")] == [
             ("a", 5, timedelta(seconds=2))
         ]
 
@@ -338,6 +338,6 @@ def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(
         )
         test.settle()
         assert [each["k"] for each in test.view("minutes")] == ["near"]
-        (letter,) = test.log.read("clicks.dead").to_pylist()
-        assert (letter["reason"], letter["source_offset"]) == (reason, 0)
-        assert json.loads(letter["row"]).get("at") is None
+        (dead_letter,) = test.log.read("clicks.dead").to_pylist()
+        assert (dead_letter["reason"], dead_letter["source_offset"]) == (reason, 0)
+        assert json.loads(dead_letter["row"]).get("at") is None

@@ -75,11 +75,11 @@ def test_a_posted_row_raises_an_alert_and_another_resolves_it(
         stop.set()
         running.join(60)
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        told = log.read(TOPIC).to_pylist()
-    assert [(each["state"], json.loads(each["content"])["group"]) for each in told] == [
+        alerts = log.read(TOPIC).to_pylist()
+    assert [(each["state"], json.loads(each["content"])["group"]) for each in alerts] == [
         ("firing", {"region": "eu"}),
         ("resolved", {"region": "eu"}),
     ]
     assert [request["Idempotency-Key"] for request in receiver.requests] == [
-        each["id"] for each in told
+        each["id"] for each in alerts
     ]

@@ -65,7 +65,7 @@ class Shop:
         with ViewReader(self.state / "views.db") as views:
             return sum(row["n"] for row in views.table("counts").to_pylist())
 
-    def told(self) -> str:
+    def status(self) -> str:
         try:
             found: str = json.loads((self.state / "status.json").read_text())["ingests"].get(
                 "orders.ingest", ""
@@ -94,7 +94,7 @@ def wait(until: Callable[[], bool], seconds: float = 120) -> None:
 def test_what_is_there_comes_in_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
     shop.add_file("a", 30)
     shop.run(until_caught_up=True)
-    assert (shop.rows(), shop.counted(), shop.told()) == (sorted(names("a", 30)), 30, "done")
+    assert (shop.rows(), shop.counted(), shop.status()) == (sorted(names("a", 30)), 30, "done")
     shop.add_file("b", 5)
     for _ in range(2):
         shop.run(until_caught_up=True)
@@ -110,10 +110,10 @@ def test_one_that_fails_is_started_again_and_the_status_says_why(
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.told().startswith("failed"))
-        assert "ValueError: broken on purpose" in shop.told()
+        wait(lambda: shop.status().startswith("failed"))
+        assert "ValueError: broken on purpose" in shop.status()
         (shop.root / "broken").unlink()
-        wait(lambda: shop.told().startswith("running"))
+        wait(lambda: shop.status().startswith("running"))
         shop.add_file("b", 4)
         wait(lambda: len(shop.rows()) == 14)
     finally:
@@ -134,8 +134,8 @@ def test_a_lost_checkpoint_doubles_nothing(shop: Shop, spark: SparkSession) -> N
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.told().startswith("failed"))
-        assert "another checkpoint" in shop.told()
+        wait(lambda: shop.status().startswith("failed"))
+        assert "another checkpoint" in shop.status()
     finally:
         stop.set()
         running.join(60)

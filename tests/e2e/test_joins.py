@@ -79,7 +79,7 @@ def test_a_stream_meets_a_table_as_of_its_tick(tmp_path: Path, spark: SparkSessi
     ]
 
 
-def test_streams_meet_within_a_time_and_the_unmatched_are_told_once(
+def test_streams_join_within_a_time_bound_and_unmatched_rows_are_emitted_once(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     rng = random.Random(8)
@@ -246,7 +246,7 @@ def test_a_row_meets_the_version_valid_at_its_time(tmp_path: Path, spark: SparkS
     ], "the past is let be, and what comes sees all that is known"
 
 
-def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession) -> None:
+def test_late_versions_correct_emitted_rows(tmp_path: Path, spark: SparkSession) -> None:
     def pipeline() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
         taxed = orders_with_time(shop).join(
@@ -391,17 +391,17 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(
         shop = hr.Pipeline("shop")
         orders = shop.table("orders", schema="id BIGINT, customer BIGINT, amount BIGINT", key="id")
         customers = shop.table("customers", schema="customer BIGINT, city STRING", key="customer")
-        told = orders.join(customers, on="customer", how="left")
-        shop.write("told", told)
-        shop.view("best", told.top(2, by="amount", per="city"))
+        joined = orders.join(customers, on="customer", how="left")
+        shop.write("joined", joined)
+        shop.view("best", joined.top(2, by="amount", per="city"))
         shop.view(
             "cities",
-            told.select("id", "city")
+            joined.select("id", "city")
             .select("id", "city")
             .group_by("city")
             .aggregate(n=hr.agg.count()),
         )
-        shop.view("leaders", told.top(1, by=["amount DESC", "id ASC"]))
+        shop.view("leaders", joined.top(1, by=["amount DESC", "id ASC"]))
         return shop
 
     rng = random.Random(2)
@@ -422,13 +422,13 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(
             test.feed("orders", rows)
             test.cut()
 
-    both_ways(pipeline, feed, "told", tmp_path, spark)
+    both_ways(pipeline, feed, "joined", tmp_path, spark)
     newest = {row["id"]: row for rows in ticks for row in rows}
     with PipelineTest(pipeline(), tmp_path / "views", spark, shards=3) as test:
         feed(test)
         test.settle(2)
         assert {
-            key: (row["customer"], row["city"]) for key, row in test.folded("told", "id").items()
+            key: (row["customer"], row["city"]) for key, row in test.folded("joined", "id").items()
         } == {key: (row["customer"], cities.get(row["customer"])) for key, row in newest.items()}
         best: dict[Any, list[tuple[int, int]]] = {}
         for row in newest.values():

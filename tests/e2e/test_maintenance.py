@@ -1,4 +1,4 @@
-"""What a run does beside its batches: unneeded state is swept, another number of shards is taken
+"""What a run does besides its batches: unneeded state is swept, another number of shards is taken
 on, and the rows stay what they are.
 """
 

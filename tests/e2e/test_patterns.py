@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.runtime.explain import partial_matches
+from headrace.runtime.explain import partial_matches, partial_matches_text
 from headrace.runtime.explain import partial_matches_plain as plain
-from headrace.runtime.explain import partial_matches_text as told
 from headrace.runtime.state_inspector import last_entry
 from headrace.testing.pipelines import Died, PipelineTest
 from tests.e2e.patterned import (
@@ -105,7 +104,7 @@ def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, point: str) -> None:
         assert outputs(test) == expected
 
 
-def test_absence_is_told_by_the_clock_alone(tmp_path: Path) -> None:
+def test_absence_is_emitted_by_the_watermark_alone(tmp_path: Path) -> None:
     with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed("payments", [payment(1, 5.0, 0, "a")])
         test.settle()
@@ -288,7 +287,7 @@ def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
         }
         assert (
             "has small small since 2026-03-01 12:00:00.000+00:00, waits for small until 2026-03-01"
-            " 12:10:00.000+00:00." in told(found)
+            " 12:10:00.000+00:00." in partial_matches_text(found)
         )
         assert plain(found)["waiting_rows"] == 1, "the third is not certain to be the next"
 

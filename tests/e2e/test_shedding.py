@@ -105,10 +105,10 @@ def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             producer.append(rows(0, 1_000))
         shop.run(log=log.address, state=tmp_path / "state", until_caught_up=True)
         with start(tmp_path / "state", log, port=0) as server:
-            told = json.loads(urllib.request.urlopen(f"{server.address}/views", timeout=30).read())[
-                "views"
-            ]
-    assert [(view["name"], view.get("left_out")) for view in told] == [
+            views = json.loads(
+                urllib.request.urlopen(f"{server.address}/views", timeout=30).read()
+            )["views"]
+    assert [(view["name"], view.get("left_out")) for view in views] == [
         ("counted", {"clicks": 1_000}),
         ("visitors", None),
     ]

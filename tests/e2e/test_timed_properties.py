@@ -57,7 +57,7 @@ def timed() -> hr.Pipeline:
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
     )
     pipeline.view("minutes", minutes)
-    pipeline.write("minutes_told", minutes, partitions=2)
+    pipeline.write("minutes_changes", minutes, partitions=2)
     devices = (
         orders.window(hr.tumbling("5 minutes"), late=hr.late.divert("late_orders"))
         .group_by("device")
@@ -194,15 +194,15 @@ def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
     assert test.rows("late_orders") == test.rows(f"late_orders.{VERSION}")
     known = set(test.log.topics())
     for step in plan.steps():
-        letters = [
+        dead_letters = [
             dead_topic_name(name) for name in (step.name.removesuffix(f".{VERSION}"), step.name)
         ]
-        assert (letters[0] in known) == (letters[1] in known), letters
-        if letters[0] in known:
-            assert _letters(test, letters[0]) == _letters(test, letters[1])
+        assert (dead_letters[0] in known) == (dead_letters[1] in known), dead_letters
+        if dead_letters[0] in known:
+            assert _dead_letters(test, dead_letters[0]) == _dead_letters(test, dead_letters[1])
 
 
-def _letters(test: PipelineTest, topic: str) -> list[str]:
+def _dead_letters(test: PipelineTest, topic: str) -> list[str]:
     names = ["reason", "source_partition", "source_offset", "tick", "row"]
     return sorted(
         map(repr, ([row[name] for name in names] for row in test.log.read(topic).to_pylist()))

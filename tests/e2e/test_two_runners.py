@@ -1,5 +1,5 @@
 """Two runners of one pipeline at once, and tasks that come too late: the newer runner goes on, the
-older one is told, and outputs are as if there had been one.
+older one is fenced, and outputs are as if there had been one.
 """
 
 from __future__ import annotations

@@ -234,10 +234,10 @@ def check(
         wanted += oracle.tick(
             place, tick.rows, TickWatermarks(before, before, watermarks[place], watermarks[place])
         )
-    told = [
+    emitted = [
         {**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes
     ]
-    assert text(in_order(told)) == text(in_order(wanted)), f"{name}, {asked}"
+    assert text(in_order(emitted)) == text(in_order(wanted)), f"{name}, {asked}"
     check_open(test, name)
     late = oracle.late
     assert test.runner.leading.entry.counts.get(f"{name}.window.late", 0) == len(late)
@@ -254,14 +254,14 @@ def check(
             repr({column: row[column] for column in STREAM.names}) for row in late
         )
     if name == "tumbling" and asked.emit == "changes":
-        told_rows = sum(row["n"] for row in test.view(name))
-        assert told_rows + len(late) == sum(len(tick.rows) for tick in life.ticks), (
+        emitted_rows = sum(row["n"] for row in test.view(name))
+        assert emitted_rows + len(late) == sum(len(tick.rows) for tick in life.ticks), (
             "rows in are rows counted, dropped and diverted"
         )
 
 
 def check_open(test: PipelineTest, name: str) -> None:
-    """What is told of open windows, which is counted batch by batch, is what is in the state."""
+    """The reported open windows, which are counted batch by batch, are those in the state."""
     found = explain(test.pipeline.plan(), test.log, test.state, f"{name}.window").windows
     counts = test.runner.leading.entry.counts
     for how, waiting in (("waiting", True), ("kept", False)):
@@ -314,10 +314,10 @@ def chained() -> hr.Pipeline:
     hours = (
         minutes.window(hr.tumbling("20 us"), late=late)
         .group_by("k")
-        .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), most=hr.agg.max("n"))
+        .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), highest=hr.agg.max("n"))
     )
     days = hours.window(hr.tumbling("60 us"), late=late).aggregate(
-        n=hr.agg.sum("n"), s=hr.agg.sum("s"), most=hr.agg.max("most")
+        n=hr.agg.sum("n"), s=hr.agg.sum("s"), highest=hr.agg.max("highest")
     )
     pipeline.view("hours", hours)
     pipeline.view("days", days)
@@ -349,7 +349,8 @@ def test_corrections_at_the_bottom_end_as_the_batch_answer_at_the_top(
         while test.step(batches):
             continue
         found = {
-            us(row["window_start"]): (row["n"], row["s"], row["most"]) for row in test.view("days")
+            us(row["window_start"]): (row["n"], row["s"], row["highest"])
+            for row in test.view("days")
         }
     assert found == batch_answer([row for tick in given_ticks for row in tick.rows])
 

@@ -126,7 +126,7 @@ def test_versions_are_not_given_out_again(tmp_path: Path, store: EventStore) -> 
 
 
 def steps(tmp_path: Path) -> list[str]:
-    """What an excision tells of itself."""
+    """The audit record of an excision."""
     seen: list[str] = []
     with (
         hr.open_log(f"file:{tmp_path / 'first'}", durability="os") as log,

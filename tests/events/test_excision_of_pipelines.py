@@ -230,11 +230,11 @@ def test_what_stands_in_the_way_is_refused_and_nothing_is_done(tmp_path: Path) -
         world.settle()
         state = world.further.state
         world.further.runner.write_status()
-        told = json.loads((state / "status.json").read_text())
+        status = json.loads((state / "status.json").read_text())
         (state / "status.json").write_text(
             json.dumps(
                 {
-                    **told,
+                    **status,
                     "process": 1,
                     "process_began": (
                         Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]

@@ -22,7 +22,7 @@ Acknowledged = dict[int, list[tuple[int, int, int]]]
 
 
 def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
-    """Start writers, kill some of them in the middle, and collect what each was told."""
+    """Start writers, kill some of them in the middle, and collect what was acknowledged to each."""
     chosen = random.Random(writers)
     processes = [
         subprocess.Popen(
@@ -72,8 +72,8 @@ def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
     assert [event.offset for event in events] == list(range(len(events)))
     hot = [event for event in events if event.entity == "hot"]
     assert [event.version for event in hot] == list(range(1, len(hot) + 1))
-    told = [(event.data["writer"], event.data["n"]) for event in hot]
-    assert len(set(told)) == len(told)
+    stored = [(event.data["writer"], event.data["n"]) for event in hot]
+    assert len(set(stored)) == len(stored)
     places = {
         (event.data["writer"], event.data["n"]): (event.version, event.offset) for event in hot
     }
@@ -83,7 +83,7 @@ def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
         own = [event.data["n"] for event in events if event.entity == f"own-{writer}"]
         assert own == list(range(len(own)))
         assert len(own) == len(
-            [one for one, _ in told if one == writer]
+            [one for one, _ in stored if one == writer]
         )  # both entities of an append, or neither
         assert len(lines) <= len(own) <= len(lines) + 1
 

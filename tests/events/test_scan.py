@@ -33,7 +33,7 @@ def test_batches_in_segments_and_in_the_journal(tmp_path: Path, compression: str
     assert any(name.endswith(".journal") for name in names)
 
 
-def test_damaged_bytes_that_were_put_aside(tmp_path: Path) -> None:
+def test_quarantined_damaged_bytes_are_scanned(tmp_path: Path) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log:
         log.create_topic("mails", "address STRING", compression="zstd")
         with log.producer("mails") as producer:

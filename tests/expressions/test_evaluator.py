@@ -87,7 +87,7 @@ SPARKS = [
 ]
 
 
-def told(text: str) -> Expression:
+def parsed(text: str) -> Expression:
     return parse_expression(text, SCHEMA, where="expression")
 
 
@@ -96,7 +96,7 @@ def usable(text: str) -> Expression | None:
     out.
     """
     try:
-        return told(text)
+        return parsed(text)
     except Exception:
         return None
 
@@ -221,7 +221,7 @@ def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str
 
 @pytest.mark.parametrize("text", SPARKS)
 def test_what_may_differ_is_left_to_spark(text: str) -> None:
-    assert compile_to_arrow(told(text), SCHEMA) is None
+    assert compile_to_arrow(parsed(text), SCHEMA) is None
 
 
 def placed(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,9 +1,9 @@
 """What `expressions` says without Spark, held against Spark itself on rows where everything goes
 wrong.
 
-Each line of expressions.txt is an expression. Spark must give it the type that was told; its safe
-form must never fail; on rows where `failed` is false the expression itself, as it was written, must
-not fail and must give what the safe form gives; where `failed` is true it must fail.
+Each line of expressions.txt is an expression. Spark must give it the type that was derived; its
+safe form must never fail; on rows where `failed` is false the expression itself, as it was written,
+must not fail and must give what the safe form gives; where `failed` is true it must fail.
 """
 
 import random
@@ -46,7 +46,7 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
     frame.unpersist()
 
 
-def told(text: str) -> Expression:
+def parsed(text: str) -> Expression:
     return parse_expression(text, SCHEMA, where="expression")
 
 
@@ -62,7 +62,7 @@ def batches(cases: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("cases", batches(CASES))
 def test_spark_agrees(rows: DataFrame, cases: list[str]) -> None:
-    expressions = [told(text) for text in cases]
+    expressions = [parsed(text) for text in cases]
     assert wrong_types(rows, expressions) == []
     assert wrong_values(rows, expressions) == []
 
@@ -79,7 +79,7 @@ def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
     ]
     found = [field.dataType.simpleString() for field in fields]
     return [
-        f"{expressions[place // 2].text}: told {want}, Spark {got}"
+        f"{expressions[place // 2].text}: parsed {want}, Spark {got}"
         for place, (want, got) in enumerate(zip(wanted, found, strict=True))
         if want != got
     ]
@@ -118,7 +118,7 @@ def wrong_values(rows: DataFrame, expressions: list[Expression]) -> list[str]:
 
 def failing_rows(rows: DataFrame, expressions: list[Expression]) -> list[tuple[Expression, int]]:
     """For each expression a row that is said to fail, with nothing null in it: Spark does not look
-    at what stands beside a null.
+    at the value stored under a null.
     """
     can_fail = [
         each
@@ -155,7 +155,7 @@ def false_alarms(rows: DataFrame, cases: list[tuple[Expression, int]]) -> list[s
 
 
 def test_what_is_said_to_fail_fails(rows: DataFrame) -> None:
-    found = failing_rows(rows, [told(text) for text in random.Random(7).sample(CASES, 40)])
+    found = failing_rows(rows, [parsed(text) for text in random.Random(7).sample(CASES, 40)])
     assert len(found) >= 5
     assert false_alarms(rows, found[:8]) == []
 
@@ -165,7 +165,7 @@ def test_everything_that_is_said_to_fail_fails(rows: DataFrame) -> None:
     for start in range(0, len(CASES), AT_ONCE):
         assert (
             false_alarms(
-                rows, failing_rows(rows, [told(text) for text in CASES[start : start + AT_ONCE]])
+                rows, failing_rows(rows, [parsed(text) for text in CASES[start : start + AT_ONCE]])
             )
             == []
         )
@@ -184,13 +184,13 @@ def test_guards_hold(rows: DataFrame) -> None:
     ]
     counts = (
         rows.selectExpr(
-            *(f"count_if({told(text).failed}) AS c{place}" for place, text in enumerate(guarded))
+            *(f"count_if({parsed(text).failed}) AS c{place}" for place, text in enumerate(guarded))
         )
         .toArrow()
         .to_pylist()[0]
     )
     assert set(counts.values()) == {0}
-    assert rows.selectExpr(f"count_if({told('a / b').failed})").toArrow().to_pylist()[0] != {}
+    assert rows.selectExpr(f"count_if({parsed('a / b').failed})").toArrow().to_pylist()[0] != {}
 
 
 def nested(shuffled: random.Random, kind: str, depth: int) -> str:
@@ -240,7 +240,7 @@ def random_expressions(seed: int, count: int) -> list[Expression]:
     while len(found) < count:
         try:
             found.append(
-                told(
+                parsed(
                     nested(
                         shuffled,
                         shuffled.choice(["number", "truth", "text"]),
@@ -302,7 +302,7 @@ def test_formats_and_patterns_that_are_let_through_are_known_to_spark(rows: Data
         f"regexp_replace(s, {quoted(each)}, 'x')" for each in PATTERNS
     ]
     made = rows.selectExpr(
-        *(f"{told(text).safe} AS c{place}" for place, text in enumerate(texts))
+        *(f"{parsed(text).safe} AS c{place}" for place, text in enumerate(texts))
     ).toArrow()
     assert made.num_columns == len(texts)
     assert made.column(f"c{len(FORMATS)}")[0].as_py() == "2026-01-31 12:00:00.000000"
@@ -325,7 +325,9 @@ def test_literals_mean_what_was_written(rows: DataFrame) -> None:
     ]
     made: dict[str, Any] = (
         rows.limit(1)
-        .selectExpr(*(f"{told(quoted(text)).safe} AS c{place}" for place, text in enumerate(texts)))
+        .selectExpr(
+            *(f"{parsed(quoted(text)).safe} AS c{place}" for place, text in enumerate(texts))
+        )
         .toArrow()
         .to_pylist()[0]
     )

@@ -72,7 +72,9 @@ def test_messages_are_stored_once_and_acknowledged(
     assert order_ids(log) == [1, 2, 3, 4]
     assert running.status().repeated == 2
     assert left(rabbitmq, queue) == 0
-    assert [letter["payload"] for letter in dead.read_dead_letters(log, "orders")] == [b"nonsense"]
+    assert [dead_letter["payload"] for dead_letter in dead.read_dead_letters(log, "orders")] == [
+        b"nonsense"
+    ]
 
 
 def test_a_restarted_broker_is_connected_to_again(
@@ -255,5 +257,5 @@ def test_rows_that_no_queue_would_get_are_dead_letters(
     hr.sinks.amqp(rabbitmq.url, routing_key="nobody-listens").run(
         "orders", log=log.address, until_caught_up=True
     )
-    (letter,) = dead.read_dead_letters(log, "orders.amqp")
-    assert "no queue would get it" in letter["reason"]
+    (dead_letter,) = dead.read_dead_letters(log, "orders.amqp")
+    assert "no queue would get it" in dead_letter["reason"]

@@ -137,7 +137,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "body", "headers", "status", "reason", "says"), REFUSED)
-def test_a_request_that_cannot_be_used_is_told_why_counted_and_not_stored(
+def test_a_bad_request_is_answered_with_the_reason_counted_and_not_stored(
     log: hr.Log,
     opened: Open,
     path: str,
@@ -213,16 +213,16 @@ def test_many_at_once_are_all_stored_and_share_appends(log: hr.Log, opened: Open
         ("POST", "/health", 405),
     ],
 )
-def test_other_requests_are_told_what_there_is(
+def test_unknown_paths_are_answered_with_the_known_ones(
     opened: Open, method: str, path: str, status: int
 ) -> None:
     running = opened(hr.gateways.http("orders", port=0))
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=20)
     connection.request(method, path, b"{}", JSON)
     answer = connection.getresponse()
-    told = json.loads(answer.read())
+    refusal = json.loads(answer.read())
     connection.close()
-    assert (answer.status, "POST /topics/" in told["fix"]) == (status, True)
+    assert (answer.status, "POST /topics/" in refusal["fix"]) == (status, True)
 
 
 # Who may send
@@ -410,7 +410,7 @@ def test_a_retry_of_stripe_that_is_signed_anew_is_stored_once(
     assert [row["body"] for row in log.read("payments").to_pylist()] == [body, b'{"id": "evt_2"}']
 
 
-def test_who_signs_is_told_to_send_again_without_a_word_of_keys(
+def test_a_wrong_signature_is_refused_as_retryable_without_naming_keys(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK", "whsec_test")
@@ -468,7 +468,7 @@ def test_what_cannot_be_is_said_when_it_is_declared(log: hr.Log) -> None:
         pass
 
 
-def test_metrics_and_health_are_told(opened: Open) -> None:
+def test_metrics_and_health_are_served(opened: Open) -> None:
     import urllib.request
 
     running = opened(hr.gateways.http("orders", port=0, name="door"))

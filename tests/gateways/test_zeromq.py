@@ -34,7 +34,7 @@ def test_pushed_messages_are_rows_in_their_order(log: hr.Log, opened: Open) -> N
         until(lambda: running.status().received == 8)
     until(lambda: running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4, 5, 6]
-    assert [letter["payload"] for letter in dead.read_dead_letters(log, "orders")] == [
+    assert [dead_letter["payload"] for dead_letter in dead.read_dead_letters(log, "orders")] == [
         b"nonsense",
         b'{"order_id": "x"}',
     ]

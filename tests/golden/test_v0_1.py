@@ -192,7 +192,9 @@ def test_a_queue_delivers_what_was_not_acknowledged_and_nothing_else(
             (each.offset, each.deliveries) for each in queue.receive(10, visibility="2 hours")
         ] == [(5, 2)]
         assert queue.receive(10) == []
-    assert [letter["source_offset"] for letter in dead.read_dead_letters(log, "emails")] == [0]
+    assert [
+        dead_letter["source_offset"] for dead_letter in dead.read_dead_letters(log, "emails")
+    ] == [0]
 
 
 def test_a_receipt_still_acknowledges_its_message(log: hr.Log, clock: Clock) -> None:

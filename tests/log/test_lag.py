@@ -1,4 +1,4 @@
-"""The hook for lag: told once when a group falls behind and once when it has caught up, whatever
+"""The hook for lag: called once when a group falls behind and once when it has caught up, whatever
 goes wrong in between.
 """
 
@@ -33,39 +33,39 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_each_start_and_end_is_told_once(log: hr.Log) -> None:
-    told: list[LagAlert] = []
-    watch = log.watch_lag(told.append, rows=4, group="g", every="10 ms")
-    wait_for(lambda: len(told) == 1)
+def test_each_start_and_end_of_lag_is_reported_once(log: hr.Log) -> None:
+    alerts: list[LagAlert] = []
+    watch = log.watch_lag(alerts.append, rows=4, group="g", every="10 ms")
+    wait_for(lambda: len(alerts) == 1)
     log.reset_group("g", "t", "latest")
-    wait_for(lambda: len(told) == 2)
+    wait_for(lambda: len(alerts) == 2)
     watch.stop()
-    assert [(alert.firing, alert.lag.rows) for alert in told] == [(True, 5), (False, 0)]
+    assert [(alert.firing, alert.lag.rows) for alert in alerts] == [(True, 5), (False, 0)]
 
 
 def test_a_hook_that_raises_is_called_again_next_time(
     log: hr.Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[bool] = []
+    alerts: list[bool] = []
 
     def hook(alert: LagAlert) -> None:
-        told.append(alert.firing)
+        alerts.append(alert.firing)
         raise RuntimeError("the pager is out of order")
 
     watch = log.watch_lag(hook, rows=1, every="10 ms")
-    wait_for(lambda: told == [True])
+    wait_for(lambda: alerts == [True])
     log.reset_group("g", "t", "latest")
-    wait_for(lambda: told == [True, False])
+    wait_for(lambda: alerts == [True, False])
     watch.stop()
     assert "the pager is out of order" in caplog.text
 
 
 def test_a_deleted_topic_is_behind_no_more(log: hr.Log) -> None:
-    told: list[bool] = []
-    watch = log.watch_lag(lambda alert: told.append(alert.firing), rows=1, every="10 ms")
-    wait_for(lambda: told == [True])
+    alerts: list[bool] = []
+    watch = log.watch_lag(lambda alert: alerts.append(alert.firing), rows=1, every="10 ms")
+    wait_for(lambda: alerts == [True])
     log.delete_topic("t")
-    wait_for(lambda: told == [True, False])
+    wait_for(lambda: alerts == [True, False])
     watch.stop()
 
 

@@ -83,7 +83,7 @@ def over_table(
 
     return {
         "The output 'shown'": lambda pipeline: pipeline.view("shown", kept(pipeline)),
-        "The output 'told'": lambda pipeline: pipeline.write("told", kept(pipeline)),
+        "The output 'totals'": lambda pipeline: pipeline.write("totals", kept(pipeline)),
         "The step 'counted.aggregate'": lambda pipeline: pipeline.view(
             "counted", kept(pipeline).group_by("city").aggregate(n=hr.agg.count())
         ),
@@ -173,7 +173,7 @@ def test_outputs_that_come_and_go_leave_steps_their_state(
         assert test.view("b") == [{"k": 0, "n": 3}]
 
 
-def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a_step_that_stayed(
+def test_an_output_that_returns_with_another_fingerprint_does_not_take_the_name_of_a_step_that_stayed(
     tmp_path: Path,
 ) -> None:
     spark: Any = PlainSpark()
@@ -195,7 +195,7 @@ def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a
         assert (test.view("b"), test.view("a")) == ([{"k": 0, "n": 4}], [{"k": 0, "n": 20}])
 
 
-def test_who_renames_a_step_is_told_what_it_was_called(tmp_path: Path) -> None:
+def test_the_error_after_a_rename_names_the_old_step(tmp_path: Path) -> None:
     spark: Any = PlainSpark()
     with PipelineTest(totals("b"), tmp_path, spark) as test:
         test.feed("orders", [{"k": 0, "v": 1}])

@@ -27,7 +27,7 @@ class TestPostgres(SinkContract):
     def sink(self, postgres: Postgres) -> hr.sinks.Sink:
         return hr.sinks.postgres(postgres.url)
 
-    def test_rows_that_a_constraint_or_a_type_refuses_are_put_aside(
+    def test_rows_that_a_constraint_or_a_type_refuses_become_dead_letters(
         self, sink: hr.sinks.Sink, log: hr.Log, postgres: Postgres
     ) -> None:
         postgres.do(
@@ -39,7 +39,9 @@ class TestPostgres(SinkContract):
             producer.upsert([rows.get(number, account(number)) for number in range(40)])
         assert caught_up(sink, log, "accounts").status.refused == 3
         assert len(rows_of(sink, log, "accounts")) == 37
-        reasons = sorted(letter["reason"] for letter in read_dead_letters(log, "accounts.postgres"))
+        reasons = sorted(
+            dead_letter["reason"] for dead_letter in read_dead_letters(log, "accounts.postgres")
+        )
         assert [
             "violates check constraint" in reasons[1],
             "value too long" in reasons[2],
@@ -109,7 +111,7 @@ class TestPostgres(SinkContract):
         with pytest.raises(TargetMismatch, match=r"does not exist[\s\S]*To fix"):
             caught_up(replace(sink, table="nowhere.accounts"), log, "accounts")
 
-    def test_a_user_who_may_not_is_told_the_statement(
+    def test_a_missing_privilege_is_reported_with_the_statement(
         self, log: hr.Log, postgres: Postgres
     ) -> None:
         role = f"poor_{postgres.name}"

@@ -69,7 +69,7 @@ class TestJson(SinkContract):
         assert json.loads(client.get('stock:["a b",1]')) == {"shop": "a b", "item": 1, "left": 3}
 
 
-def test_what_json_cannot_carry_is_put_aside(
+def test_values_that_json_cannot_carry_become_dead_letters(
     redis_server: RedisServer, client: Any, tmp_path: Path
 ) -> None:
     sink = hr.sinks.redis(redis_server.url, encoding="json")
@@ -85,11 +85,11 @@ def test_what_json_cannot_carry_is_put_aside(
                 )
             )
         assert caught_up(sink, log, "days").status.refused == 1
-        (letter,) = read_dead_letters(log, "days.redis")
+        (dead_letter,) = read_dead_letters(log, "days.redis")
         assert (
-            letter["source_offset"],
-            "outside the years" in letter["reason"],
-            "10000000" in letter["row"],
+            dead_letter["source_offset"],
+            "outside the years" in dead_letter["reason"],
+            "10000000" in dead_letter["row"],
         ) == (7, True, True)
         assert client.exists(*[f"days:{number}" for number in range(9)]) == 8
 

@@ -34,7 +34,7 @@ class TestSqlite(SinkContract):
     def sink(self, path: Path) -> hr.sinks.Sink:
         return hr.sinks.sqlite(path)
 
-    def test_rows_that_a_constraint_refuses_are_put_aside_once(
+    def test_rows_that_a_constraint_refuses_are_dead_lettered_once(
         self, sink: hr.sinks.Sink, log: hr.Log, path: Path
     ) -> None:
         with sqlite3.connect(path) as db:
@@ -46,9 +46,11 @@ class TestSqlite(SinkContract):
             producer.upsert([account(n, 500 if n in {3, 17, 18} else n) for n in range(40)])
         status = caught_up(sink, log, "accounts").status
         assert (status.refused, status.upserts) == (3, 40)
-        put_aside = read_dead_letters(log, "accounts.sqlite")
-        assert all("CHECK constraint failed" in letter["reason"] for letter in put_aside)
-        assert len(put_aside) == 3
+        dead_letters = read_dead_letters(log, "accounts.sqlite")
+        assert all(
+            "CHECK constraint failed" in dead_letter["reason"] for dead_letter in dead_letters
+        )
+        assert len(dead_letters) == 3
         compared = sink.check("accounts", log=log.address)
         assert [(each.kind, each.key["id"]) for each in compared.examples] == [
             ("missing", 17),
@@ -134,7 +136,7 @@ class TestSqlite(SinkContract):
         assert syncing.status.error is None
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_letters_are_not_doubled_by_a_commit_that_fails(
+    def test_dead_letters_are_not_doubled_by_a_commit_that_fails(
         self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with sqlite3.connect(path) as db:
@@ -150,7 +152,8 @@ class TestSqlite(SinkContract):
                     caught_up(sink, log, "accounts")
         caught_up(sink, log, "accounts")
         assert [
-            letter["source_offset"] for letter in read_dead_letters(log, "accounts.sqlite")
+            dead_letter["source_offset"]
+            for dead_letter in read_dead_letters(log, "accounts.sqlite")
         ] == [0]
         assert [row["id"] for row in rows_of(sink, log, "accounts")] == [2]
 

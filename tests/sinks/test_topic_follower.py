@@ -70,9 +70,9 @@ def test_a_change_of_key_is_not_cut(log: hr.Log) -> None:
                 },
             ]
             tx.append("documents", changes)
-    for most in (1, 3, 5):
+    for max_rows in (1, 3, 5):
         following = TopicFollower(log, "documents", applied("documents"))
-        while (piece := following.next(most)) is not None:
+        while (piece := following.next(max_rows)) is not None:
             assert piece.stop[0] % 2 == 0
             following.advance(piece)
         assert following.positions == {0: 10}

@@ -160,8 +160,8 @@ def test_a_receiver_that_is_busy_is_given_the_time_it_asks_for(payments: Payment
     assert times[1] - times[0] >= 1.0
 
 
-def test_rows_that_it_refuses_are_put_aside(payments: Payments) -> None:
-    """Found among the others of their request, and each told of once."""
+def test_refused_rows_become_dead_letters(payments: Payments) -> None:
+    """Found among the others of their request, each once."""
     payments.receiver.behave = lambda _headers, rows: (
         (422, {}) if any(row["row"]["id"] in {3, 8} for row in rows) else OK
     )
@@ -176,7 +176,7 @@ def test_rows_that_it_refuses_are_put_aside(payments: Payments) -> None:
     )
     assert sorted(payments.sent()) == [0, 1, 2, 4, 5, 6, 7, 9]
     found = read_dead_letters(payments.log, "payments.webhook")
-    assert [letter["source_offset"] for letter in found] == [3, 8]
+    assert [dead_letter["source_offset"] for dead_letter in found] == [3, 8]
     assert "answers 422" in found[0]["reason"]
     assert "token" not in found[0]["reason"]
 

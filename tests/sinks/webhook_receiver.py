@@ -1,5 +1,5 @@
 """A receiver of webhooks, as a user may have one: an HTTP server that keeps the rows it is sent by
-key, and drops repeats by id. It can be told to misbehave.
+key, and drops repeats by id. It misbehaves on request.
 """
 
 import base64

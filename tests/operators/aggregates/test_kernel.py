@@ -45,7 +45,7 @@ def test_what_it_gives() -> None:
     ]
 
 
-def test_a_tick_that_changes_nothing_tells_nothing() -> None:
+def test_a_tick_that_changes_nothing_emits_nothing() -> None:
     kernel = AggregateKernel("highest", SCHEMA, ["k"], [("top", agg.max("v"))])
     emitted = kernel.step(MemoryState(), rows((1, 9, 1), (1, 3, 2), (1, 9, 3), (1, 10, 4)))
     assert emitted["_tick"].to_pylist() == [1, 4, 4]
@@ -318,7 +318,7 @@ def test_the_layout_of_states_is_the_one_that_is_stored_already() -> None:
 
 def test_a_sum_that_depended_on_its_grouping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that cannot fail proves nothing: with plain floating-point addition, cutting ticks
-    differently is told by the state.
+    differently shows in the state.
     """
     values = [0.1, 1e16, -1e16, 0.3, 1e16, 0.7, -1e16]
     history = History(

@@ -18,13 +18,15 @@ from headrace.operators.kernel import GroupFull
 from tests.operators.histories import History, changed, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
 
-MOST = 2
+MAX_VALUES = 2
 EXACT_OR_NULL = ("min", "max", "first", "last")
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.string())])
 
 
-def kernel(history: History, kind: str, most: int = MOST, **options: Any) -> AggregateKernel:
-    spec = AggregateSpec(kind, "v", (("most", most), *options.items()))
+def kernel(
+    history: History, kind: str, max_values: int = MAX_VALUES, **options: Any
+) -> AggregateKernel:
+    spec = AggregateSpec(kind, "v", (("most", max_values), *options.items()))
     return AggregateKernel(
         "bounded",
         history.schema,
@@ -147,10 +149,10 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
     for row in (row for tick in history.ticks for row in tick if row["v"] is not None):
         values.setdefault(row["k"], []).append(row["v"])
     newest = {row["k"]: row["a"] for row in emitted if row["_change_type"] != "update_preimage"}
-    assert all(newest[key] == of_key[:MOST] for key, of_key in values.items())
+    assert all(newest[key] == of_key[:MAX_VALUES] for key, of_key in values.items())
     left_out = of.dead_letters.take().to_pylist()
     assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted(
-        (str(key), value) for key, of_key in values.items() for value in of_key[MOST:]
+        (str(key), value) for key, of_key in values.items() for value in of_key[MAX_VALUES:]
     )
     assert all(
         row["_reason"] == "the group has 2 values of 'v' already" and row["_aggregate"] == "a"
@@ -168,7 +170,7 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
     left_out = []
     for row in (row for tick in history.ticks for row in tick if row["v"] is not None):
         known = distinct.setdefault(row["k"], [])
-        if row["v"] not in known and len(known) == MOST:
+        if row["v"] not in known and len(known) == MAX_VALUES:
             left_out.append((str(row["k"]), row["v"]))
         elif row["v"] not in known:
             known.append(row["v"])
@@ -208,4 +210,4 @@ def test_a_full_group_stops_the_query_if_asked(kind: str) -> None:
         ),
     ):
         run(kernel(history, kind, when_full="stop"), history)
-    assert answers(kernel(history, kind, most=3, when_full="stop"), history)[-1] is not None
+    assert answers(kernel(history, kind, max_values=3, when_full="stop"), history)[-1] is not None

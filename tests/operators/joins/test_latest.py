@@ -1,4 +1,4 @@
-"""The newest row of each key, beside a plain dict."""
+"""The newest row of each key, compared with a plain dict."""
 
 from __future__ import annotations
 

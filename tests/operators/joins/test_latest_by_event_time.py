@@ -34,7 +34,7 @@ def newest() -> NewestKernel:
 
 
 @st.composite
-def told_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
+def emitted_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
     """What a join emits, tick by tick, of rows of which several have the same key, in one tick or
     in several, under one join key or several.
     """
@@ -93,7 +93,7 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
 @settings(max_examples=150)
 def test_the_latest_row_of_each_key_is_shown_as_it_was_emitted_last(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 7))
-    emitted = data.draw(told_by_a_join(ticks))
+    emitted = data.draw(emitted_by_a_join(ticks))
     for cut in ([], list(range(1, ticks)), data.draw(cuts(ticks))):
         state, result = MemoryState(), list[Row]()
         for first, stop in zip([0, *sorted(set(cut))], [*sorted(set(cut)), ticks], strict=True):

@@ -117,8 +117,8 @@ class Oracle:
             ),
             ["k"],
         ).to_pylist()
-        # Unmatched rows are emitted at their left row's position; right ones behind all left ones of
-        # their key. Pools are in order of time.
+        # Unmatched rows are emitted at their left row's position; right ones behind all left ones
+        # of their key. Pools are in order of time.
         at = [
             (key, left is None, self._place(left), self._place(right))
             for key, (left, right) in zip(keys, emitted, strict=True)
@@ -264,7 +264,7 @@ def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
         ticks = data.draw(st.integers(3, 6))
-        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, max_step=2)), data.draw(tracks(ticks, max_step=2))
         rows = (
             [*data.draw(rows_in_ticks(ticks, keys=0)), []],
             [
@@ -281,11 +281,13 @@ def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=25)
 def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
-    """Later than they could be, which changes nothing that is emitted; and all of them in the end."""
+    """Later than they could be, which changes nothing that is emitted; and all of them in the
+    end.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_stream, "_DROP_TIMES", 1)
         ticks = data.draw(st.integers(2, 6))
-        watermarks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
+        watermarks = data.draw(tracks(ticks, max_step=3)), data.draw(tracks(ticks, max_step=3))
         watermarks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in watermarks)  # type: ignore[assignment]
         rows = [*data.draw(rows_in_ticks(ticks)), []], [*data.draw(rows_in_ticks(ticks)), []]
         check(rows, watermarks, how, data.draw(bounds), data.draw(cuts(ticks + 1)))

@@ -159,7 +159,7 @@ def test_many_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(4, 10))
-        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, max_step=2)), data.draw(tracks(ticks, max_step=2))
         stream, table = (
             data.draw(row_history(ticks, keys=0)),
             data.draw(version_history(ticks, keys=0)),

@@ -181,9 +181,9 @@ def test_a_rule_gives_what_a_pattern_gives_while_it_is_in_force(
     once = {(each[0], each[1]): each for each in describe if each[0] < len(feed.ticks)}
     changes = sorted(once.values(), key=lambda each: each[0])
     emitted, timed_out_rows, states = ruled(feed, changes, cuts, shards)
-    wanted, wanted_aside = expected(feed, changes)
+    wanted, wanted_timed_out = expected(feed, changes)
     assert in_order(emitted) == in_order(wanted)
-    assert in_order(timed_out_rows) == in_order(wanted_aside)
+    assert in_order(timed_out_rows) == in_order(wanted_timed_out)
     left = {key for state in states for key in state.values if key[:1] != b"R"}
     assert left == set(), "when the time is up, a key holds nothing"
 

@@ -161,7 +161,7 @@ def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
 
 
 def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[int, int | None]:
-    """Each window that holds one of these moments, by its place among them, beside the one a period
+    """Each window that holds one of these moments, by its index among them, with the one a period
     earlier.
     """
     spec = tumbling(size, timezone=zone)
@@ -204,8 +204,8 @@ def test_a_day_that_was_left_out_stands_next_to_none() -> None:
 @pytest.mark.parametrize(
     ("hours", "expected"),
     [
-        # 29 March has no 02:00: what ends there stands beside what ends at 02:00 all the same, and
-        # 30 March's 02:00 beside none.
+        # 29 March has no 02:00: what ends there is compared with what ends at 02:00 all the same,
+        # and 30 March's 02:00 with none.
         (
             [
                 "2026-03-28T01:30+01:00",

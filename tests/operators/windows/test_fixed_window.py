@@ -137,12 +137,12 @@ class Longest(agg.CustomAggregate):
     state_type = result_type = pa.float64()
 
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        most = states.to_pylist()
+        highest = states.to_pylist()
         for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
-            most[group] = max(
-                (each for each in (most[group], value) if each is not None), default=None
+            highest[group] = max(
+                (each for each in (highest[group], value) if each is not None), default=None
             )
-        return pa.array(most, pa.float64())
+        return pa.array(highest, pa.float64())
 
     def result(self, states: pa.Array) -> pa.Array:
         return states
