@@ -9,7 +9,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError
-from headrace.log.spark.session import _classic_settings, _cores, _option_name, check_java
+from headrace.log.spark.jvm import check_java
+from headrace.log.spark.settings import classic_settings, local_cores, option_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +44,9 @@ def test_a_session_that_runs_already_is_used_again(spark: "SparkSession") -> Non
 
 
 def test_options_by_keyword() -> None:
-    assert _option_name("driver_memory") == "spark.driver.memory"
-    assert _option_name("spark.driver.memoryOverhead") == "spark.driver.memoryOverhead"
-    assert _option_name("sql.shuffle.partitions") == "spark.sql.shuffle.partitions"
+    assert option_name("driver_memory") == "spark.driver.memory"
+    assert option_name("spark.driver.memoryOverhead") == "spark.driver.memoryOverhead"
+    assert option_name("sql.shuffle.partitions") == "spark.sql.shuffle.partitions"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_options_by_keyword() -> None:
     ],
 )
 def test_a_local_master_says_how_many_tasks_run_at_once(master: str, cores: int) -> None:
-    assert _cores(master) == cores
+    assert local_cores(master) == cores
 
 
 @pytest.fixture
@@ -82,18 +83,18 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cluster_keeps_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.log.spark.session.check_java", lambda: None)
     monkeypatch.setenv("PYSPARK_PYTHON", "python-on-the-cluster")
-    settings = _classic_settings("spark://master:7077", {})
+    settings = classic_settings("spark://master:7077", {})
     assert settings["spark.master"] == "spark://master:7077"
     assert "spark.sql.shuffle.partitions" not in settings
     assert os.environ["PYSPARK_PYTHON"] == "python-on-the-cluster"
     assert "SPARK_LOCAL_IP" not in os.environ
-    own = _classic_settings("yarn", {"spark.driver.extraJavaOptions": "-Dx=1"})[
+    own = classic_settings("yarn", {"spark.driver.extraJavaOptions": "-Dx=1"})[
         "spark.driver.extraJavaOptions"
     ]
     assert own.endswith(" -Dx=1")
     assert "log4j2.configurationFile" in own, "an option of the user's does not make the log loud"
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    assert "spark.master" not in _classic_settings(None, {}), "spark-submit has chosen"
+    assert "spark.master" not in classic_settings(None, {}), "spark-submit has chosen"
 
 
 @pytest.mark.usefixtures("no_session")

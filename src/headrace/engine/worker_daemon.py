@@ -1,0 +1,103 @@
+"""The daemon from which Spark forks its Python workers (`spark.python.daemon.module`): PySpark's own,
+with all that tasks need imported first.
+
+A worker that PySpark's daemon forks imports Arrow, numpy, pandas and Headrace again, for about
+a second. And after every task it runs `gc.collect()` over all that is loaded, which in small
+batches takes most of a worker's time. Here the daemon imports them once and freezes them: a forked
+worker is ready in milliseconds, and a collection looks only at what the tasks have made since.
+
+`hr.spark()` sets this module for local sessions. In any other session, `settle_worker`, called at
+the beginning of a task, at least freezes what that worker has imported by then.
+
+Nothing that is imported here may start a thread or open a connection: neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+PRELOADED = (
+    "numpy",
+    "pandas",  # pyarrow imports it with the first array that it makes from Python values
+    "pyarrow.compute",
+    "pyspark.worker",
+    "pyspark.sql.pandas.serializers",
+    "headrace.engine.map_tasks",
+    "headrace.engine.outputs",
+    "headrace.engine.shard",
+    "headrace.log.file.log",
+    "headrace.operators.aggregates.factory",
+    "headrace.operators.aggregates.kernel",
+    "headrace.operators.deduplication",
+    "headrace.operators.joins.latest",
+    "headrace.operators.joins.stream_stream",
+    "headrace.operators.joins.stream_table",
+    "headrace.operators.joins.table_table",
+    "headrace.operators.joins.top",
+    "headrace.operators.windows.factory",
+    "headrace.operators.windows.kernel",
+    "headrace.plan.plan",
+)
+NO_BACKGROUND_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Arrow's second allocator would start a thread when it is loaded."""
+_settled = False
+
+
+def settle_worker() -> None:
+    """Exempt what this process has loaded from garbage collection, once. For the beginning of
+    tasks; after the first call it costs nothing.
+    """
+    global _settled  # noqa: PLW0603 - once a process
+    if not _settled:
+        _settled = True
+        gc.collect()
+        gc.freeze()
+
+
+def preload() -> None:
+    """Import what tasks need, and freeze it. What cannot be imported here is left to the tasks,
+    which will say why.
+    """
+    os.environ.update({**NO_BACKGROUND_THREAD, **os.environ})
+    with _standard_output_free():
+        for name in PRELOADED:
+            try:
+                import_module(name)
+            except ImportError:
+                continue
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def _standard_output_free() -> Iterator[None]:
+    """Send what is printed meanwhile to standard error: Spark reads the daemon's port from standard
+    output.
+    """
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def main() -> None:
+    from pyspark.daemon import manager
+
+    # Other kinds of workers, such as the one that looks up data sources, need little of it.
+    if sys.argv[1:2] in ([], ["pyspark.worker"]):
+        preload()
+    manager()
+
+
+if __name__ == "__main__":
+    main()
