@@ -100,7 +100,7 @@ def our_rate(run: Run) -> float:
 
 
 def bank(**environment: str) -> Bank:
-    """The same accounts in the library."""
+    """The accounts in the `eventsourcing` library."""
     try:
         from benchmarks.events_peer import Bank
     except ImportError as error:

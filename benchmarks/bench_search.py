@@ -64,7 +64,7 @@ def query_lines(count: int, *, zipf: bool) -> list[str]:
 
 
 def as_query(line: str) -> str:
-    """The same in the query language."""
+    """The query in Lucene's query language."""
     kind, *words = line.split(" ")
     return (
         f'"{" ".join(words)}"'

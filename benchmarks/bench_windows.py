@@ -183,7 +183,7 @@ def sliding_against_running(spark: SparkSession) -> Result:
 
 
 def corrected_against_in_time(spark: SparkSession) -> Result:
-    """The same windows, kept for an hour, with one row of a hundred late and with none."""
+    """Windows that are kept for an hour, with one row of a hundred late and with none."""
     with directory() as root:
         pipeline = windowed(hr.tumbling("1 minute"), hr.late.correct("1 hour"))
         late = our_rates(pipeline, root / "late", spark, minutes(FEW_KEYS, LATE_SHARE))

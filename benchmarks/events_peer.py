@@ -1,4 +1,4 @@
-"""The same accounts in the `eventsourcing` library: the peer of bench_events. Importing it needs
+"""The benchmark's accounts in the `eventsourcing` library: the peer of bench_events. Importing it needs
 the library.
 """
 

@@ -150,7 +150,7 @@ def test_nothing_imports_the_command_line() -> None:
     assert users == set()
 
 
-def test_what_stands_above_its_package_is_used_from_above() -> None:
+def test_top_level_applications_are_not_imported_from_below() -> None:
     below = set(MAY_IMPORT) - {"runtime"}
     users = {
         module

@@ -40,7 +40,7 @@ def test_arrow_pandas_and_lists_give_what_they_are() -> None:
     assert [row["id"] for row in hr.search.match(ROWS, "storm~1^2 calm")] == [1, 2, 3]
 
 
-def test_a_column_that_cannot_be_searched_is_refused() -> None:
+def test_invalid_searches_are_refused() -> None:
     with pytest.raises(BadSearch, match="did you mean 'title'"):
         hr.search.match(ROWS, "titel:x")
     with pytest.raises(UnknownColumn, match="did you mean 'title'"):

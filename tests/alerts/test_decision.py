@@ -89,7 +89,7 @@ def test_a_row_that_comes_fires_and_one_that_goes_resolves(log: hr.Log) -> None:
     assert json.loads(messages_of(log)[1].content)["resolved"] == [{"room": "attic", "degrees": 45}]
 
 
-def test_what_happens_within_the_interval_is_one_message(log: hr.Log) -> None:
+def test_changes_within_the_interval_are_one_message(log: hr.Log) -> None:
     alert = make_decider(log, every_us=60 * SECOND_US)
     change(log, attic=40)
     alert.step(NOW_US)
@@ -224,7 +224,7 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(
+def test_messages_held_back_by_a_silence_survive_however_many_groups_there_are(
     rooms: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MAX_GROUPS", 3)
@@ -341,9 +341,7 @@ def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log:
     assert max(len(each.content) for each in (fired, resolved)) < 150_000
 
 
-def test_what_must_be_tried_again_is_said_once(
-    log: hr.Log, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_retried_step_is_logged_once(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
     ended = Event()
 
     class Failing(AlertDecider):
@@ -365,7 +363,7 @@ def test_what_must_be_tried_again_is_said_once(
     assert len(messages_of(log)) == 1
 
 
-def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
+def test_state_of_an_older_version_is_read(log: hr.Log) -> None:
     old = json.dumps(
         {
             "version": 1,
@@ -429,7 +427,7 @@ def test_a_message_reads_well(log: hr.Log) -> None:
     assert json.loads(message.body())["counts"] == {"fired": 150, "resolved": 0, "active": 150}
 
 
-def test_what_cannot_be_is_said_when_it_is_declared() -> None:
+def test_invalid_settings_are_refused_at_declaration() -> None:
     shop = hr.Pipeline("shop")
     orders = shop.topic("orders", schema="n BIGINT")
     with pytest.raises(PlanError, match="cannot be sent to 'sqlite'"):

@@ -78,7 +78,7 @@ def of_a_pipeline(log: hr.Log, state: Path) -> Begin:
 
 
 @pytest.mark.parametrize("who", ["pipeline", "watch"])
-def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
+def test_a_recorded_unsent_message_is_sent_by_the_next_process(
     log: hr.Log, tmp_path: Path, who: str
 ) -> None:
     begin = of_a_watch(log) if who == "watch" else of_a_pipeline(log, tmp_path / "state")
@@ -101,9 +101,7 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
     assert set(keys(receiver)) == set(recorded(log))
 
 
-def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
-    log: hr.Log, tmp_path: Path
-) -> None:
+def test_a_message_without_an_answer_is_resent_with_its_key(log: hr.Log, tmp_path: Path) -> None:
     begin, receiver = of_a_pipeline(log, tmp_path / "state"), WebhookReceiver()
     note = f"alerting.shop.large.{make_notifier(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
     processes: list[subprocess.Popen[bytes]] = []

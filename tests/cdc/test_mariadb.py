@@ -227,7 +227,9 @@ def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
         )
 
 
-def test_what_cannot_be_captured_says_why(mariadb: Mariadb, address: str) -> None:
+def test_tables_that_cannot_be_captured_are_refused_with_the_reason(
+    mariadb: Mariadb, address: str
+) -> None:
     mariadb.do("CREATE TABLE keyless (a int)", "CREATE TABLE t (id int PRIMARY KEY)")
     for settings, message in ((["keyless"], "ADD PRIMARY KEY"), (["tt"], "did you mean 't'")):
         with pytest.raises(ConfigurationError, match=message):

@@ -37,7 +37,7 @@ def test_sets_of_gtids() -> None:
         ("1-5", 3, "1-5"),
     ],
 )
-def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
+def test_adding_a_transaction_to_a_set_of_gtids(ranges: str, number: int, expected: str) -> None:
     assert add_transaction(ranges, number) == expected
 
 

@@ -1,4 +1,4 @@
-"""The same on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer
+"""Captures on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer
 process takes over.
 """
 

@@ -44,7 +44,7 @@ def test_wrong_settings_say_what_to_set(address: str) -> None:
         server.stop()
 
 
-def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
+def test_missing_tables_keys_and_privileges_are_named(postgres: Postgres, address: str) -> None:
     postgres.do(
         "CREATE TABLE orders (id int PRIMARY KEY)",
         "CREATE TABLE keyless (a int)",
@@ -163,7 +163,7 @@ def capture_position(log: hr.Log, name: str) -> str:
     return position
 
 
-def test_what_was_made_can_be_removed(postgres: Postgres, address: str) -> None:
+def test_slots_and_publications_can_be_removed(postgres: Postgres, address: str) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
     capture = capture_of(postgres)
     caught_up(capture, address).close()

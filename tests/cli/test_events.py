@@ -151,7 +151,7 @@ def test_personal_fields_are_shown_to_who_has_the_key(
         assert now == {"entity": "c-7", "version": 1, "state": None}
 
 
-def test_who_forgets_without_a_vault_makes_none(
+def test_forgetting_without_a_vault_creates_none(
     run: Run, bank: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_MASTER_KEY", base64.b64encode(bytes(range(32))).decode())

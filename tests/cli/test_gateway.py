@@ -32,7 +32,7 @@ from tests.cli.conftest import Run
         ),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_arguments_that_are_refused(
     run: Run, orders: str, arguments: tuple[object, ...], code: int, message: str
 ) -> None:
     done = run("gateway", *arguments, code=code)

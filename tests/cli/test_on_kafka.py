@@ -1,4 +1,4 @@
-"""The same commands on a real Kafka broker: only the address differs."""
+"""Commands on a real Kafka broker: only the address differs."""
 
 import json
 import uuid

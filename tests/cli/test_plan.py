@@ -56,7 +56,7 @@ def test_a_picture(run: Run, shop: Path, tmp_path: Path) -> None:
     )
 
 
-def test_one_form_at_a_time(run: Run, shop: Path) -> None:
+def test_output_formats_are_exclusive(run: Run, shop: Path) -> None:
     assert "Choose one" in run("plan", shop, "--svg", "x.svg", "--json", code=2).err
 
 
@@ -68,7 +68,7 @@ def test_errors_name_the_file_the_line_and_the_fix(run: Run, shop: Path) -> None
     assert "There is no file" in run("plan", "none.py", code=1).err
 
 
-def test_nothing_is_started_or_made(run: Run, shop: Path, tmp_path: Path) -> None:
+def test_planning_starts_and_creates_nothing(run: Run, shop: Path, tmp_path: Path) -> None:
     run("plan", shop)
     assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == ["shop.py"]
 

@@ -115,7 +115,7 @@ def test_rescaling_is_remembered(run: Run, log: hr.Log, file: Path) -> None:
         (("rescale",), 2, "--shards"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_arguments_are_refused_before_anything_starts(
     run: Run, log: hr.Log, file: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     command, *options = arguments

@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 from tests.views.store_contract import COUNTS, inserts
 
 
-def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_views_are_served_until_a_signal(tmp_path: Path) -> None:
     with ViewStore.open(tmp_path / "views.db") as store:
         store.declare("counts", COUNTS, ("k",))
         store.commit(1, 1, {"counts": inserts(1, (1, 10))})
@@ -44,7 +44,7 @@ def test_a_pipeline_s_file_is_no_state_directory(run: Run, tmp_path: Path) -> No
         assert "name its state directory" in run(*command, code=1).err
 
 
-def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
+def test_arguments_that_are_refused(run: Run, tmp_path: Path) -> None:
     ViewStore.open(tmp_path / "views.db").close()
     assert "--token-file" in run("serve", tmp_path, "--host", "0.0.0.0", "--port", 0, code=1).err
     short = tmp_path / "token"

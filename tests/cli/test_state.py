@@ -129,7 +129,7 @@ def test_a_key_of_several_columns_is_shown(run: Run, root: Path) -> None:
     )  # of a long key only the beginning is kept
 
 
-def test_what_cannot_be_decoded_is_shown_as_bytes(run: Run, root: Path) -> None:
+def test_undecodable_state_is_shown_as_bytes(run: Run, root: Path) -> None:
     by_name = run(
         "state", "show", "shop", "totals.aggregate", "--state", root / "shop.state", "--json"
     ).lines
@@ -151,7 +151,7 @@ def test_what_cannot_be_decoded_is_shown_as_bytes(run: Run, root: Path) -> None:
         (("once.dedupe", "--key", "w1"), 2, "cannot be read here"),
     ],
 )
-def test_what_cannot_be_shown_is_said(
+def test_arguments_that_are_refused(
     run: Run, root: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     done = run("state", "show", root / "shop.py", *arguments, code=code)

@@ -75,7 +75,7 @@ def test_a_sink_declared_in_a_file(run: Run, accounts: str, tmp_path: Path) -> N
     )
 
 
-def test_what_cannot_be(run: Run, accounts: str, tmp_path: Path) -> None:
+def test_arguments_that_are_refused(run: Run, accounts: str, tmp_path: Path) -> None:
     assert (
         "no topic 'acounts': did you mean 'accounts'"
         in run("sync", "acounts", f"sqlite:{tmp_path / 'x.db'}", "--until-caught-up", code=1).err

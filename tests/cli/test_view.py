@@ -192,7 +192,7 @@ def test_sql(run: Run, store: ViewStore, state: Path) -> None:
         (["events", "--key", "1"], "The view 'events' is a stream"),
     ],
 )
-def test_what_cannot_be_shown_is_exit_code_1(
+def test_a_view_that_cannot_be_shown_is_exit_code_1(
     run: Run, store: ViewStore, state: Path, arguments: list[str], why: str
 ) -> None:
     assert why in run("view", "show", *arguments, "--state", state, code=1).err

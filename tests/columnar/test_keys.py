@@ -142,7 +142,7 @@ def test_key_groups_are_murmur2_of_the_bytes() -> None:
         assert len(set(groups.tolist())) == KEY_GROUPS
 
 
-def test_what_cannot_be_a_key_is_refused() -> None:
+def test_types_that_cannot_be_keys_are_refused() -> None:
     table = pa.table({"amount": [1], "tags": [["a"]]})
     with pytest.raises(UnknownColumn, match="did you mean 'amount'"):
         encode_keys(table, ["amuont"])

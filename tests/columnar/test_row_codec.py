@@ -53,7 +53,7 @@ CASES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 )
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_what_is_written_is_read(
+def test_rows_round_trip(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
     array = pa.array(data.draw(st.lists(values, max_size=6)), kind)

@@ -84,7 +84,7 @@ class ReadingContract(ContractBase):
             ends[partition] == count + (extra if count else 0) for partition, count in read.items()
         )
 
-    def test_what_comes_later_is_not_part_of_a_read(self, log: hr.Log, events: str) -> None:
+    def test_rows_appended_later_are_not_part_of_a_read(self, log: hr.Log, events: str) -> None:
         append(log, events, event(1))
         lazy = log.read(events)
         append(log, events, event(2))

@@ -57,7 +57,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_invented(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_the_same_at_every_point(workload: Workload, mode: str, tmp_path: Path) -> None:
+def test_power_loss_at_every_point(workload: Workload, mode: str, tmp_path: Path) -> None:
     run = Run(tmp_path / "healthy")
     workload(run)
     trace = run.finish()

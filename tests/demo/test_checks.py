@@ -23,7 +23,7 @@ from tests.demo.conftest import Day
 
 @pytest.fixture
 def copy(day: Day, tmp_path: Path) -> Iterator[Day]:
-    """The same day, to be tampered with."""
+    """A copy of the day, to be tampered with."""
     shutil.copytree(day.home, tmp_path / "shop")
     with open_log(f"file:{tmp_path / 'shop' / 'log'}") as log:
         yield Day(tmp_path / "shop", tmp_path / "shop" / "run" / "state", log, day.sent)

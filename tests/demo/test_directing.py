@@ -78,9 +78,7 @@ def test_a_failure_in_the_simulated_world_ends_it_and_is_reported(
         shown(tmp_path, lambda _showing, _text: None)
 
 
-def test_what_is_missing_in_the_end_is_wrong_in_the_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_outputs_fail_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An office that says it changed something, and did not."""
     monkeypatch.setattr("shop_demo.showing.PATIENCE_S", 1.0)
 

@@ -91,7 +91,7 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     ] == []
 
 
-def test_what_is_loaded_is_there(site: Path) -> None:
+def test_every_loaded_file_exists(site: Path) -> None:
     missing = [
         (path.name, place)
         for path in site.rglob("*.html")

@@ -62,7 +62,7 @@ def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(
 
 
 @pytest.mark.spark
-def test_the_same_through_spark(tmp_path: Path, spark: SparkSession) -> None:
+def test_dead_letters_through_spark(tmp_path: Path, spark: SparkSession) -> None:
     check_quotients(tmp_path, spark, where=True)
 
 

@@ -264,7 +264,7 @@ def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) 
         ]
 
 
-def test_what_cannot_be_declared(tmp_path: Path) -> None:
+def test_invalid_declarations_are_refused(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("plant")
     for more, error, why in (
         ({"sent": "sendt"}, UnknownColumn, "did you mean 'sent'"),

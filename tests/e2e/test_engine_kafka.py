@@ -37,7 +37,7 @@ def log(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
 
 @pytest.fixture
 def other(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
-    """The same cluster, as another process sees it."""
+    """Another connection to the cluster, as another process has it."""
     with hr.open_log(kafka_broker.address) as opened:
         yield opened
 

@@ -69,7 +69,7 @@ def lived(life: Life, faults: list[Faults]) -> None:
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_whatever_happens_the_rows_and_their_ticks_are_the_same(
+def test_rows_and_ticks_do_not_depend_on_batches_shards_or_faults(
     life: Life, faults: list[Faults]
 ) -> None:
     lived(life, faults)
@@ -81,5 +81,5 @@ def test_whatever_happens_the_rows_and_their_ticks_are_the_same(
     max_examples=1000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_same_a_thousand_times(life: Life, faults: list[Faults]) -> None:
+def test_rows_and_ticks_of_a_thousand_lives(life: Life, faults: list[Faults]) -> None:
     lived(life, faults)

@@ -101,7 +101,7 @@ def test_a_gateway_that_cannot_listen_ends_the_run(
             shop.run(state=tmp_path / "state")
 
 
-def test_what_cannot_be_declared_is_refused() -> None:
+def test_invalid_declarations_are_refused() -> None:
     shop = hr.Pipeline("shop")
     shop.topic("orders", schema="order_id BIGINT")
     with pytest.raises(PlanError, match="not an input topic"):

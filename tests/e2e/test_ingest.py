@@ -91,7 +91,7 @@ def wait(until: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def test_what_is_there_comes_in_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
+def test_existing_rows_are_ingested_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
     shop.add_file("a", 30)
     shop.run(until_caught_up=True)
     assert (shop.rows(), shop.counted(), shop.status()) == (sorted(names("a", 30)), 30, "done")
@@ -101,7 +101,7 @@ def test_what_is_there_comes_in_once_over_several_runs(shop: Shop, spark: SparkS
         assert (shop.rows(), shop.counted()) == (sorted([*names("a", 30), *names("b", 5)]), 35)
 
 
-def test_one_that_fails_is_started_again_and_the_status_says_why(
+def test_a_failed_ingest_is_restarted_and_its_reason_reported(
     shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     (shop.root / "broken").touch()

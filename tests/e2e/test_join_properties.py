@@ -67,7 +67,7 @@ def live(
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """The same ticks in one batch, on one shard, without a fault: the same rows in the same order,
+    """Run a life's ticks in one batch, on one shard, without a fault: the same rows in the same order,
     with the same ticks.
     """
     plan, state = (

@@ -286,7 +286,7 @@ def test_late_versions_correct_emitted_rows(tmp_path: Path, spark: SparkSession)
         ]
 
 
-def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
+def test_invalid_joins_are_refused_with_advice() -> None:
     shop = hr.Pipeline("shop")
     orders, table = orders_with_time(shop), rates(shop)
     other = shop.topic(

@@ -73,7 +73,7 @@ def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) ->
 
 
 @pytest.mark.spark
-def test_on_spark_matches_are_the_same(tmp_path: Path, spark: SparkSession) -> None:
+def test_matches_on_spark_equal_those_without(tmp_path: Path, spark: SparkSession) -> None:
     ticks = disordered(3)
     with PipelineTest(patterned("bank"), tmp_path / "plain", shards=2) as test:
         settled(test, ticks)
@@ -266,7 +266,7 @@ def test_several_patterns_in_one_pass(tmp_path: Path) -> None:
         ]
 
 
-def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
+def test_partial_matches_of_a_key_can_be_inspected(tmp_path: Path) -> None:
     with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed(
             "payments",

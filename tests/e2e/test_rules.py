@@ -299,7 +299,7 @@ def test_matches_do_not_depend_on_batches_shards_restarts_and_kills(
         assert fed(test, ticks, restart) == expected
 
 
-def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
+def test_partial_matches_of_a_key_can_be_inspected(tmp_path: Path) -> None:
     with PipelineTest(bank(), tmp_path, shards=2) as test:
         test.feed("rules", [STEPS, SMALL_BIG])
         test.feed(
@@ -315,7 +315,7 @@ def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
         ] == [("steps", ["a"], ["b"])]
 
 
-def test_what_rules_must_be_is_checked_when_it_is_declared() -> None:
+def test_invalid_rule_tables_are_refused_at_declaration() -> None:
     pipeline = hr.Pipeline("bank")
     payments = pipeline.topic(
         "payments", schema=PAYMENTS, key="card", event_time=hr.EventTime("paid_at")

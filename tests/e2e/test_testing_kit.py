@@ -85,7 +85,7 @@ def test_a_fault_point_that_is_unknown_or_never_passed_is_reported(tmp_path: Pat
             test.step(dies="in the kernel")
 
 
-def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
+def test_steps_that_need_spark_are_refused_without_it(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("shop")
     people = pipeline.table("people", schema="id BIGINT, age BIGINT", key="id")
     pipeline.view("grown", people.where("concat(CAST(age AS STRING), 'x') = '30x'"))
@@ -98,7 +98,7 @@ def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_same_on_spark_but_for_points_in_its_workers(
+def test_fault_points_on_spark_but_for_those_in_its_workers(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:

@@ -164,7 +164,7 @@ def live(
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """The same ticks in one batch, on one shard, without a fault."""
+    """Run a life's ticks in one batch, on one shard, without a fault."""
     plan = start_version(test.log, test.pipeline.plan(), VERSION)
     state = version_state(test.root / "state", VERSION)
     session: Any = PlainSpark()

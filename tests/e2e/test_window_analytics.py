@@ -195,7 +195,7 @@ def test_compared_windows_on_spark_behind_a_condition_and_after_a_restart(
     }
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_invalid_comparisons_are_refused() -> None:
     shop = hr.Pipeline("shop")
     rows = sales(shop)
     hours = (
@@ -344,7 +344,7 @@ def test_decay_of_an_expression_keeps_the_column_with_the_time(
             assert [(row["recent"], row["paid"]) for row in test.view(view)] == [(8.0, 6.0)]
 
 
-def test_what_goes_by_windows_or_time_needs_them() -> None:
+def test_steps_that_need_windows_or_event_time_are_refused_without() -> None:
     shop = hr.Pipeline("shop")
     rows = sales(shop)
     plain = shop.topic("plain", schema="k STRING, v DOUBLE")

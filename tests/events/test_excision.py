@@ -79,7 +79,7 @@ def test_a_subject_is_gone_from_every_file_and_others_go_on(store: EventStore) -
         excise(store, "2")
 
 
-def test_another_process_forgets_too(tmp_path: Path, store: EventStore) -> None:
+def test_other_processes_see_an_excision(tmp_path: Path, store: EventStore) -> None:
     with (
         hr.open_log(store.log.address, durability="os") as other_log,
         open_store(other_log, "bank") as other,
@@ -137,7 +137,7 @@ def steps(tmp_path: Path) -> list[str]:
     return seen
 
 
-def test_it_can_be_killed_at_every_step_and_goes_on(tmp_path: Path) -> None:
+def test_an_excision_killed_at_any_step_is_resumed(tmp_path: Path) -> None:
     names = steps(tmp_path)
     assert len(names) >= 9
     for at in range(len(names)):

@@ -223,7 +223,7 @@ def test_killed_at_every_step_it_goes_on(tmp_path: Path, every: int) -> None:
             check(world, visits_of_others=12 if at % 3 == 1 else 8)
 
 
-def test_what_stands_in_the_way_is_refused_and_nothing_is_done(tmp_path: Path) -> None:
+def test_an_excision_that_is_blocked_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack)
         fill(world.store)

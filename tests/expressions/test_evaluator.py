@@ -220,7 +220,7 @@ def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str
 
 
 @pytest.mark.parametrize("text", SPARKS)
-def test_what_may_differ_is_left_to_spark(text: str) -> None:
+def test_expressions_that_might_differ_from_spark_are_left_to_spark(text: str) -> None:
     assert compile_to_arrow(parsed(text), SCHEMA) is None
 
 

@@ -154,7 +154,7 @@ CANNOT_FAIL = [
 
 
 @pytest.mark.parametrize("text", CANNOT_FAIL)
-def test_what_cannot_fail_costs_nothing(text: str) -> None:
+def test_expressions_that_cannot_fail_have_no_guard(text: str) -> None:
     expression = of(text)
     assert expression.failed is None
     assert expression.safe == expression.sql
@@ -193,7 +193,7 @@ CAN_FAIL = [
 
 
 @pytest.mark.parametrize("text", CAN_FAIL)
-def test_what_can_fail_says_when(text: str) -> None:
+def test_expressions_that_can_fail_have_a_failure_condition(text: str) -> None:
     expression = of(text)
     assert expression.failed is not None
     assert expression.safe != expression.sql

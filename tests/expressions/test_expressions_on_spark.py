@@ -154,7 +154,7 @@ def false_alarms(rows: DataFrame, cases: list[tuple[Expression, int]]) -> list[s
     return alarms
 
 
-def test_what_is_said_to_fail_fails(rows: DataFrame) -> None:
+def test_rows_predicted_to_fail_fail_on_spark(rows: DataFrame) -> None:
     found = failing_rows(rows, [parsed(text) for text in random.Random(7).sample(CASES, 40)])
     assert len(found) >= 5
     assert false_alarms(rows, found[:8]) == []

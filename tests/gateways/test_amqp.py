@@ -108,7 +108,7 @@ def test_raw_messages_keep_what_they_came_with(
     assert (row["body"], row["message_id"], row["routing_key"]) == (b"\x00\x01", "raw-1", queue)
 
 
-def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
+def test_invalid_settings_are_refused_at_once(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
     with (
         pytest.raises(RetryError, match="cannot be read"),
         hr.gateways.amqp("orders", url=rabbitmq.url, queue="no-such-queue").open(log),
@@ -196,7 +196,7 @@ def taken(rabbitmq: RabbitmqServer, queue: str) -> list[str]:
         return found
 
 
-def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(
+def test_messages_nacked_by_a_full_queue_are_resent_without_duplicates(
     rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.sinks.amqp_target.MAX_ATTEMPTS", 3)
@@ -231,7 +231,7 @@ def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(
     assert "orders.amqp.dead" not in log.topics()
 
 
-def test_what_is_in_flight_is_bounded_in_bytes(
+def test_unacknowledged_messages_are_bounded_in_bytes(
     rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.sinks.amqp_target.MAX_BYTES_IN_FLIGHT", 100)

@@ -410,7 +410,7 @@ def test_a_retry_of_stripe_that_is_signed_anew_is_stored_once(
     assert [row["body"] for row in log.read("payments").to_pylist()] == [body, b'{"id": "evt_2"}']
 
 
-def test_a_wrong_signature_is_refused_as_retryable_without_naming_keys(
+def test_a_signed_request_that_times_out_is_answered_as_retryable(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK", "whsec_test")
@@ -453,7 +453,7 @@ def test_our_own_webhook_sink_can_send_to_the_gateway(
 # What is declared
 
 
-def test_what_cannot_be_is_said_when_it_is_declared(log: hr.Log) -> None:
+def test_invalid_settings_are_refused_at_declaration(log: hr.Log) -> None:
     with pytest.raises(InputError, match="did you mean 'buffer'"):
         hr.gateways.http("orders", policy="bufer")
     with pytest.raises(InputError, match="no topic to append to"):

@@ -61,7 +61,7 @@ class _Broken(GatewayServer):
         raise RuntimeError("the log is gone too")
 
 
-def test_what_ended_a_gateway_is_what_is_raised(log: hr.Log) -> None:
+def test_the_error_that_ended_a_gateway_is_raised(log: hr.Log) -> None:
     stop = Event()
     stop.set()
     with pytest.raises(OSError, match="the socket is gone"):

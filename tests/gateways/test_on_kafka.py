@@ -50,7 +50,7 @@ def test_posted_rows_are_there_once(log: hr.Log) -> None:
     assert order_ids(log, topic) == list(range(50))
 
 
-def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
+def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
     name, stop, places = fresh("metrics"), threading.Event(), queue.Queue[str]()
     gateway = hr.gateways.statsd(fresh("values"), port=0, flush=None, name=name)
     running = threading.Thread(

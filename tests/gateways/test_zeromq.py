@@ -98,7 +98,7 @@ def check_policy(running: GatewayServer, policy: str, stored: list[int], sent: i
         assert (status.refused, status.dropped) == (0, sent - len(stored))
 
 
-def test_what_cannot_be_is_said(log: hr.Log) -> None:
+def test_invalid_settings_are_refused(log: hr.Log) -> None:
     with pytest.raises(InputError, match="neither binds nor connects"):
         hr.gateways.zeromq("orders")
     with pytest.raises(InputError, match="did you mean 'pull'"):

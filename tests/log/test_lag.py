@@ -82,7 +82,7 @@ def test_a_hook_may_stop_its_watch(log: hr.Log) -> None:
     wait_for(lambda: stopped == [True])
 
 
-def test_what_cannot_be_watched_is_said_at_once(log: hr.Log) -> None:
+def test_an_unknown_group_or_a_missing_threshold_is_refused(log: hr.Log) -> None:
     with pytest.raises(UnknownGroup, match="did you mean 'g'|there is 'g'"):
         log.watch_lag(print, rows=1, group="h")
     with pytest.raises(InputError, match="threshold"):

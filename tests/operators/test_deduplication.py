@@ -106,7 +106,7 @@ def check_split(feed: Feed, data: st.DataObject) -> None:
     assert accounted == sum(map(len, feed.ticks))
 
 
-def test_what_no_row_can_repeat_is_forgotten() -> None:
+def test_expired_ids_are_dropped() -> None:
     feed = Feed([[(1, 5), (2, 6)], [], []], [5, 16, 17])
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
     kernel.step_timed(state, [feed.rows(0, 2)], [feed.watermarks(0, 2)])

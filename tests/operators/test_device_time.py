@@ -147,7 +147,7 @@ SECONDS = st.none() | st.sampled_from([0, 3, 10, 50, 200, 1000])
     cuts=st.lists(st.integers(1, 6), max_size=4),
 )
 @settings(max_examples=60)
-def test_it_is_the_obvious_filter_whatever_the_calls(
+def test_offsets_equal_a_plain_filter_whatever_the_batches(
     ticks: list[list[Row]], cuts: list[int]
 ) -> None:
     found = run(ticks, cuts)
@@ -193,7 +193,7 @@ def obvious(ticks: list[list[Row]]) -> list[datetime | None]:
     return found
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UnknownColumn, match="did you mean 'sent'"):
         DeviceTimeKernel("d", SCHEMA, DeviceColumns("happened", "sendt", "received", "device"))
     with pytest.raises(InputError, match="must be a TIMESTAMP"):

@@ -121,7 +121,7 @@ def test_tables_are_no_documents_and_streams_no_queries() -> None:
         declared()[1].search(table, query="query", text="title")
 
 
-def test_one_step_alone() -> None:
+def test_a_search_step_alone() -> None:
     test = KernelTest(declared(explain=True)[1])
     query = {
         "subscription": 1,
@@ -236,7 +236,7 @@ def test_a_runner_that_dies_and_one_with_other_shards_go_on(
         assert sorted(pairs(test)) == sorted(MATCHES | {(6, 1), (6, 5)})
 
 
-def test_one_row_a_document(tmp_path: Path) -> None:
+def test_digests_have_one_row_per_document(tmp_path: Path) -> None:
     emitted = []
     for shards in (1, 3):
         with PipelineTest(pipeline(per="document"), tmp_path / str(shards), shards=shards) as test:

@@ -93,7 +93,7 @@ def over_table(
 
 @pytest.mark.parametrize("who", list(over_table()))
 @pytest.mark.parametrize("edit", [{"condition": "age > 10"}, {"errors": "divert"}])
-def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
+def test_steps_between_a_table_and_its_consumers_are_fingerprinted(
     log: Log, who: str, edit: dict[str, str]
 ) -> None:
     run_once(log, plan_of(over_table()[who]))
@@ -104,7 +104,7 @@ def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
         goes_on(log, over_table(**edit)[who])
 
 
-def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
+def test_a_different_input_table_is_incompatible(log: Log) -> None:
     def two(first: str, second: str) -> Declared:
         def declare(pipeline: hr.Pipeline) -> None:
             tables = {name: people(pipeline, name) for name in ("people", "others")}
@@ -120,7 +120,7 @@ def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
         goes_on(log, two("others", "people"))
 
 
-def test_what_is_done_to_a_streams_rows_may_change(log: Log) -> None:
+def test_stateless_steps_of_a_stream_may_change(log: Log) -> None:
     def counted(condition: str) -> Declared:
         def declare(pipeline: hr.Pipeline) -> None:
             orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT")

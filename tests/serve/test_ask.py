@@ -51,7 +51,7 @@ def answer(log: hr.Log, already: int) -> None:
         producer.append([{"ask_id": row["ask_id"], "twice": 2 * row["n"]}])
 
 
-def test_who_asks_while_the_follower_is_about_to_end_is_answered(
+def test_a_request_that_races_with_the_end_of_the_follower_is_answered(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The follower has found nobody for long enough, and pauses for the last time when the second

@@ -489,9 +489,7 @@ def test_colours_are_distinct_in_light_and_dark(chromium: Any, tmp_path: Path) -
             page.close()
 
 
-def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_pages_have_no_accessibility_violations(chromium: Any, tmp_path: Path) -> None:
     """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and
     the rest of WCAG that a program can see.
     """

@@ -293,7 +293,7 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
         ]
 
 
-def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
+def test_a_slow_resumption_blocks_no_other_subscriber_and_frees_its_slot(
     state: Path, store: ViewStore
 ) -> None:
     import asyncio

@@ -309,7 +309,9 @@ class SinkContract:
         assert syncing.status.commits >= 120 // 17
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_another_topic_is_not_written_over_it(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+    def test_a_target_of_another_topic_is_not_overwritten(
+        self, sink: hr.sinks.Sink, log: hr.Log
+    ) -> None:
         one = replace(sink, table="one")
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])

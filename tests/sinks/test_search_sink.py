@@ -31,7 +31,7 @@ class TestSearch(SinkContract):
     def sink(self, path: Path) -> hr.sinks.Sink:
         return hr.sinks.search(path)
 
-    def test_what_is_found_follows_the_topic(
+    def test_search_results_follow_the_topic(
         self, sink: hr.sinks.Sink, log: hr.Log, path: Path, run: Run
     ) -> None:
         def ids(query: str) -> list[int]:

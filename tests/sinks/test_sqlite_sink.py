@@ -113,7 +113,7 @@ class TestSqlite(SinkContract):
         caught_up(sink, log, "accounts")
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_it_waits_for_a_target_that_comes_back(
+    def test_a_sync_waits_for_a_target_to_come_back(
         self, log: hr.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         directory = tmp_path / "later"

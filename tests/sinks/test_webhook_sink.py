@@ -122,7 +122,7 @@ def payments(tmp_path: Path, receiver: WebhookReceiver) -> Iterator[Payments]:
         )
 
 
-def test_what_a_request_looks_like(payments: Payments) -> None:
+def test_the_format_of_a_request(payments: Payments) -> None:
     payments.add(1, 2)
     caught_up(payments.sink, payments.log, "payments")
     id_ = payments.log.topic("payments").id
@@ -181,7 +181,7 @@ def test_refused_rows_become_dead_letters(payments: Payments) -> None:
     assert "token" not in found[0]["reason"]
 
 
-def test_one_that_refuses_everything_is_not_fed_to_the_end(payments: Payments) -> None:
+def test_a_receiver_that_refuses_everything_stops_the_sync(payments: Payments) -> None:
     payments.receiver.behave = lambda _headers, _rows: (400, {})
     payments.add(*range(300))
     with pytest.raises(TargetRefuses, match="100 rows in a row"):
@@ -198,9 +198,7 @@ def test_one_that_refuses_everything_is_not_fed_to_the_end(payments: Payments) -
         (302, r"Redirects are not followed[\s\S]*http://10.0.0.1/"),
     ],
 )
-def test_what_is_wrong_with_the_receiver_ends_it(
-    payments: Payments, status: int, said: str
-) -> None:
+def test_a_misconfigured_receiver_ends_the_sync(payments: Payments, status: int, said: str) -> None:
     payments.receiver.behave = lambda _headers, _rows: (status, {"Location": "http://10.0.0.1/"})
     payments.add(1, 2)
     with pytest.raises(ConfigurationError, match=said):
@@ -237,7 +235,7 @@ def test_stopping_does_not_wait_for_the_batch(payments: Payments) -> None:
     assert payments.sent() == list(range(50))
 
 
-def test_it_cannot_be_compared(payments: Payments) -> None:
+def test_check_is_not_supported(payments: Payments) -> None:
     with pytest.raises(NotSupported, match="cannot be read back"):
         payments.sink.check("payments", log=payments.log.address)
 
@@ -266,7 +264,7 @@ def test_values_that_did_not_change_are_marked(tmp_path: Path, receiver: Webhook
 # The sender alone
 
 
-def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
+def test_a_receiver_that_trickles_its_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def trickle() -> None:

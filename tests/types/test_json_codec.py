@@ -145,7 +145,9 @@ def test_slices_come_back() -> None:
         (b"[" * 100_000, "not JSON"),
     ],
 )
-def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, reason: str) -> None:
+def test_values_that_do_not_fit_are_named_and_their_neighbours_kept(
+    value: bytes, reason: str
+) -> None:
     schema = parse_schema(
         "n INT NOT NULL, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, money"
         " DECIMAL(5,2), part STRUCT<id: INT NOT NULL>, m MAP<STRING, INT>"
@@ -160,7 +162,7 @@ def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, re
         assert decoded.batch.column("n").to_pylist() == [7, 8]
 
 
-def test_what_others_write_is_read_generously() -> None:
+def test_json_of_other_writers_is_read_leniently() -> None:
     schema = parse_schema("n BIGINT, d DOUBLE, money DECIMAL(5,2), at TIMESTAMP, s STRING")
     values = [
         b' { "s" : "\\u00e4", "n" : 1 } ',

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[ViewStore]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewReader]:
-    """The same views, for all who only read."""
+    """One file of views, shared by the tests that only read."""
     with filled(tmp_path_factory.mktemp("sql") / "views.db") as store:
         yield store.reader
 

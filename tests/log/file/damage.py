@@ -47,7 +47,7 @@ def make_original(root: Path) -> Path:
 
 
 def settle(original: Path, root: Path) -> Path:
-    """The same log, with nothing to recover."""
+    """The log after a restart that finds nothing to recover."""
     shutil.copytree(original, root)
     with FileLog.open(root, disk=RebootedDisk()) as log:
         create_checkpoint(log)

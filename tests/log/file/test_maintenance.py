@@ -149,7 +149,7 @@ def test_old_checkpoints_and_journals_go(log: FileLog) -> None:
         assert [row["a"] for row in other.read("t").to_pylist()] == list(range(5))
 
 
-def test_another_handle_that_slept_through_checkpoints_wakes_up_right(log: FileLog) -> None:
+def test_a_handle_that_missed_checkpoints_catches_up(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
     with FileLog.open(log.store.root) as sleeper:
         fill(sleeper, 0, 1)
@@ -171,7 +171,7 @@ def test_the_files_of_a_deleted_topic_go(log: FileLog) -> None:
     assert log.read("t").to_pylist() == []
 
 
-def test_what_dead_owners_staged_is_swept(log: FileLog, clock: Clock) -> None:
+def test_staging_files_of_dead_owners_are_swept(log: FileLog, clock: Clock) -> None:
     log.create_topic("t", "a BIGINT")
     staged = log.stage(
         "t", [pa.RecordBatch.from_pylist([{"a": 1}], schema=log.topic("t").arrow_schema)]

@@ -17,7 +17,7 @@ from headrace.log.spark.reader import (
 GOOD = {"log": "file:data", "topic": "orders"}
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_options_have_defaults() -> None:
     options = read_options(GOOD, home="here")
     assert options.address == Address("file:here/data")
     assert (options.starting, options.ending, options.on_lost, options.on_corrupt) == (

@@ -156,7 +156,7 @@ def test_latest_means_the_same_when_the_first_batch_is_repeated(spark_log: Spark
     )
 
 
-def test_it_follows_a_topic_that_grows(any_spark_log: SparkLog) -> None:
+def test_a_stream_follows_a_growing_topic(any_spark_log: SparkLog) -> None:
     source, target = any_spark_log.topic("source"), any_spark_log.topic("target")
     query = any_spark_log.start(
         any_spark_log.stream(source, columns="order_id,customer_id,note"),

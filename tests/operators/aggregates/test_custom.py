@@ -175,7 +175,7 @@ class Broken(Longest):
         ("result", "RuntimeError: no result today"),
     ],
 )
-def test_what_it_gives_back_is_checked(what: str, cause: str) -> None:
+def test_results_of_a_custom_aggregate_are_checked(what: str, cause: str) -> None:
     history = History(
         pa.schema([("k", pa.int64()), ("v", pa.string())]), [[{"k": 1, "v": "a"}]], is_table=False
     )

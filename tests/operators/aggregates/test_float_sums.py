@@ -66,7 +66,7 @@ def test_as_accurate_as_fsum(values: list[float]) -> None:
     assert summed(values, [])[2] == expected
 
 
-def test_what_came_can_go() -> None:
+def test_added_values_can_be_retracted() -> None:
     columns = ExactColumns(3)
     values = np.array(
         [1e300, 1.0, math.inf, -1e-300, math.nan, 2.0**-1074, -math.inf, 1.7e308, 1.7e308]

@@ -31,7 +31,7 @@ def sums(**more: AggregateSpec) -> AggregateKernel:
     )
 
 
-def test_what_it_gives() -> None:
+def test_results_equal_plain_python() -> None:
     kernel = sums()
     result = kernel.step(MemoryState(), rows((2, 5, 1), (1, None, 1), (2, 6, 2), (1, None, 3)))
     assert result.schema == kernel.output.append(pa.field("_tick", pa.int64(), nullable=False))
@@ -214,7 +214,7 @@ def test_wide_keys_are_sorted_too() -> None:
     assert set(emitted["n"].to_pylist()) == {3}
 
 
-def test_it_travels_to_another_process() -> None:
+def test_a_kernel_can_be_pickled() -> None:
     kernel: AggregateKernel = pickle.loads(
         pickle.dumps(
             sums(spread=agg.stddev("v"), some=agg.collect("v"), about=agg.approx_distinct("v"))
@@ -235,7 +235,7 @@ def test_it_travels_to_another_process() -> None:
         (["k"], [("k", agg.count())], "two results named 'k'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_row_comes(
+def test_invalid_aggregates_are_refused_before_the_first_row(
     by: list[str], aggregates: list[tuple[str, AggregateSpec]], message: str
 ) -> None:
     with pytest.raises((InputError, UnknownColumn), match=message):

@@ -166,7 +166,7 @@ def test_sketches_take_no_tables() -> None:
         )
 
 
-def test_another_process_makes_the_same_bytes() -> None:
+def test_sketches_have_equal_bytes_in_another_process() -> None:
     """Also when Python hashes strings otherwise."""
     script = (
         "import json, numpy as np, pyarrow as pa\nfrom"

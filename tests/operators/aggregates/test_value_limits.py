@@ -183,7 +183,7 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
 
 
 @pytest.mark.parametrize("kind", ["collect", "count_distinct"])
-def test_what_was_left_out_of_a_table_can_go_again(kind: str) -> None:
+def test_a_row_beyond_the_limit_can_be_deleted(kind: str) -> None:
     history = table_of(
         (1, "a"), (2, "b"), (3, "c"), (3, None), (1, None), (4, "d"), (2, None), (4, None)
     )

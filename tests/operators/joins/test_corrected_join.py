@@ -152,7 +152,7 @@ def test_many_rows_and_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
         )
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="lacks 'n'"):
         CorrectedJoin("j", STREAM, TABLE, CORRECTED_COLUMNS[1:], history_us=1)
     with pytest.raises(InputError, match="lacks what identifies a row"):

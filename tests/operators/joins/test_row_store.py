@@ -212,7 +212,7 @@ def test_rows_before_the_first_chunk() -> None:
     assert {-3, -2, -1, 0, 1} <= set(found.sort_keys.tolist())
 
 
-def test_what_was_not_loaded_cannot_be_changed() -> None:
+def test_a_key_that_was_not_loaded_cannot_be_changed() -> None:
     state = MemoryState()
     fill(state, 100)
     row_store = opened(state, KEYS.slice(0, 1))

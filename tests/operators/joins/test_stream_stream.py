@@ -294,7 +294,7 @@ def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None
 
 
 @hows
-def test_nothing_is_left_once_the_clocks_have_passed(how: str) -> None:
+def test_state_is_empty_once_the_watermarks_have_passed(how: str) -> None:
     rows = [[{"k": 1, "time": 5, "number": 0}, {"k": 2, "time": 6, "number": 1}], []]
     others = [[{"k": 1, "time": 7, "number": 0}, {"k": 3, "time": 6, "number": 1}], []]
     passed = Track([0, 100], [0, 100])
@@ -319,7 +319,7 @@ def test_how_far_the_result_s_clocks_are_held_back() -> None:
     assert join("inner", 3, -2).hold_us == 0
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="no two are"):
         join("inner", -3, 2)
     with pytest.raises(InputError, match="no event time"):

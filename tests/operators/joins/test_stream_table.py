@@ -155,7 +155,7 @@ STREAM = Side(pa.schema([("n", pa.int64()), ("k", pa.int64())]), ("k",))
 TABLE = Side(pa.schema([("k", pa.int64()), ("n", pa.string())]), ("k",), ("k",))
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match=r'how="left"'):
         StreamTableJoin("j", STREAM, TABLE, [], how="full")
     with pytest.raises(

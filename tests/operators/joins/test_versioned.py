@@ -254,7 +254,7 @@ def test_a_late_version_lets_the_past_be_and_holds_from_then_on() -> None:
     assert [(row["n"], row["v"]) for row in emitted] == [(0, 10), (1, 20)]
 
 
-def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> None:
+def test_state_of_a_deleted_row_is_dropped_behind_the_horizon() -> None:
     gone = changes((1, 10, 0, "delete"))
     table = History(TABLE.schema, [changes((1, 10, 0, "insert")), gone, []], is_table=True)
     stream = History(STREAM.schema, [[{"n": 0, "k": 2, "t": 0}], [], []], is_table=False)
@@ -264,7 +264,7 @@ def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> N
     assert timers.earliest_timer(state, 1) is None
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="the table's key is 'k'(.|\n)*whole key"):
         VersionedJoin(
             "j",

@@ -112,7 +112,7 @@ def test_matches_with_conditions_that_look_back_are_the_oracles(
     AFTER,
     st.sampled_from(["", "^"]),
 )
-def test_what_must_be_absent_is_the_oracles(
+def test_negated_steps_match_the_oracle(
     text: str, absent: str, rows: list[tuple[int, int, int]], within: int, after: str, anchor: str
 ) -> None:
     try:

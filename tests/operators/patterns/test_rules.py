@@ -69,7 +69,7 @@ def rule_settings(**more: Any) -> RuleSettings:
 
 
 def fitted(feed: Feed) -> Feed:
-    """The same rows, each fitting what its value says."""
+    """The rows of a feed, each with the kind that its value implies."""
     return Feed(
         [
             [

@@ -224,7 +224,7 @@ def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
 
 
-def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
+def test_the_cost_of_hostile_queries_and_documents_is_bounded() -> None:
     """Each of these took minutes or days where every place, or every way to fit, was tried."""
     texts = (
         '"needle hay"~5',

@@ -221,7 +221,7 @@ def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
     assert [row[TICK] for row in emitted] == [1, 3]
 
 
-def test_another_process_reads_only_what_changed_since_the_index_was_written_down(
+def test_a_restart_reads_only_changes_since_the_index_was_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = index_module.MIN_UNSAVED_QUERIES

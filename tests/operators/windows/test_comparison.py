@@ -113,7 +113,7 @@ def watermarks(first: int, stop: int, horizon: list[int] | None = None) -> Water
 
 @given(ticks=histories(), where=cuts(), by=st.just(("k",)))
 @settings(max_examples=60)
-def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
+def test_results_equal_the_oracle(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
     kernel, state, emitted = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
     bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]
     for first, stop in pairwise(bounds):
@@ -235,7 +235,7 @@ def test_hours_next_to_those_of_the_day_before_when_clocks_are_changed(
     assert compared("Europe/Berlin", "1 hour", DAY_US, hours) == expected
 
 
-def test_it_is_a_timed_kernel_and_names_must_be_free() -> None:
+def test_is_a_timed_kernel_and_refuses_taken_names() -> None:
     assert isinstance(CompareKernel("c", SCHEMA, ["k"], PERIOD), TimedKernel)
     with pytest.raises(InputError, match="two columns named 'previous_n'"):
         CompareKernel("c", SCHEMA.append(pa.field("previous_n", pa.int64())), ["k"], PERIOD)

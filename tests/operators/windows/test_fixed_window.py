@@ -79,7 +79,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     shards=shard_counts(),
 )
 @settings(max_examples=50)
-def test_it_gives_the_obvious_rows(
+def test_results_equal_the_oracle(
     emit: str,
     feed: Feed,
     window: Any,
@@ -294,7 +294,7 @@ def test_a_day_of_25_hours() -> None:
 # What cannot be
 
 
-def test_it_is_a_timed_kernel() -> None:
+def test_is_a_timed_kernel() -> None:
     assert isinstance(FixedWindows(step_of(Feed([], [], []))), TimedKernel)
 
 
@@ -308,7 +308,7 @@ def test_it_is_a_timed_kernel() -> None:
         ({"aggregates": (("k", agg.count()),)}, InputError, "two results named 'k'"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: Row, error: type[Exception], words: str) -> None:
+def test_invalid_settings_are_refused(settings: Row, error: type[Exception], words: str) -> None:
     given: Row = {
         "name": "w",
         "schema": STREAM,

@@ -187,7 +187,7 @@ def test_decay_of_a_running_group_goes_by_a_column() -> None:
     assert not kernel.combinable
 
 
-def test_what_decay_cannot_be() -> None:
+def test_invalid_decay_is_refused() -> None:
     with pytest.raises(PlanError, match="which is zero"):
         agg.decayed_sum("v", half_life="0 seconds")
     with pytest.raises(BadDuration, match="per of rate"):

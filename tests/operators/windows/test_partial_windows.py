@@ -112,7 +112,7 @@ def test_a_row_for_each_group_pane_and_tick() -> None:
     assert sum(each["rows"] for row in combined["_producers"].to_pylist() for each in row) == 5_000
 
 
-def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
+def test_partial_windows_are_chosen_for_few_groups_and_panes() -> None:
     kernel = FixedWindows(step_of(Feed([], [], [])))
     assert kernel.is_worth_combining(many(20_000, 10))
     assert not kernel.is_worth_combining(many(20_000, 1_000_000))
@@ -125,7 +125,7 @@ def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
 @pytest.mark.parametrize(
     "settings", [{"late": Divert("late")}, {"aggregates": (("all", agg.collect("v")),)}]
 )
-def test_what_needs_whole_rows_is_not_combined(settings: dict[str, Any]) -> None:
+def test_aggregates_of_whole_rows_are_not_combined(settings: dict[str, Any]) -> None:
     kernel = FixedWindows(
         WindowSettings(
             "w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings}

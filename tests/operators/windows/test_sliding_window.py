@@ -140,7 +140,7 @@ def test_states_give_the_obvious_rows(
 
 
 def in_order_of_time(feed: Feed) -> Feed:
-    """The same rows in as many ticks, but the earlier ones earlier."""
+    """Sort the rows by time, in as many ticks as before."""
     rows = iter(sorted((row for tick in feed.ticks for row in tick), key=lambda row: row["t"]))
     return Feed([[next(rows) for _ in tick] for tick in feed.ticks], feed.watermark, feed.horizon)
 
