@@ -33,8 +33,8 @@ BARE = """
 import socket, uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
-from headrace.serve.access import AccessMiddleware
-from headrace.serve.requests import json_response
+from headrace.http.access import AccessMiddleware
+from headrace.http.responses import json_response
 async def constant(request):
     return json_response(b'{"view":"orders","tick":1,"row":{"k":1,"name":"name of 1","amount":0.5,"n":0}}')
 listening = socket.create_server(("127.0.0.1", 0))

@@ -21,6 +21,7 @@ import headrace as hr
 from headrace.cli.commands.pipeline.top import render
 from headrace.errors import ConfigurationError
 from headrace.plan.rendering import write_plan
+from headrace.run_status import check_state, log_address
 from headrace.serve import dashboard as board
 from headrace.serve.dashboard import (
     SAMPLE_EVERY_S,
@@ -28,7 +29,6 @@ from headrace.serve.dashboard import (
     DashboardSample,
     rate_span,
 )
-from headrace.serve.pipeline_status import check_state, log_address
 from headrace.serve.server import PORT, Server, start, start_at_usual_port
 from headrace.testing.pipelines import PipelineTest
 from tests.serve.conftest import Client

@@ -33,7 +33,7 @@ from headrace.errors import BadDuration, ConfigurationError, InputError, RetryEr
 from headrace.gateways.metrics import GatewayReports
 from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
-from headrace.serve.pipeline_status import read_status
+from headrace.run_status import read_status_fields
 
 # Rules
 
@@ -198,7 +198,7 @@ class Measurements:
             yield DROPPED, f"gateway/{name}", counts["dropped"] + counts["lost"]
             yield REFUSED, f"gateway/{name}", counts["refused"]
         for state in self._states:
-            if (status := read_status(state)) is not None:
+            if (status := read_status_fields(state)) is not None:
                 yield from _read_pipeline(status, now_s)
 
     def _last_minute(self, measure: str, subject: str, total: float, now_s: float) -> float:

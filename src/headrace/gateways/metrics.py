@@ -15,7 +15,7 @@ from typing import Any
 from headrace.durations import from_us
 from headrace.errors import HeadraceError
 from headrace.gateways.inbox import Fate, GatewayStatus
-from headrace.http_server import family
+from headrace.http.prometheus import family
 from headrace.log.api import Log
 
 Samples = list[tuple[dict[str, str], float]]

@@ -7,7 +7,6 @@ and refuse the same declarations.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,32 +15,20 @@ import pyarrow as pa
 
 from headrace.durations import to_us
 from headrace.errors import (
-    BadName,
-    HeadraceError,
     IncompatibleChange,
     InputError,
     TopicExists,
     nearest,
 )
 from headrace.log.values import TopicInfo
+from headrace.names import check_name
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
 
 T = TypeVar("T")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")  # Kafka's rule for topics
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
 
 
-# Names and offsets
-
-
-def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) -> str:
-    """Refuse a name that topics, groups, producers and transactions may not have; return it."""
-    if not _NAME.fullmatch(name) or name in {".", ".."}:
-        raise error(
-            f"{name!r} cannot be a {what}.",
-            fix="use 1 to 200 letters, digits, dots, hyphens and underscores.",
-        )
-    return name
+# Offsets
 
 
 def resolve_offset_alias(to: T) -> T | str:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headrace.errors import PlanError, UnknownColumn, nearest
 from headrace.expressions.literals import quoted_name
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.operators.patterns.compiled_pattern import (
     CompiledPattern,
     PatternSpec,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.operators.windows.late_policy import Correct, Divert, Drop
 from headrace.operators.windows.specs import (
     Hopping,

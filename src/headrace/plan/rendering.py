@@ -26,6 +26,7 @@ from headrace.plan.plan import (
     step_text,
 )
 from headrace.plan.window_steps import WindowStep
+from headrace.run_status import PLAN_FILE
 
 STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
 _SHAPES = {
@@ -294,7 +295,6 @@ def _wrapped(text: str) -> list[str]:
 # the file that declares the pipeline.
 
 
-FILE = "plan.json"
 VERSION = 1
 
 
@@ -314,7 +314,9 @@ def write_plan(
     """Write plan.json. `log` is the log's address, by which a reader finds the topics."""
     content = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / FILE, json.dumps(content, default=str).encode(), durable=False)
+    write_atomically(
+        directory / PLAN_FILE, json.dumps(content, default=str).encode(), durable=False
+    )
 
 
 def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:

@@ -220,7 +220,7 @@ def _serving(
     state: Path, log: Log, port: int | None, on_serving: Callable[[Server], None] | None
 ) -> Iterator[None]:
     """Serve the views for as long as the pipeline runs."""
-    from headrace.serve.access import find_token
+    from headrace.http.access import find_token
     from headrace.serve.server import start_at_usual_port
 
     with start_at_usual_port(state, log, port, token=find_token(None)) as server:

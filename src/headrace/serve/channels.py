@@ -24,7 +24,8 @@ import pyarrow as pa
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError, RetryError
-from headrace.serve.requests import Limits, Refused
+from headrace.http.responses import Refused
+from headrace.serve.requests import Limits
 
 _SEND_BYTES = 64 << 10
 Position = Any

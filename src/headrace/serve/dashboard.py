@@ -23,8 +23,7 @@ from starlette.routing import Route
 from headrace.errors import HeadraceError
 from headrace.log import dead_letters
 from headrace.log.api import Log
-from headrace.run_status import is_alive
-from headrace.serve.pipeline_status import read_plan, read_status
+from headrace.run_status import is_alive, read_plan, read_status_fields
 from headrace.serve.stores import ViewStores
 
 SAMPLE_EVERY_S = 1.0
@@ -81,7 +80,7 @@ class Dashboard:
         with self._lock:
             if self._samples and time.time() - self._samples[-1].at < SAMPLE_EVERY_S * 0.9:
                 return
-            status = read_status(self.state) or {}
+            status = read_status_fields(self.state) or {}
             watermarks = status.get("watermarks", {})
             self._samples.append(
                 DashboardSample(
@@ -103,7 +102,7 @@ class Dashboard:
     def measurements(self) -> dict[str, Any]:
         """Everything the dashboard shows, in values that JSON can hold."""
         self.sample()
-        status = read_status(self.state)
+        status = read_status_fields(self.state)
         with self._lock:
             earlier, now = rate_span(self._samples)
         seconds = now.at - earlier.at

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.errors import ConfigurationError
-from headrace.http_server import family
-from headrace.run_status import is_alive
-from headrace.serve.pipeline_status import read_status
+from headrace.http.prometheus import family
+from headrace.run_status import is_alive, read_status_fields
 from headrace.serve.stores import ViewStores, version_directory, versions
 
 Samples = Iterable[tuple[dict[str, str], float]]
@@ -33,7 +32,7 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
     """All metrics, as text."""
     state = stores.state
     directories = [version_directory(state, version) for version in (None, *versions(state))]
-    runs = [status for directory in directories if (status := read_status(directory))]
+    runs = [status for directory in directories if (status := read_status_fields(directory))]
     lines: list[str] = []
 
     def add(name: str, kind: str, help_text: str, samples: Samples) -> None:

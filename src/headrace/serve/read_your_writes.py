@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError, InputError, UnknownTopic, nearest
+from headrace.http.responses import Refused
 from headrace.log.api import Log
-from headrace.serve.pipeline_status import pipeline_name
-from headrace.serve.requests import ReadPool, Refused
+from headrace.run_status import pipeline_name
+from headrace.serve.requests import ReadPool
 from headrace.serve.stores import ServedStore
 
 _PART = re.compile(r"([A-Za-z0-9._-]{1,200}):([0-9]{1,9}):([0-9]{1,18})")

@@ -26,7 +26,7 @@ from headrace.errors import (
     UnknownVersion,
     UnknownView,
 )
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translate_errors
 from headrace.views.lookup import Lookup
 from headrace.views.reader import ViewReader

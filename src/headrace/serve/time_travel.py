@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, INSERT, UPDATE_POSTIMAGE
 from headrace.errors import ChangesGone
-from headrace.serve.requests import Refused
+from headrace.http.responses import Refused
 from headrace.views.file import ViewInfo
 from headrace.views.reader import Snapshot
 

@@ -22,7 +22,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.sinks.parquet_target import filter_by_keys
-from headrace.views.types import is_time_text, time_array, time_text
+from headrace.types.sqlite_codec import is_time_text, time_array, time_text
 
 try:
     import deltalake

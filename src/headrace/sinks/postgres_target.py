@@ -39,7 +39,7 @@ from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import json_text
 from headrace.types.schema import quote_identifier
-from headrace.views.types import is_time_text, nested_array, nested_text, time_text
+from headrace.types.sqlite_codec import is_time_text, nested_array, nested_text, time_text
 
 # Values
 

@@ -3,7 +3,7 @@
 Rows and checkpoint are written in one MULTI, which fails if the checkpoint was changed meanwhile. A
 row of the table `accounts` with the key 7 is under `accounts:7`; several key columns are a JSON
 array, as in the log. In a hash every column is a field, in the form that the view store uses
-(`views.types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
+(`types.sqlite_codec`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
 
 Redis does not undo a command that fails inside MULTI. So rows are written by scripts that count
 themselves, and the checkpoint is written only if all have run; otherwise the batch is applied
@@ -26,7 +26,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_js
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import decode_rows
-from headrace.views.types import from_values, to_values
+from headrace.types.sqlite_codec import from_values, to_values
 
 try:
     import redis

@@ -19,7 +19,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Targe
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.schema import quote_identifier
-from headrace.views.types import affinity, from_values, to_values
+from headrace.types.sqlite_codec import affinity, from_values, to_values
 
 CHECKPOINT_TABLE = "_headrace_sinks"
 BUSY_S = 30.0

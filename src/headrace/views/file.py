@@ -38,8 +38,8 @@ from headrace.errors import (
     UnknownView,
 )
 from headrace.types.schema import quote_identifier, schema_from_bytes
+from headrace.types.sqlite_codec import affinity, from_values, to_values
 from headrace.types.values import Misfit, column_converter
-from headrace.views.types import affinity, from_values, to_values
 
 VIEWS_FILE = "views.db"
 FORMAT = 1

@@ -39,9 +39,10 @@ from headrace.errors import (
     IncompatibleChange,
     UnknownView,
 )
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.types.ddl import check_duplicates
 from headrace.types.schema import check_key, quote_identifier, schema_to_bytes, to_ddl
+from headrace.types.sqlite_codec import to_values
 from headrace.views.changes import MAX_CHANGES, retain_changes
 from headrace.views.file import (
     ViewInfo,
@@ -52,7 +53,6 @@ from headrace.views.file import (
     translate_errors,
 )
 from headrace.views.reader import ViewReader
-from headrace.views.types import to_values
 
 MAX_STREAM_ROWS = 100_000
 _CELLS_PER_STATEMENT = 512

@@ -35,8 +35,8 @@ from headrace.log.api import Consumer
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import GroupState, State
-from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle

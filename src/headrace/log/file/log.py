@@ -49,7 +49,6 @@ from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import (
     altered_topic,
     check_existing_topic,
-    check_name,
     declared_topic,
     resolve_offset_alias,
 )
@@ -67,6 +66,7 @@ from headrace.log.values import (
     TopicInfo,
     TopicStats,
 )
+from headrace.names import check_name
 
 # A checkpoint is made at close if the next one to open the log would read more journal than this.
 _CHECKPOINT_AT_CLOSE_RECORDS = 200

@@ -24,7 +24,6 @@ from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows,
 from headrace.log.file.state import ProducerState, TopicState
 from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
-from headrace.log.topic_config import check_name
 from headrace.log.values import (
     AppendResult,
     Headers,
@@ -33,6 +32,7 @@ from headrace.log.values import (
     Rows,
     check_sequence,
 )
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle

@@ -31,8 +31,8 @@ from headrace.log.file.state import TopicState
 from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
-from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle

@@ -28,8 +28,8 @@ from headrace.log.kafka.errors import (
 )
 from headrace.log.kafka.fetcher import OffsetLost, raise_for_error
 from headrace.log.kafka.reader import MisfitDiverter, RowReader, out_of_range_error
-from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
+from headrace.names import check_name
 
 SETTLE_SECONDS = 10.0
 _FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."

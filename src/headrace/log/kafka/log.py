@@ -34,7 +34,7 @@ from headrace.log.kafka.records import control_record, to_rows
 from headrace.log.kafka.sender import DeliveryReports, send_records
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import check_name, declared_topic
+from headrace.log.topic_config import declared_topic
 from headrace.log.values import (
     AppendResult,
     ControlRecord,
@@ -48,6 +48,7 @@ from headrace.log.values import (
     TopicInfo,
     TopicStats,
 )
+from headrace.names import check_name
 
 UNKNOWN = -1
 

@@ -51,8 +51,8 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import translate_errors
 from headrace.log.kafka.reader import MisfitDiverter, RowReader
 from headrace.log.rows import to_batch
-from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
+from headrace.names import check_name
 
 # Settings of the share group
 

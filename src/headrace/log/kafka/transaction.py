@@ -47,8 +47,8 @@ from headrace.log.kafka.sender import (
 )
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.partitioning import PartitionAssigner, check_partition
-from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged, TopicInfo
+from headrace.names import check_name
 
 MAX_BUFFERED_BYTES = 64 << 20
 MIN_TIMEOUT_MS = 1_000  # the least that librdkafka accepts

@@ -53,7 +53,7 @@ def serve(
 
     Example: headrace serve shop.state --log file:data
     """
-    from headrace.serve.access import find_token
+    from headrace.http.access import find_token
     from headrace.serve.server import start
 
     with open_stores(state) as stores:
@@ -93,8 +93,8 @@ def dashboard(
 
     Example: headrace dashboard shop.state --log file:data
     """
-    from headrace.serve.access import find_token
-    from headrace.serve.pipeline_status import check_state, log_address
+    from headrace.http.access import find_token
+    from headrace.run_status import check_state, log_address
     from headrace.serve.server import start_at_usual_port
 
     check_state(state)

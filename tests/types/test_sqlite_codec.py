@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.types.schema import parse_schema
-from headrace.views.types import affinity, from_values, to_values
+from headrace.types.sqlite_codec import affinity, from_values, to_values
+from tests.short_forms import examples
 
 NOON = datetime(2026, 1, 31, 12, 30, 0, 250_000, tzinfo=UTC)
 CASES: list[tuple[str, list[Any]]] = [
@@ -84,7 +85,7 @@ def stored(array: pa.Array) -> list[Any]:
 
 
 def same(left: pa.Array, right: pa.Array) -> bool:
-    """The same type, and the same bytes: unlike Arrow's equality, NaN is NaN and 0.0 is not
+    """Whether two arrays have one type and equal bytes: unlike Arrow's equality, NaN is NaN and 0.0 is not
     -0.0.
     """
     return left.type.equals(right.type, check_metadata=True) and repr(left.to_pylist()) == repr(
@@ -143,7 +144,7 @@ def test_times_outside_the_years_of_iso_text_are_kept(
     assert back.items.cast(bits).equals(keys.cast(bits))
 
 
-def test_what_is_stored_can_be_read_by_people() -> None:
+def test_stored_values_are_readable_in_sqlite() -> None:
     assert to_values(pa.array([NOON])) == ["2026-01-31T12:30:00.250000Z"]
     assert to_values(pa.array([date(2026, 1, 31)])) == ["2026-01-31"]
     assert to_values(pa.array([Decimal("12.50")], pa.decimal128(38, 2))) == ["12.50"]
@@ -212,7 +213,7 @@ columns = typed.flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(columns)
 def test_any_column_comes_back(column: tuple[pa.DataType, list[Any]]) -> None:
     kind, values = column
