@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from headrace.connector import as_tuple
 from headrace.durations import to_us
 from headrace.errors import ConfigurationError, InputError, nearest
-from headrace.names import check_name
 from headrace.log.values import Duration
+from headrace.names import check_name
 from headrace.secrets import is_named, secret
 
 RAW_SCHEMA = (

@@ -25,8 +25,8 @@ from headrace.errors import (
     nearest,
 )
 from headrace.log.topic_config import declared_topic
-from headrace.names import check_name
 from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, questions_topic
+from headrace.names import check_name
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.view import View, plan_bundle
