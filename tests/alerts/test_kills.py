@@ -19,6 +19,8 @@ from headrace.log import dead_letters as dead
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 from tests.waits import wait_until
 
+pytestmark = pytest.mark.process
+
 RUNNER = """
 import sys
 import headrace as hr

@@ -15,8 +15,8 @@ from headrace.cdc.declaration import Capture
 from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, UnknownColumn
 from headrace.log.dead_letters import read_dead_letters, replay
+from tests.cdc.captures import caught_up, do
 from tests.cdc.conftest import Postgres
-from tests.cdc.test_sqlite import caught_up, do
 
 
 def rows(log: hr.Log, topic: str, *columns: str) -> list[tuple[Any, ...]]:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.declaration import Capture
-from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError
+from tests.cdc.captures import caught_up, folded_columns
 from tests.cdc.conftest import Mariadb, started
-from tests.cdc.test_sqlite import wait_until
 from tests.cdc.workload import (
     CaptureProcess,
     Database,
@@ -28,20 +26,7 @@ from tests.cdc.workload import (
 from tests.servers.mariadb_server import MariadbServer
 from tests.servers.mysql_server import MysqlServer
 from tests.servers.mysql_server import program as mysql_program
-
-
-def capture_of(database: Mariadb, **settings: Any) -> Capture:
-    return database.capture(**settings)
-
-
-def caught_up(capture: Capture, address: str) -> hr.Log:
-    capture.run(log=address, until_caught_up=True)
-    return hr.open_log(address)
-
-
-def folded(log: hr.Log, topic: str, *columns: str) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row[name] for name in columns) for row in fold(log, topic).to_pylist())
-
+from tests.waits import wait_until
 
 TYPES: list[tuple[str, str, Any]] = [
     ("tinyint", "-128", -128),
@@ -87,7 +72,7 @@ def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> 
         f"INSERT INTO things VALUES (1, {values})",
         "INSERT INTO things (id) VALUES (2)",
     )
-    capture = capture_of(mariadb)
+    capture = mariadb.capture()
     caught_up(capture, address).close()
     mariadb.do(
         utc, f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)"
@@ -121,7 +106,7 @@ def test_values_that_the_binlog_has_in_other_forms(mariadb: Mariadb, address: st
     mariadb.do(
         *(f"INSERT INTO t VALUES ({n}, POINT({n}, 0.5), {row})" for n, row in enumerate(rows))
     )
-    capture = capture_of(mariadb)
+    capture = mariadb.capture()
     caught_up(capture, address).close()
     mariadb.do("UPDATE t SET id = id + 100")
     with caught_up(capture, address) as log:
@@ -149,7 +134,7 @@ def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str
         "INSERT INTO b VALUES (1, 'k')",
     )
     mariadb.do(*(f"INSERT INTO a VALUES ({n}, 'v{n}')" for n in range(10)))
-    capture = capture_of(mariadb, chunk_rows=4, preimages=True)
+    capture = mariadb.capture(chunk_rows=4, preimages=True)
     caught_up(capture, address).close()
     mariadb.do(
         "INSERT INTO a VALUES (11, NULL)",
@@ -171,15 +156,15 @@ def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str
         moved = [row for row in log.read("b").to_pylist() if row["_transaction"] is not None]
         assert [(row["_change_type"], row["x"]) for row in moved] == [("delete", 1), ("insert", 2)]
         assert len({(row["_transaction"], row["_timestamp"]) for row in [*rows, *moved]}) == 1
-        assert folded(log, "a", "id") == sorted(mariadb.query("SELECT id FROM a"))
+        assert folded_columns(log, "a", "id") == sorted(mariadb.query("SELECT id FROM a"))
     mariadb.do("TRUNCATE TABLE a", "INSERT INTO a VALUES (7, 'again')")
     with caught_up(capture, address) as log:
-        assert folded(log, "a", "id", "v") == [(7, "again")]
+        assert folded_columns(log, "a", "id", "v") == [(7, "again")]
 
 
 def test_savepoints_do_not_cut_a_transaction(mariadb: Mariadb, address: str) -> None:
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE noise (id int PRIMARY KEY)")
-    capture = capture_of(mariadb, tables=["t"])
+    capture = mariadb.capture(tables=["t"])
     caught_up(capture, address).close()
     mariadb.do(
         "INSERT INTO noise VALUES (1)",
@@ -206,7 +191,7 @@ def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
         "CREATE TABLE t (id int PRIMARY KEY, a int, b text)",
         *(f"INSERT INTO t VALUES ({n}, {n}, 'b')" for n in range(5)),
     )
-    capture = capture_of(mariadb)
+    capture = mariadb.capture()
     caught_up(capture, address).close()
     mariadb.do(
         "UPDATE t SET a = 10 WHERE id = 1",
@@ -215,14 +200,16 @@ def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
         "ALTER TABLE t DROP COLUMN b",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "a", "c") == sorted(mariadb.query("SELECT id, a, c FROM t"))
+        assert folded_columns(log, "t", "id", "a", "c") == sorted(
+            mariadb.query("SELECT id, a, c FROM t")
+        )
     mariadb.do(
         "ALTER TABLE t CHANGE a amount int",
         "ALTER TABLE t MODIFY c varchar(9)",
         "UPDATE t SET c = 'text' WHERE id = 2",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "amount", "c__string") == sorted(
+        assert folded_columns(log, "t", "id", "amount", "c__string") == sorted(
             mariadb.query("SELECT id, amount, c FROM t")
         )
 
@@ -233,11 +220,11 @@ def test_tables_that_cannot_be_captured_are_refused_with_the_reason(
     mariadb.do("CREATE TABLE keyless (a int)", "CREATE TABLE t (id int PRIMARY KEY)")
     for settings, message in ((["keyless"], "ADD PRIMARY KEY"), (["tt"], "did you mean 't'")):
         with pytest.raises(ConfigurationError, match=message):
-            capture_of(mariadb, tables=settings).run(log=address, until_caught_up=True)
+            mariadb.capture(tables=settings).run(log=address, until_caught_up=True)
     mariadb.do("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
     try:
         with pytest.raises(ConfigurationError, match="SET GLOBAL binlog_row_metadata = 'FULL'"):
-            capture_of(mariadb, tables=["t"]).run(log=address, until_caught_up=True)
+            mariadb.capture(tables=["t"]).run(log=address, until_caught_up=True)
     finally:
         mariadb.do("SET GLOBAL binlog_row_metadata = 'FULL'")
 
@@ -246,7 +233,7 @@ def test_a_purged_binlog_is_reported_and_a_new_snapshot_repairs_it(
     mariadb: Mariadb, address: str
 ) -> None:
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
-    capture = capture_of(mariadb)
+    capture = mariadb.capture()
     caught_up(capture, address).close()
     mariadb.do("INSERT INTO t VALUES (3)", "DELETE FROM t WHERE id = 1", "FLUSH BINARY LOGS")
     file = mariadb.query("SHOW BINARY LOGS")[-1][0]
@@ -261,7 +248,7 @@ def test_a_purged_binlog_is_reported_and_a_new_snapshot_repairs_it(
         capture.run(log=address, until_caught_up=True)
     capture.run(log=address, until_caught_up=True, start_over=True)
     with hr.open_log(address) as log:
-        assert folded(log, "t", "id") == [(2,), (3,)]
+        assert folded_columns(log, "t", "id") == [(2,), (3,)]
 
 
 def test_changes_that_cannot_be_read_are_not_passed_over(mariadb: Mariadb, address: str) -> None:
@@ -270,7 +257,7 @@ def test_changes_that_cannot_be_read_are_not_passed_over(mariadb: Mariadb, addre
     """
     setting = "binlog_transaction_compression" if mariadb.is_mysql else "log_bin_compress"
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
-    capture = capture_of(mariadb)
+    capture = mariadb.capture()
     caught_up(capture, address).close()
     mariadb.do(f"SET GLOBAL {setting} = ON")
     try:
@@ -283,9 +270,10 @@ def test_changes_that_cannot_be_read_are_not_passed_over(mariadb: Mariadb, addre
         capture.run(log=address, until_caught_up=True)
     capture.run(log=address, until_caught_up=True, start_over=True)
     with hr.open_log(address) as log:
-        assert folded(log, "t", "id") == [(1,), (2,)]
+        assert folded_columns(log, "t", "id") == [(1,), (2,)]
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("kind", [MariadbServer, MysqlServer])
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_while_the_server_restarts(

@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.cdc.capture import CaptureLoop
 from headrace.errors import TransactionFenced
 from headrace.log.dead_letters import read_dead_letters
-from tests.cdc.test_sqlite import caught_up, do, folded, table
+from tests.cdc.captures import caught_up, do, folded, table
 from tests.servers.kafka_broker import KafkaBroker
 
 

@@ -8,24 +8,10 @@ from typing import Any
 
 import pytest
 
-import headrace as hr
-from headrace.cdc.declaration import Capture
 from headrace.cdc.topics import fold
+from tests.cdc.captures import caught_up, folded_columns, postgres_capture
 from tests.cdc.conftest import Postgres
-
-
-def capture_of(database: Postgres, **settings: Any) -> Capture:
-    return hr.cdc.postgres(database.url, name=database.name, **settings)
-
-
-def caught_up(capture: Capture, address: str) -> hr.Log:
-    capture.run(log=address, until_caught_up=True)
-    return hr.open_log(address)
-
-
-def folded(log: hr.Log, topic: str, *columns: str) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row[name] for name in columns) for row in fold(log, topic).to_pylist())
-
+from tests.waits import wait_until
 
 TYPES: list[tuple[str, str, Any]] = [
     ("boolean", "true", True),
@@ -83,7 +69,7 @@ def test_every_type_from_snapshot_and_stream(postgres: Postgres, address: str) -
         f"INSERT INTO things VALUES (1, {values})",
         "INSERT INTO things (id) VALUES (2)",
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)")
     with caught_up(capture, address) as log:
@@ -103,7 +89,7 @@ def test_values_that_a_column_cannot_hold_are_marked(postgres: Postgres, address
     postgres.do(
         "CREATE TABLE odd (id int PRIMARY KEY, amount numeric(10,2), day date, at timestamptz)"
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "INSERT INTO odd VALUES (1, 'NaN', '0044-03-15 BC', 'infinity'), (2, 1.5, '2026-01-01',"
@@ -133,7 +119,7 @@ def test_changes_keys_and_transactions(postgres: Postgres, address: str) -> None
         "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 10) i",
         "INSERT INTO b VALUES (1, 'k', 1)",
     )
-    capture = capture_of(postgres, chunk_rows=4)
+    capture = postgres_capture(postgres, chunk_rows=4)
     caught_up(capture, address).close()
     postgres.do(
         "INSERT INTO a VALUES (11, NULL)",
@@ -164,14 +150,14 @@ def test_changes_keys_and_transactions(postgres: Postgres, address: str) -> None
             )
             == 1
         )
-        assert folded(log, "a", "id", "v") == sorted(postgres.query("SELECT * FROM a"))
+        assert folded_columns(log, "a", "id", "v") == sorted(postgres.query("SELECT * FROM a"))
 
 
 def test_truncation_deletes_every_row(postgres: Postgres, address: str) -> None:
     postgres.do(
         "CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a SELECT generate_series(1, 10)"
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "INSERT INTO a VALUES (20)",
@@ -180,7 +166,7 @@ def test_truncation_deletes_every_row(postgres: Postgres, address: str) -> None:
         "INSERT INTO a VALUES (7)",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "a", "id") == [(7,)]
+        assert folded_columns(log, "a", "id") == [(7,)]
         deleted = [
             row["id"] for row in log.read("a").to_pylist() if row["_change_type"] == "delete"
         ]
@@ -193,7 +179,7 @@ def test_large_values_that_did_not_change(postgres: Postgres, address: str) -> N
         "ALTER TABLE docs ALTER doc SET STORAGE EXTERNAL",
     )
     postgres.do("INSERT INTO docs VALUES (1, 0, repeat('a', 5000))")
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "UPDATE docs SET n = 1",
@@ -212,7 +198,9 @@ def test_large_values_that_did_not_change(postgres: Postgres, address: str) -> N
         )
         assert (known["n"], known["doc"], known["_marks"]) == (9, "b" * 5000, None)
         assert (moved["id"], moved["doc"]) == (3, "b" * 5000)
-        assert folded(log, "docs", "id", "n", "doc") == sorted(postgres.query("SELECT * FROM docs"))
+        assert folded_columns(log, "docs", "id", "n", "doc") == sorted(
+            postgres.query("SELECT * FROM docs")
+        )
     postgres.do("ALTER TABLE docs REPLICA IDENTITY FULL", "UPDATE docs SET n = 2 WHERE id = 1")
     with caught_up(capture, address) as log:
         last = log.read("docs").to_pylist()[-1]
@@ -232,7 +220,7 @@ def test_full_identity_gives_preimages_and_does_without_a_key(
         "ALTER TABLE keyed REPLICA IDENTITY FULL",
         "INSERT INTO keyed VALUES (1, 'x')",
     )
-    capture = capture_of(postgres, preimages=True, chunk_rows=3)
+    capture = postgres_capture(postgres, preimages=True, chunk_rows=3)
     caught_up(capture, address).close()
     postgres.do(
         "UPDATE keyless SET b = 'y' WHERE a = 1",
@@ -241,7 +229,7 @@ def test_full_identity_gives_preimages_and_does_without_a_key(
         "DELETE FROM keyed",
     )
     with caught_up(capture, address) as log:
-        assert sorted(folded(log, "keyless", "a", "b"), key=repr) == sorted(
+        assert sorted(folded_columns(log, "keyless", "a", "b"), key=repr) == sorted(
             postgres.query("SELECT * FROM keyless"), key=repr
         )
         rows = log.read("keyed").to_pylist()
@@ -258,7 +246,7 @@ def test_columns_are_added_dropped_renamed_and_retyped(postgres: Postgres, addre
         "CREATE TABLE t (id int PRIMARY KEY, a int, b text)",
         "INSERT INTO t SELECT i, i, 'b' FROM generate_series(1, 5) i",
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "UPDATE t SET a = 10 WHERE id = 1",
@@ -267,7 +255,9 @@ def test_columns_are_added_dropped_renamed_and_retyped(postgres: Postgres, addre
         "ALTER TABLE t DROP COLUMN b",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "a", "c") == sorted(postgres.query("SELECT id, a, c FROM t"))
+        assert folded_columns(log, "t", "id", "a", "c") == sorted(
+            postgres.query("SELECT id, a, c FROM t")
+        )
         assert {row["b"] for row in fold(log, "t").to_pylist()} == {None}
     postgres.do(
         "ALTER TABLE t RENAME COLUMN a TO amount",
@@ -275,12 +265,14 @@ def test_columns_are_added_dropped_renamed_and_retyped(postgres: Postgres, addre
         "UPDATE t SET c = 'text' WHERE id = 2",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "amount", "c__string") == sorted(
+        assert folded_columns(log, "t", "id", "amount", "c__string") == sorted(
             postgres.query("SELECT id, amount, c FROM t")
         )
     postgres.do("ALTER TABLE t ADD COLUMN quiet int DEFAULT 1")  # and no row changes
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "quiet") == sorted(postgres.query("SELECT id, quiet FROM t"))
+        assert folded_columns(log, "t", "id", "quiet") == sorted(
+            postgres.query("SELECT id, quiet FROM t")
+        )
 
 
 def test_partitions_are_one_table_and_messages_a_topic(postgres: Postgres, address: str) -> None:
@@ -290,14 +282,14 @@ def test_partitions_are_one_table_and_messages_a_topic(postgres: Postgres, addre
         "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
         "INSERT INTO p SELECT i, 'v' FROM generate_series(5, 14) i",
     )
-    capture = capture_of(postgres, prefix="db.")
+    capture = postgres_capture(postgres, prefix="db.")
     caught_up(capture, address).close()
     postgres.do(
         "UPDATE p SET id = 15 WHERE id = 5",
         "SELECT pg_logical_emit_message(true, 'audit', 'somebody')",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "db.p", "id", "v") == sorted(postgres.query("SELECT * FROM p"))
+        assert folded_columns(log, "db.p", "id", "v") == sorted(postgres.query("SELECT * FROM p"))
         assert [
             (row["prefix"], row["content"]) for row in log.read("db.logical_messages").to_pylist()
         ] == [("audit", b"somebody")]
@@ -309,7 +301,7 @@ def test_a_large_transaction_is_one(
 ) -> None:
     monkeypatch.setattr("headrace.cdc.postgres_source.source.MAX_MESSAGES", 1000)
     postgres.do("CREATE TABLE big (id int PRIMARY KEY, v text)")
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "INSERT INTO big SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i",
@@ -329,7 +321,7 @@ def test_columns_that_change_inside_a_large_transaction(
     postgres.do(
         "CREATE TABLE big (id int PRIMARY KEY, v text)", "INSERT INTO big VALUES (0, 'first')"
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(
         "INSERT INTO big SELECT i, repeat('x', 1000) FROM generate_series(1, 15000) i",
@@ -337,7 +329,9 @@ def test_columns_that_change_inside_a_large_transaction(
         "INSERT INTO big SELECT i, repeat('y', 1000), 6 FROM generate_series(20000, 25000) i",
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "big", "id", "v", "c") == sorted(postgres.query("SELECT * FROM big"))
+        assert folded_columns(log, "big", "id", "v", "c") == sorted(
+            postgres.query("SELECT * FROM big")
+        )
         stream = [
             row
             for row in log.read("big", columns=["_transaction", "_timestamp"]).to_pylist()
@@ -354,9 +348,7 @@ def test_an_idle_database_holds_no_wal(
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
     from threading import Event, Thread
 
-    from tests.cdc.test_sqlite import wait_until
-
-    capture, stop, seen = capture_of(postgres, tables=["a"]), Event(), []
+    capture, stop, seen = postgres_capture(postgres, tables=["a"]), Event(), []
     running = Thread(
         target=capture.run,
         kwargs={

@@ -9,8 +9,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, RetryError
+from tests.cdc.captures import caught_up, folded_columns, postgres_capture
 from tests.cdc.conftest import Postgres, started
-from tests.cdc.test_postgres import capture_of, caught_up, folded
 from tests.cdc.workload import (
     CaptureProcess,
     Database,
@@ -58,11 +58,11 @@ def test_missing_tables_keys_and_privileges_are_named(postgres: Postgres, addres
         assert (
             postgres.query("SELECT 1 FROM pg_publication") == []
         )  # publishing it would have made the user's updates fail
-        caught_up(capture_of(postgres), address).close()  # nobody named it: it is left out
+        caught_up(postgres_capture(postgres), address).close()  # nobody named it: it is left out
         assert "ALTER ROLE" in refused(
             postgres, address, postgres.url.replace("postgres@", "poor@"), tables=["orders"]
         )
-        capture_of(postgres).remove()
+        postgres_capture(postgres).remove()
         assert "CREATE PUBLICATION" in refused(
             postgres, address, postgres.url.replace("postgres@", "reader@"), tables=["orders"]
         )
@@ -78,7 +78,7 @@ def test_a_lost_slot_is_reported_and_never_recreated_silently(
         "CREATE TABLE a (id int PRIMARY KEY, v int)",
         "INSERT INTO a SELECT i, i FROM generate_series(1, 5) i",
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     slot = f"headrace_{postgres.name}"
     postgres.do(f"SELECT pg_drop_replication_slot('{slot}')")
@@ -95,7 +95,7 @@ def test_a_lost_slot_is_reported_and_never_recreated_silently(
     )
     capture.run(log=address, until_caught_up=True, start_over=True)
     with hr.open_log(address) as log:
-        assert folded(log, "a", "id", "v") == [(2, 9), (3, 3), (4, 4), (5, 5), (6, 6)]
+        assert folded_columns(log, "a", "id", "v") == [(2, 9), (3, 3), (4, 4), (5, 5), (6, 6)]
     postgres.do(f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
     postgres.do(
         "INSERT INTO a VALUES (7, 7)",
@@ -112,15 +112,15 @@ def test_a_table_that_left_the_publication_is_read_again(
         "CREATE TABLE b (id int PRIMARY KEY)",
         "INSERT INTO a VALUES (1), (2)",
     )
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(f"ALTER PUBLICATION headrace_{postgres.name} DROP TABLE a")
     postgres.do(
         "INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1", "INSERT INTO b VALUES (1)"
     )
     with caught_up(capture, address) as log:
-        assert folded(log, "a", "id") == [(2,), (3,)]
-        assert folded(log, "b", "id") == [(1,)]
+        assert folded_columns(log, "a", "id") == [(2,), (3,)]
+        assert folded_columns(log, "b", "id") == [(1,)]
     assert "Changes of public.a may have been missed" in caplog.text
     assert "public.b" not in caplog.text
 
@@ -129,7 +129,7 @@ def test_a_dropped_publication_is_reported_and_can_be_restored(
     postgres: Postgres, address: str
 ) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     postgres.do(f"DROP PUBLICATION headrace_{postgres.name}")
     postgres.do("INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1")
@@ -137,12 +137,12 @@ def test_a_dropped_publication_is_reported_and_can_be_restored(
         capture.run(log=address, until_caught_up=True)
     capture.run(log=address, until_caught_up=True, start_over=True)
     with hr.open_log(address) as log:
-        assert folded(log, "a", "id") == [(2,), (3,)]
+        assert folded_columns(log, "a", "id") == [(2,), (3,)]
 
 
 def test_a_slot_in_use_is_waited_for(postgres: Postgres, address: str) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     with hr.open_log(address) as log:
         position = capture_position(log, postgres.name)
@@ -165,12 +165,13 @@ def capture_position(log: hr.Log, name: str) -> str:
 
 def test_slots_and_publications_can_be_removed(postgres: Postgres, address: str) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
-    capture = capture_of(postgres)
+    capture = postgres_capture(postgres)
     caught_up(capture, address).close()
     assert len(capture.remove()) == 2
     assert capture.remove() == []
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_while_the_server_restarts(
     tmp_path: Path, address: str, kills: int

@@ -3,7 +3,6 @@ what is refused.
 """
 
 import sqlite3
-import time
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,7 +17,9 @@ from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, TransactionFenced
 from headrace.log.file.log import FileLog
 from headrace.testing.power_loss import FullDisk
+from tests.cdc.captures import caught_up, do, folded, table
 from tests.cdc.workload import rows_of
+from tests.waits import wait_until
 
 
 @pytest.fixture
@@ -42,31 +43,7 @@ def address(tmp_path: Path) -> str:
     return f"file:{tmp_path / 'log'}"
 
 
-def do(path: Path, *statements: str) -> None:
-    """In one transaction."""
-    with sqlite3.connect(path) as db:
-        for statement in statements:
-            db.execute(statement)
-    db.close()
-
-
-def table(path: Path, name: str = "items") -> list[tuple[Any, ...]]:
-    with sqlite3.connect(path) as db:
-        rows = sorted(db.execute(f"SELECT * FROM {name}").fetchall())
-    db.close()
-    return rows
-
-
-def folded(log: hr.Log, topic: str = "items") -> list[tuple[Any, ...]]:
-    return sorted(tuple(row.values()) for row in fold(log, topic).to_pylist())
-
-
-def caught_up(capture: Capture, address: str) -> hr.Log:
-    capture.run(log=address, until_caught_up=True)
-    return hr.open_log(address)
-
-
-def test_what_is_there_and_what_comes(path: Path, address: str) -> None:
+def test_snapshot_and_changes(path: Path, address: str) -> None:
     capture = hr.cdc.sqlite(path, chunk_rows=30)
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
@@ -119,7 +96,10 @@ def test_a_snapshot_goes_on_where_it_was(path: Path, address: str) -> None:
             return part
 
     stopping = Capture(
-        name="shop", kind="sqlite", opener=lambda _: Stopping(str(path), "shop", ()), chunk_rows=10
+        name="shop",
+        kind="sqlite",
+        opener=lambda _: Stopping.open(str(path), "shop", ()),
+        chunk_rows=10,
     )
     stopping.run(log=address, stop=stop)
     with hr.open_log(address) as log:
@@ -184,13 +164,6 @@ def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -
     with hr.open_log(address) as log:
         assert folded(log) == table(path)
         assert folded(log, "more") == [("a", 3), ("b", 2)]
-
-
-def wait_until(true: Any, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_values_that_do_not_fit_are_marked(path: Path, address: str) -> None:

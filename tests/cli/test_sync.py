@@ -131,6 +131,7 @@ def count(path: Path) -> int:
         return 0
 
 
+@pytest.mark.process
 def test_killed_while_it_applies_and_ended_by_sigterm(
     run: Run, log: hr.Log, address: str, accounts: str, tmp_path: Path
 ) -> None:

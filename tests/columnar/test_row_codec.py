@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.columnar.row_codec import decode, decode_array, encode, encode_array
+from tests.short_forms import examples
 
 ENTRY = pa.struct(
     [("id", pa.int32()), ("tags", pa.list_(pa.string())), ("price", pa.decimal128(9, 2))]
@@ -52,7 +53,7 @@ CASES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     ("kind", "values"), CASES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
 )
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_round_trip(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:

@@ -17,6 +17,8 @@ import pytest
 from headrace.log.file.log import FileLog
 from tests.crash.kill_workers import read_diary, rows_of_append, run
 
+pytestmark = pytest.mark.process
+
 WRITERS = 2
 CAST = [
     *(("write", who) for who in range(WRITERS)),

@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.operators.test_device_time import EPOCH, Row, at, obvious, row
+from tests.operators.device_time_oracle import EPOCH, Row, at, corrected_times, row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_ba
     given = [each for tick in ticks for each in tick]
     wanted = Counter(
         (each["device"], each["happened"], time)
-        for each, time in zip(given, obvious(ticks), strict=True)
+        for each, time in zip(given, corrected_times(ticks), strict=True)
     )
     assert Counter(each[:3] for each in rows if each[1] < at(10_000)) == wanted
     assert flagged == sum(1 for each in rows if each[3] is not None) > 0

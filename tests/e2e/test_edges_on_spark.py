@@ -15,8 +15,8 @@ import pytest
 import headrace as hr
 from headrace.alerts.alert import TOPIC
 from tests.gateways.senders import post
-from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import WebhookReceiver
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,12 +65,12 @@ def test_a_posted_row_raises_an_alert_and_another_resolves_it(
             )[0]
             == 200
         )
-        until(lambda: len(receiver.requests) == 1, timeout_s=180)
+        wait_until(lambda: len(receiver.requests) == 1, timeout_s=180)
         assert (
             post(address, "/topics/orders", b'{"order_id": 3, "region": "eu", "amount": -15}')[0]
             == 200
         )
-        until(lambda: len(receiver.requests) == 2, timeout_s=180)
+        wait_until(lambda: len(receiver.requests) == 2, timeout_s=180)
     finally:
         stop.set()
         running.join(60)

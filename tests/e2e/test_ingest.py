@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import pytest
 
 import headrace as hr
 from headrace.views.reader import ViewReader
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,13 +84,6 @@ def names(file: str, count: int) -> list[str]:
     return [f"{file}-{n}" for n in range(count)]
 
 
-def wait(until: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_existing_rows_are_ingested_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
     shop.add_file("a", 30)
     shop.run(until_caught_up=True)
@@ -110,12 +103,12 @@ def test_a_failed_ingest_is_restarted_and_its_reason_reported(
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.status().startswith("failed"))
+        wait_until(lambda: shop.status().startswith("failed"), 120)
         assert "ValueError: broken on purpose" in shop.status()
         (shop.root / "broken").unlink()
-        wait(lambda: shop.status().startswith("running"))
+        wait_until(lambda: shop.status().startswith("running"), 120)
         shop.add_file("b", 4)
-        wait(lambda: len(shop.rows()) == 14)
+        wait_until(lambda: len(shop.rows()) == 14, 120)
     finally:
         stop.set()
         running.join(60)
@@ -134,7 +127,7 @@ def test_a_lost_checkpoint_doubles_nothing(shop: Shop, spark: SparkSession) -> N
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.status().startswith("failed"))
+        wait_until(lambda: shop.status().startswith("failed"), 120)
         assert "another checkpoint" in shop.status()
     finally:
         stop.set()

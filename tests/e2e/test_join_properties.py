@@ -25,6 +25,7 @@ from tests.e2e.faults import Faults
 from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
 from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
 from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 SETTINGS = settings(
@@ -103,7 +104,7 @@ def lived(
 
 
 @given(**LIFE)
-@settings(SETTINGS, max_examples=6)
+@settings(SETTINGS, max_examples=examples(6))
 def test_joins_go_the_same_way_whatever_happens(
     seed: int,
     ticks: int,
@@ -117,7 +118,7 @@ def test_joins_go_the_same_way_whatever_happens(
 
 @pytest.mark.slow
 @given(**LIFE)
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 def test_three_hundred_times(
     seed: int,
     ticks: int,

@@ -28,6 +28,7 @@ from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
 from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
 from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -239,7 +240,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @given(**LIFE)
-@settings(max_examples=8, suppress_health_check=QUIET)
+@settings(max_examples=examples(8), suppress_health_check=QUIET)
 def test_time_too_goes_the_same_way(
     fed: list[dict[str, Any]],
     happening: list[Move],
@@ -252,7 +253,7 @@ def test_time_too_goes_the_same_way(
 
 @pytest.mark.slow
 @given(**LIFE)
-@settings(max_examples=300, suppress_health_check=QUIET)
+@settings(max_examples=examples(300), suppress_health_check=QUIET)
 def test_three_hundred_times(
     fed: list[dict[str, Any]],
     happening: list[Move],

@@ -41,6 +41,7 @@ from tests.operators.windows.oracle import (
     moment,
     us,
 )
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 BASE_US = 1_772_366_400_000_000  # 2026-03-01 12:00
@@ -285,14 +286,14 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @given(life=lives)
-@settings(max_examples=12, suppress_health_check=QUIET)
+@settings(max_examples=examples(12), suppress_health_check=QUIET)
 def test_windows_are_what_the_obvious_computation_gives(life: Life) -> None:
     lived(life)
 
 
 @pytest.mark.slow
 @given(life=lives)
-@settings(max_examples=400, suppress_health_check=QUIET)
+@settings(max_examples=examples(400), suppress_health_check=QUIET)
 def test_four_hundred_times(life: Life) -> None:
     lived(life)
 
@@ -325,7 +326,7 @@ def chained() -> hr.Pipeline:
 
 
 @given(given_ticks=ticks, batches=st.integers(1, 4), shards=st.integers(1, 3))
-@settings(max_examples=8, suppress_health_check=QUIET)
+@settings(max_examples=examples(8), suppress_health_check=QUIET)
 def test_corrections_at_the_bottom_end_as_the_batch_answer_at_the_top(
     given_ticks: list[TickRows], batches: int, shards: int
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ExcisionRefused, NotForgotten
-from headrace.events import Change, Event, EventStore, Excised, excise, open_store, stream
+from headrace.events import Change, Event, EventStore, ExcisionResult, excise, open_store, stream
 from headrace.events.privacy.scan import scan
 from headrace.sinks.sync import describe_followers
 from headrace.testing.pipelines import PipelineTest
@@ -219,7 +219,7 @@ def test_killed_at_every_step_it_goes_on(tmp_path: Path, every: int) -> None:
         with ExitStack() as stack:
             world = World(tmp_path / str(at), stack)
             done = excise(world.store, "2", values=[EMAIL])
-            assert isinstance(done, Excised)
+            assert isinstance(done, ExcisionResult)
             check(world, visits_of_others=12 if at % 3 == 1 else 8)
 
 
@@ -361,6 +361,7 @@ def command(*arguments: str, root: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_is_followed_by_another(tmp_path: Path, every: int) -> None:
     """By kill -9; then comes the command that a person would type."""

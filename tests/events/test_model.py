@@ -19,6 +19,7 @@ from headrace.events import ANY, NEW, Change, Event, Handler, excise, open_store
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.log import FileLog
 from tests.events.totals import TOTALS, Total
+from tests.short_forms import examples
 
 ENTITIES = st.sampled_from(["a", "b", "c"])
 SUBJECTS = st.sampled_from([None, "ada", "bob"])
@@ -170,7 +171,10 @@ def folded(events: list[tuple[Any, ...]]) -> Total:
 
 
 StoreAndModel.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestStoreAndModel = StoreAndModel.TestCase
 

@@ -15,7 +15,9 @@ import pytest
 
 import headrace as hr
 from headrace.events import open_store
-from headrace.events.event import Recorded
+from headrace.events.event import RecordedEvent
+
+pytestmark = pytest.mark.process
 
 WRITERS = Path(__file__).with_name("writers.py")
 Acknowledged = dict[int, list[tuple[int, int, int]]]
@@ -68,7 +70,7 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
     }
 
 
-def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
+def check(events: list[RecordedEvent], acknowledged: Acknowledged) -> None:
     assert [event.offset for event in events] == list(range(len(events)))
     hot = [event for event in events if event.entity == "hot"]
     assert [event.version for event in hot] == list(range(1, len(hot) + 1))
@@ -93,7 +95,7 @@ def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
 )
 def test_processes_on_a_hot_entity(tmp_path: Path, writers: int, count: int, killed: int) -> None:
     directory = tmp_path / "log"
-    followed: list[Recorded] = []
+    followed: list[RecordedEvent] = []
     done = threading.Event()
     with hr.open_log(f"file:{directory}") as log, open_store(log, "bank") as store:
 

@@ -15,7 +15,7 @@ from headrace.errors import BadMasterKey
 from headrace.events import Handler, Vault, open_store, open_vault, stream
 from headrace.serve.server import start
 from headrace.testing.pipelines import PipelineTest
-from tests.events.test_vault import CUSTOMERS, KEY, Registered
+from tests.events.customers import CUSTOMERS, KEY, Registered
 from tests.serve.conftest import QUICK, Client
 
 ADDRESS = 'ada "x" ü@example.com'

@@ -4,7 +4,7 @@ key is deleted; wrong and missing master keys.
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +14,6 @@ import headrace as hr
 from headrace.errors import BadEvent, BadMasterKey, ConfigurationError, NewerFormat, UnknownSubject
 from headrace.events import (
     Codec,
-    Decider,
     EventStore,
     Handler,
     Vault,
@@ -22,33 +21,8 @@ from headrace.events import (
     open_vault,
     personal,
 )
-from headrace.events.privacy import vault as forgetting
-
-KEY = bytes(range(32))
-
-
-@dataclass(frozen=True)
-class Registered:
-    event_subject: ClassVar[str] = "customer"
-    customer: int
-    email: str | None = personal()
-    plan: str = "free"
-
-
-@dataclass(frozen=True)
-class Customer:
-    email: str | None = None
-    plan: str = ""
-
-
-CUSTOMERS = Decider(
-    "customer",
-    Customer(),
-    lambda command, _state: [command],
-    lambda state, event: replace(state, email=event.email, plan=event.plan),
-    events=(Registered,),
-    snapshot_every=1,
-)
+from headrace.events.privacy import erasure_records
+from tests.events.customers import CUSTOMERS, KEY, Customer, Registered
 
 
 @pytest.fixture
@@ -102,9 +76,9 @@ def test_a_deleted_key_is_not_in_the_file_any_more_and_gone_in_other_processes(
 
 def test_forgetting_is_logged_without_a_name_and_resumes(store: EventStore, vault: Vault) -> None:
     vault.seal("ada", 1)
-    forgetting.note(store, "shred", "ada", "begun")
+    erasure_records.add_record(store, "shred", "ada", "begun")
     vault._db.execute("DELETE FROM keys WHERE subject = 'ada'")  # killed here
-    assert forgetting.is_unfinished(store, "shred", "ada")
+    assert erasure_records.is_unfinished(store, "shred", "ada")
     vault.forget("ada")
     rows = store.log.read("bank.forgotten").to_pylist()
     assert [(row["what"], row["step"]) for row in rows] == [("shred", "begun"), ("shred", "done")]

@@ -13,8 +13,8 @@ from headrace.log import dead_letters as dead
 from headrace.retry import Backoff
 from headrace.sinks.amqp_target import AmqpMessage, AmqpPublisher
 from tests.gateways.conftest import Open, adds_up, order_ids
-from tests.gateways.test_statsd import until
 from tests.servers.rabbitmq_server import RabbitmqServer
+from tests.waits import wait_until
 
 pika = pytest.importorskip("pika")
 
@@ -63,12 +63,12 @@ def test_messages_are_stored_once_and_acknowledged(
         (b"nonsense", "c"),
     )
     with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
-        until(lambda: running.status().received == 5 and running.status().waiting_rows == 0)
+        wait_until(lambda: running.status().received == 5 and running.status().waiting_rows == 0)
     publish(
         rabbitmq, queue, (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 4}', None)
     )
     with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
-        until(lambda: running.status().received == 3 and running.status().waiting_rows == 0)
+        wait_until(lambda: running.status().received == 3 and running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4]
     assert running.status().repeated == 2
     assert left(rabbitmq, queue) == 0
@@ -84,7 +84,7 @@ def test_a_restarted_broker_is_connected_to_again(
     publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(50)))
     publisher = AmqpPublisher(rabbitmq.url, "")  # of the sink: it is idle meanwhile
     assert publisher.publish(queue, messages(range(50, 55))) == {}
-    until(lambda: running.status().stored == 55)
+    wait_until(lambda: running.status().stored == 55)
     rabbitmq.stop_process()
     rabbitmq.start_process()
     assert publisher.publish(queue, messages(range(60, 70))) == {}
@@ -92,7 +92,7 @@ def test_a_restarted_broker_is_connected_to_again(
     publish(
         rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(40, 60))
     )
-    until(lambda: running.status().stored == 70, timeout_s=60)
+    wait_until(lambda: running.status().stored == 70, timeout_s=60)
     assert order_ids(log) == list(range(70))
     assert adds_up(running)
     assert running.status().error is None
@@ -103,7 +103,7 @@ def test_raw_messages_keep_what_they_came_with(
 ) -> None:
     publish(rabbitmq, queue, (b"\x00\x01", "raw-1"))
     running = opened(hr.gateways.amqp("bodies", url=rabbitmq.url, queue=queue, format="raw"))
-    until(lambda: running.status().stored == 1)
+    wait_until(lambda: running.status().stored == 1)
     (row,) = log.read("bodies").to_pylist()
     assert (row["body"], row["message_id"], row["routing_key"]) == (b"\x00\x01", "raw-1", queue)
 
@@ -158,7 +158,7 @@ def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(
         "copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
     )
     with hr.gateways.amqp("copies", url=rabbitmq.url, queue=queue).open(log) as running:
-        until(lambda: running.status().received == 40 and running.status().waiting_rows == 0)
+        wait_until(lambda: running.status().received == 40 and running.status().waiting_rows == 0)
     assert order_ids(log, "copies") == list(range(20))
     assert running.status().repeated == 20
 
@@ -226,7 +226,7 @@ def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(
         hr.sinks.amqp(rabbitmq.url, routing_key=small_queue).run(
             "orders", log=log.address, until_caught_up=True
         )
-        until(lambda: len(order_ids(log, "copies")) == 20)
+        wait_until(lambda: len(order_ids(log, "copies")) == 20)
     assert order_ids(log, "copies") == list(range(20))
     assert "orders.amqp.dead" not in log.topics()
 

@@ -17,8 +17,8 @@ from headrace.alerts.watch import Measurements, RuleEvent, Watcher, parse_rule
 from headrace.gateways.base import now_us
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
-from tests.gateways.test_statsd import until
 from tests.servers.kafka_broker import KafkaBroker
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -73,7 +73,7 @@ def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
         found.extend(watcher.check(now_us()))
         return bool(found)
 
-    until(is_heard, timeout_s=30)
+    wait_until(is_heard, timeout_s=30)
     stop.set()
     running.join(30)
     assert [event.text for event in found] == [

@@ -6,8 +6,6 @@ import math
 import re
 import socket
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from headrace.gateways.base import GatewayServer
 from headrace.gateways.statsd_gateway import StatsdAggregator, StatsdValues, parse_packets
 from tests.gateways.conftest import Open, adds_up
 from tests.gateways.senders import in_another_process, printed
+from tests.waits import wait_until
 
 KINDS = {
     "c": "counter",
@@ -266,13 +265,6 @@ def test_metrics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # The gateway
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
-
-
 def port_of(running: GatewayServer) -> int:
     return int(running.address.rpartition(":")[2])
 
@@ -293,7 +285,7 @@ def test_a_client_from_pypi_is_understood(log: hr.Log) -> None:
             together.timing("checkout", 100)
             together.set("buyers", "bob")
         client.close()
-        until(lambda: running.status().stored >= 9)
+        wait_until(lambda: running.status().stored >= 9)
     rows = log.read("metrics").to_pylist()
     totals = {
         name: sum(row["value"] for row in rows if row["metric"] == name)
@@ -312,8 +304,8 @@ def test_values_as_they_came(log: hr.Log, opened: Open) -> None:
             b"t:1|ms\nt:2|ms|@0.5|#b,a\nu:x|s\ng:-1|g\nt:1|ms\nnonsense",
             ("127.0.0.1", port_of(running)),
         )
-        until(lambda: running.status().received == 6)
-    until(lambda: running.status().stored == 5)
+        wait_until(lambda: running.status().received == 6)
+    wait_until(lambda: running.status().stored == 5)
     rows = log.read("values").to_pylist()
     assert [
         (r["metric"], r["kind"], r["tags"], r["value"], r["member"], r["is_delta"], r["stands_for"])
@@ -349,7 +341,7 @@ def test_a_flood_is_counted(log: hr.Log, policy: str) -> None:
         log
     ) as running:
         printed(in_another_process(FLOOD, port_of(running), sent))
-        until(
+        wait_until(
             lambda: (
                 running.status().details["packets"]
                 + running.status().details["packets_lost_by_the_system"]
@@ -367,7 +359,7 @@ def test_a_flood_is_counted(log: hr.Log, policy: str) -> None:
 def test_a_flood_adds_up_when_it_is_put_together(log: hr.Log) -> None:
     with hr.gateways.statsd(port=0, flush="300 ms").open(log) as running:
         total = int(printed(in_another_process(FLOOD, port_of(running), 30_000)))
-        until(
+        wait_until(
             lambda: (
                 running.status().details["packets"]
                 + running.status().details["packets_lost_by_the_system"]

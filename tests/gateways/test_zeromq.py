@@ -12,7 +12,7 @@ from headrace.gateways.base import GatewayServer
 from headrace.log import dead_letters as dead
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.senders import in_another_process, printed
-from tests.gateways.test_statsd import until
+from tests.waits import wait_until
 
 zmq = pytest.importorskip("zmq")
 
@@ -31,8 +31,8 @@ def test_pushed_messages_are_rows_in_their_order(log: hr.Log, opened: Open) -> N
         push.send(b'{\n"order_id":\n6}')
         push.send(b"nonsense")
         push.send(b'{"order_id": "x"}')
-        until(lambda: running.status().received == 8)
-    until(lambda: running.status().waiting_rows == 0)
+        wait_until(lambda: running.status().received == 8)
+    wait_until(lambda: running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4, 5, 6]
     assert [dead_letter["payload"] for dead_letter in dead.read_dead_letters(log, "orders")] == [
         b"nonsense",
@@ -82,7 +82,7 @@ def test_a_flood_is_counted(log: hr.Log, opened: Open, policy: str) -> None:
     sent = 10_000
     running = opened(pull(policy=policy, max_rows=200))
     printed(in_another_process(FLOOD, running.address, sent))
-    until(lambda: running.status().received == sent and running.status().waiting_rows == 0)
+    wait_until(lambda: running.status().received == sent and running.status().waiting_rows == 0)
     status = running.status()
     assert adds_up(running)
     assert sum(log.end_offsets("orders").values()) == status.stored

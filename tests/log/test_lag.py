@@ -4,8 +4,7 @@ goes wrong in between.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InputError, UnknownGroup
 from headrace.log.lag_watch import LagAlert, LagWatch
+from tests.waits import wait_until
 
 
 @pytest.fixture
@@ -26,19 +26,12 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
         yield opened
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_each_start_and_end_of_lag_is_reported_once(log: hr.Log) -> None:
     alerts: list[LagAlert] = []
     watch = log.watch_lag(alerts.append, rows=4, group="g", every="10 ms")
-    wait_for(lambda: len(alerts) == 1)
+    wait_until(lambda: len(alerts) == 1)
     log.reset_group("g", "t", "latest")
-    wait_for(lambda: len(alerts) == 2)
+    wait_until(lambda: len(alerts) == 2)
     watch.stop()
     assert [(alert.firing, alert.lag.rows) for alert in alerts] == [(True, 5), (False, 0)]
 
@@ -53,9 +46,9 @@ def test_a_hook_that_raises_is_called_again_next_time(
         raise RuntimeError("the pager is out of order")
 
     watch = log.watch_lag(hook, rows=1, every="10 ms")
-    wait_for(lambda: alerts == [True])
+    wait_until(lambda: alerts == [True])
     log.reset_group("g", "t", "latest")
-    wait_for(lambda: alerts == [True, False])
+    wait_until(lambda: alerts == [True, False])
     watch.stop()
     assert "the pager is out of order" in caplog.text
 
@@ -63,9 +56,9 @@ def test_a_hook_that_raises_is_called_again_next_time(
 def test_a_deleted_topic_is_behind_no_more(log: hr.Log) -> None:
     alerts: list[bool] = []
     watch = log.watch_lag(lambda alert: alerts.append(alert.firing), rows=1, every="10 ms")
-    wait_for(lambda: alerts == [True])
+    wait_until(lambda: alerts == [True])
     log.delete_topic("t")
-    wait_for(lambda: alerts == [True, False])
+    wait_until(lambda: alerts == [True, False])
     watch.stop()
 
 
@@ -73,13 +66,13 @@ def test_a_hook_may_stop_its_watch(log: hr.Log) -> None:
     stopped: list[bool] = []
 
     def hook(_alert: LagAlert) -> None:
-        wait_for(lambda: bool(watches))
+        wait_until(lambda: bool(watches))
         watches[0].stop()
         stopped.append(True)
 
     watches: list[LagWatch] = []
     watches.append(log.watch_lag(hook, rows=1, every="10 ms"))
-    wait_for(lambda: stopped == [True])
+    wait_until(lambda: stopped == [True])
 
 
 def test_an_unknown_group_or_a_missing_threshold_is_refused(log: hr.Log) -> None:

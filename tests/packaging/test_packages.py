@@ -21,6 +21,8 @@ import pytest
 
 from headrace import __version__
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {

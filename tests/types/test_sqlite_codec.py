@@ -85,7 +85,8 @@ def stored(array: pa.Array) -> list[Any]:
 
 
 def same(left: pa.Array, right: pa.Array) -> bool:
-    """Whether two arrays have one type and equal bytes: unlike Arrow's equality, NaN is NaN and 0.0 is not
+    """Whether two arrays have one type and equal bytes: unlike Arrow's equality, NaN is NaN and 0.0
+    is not
     -0.0.
     """
     return left.type.equals(right.type, check_metadata=True) and repr(left.to_pylist()) == repr(

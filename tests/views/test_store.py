@@ -21,6 +21,7 @@ from headrace.types.schema import parse_schema
 from headrace.views import file as view_file
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
+from tests.short_forms import examples
 from tests.views.store_contract import (
     COUNTS,
     OpenStore,
@@ -116,7 +117,7 @@ def same(left: Table, right: Table) -> bool:
     return sorted(map(repr, left.values())) == sorted(map(repr, right.values()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     edits=ticks_of_edits,
     spans=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6),

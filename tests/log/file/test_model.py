@@ -20,6 +20,7 @@ from headrace.log.file.consumer import FileConsumer
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import RebootedDisk
+from tests.short_forms import examples
 
 SCHEMA = "k INT, n BIGINT, text STRING"
 TOPICS = ("a", "b")
@@ -387,14 +388,17 @@ def places(position: Any) -> dict[int, tuple[int, int]]:
 
 
 SHORT = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 LONG = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(300),
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 TestModel = LogMachine.TestCase

@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import SCHEMA, rows
 from tests.operators.histories import History, cuts, doubles, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
 
 def sums(**more: AggregateSpec) -> AggregateKernel:
@@ -94,7 +95,7 @@ def test_a_sum_that_does_not_fit_is_null_and_counted_until_it_fits() -> None:
     where=cuts(),
     population=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
     history: History, where: list[int], population: bool
 ) -> None:
@@ -133,7 +134,7 @@ def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
 
 @pytest.mark.parametrize("key", [["s"], ["k", "s"], ["f"], ["k", "f", "s"], []])
 @given(data=st.data(), where=cuts())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_keys_of_other_types_and_several_columns(
     key: list[str], data: st.DataObject, where: list[int]
 ) -> None:

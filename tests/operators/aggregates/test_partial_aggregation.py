@@ -14,6 +14,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import NUMBERS, VALUES
 from tests.operators.histories import History, streams, tables, text
+from tests.short_forms import examples
 
 
 def kernel(history: History, type_name: str) -> AggregateKernel:
@@ -52,7 +53,7 @@ def in_pieces(rows: pa.Table, piece_of: list[int]) -> list[pa.Table]:
 @pytest.mark.parametrize("type_name", NUMBERS)
 @pytest.mark.parametrize("kind", [streams, tables])
 @given(data=st.data(), piece_of=st.lists(st.integers(0, 3), min_size=1, max_size=7))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_combined_or_not(
     type_name: str, kind: object, data: st.DataObject, piece_of: list[int]
 ) -> None:
@@ -77,7 +78,7 @@ def test_combined_or_not(
 @pytest.mark.parametrize("type_name", ["BIGINT", "DOUBLE"])
 @pytest.mark.parametrize("kind", [streams, tables])
 @given(data=st.data(), piece_of=st.lists(st.integers(0, 3), min_size=1, max_size=7))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_partially_combined_rows_give_equal_aggregates(
     type_name: str, kind: object, data: st.DataObject, piece_of: list[int]
 ) -> None:

@@ -23,6 +23,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import VALUES
 from tests.operators.histories import History, cuts, run, streams, text
+from tests.short_forms import examples
 
 SKETCHES = [
     agg.approx_distinct("v"),
@@ -54,7 +55,7 @@ def of_values(values: pa.Array, spec: AggregateSpec) -> Any:
 
 @pytest.mark.parametrize("type_name", VALUES)
 @given(data=st.data(), where=cuts())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_ticks_may_come_one_by_one_or_all_at_once(
     type_name: str, data: st.DataObject, where: list[int]
 ) -> None:

@@ -17,6 +17,7 @@ from headrace.operators.changelog import fold
 from headrace.operators.kernel import GroupFull
 from tests.operators.histories import History, changed, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
 MAX_VALUES = 2
 EXACT_OR_NULL = ("min", "max", "first", "last")
@@ -67,7 +68,7 @@ def answers(of: AggregateKernel, history: History) -> list[Any]:
 
 @pytest.mark.parametrize("kind", EXACT_OR_NULL)
 @given(history=tables(st.text("abcdefg", min_size=1, max_size=1), pa.string()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[int]) -> None:
     emitted, state = run(kernel(history, kind), history)
     again, other_state = run(kernel(history, kind), history, where)
@@ -140,7 +141,7 @@ def test_an_update_keeps_its_place_and_a_forgotten_row_stays_forgotten() -> None
 
 
 @given(history=streams(st.integers(0, 5), pa.int64()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_full_list_leaves_later_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "collect")
     emitted, state = run(of, history, where)
@@ -161,7 +162,7 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
 
 
 @given(history=streams(st.integers(0, 5), pa.int64()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "count_distinct")
     emitted, state = run(of, history, where)

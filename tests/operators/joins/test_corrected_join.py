@@ -37,6 +37,7 @@ from tests.operators.joins.versions_oracle import (
     stored,
     version_history,
 )
+from tests.short_forms import examples
 
 
 def join(how: str, history: int) -> CorrectedJoin:
@@ -121,7 +122,7 @@ def check(
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @given(data=st.data())
-@settings(max_examples=70)
+@settings(max_examples=examples(70))
 def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
@@ -136,7 +137,7 @@ def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) 
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_many_rows_and_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
@@ -212,7 +213,7 @@ class HistoryOracle:
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):

@@ -21,6 +21,7 @@ from headrace.operators.joins.row_store import (
     StoredRows,
 )
 from headrace.testing.kernels import MemoryState
+from tests.short_forms import examples
 
 KEYS = pa.array([b"a", b"b" * 500, b"c"], pa.binary())
 Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
@@ -72,7 +73,7 @@ changes = st.lists(
 
 
 @given(st.lists(changes, max_size=12))
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_store_has_what_a_sorted_list_has(
     steps: list[list[tuple[int, int, int, str, bytes]]],
 ) -> None:

@@ -20,6 +20,7 @@ from headrace.operators.kernel import UNSTARTED
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
 from tests.operators.joins.join_driver import Drive, Track, check_all_ways, cuts, restored, tracks
+from tests.short_forms import examples
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = Side(pa.schema([("k", pa.int64()), ("t", TIME), ("n", pa.int64())]), ("k",), time="t")
@@ -240,7 +241,7 @@ hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 
 @hows
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_rows_meet_within_their_bounds_and_are_emitted_unmatched_once(
     how: str, data: st.DataObject
 ) -> None:
@@ -257,7 +258,7 @@ def test_rows_meet_within_their_bounds_and_are_emitted_unmatched_once(
 
 @hows
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
     """One key with many rows, in small chunks."""
     with pytest.MonkeyPatch.context() as patch:
@@ -279,7 +280,7 @@ def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
 
 @hows
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
     """Later than they could be, which changes nothing that is emitted; and all of them in the
     end.

@@ -37,6 +37,7 @@ from tests.operators.joins.versions_oracle import (
     stored,
     version_history,
 )
+from tests.short_forms import examples
 
 COLUMNS: list[ResultColumn] = [
     ("left", "n", "n"),
@@ -138,7 +139,7 @@ def check(
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @given(data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
@@ -153,7 +154,7 @@ def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_many_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)

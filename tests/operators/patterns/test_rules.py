@@ -35,6 +35,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.patterns.pattern_driver import SCHEMA, Feed, Row, feed_to, row, settings
 from tests.operators.patterns.strategies import feeds
 from tests.operators.windows.feeding import spread
+from tests.short_forms import examples
 
 FITS: dict[str, Callable[[int], bool]] = {
     "a": lambda v: v % 2 == 0,
@@ -159,7 +160,7 @@ def in_order(rows: list[Row]) -> list[str]:
     return sorted(str(sorted(each.items())) for each in rows)
 
 
-@hypothesis_settings(max_examples=120, deadline=None)
+@hypothesis_settings(max_examples=examples(120), deadline=None)
 @given(
     feeds(),
     st.lists(

@@ -28,6 +28,7 @@ from headrace.operators.search.syntax import Node
 from headrace.testing.kernels import MemoryState
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.strategies import LANGUAGE, SCHEMA, documents, queries
+from tests.short_forms import examples
 
 QUERIES = pa.schema([("id", pa.int64()), ("query", pa.string()), ("owner", pa.string())])
 SETTINGS = SearchSettings(
@@ -152,7 +153,7 @@ def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_noted")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(histories, st.sets(st.integers(2, 6)), st.integers(1, 3), st.booleans())
 def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
     history: list[Tick], cuts: set[int], shards: int, forgets: bool
@@ -190,9 +191,7 @@ HISTORY: list[Tick] = [
 ]
 
 
-def test_an_attempt_that_is_repeated_starts_from_the_state_and_not_from_what_the_last_one_left() -> (
-    None
-):
+def test_a_repeated_attempt_starts_from_the_state_and_not_from_what_the_last_one_left() -> None:
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, HISTORY, 1, 2)
     before = state.copy()

@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts
 from tests.operators.windows.oracle import Row, moment, us
+from tests.short_forms import examples
 
 SCHEMA = pa.schema(
     [
@@ -112,7 +113,7 @@ def watermarks(first: int, stop: int, horizon: list[int] | None = None) -> Water
 
 
 @given(ticks=histories(), where=cuts(), by=st.just(("k",)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_results_equal_the_oracle(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
     kernel, state, emitted = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
     bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]

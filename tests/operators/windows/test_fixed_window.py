@@ -35,6 +35,7 @@ from tests.operators.windows.feeding import (
     tables,
 )
 from tests.operators.windows.oracle import FixedOracle, Row, moment, us
+from tests.short_forms import examples
 
 WINDOWS = [Tumbling(10), Tumbling(7, 3), Hopping(10, 5), Hopping(10, 4, 1), Hopping(12, 3)]
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
@@ -78,7 +79,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_results_equal_the_oracle(
     emit: str,
     feed: Feed,
@@ -116,7 +117,7 @@ def reasons(late: list[Row]) -> list[str]:
     emit=st.sampled_from(["final", "changes"]),
     where=cuts(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_calls_leave_the_same_state_and_watermarks_that_pass_everything_leave_none(
     feed: Feed, window: Any, late: LatePolicy, emit: str, where: list[int]
 ) -> None:

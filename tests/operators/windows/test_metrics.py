@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, Feed, cuts, feed_to, streams
 from tests.operators.windows.oracle import Row, moment, us
+from tests.short_forms import examples
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -119,7 +120,7 @@ def test_a_value_counts_half_for_every_half_life() -> None:
     window=st.sampled_from([Tumbling(20), Hopping(20, 5), Session(9), Sliding(20)]),
     where=cuts(),
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
     feed: Feed, window: Any, where: list[int]
 ) -> None:

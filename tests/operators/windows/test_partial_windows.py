@@ -29,6 +29,7 @@ from tests.operators.windows.feeding import (
     streams,
     tables,
 )
+from tests.short_forms import examples
 
 AGGREGATES = (
     ("n", agg.count()),
@@ -66,7 +67,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     where=cuts(),
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_combined_rows_give_what_rows_give(
     feed: Feed,
     window: Any,
