@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.events import Event, open_store, open_vault
 from tests.cli.conftest import Run
 
-BANK = f"{Path(__file__).parents[2] / 'examples' / '14_bank_account.py'}:ACCOUNTS"
+BANK = f"{Path(__file__).parents[4] / 'examples' / '14_bank_account.py'}:ACCOUNTS"
 
 
 @pytest.fixture
