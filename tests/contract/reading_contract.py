@@ -63,8 +63,8 @@ class ReadingContract(ContractBase):
         append(log, orders, [order(n, customer=n) for n in range(100)])
         rows = log.read(orders).to_pylist()
         assert sorted(row["order_id"] for row in rows) == list(range(100))
-        places = [(row["_partition"], row["_offset"]) for row in rows]
-        assert places == sorted(places)
+        positions = [(row["_partition"], row["_offset"]) for row in rows]
+        assert positions == sorted(positions)
         for partition in range(4):
             assert log.read(orders, partition).to_pylist() == [
                 row for row in rows if row["_partition"] == partition

@@ -75,12 +75,14 @@ class Run:
             commit: text for commit, text in self.states.items() if commit <= state.commit
         }
         self.rows = {
-            place: row for place, row in self.rows.items() if place[2] < ends.get(place[:2], 0)
+            position: row
+            for position, row in self.rows.items()
+            if position[2] < ends.get(position[:2], 0)
         }
         self.controls = {
-            place: payload
-            for place, payload in self.controls.items()
-            if place[2] < ends.get(place[:2], 0)
+            position: payload
+            for position, payload in self.controls.items()
+            if position[2] < ends.get(position[:2], 0)
         }
 
     def _open(self) -> FileLog:
@@ -118,8 +120,8 @@ class Run:
         state = self.log.store.view()
         for topic in state.topics.values():
             for row in rows_of(self.log, topic.name):
-                place = (topic.directory, row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN))
-                assert without_nulls(self.rows.setdefault(place, row)) == without_nulls(row)
+                position = (topic.directory, row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN))
+                assert without_nulls(self.rows.setdefault(position, row)) == without_nulls(row)
             for number in range(len(topic.partitions)):
                 for control in self.log.read_control(topic.name, number):
                     assert (
@@ -219,14 +221,14 @@ class Survivor:
                 for c in log.read_control(topic.name, number)
             }
             known = {
-                place: payload
-                for place, payload in self.run.controls.items()
-                if place[:2] == (topic.directory, number)
+                position: payload
+                for position, payload in self.run.controls.items()
+                if position[:2] == (topic.directory, number)
             }
             assert controls == {
-                place: payload
-                for place, payload in known.items()
-                if partition.start <= place[2] < partition.end
+                position: payload
+                for position, payload in known.items()
+                if partition.start <= position[2] < partition.end
             }
 
     def _check_use(self, log: FileLog) -> None:

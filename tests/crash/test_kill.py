@@ -111,9 +111,9 @@ class Onlooker:
     def look(self) -> None:
         for (topic, partition), start in self._places.items():
             for row in self.log.read(topic, partition, start).to_pylist():
-                place = topic, partition, row["_offset"]
-                assert place not in self.seen
-                self.seen[place] = row["who"], row["n"]
+                position = topic, partition, row["_offset"]
+                assert position not in self.seen
+                self.seen[position] = row["who"], row["n"]
                 self._places[topic, partition] = row["_offset"] + 1
 
     def stop(self) -> Seen:

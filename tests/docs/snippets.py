@@ -92,12 +92,12 @@ def _is_whole(command: str) -> bool:
 
 @dataclass
 class Page:
-    """A page on its run. `places` are what stands in the page and what it is here: an address, a
-    port.
+    """A page on its run. `replacements` are what stands in the page and what it is here: an
+    address, a port.
     """
 
     name: str
-    places: Mapping[str, str] = field(default_factory=dict)
+    replacements: Mapping[str, str] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     environment: dict[str, str] = field(default_factory=dict)
     started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Page:
         return self.names
 
     def _placed(self, text: str) -> str:
-        for there, here in self.places.items():
+        for there, here in self.replacements.items():
             text = text.replace(there, here)
         return text
 

@@ -258,11 +258,11 @@ def check(test: PipelineTest) -> None:
             assert {row[KEYS[view]]: row for row in reader.table(view).to_pylist()} == folded(
                 right.emitted[view], KEYS[view]
             )
-    for step, places in right.diverted.items():
-        found = read_dead_letters(test.log, step) if places else []
+    for step, offsets in right.diverted.items():
+        found = read_dead_letters(test.log, step) if offsets else []
         assert Counter(
             (dead_letter["source_partition"], dead_letter["source_offset"]) for dead_letter in found
-        ) == Counter(places), f"dead letters of {step}"
+        ) == Counter(offsets), f"dead letters of {step}"
     check_counts(test, right.diverted)
 
 
@@ -296,7 +296,7 @@ def check_topic(test: PipelineTest, topic: str, emitted: Changes) -> None:
     """
     info, key = test.log.topic(topic), KEYS[topic]
     rows = test.log.read(topic).to_pylist()
-    place = {row[key]: row["_partition"] for row in rows}
+    partition_of = {row[key]: row["_partition"] for row in rows}
     for partition in range(info.partitions):
         inside = sorted(
             (row for row in rows if row["_partition"] == partition), key=lambda row: row["_offset"]
@@ -309,7 +309,7 @@ def check_topic(test: PipelineTest, topic: str, emitted: Changes) -> None:
             }
             for row in inside
         ]
-        assert plain == [row for _, row in emitted if place.get(row[key], 0) == partition], (
+        assert plain == [row for _, row in emitted if partition_of.get(row[key], 0) == partition], (
             f"{topic}[{partition}]"
         )
 

@@ -126,8 +126,8 @@ def test_a_row_without_a_group_is_dead_lettered_on_insert_and_not_on_delete(tmp_
 def test_dead_letters_are_written_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
-        monkeypatch.setattr(f"{place}.MAX_BATCH_BYTES", 10_000)
+    for module in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
+        monkeypatch.setattr(f"{module}.MAX_BATCH_BYTES", 10_000)
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.topic("items", schema="k BIGINT, v BIGINT, text STRING", partitions=1)

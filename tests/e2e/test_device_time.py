@@ -216,14 +216,14 @@ def test_rows_without_a_usable_time_are_dead_lettered_and_counted_once(tmp_path:
             each["reason"]: (each["source_partition"], each["source_offset"])
             for each in test.log.read("readings.dead").to_pylist()
         }
-        places = {
+        offsets = {
             each["happened"]: (each["_partition"], each["_offset"])
             for each in test.log.read("readings").to_pylist()
         }
         assert dead_letters == {
-            "its event time is null": places[None],
-            "its event time is more than 1 day ahead": places[ahead["happened"]],
-            "its key is null": places[at(1)],
+            "its event time is null": offsets[None],
+            "its event time is more than 1 day ahead": offsets[ahead["happened"]],
+            "its key is null": offsets[at(1)],
         }
         assert test.runner.leading.entry.counts["readings.diverted"] == 3
 

@@ -45,17 +45,17 @@ def test_a_posted_row_raises_an_alert_and_another_resolves_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
     monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: spark)
-    stop, places = threading.Event(), queue.Queue[str]()
+    stop, addresses = threading.Event(), queue.Queue[str]()
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
     options: dict[str, Any] = {
         "state": tmp_path / "state",
         "stop": stop,
-        "on_gateway": lambda _gateway, address: places.put(address),
+        "on_gateway": lambda _gateway, address: addresses.put(address),
     }
     running = threading.Thread(target=shop.run, kwargs=options)
     running.start()
     try:
-        address = places.get(timeout=180)
+        address = addresses.get(timeout=180)
         assert (
             post(
                 address,

@@ -126,11 +126,11 @@ def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
     def at(second: int | None) -> datetime | None:
         return None if second is None else START + timedelta(seconds=120 * number + second)
 
-    for place, order in enumerate(rows["orders"]):
+    for index, order in enumerate(rows["orders"]):
         plain = {name: value for name, value in order.items() if name != "second"}
-        test.feed("orders", [{"id": 10 * number + place, **plain, "at": at(order["second"])}])
-    for place, second in enumerate(rows["payments"]):
-        test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
+        test.feed("orders", [{"id": 10 * number + index, **plain, "at": at(order["second"])}])
+    for index, second in enumerate(rows["payments"]):
+        test.feed("payments", [{"id": 10 * number + index, "at": at(second)}])
     for device, second, wrong in rows["readings"]:
         test.feed(
             "readings",

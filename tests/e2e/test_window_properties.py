@@ -211,7 +211,7 @@ def lived(life: Life) -> None:
         assert journal.first is not None
         cut = journal.between(journal.first.number, test.runner.tick)
         assert len(cut) == len(life.ticks)
-        numbers = {tick.number: place for place, tick in enumerate(cut)}
+        numbers = {tick.number: index for index, tick in enumerate(cut)}
         watermarks = obvious_watermarks(
             [[(row["device"], us(row["t"])) for row in tick.rows] for tick in life.ticks],
             [tick.time_us for tick in cut],
@@ -230,10 +230,10 @@ def check(
 ) -> None:
     oracle = oracle_of(name, asked)
     wanted: list[Row] = []
-    for place, tick in enumerate(life.ticks):
-        before = watermarks[place - 1] if place else UNSTARTED
+    for index, tick in enumerate(life.ticks):
+        before = watermarks[index - 1] if index else UNSTARTED
         wanted += oracle.tick(
-            place, tick.rows, TickWatermarks(before, before, watermarks[place], watermarks[place])
+            index, tick.rows, TickWatermarks(before, before, watermarks[index], watermarks[index])
         )
     emitted = [
         {**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes

@@ -76,12 +76,12 @@ def check(events: list[RecordedEvent], acknowledged: Acknowledged) -> None:
     assert [event.version for event in hot] == list(range(1, len(hot) + 1))
     stored = [(event.data["writer"], event.data["n"]) for event in hot]
     assert len(set(stored)) == len(stored)
-    places = {
+    positions = {
         (event.data["writer"], event.data["n"]): (event.version, event.offset) for event in hot
     }
     for writer, lines in acknowledged.items():
         for n, version, offset in lines:
-            assert places[writer, n] == (version, offset)
+            assert positions[writer, n] == (version, offset)
         own = [event.data["n"] for event in events if event.entity == f"own-{writer}"]
         assert own == list(range(len(own)))
         assert len(own) == len(

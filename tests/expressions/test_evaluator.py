@@ -125,13 +125,13 @@ def test_python_gives_what_spark_gives(spark: SparkSession) -> None:
         part = found[start : start + 60]
         made = (
             frame.orderBy("id")
-            .selectExpr(*(f"{each.safe} AS c{place}" for place, each in enumerate(part)))
+            .selectExpr(*(f"{each.safe} AS c{index}" for index, each in enumerate(part)))
             .toArrow()
         )
-        for place, each in enumerate(part):
+        for index, each in enumerate(part):
             ours, sparks = (
                 comparable(pa.chunked_array([computed(each)])),
-                comparable(made.column(place)),
+                comparable(made.column(index)),
             )
             wrong += [
                 f"{each.text}: row {row}: {one!r}, and Spark {other!r}"

@@ -55,8 +55,8 @@ def batches(cases: list[str]) -> list[Any]:
     mixed = random.Random(5).sample(cases, len(cases))
     found = [mixed[start : start + AT_ONCE] for start in range(0, len(mixed), AT_ONCE)]
     return [
-        pytest.param(batch, id=f"batch {place}", marks=[pytest.mark.slow] if place >= QUICK else [])
-        for place, batch in enumerate(found)
+        pytest.param(batch, id=f"batch {index}", marks=[pytest.mark.slow] if index >= QUICK else [])
+        for index, batch in enumerate(found)
     ]
 
 
@@ -70,7 +70,7 @@ def test_spark_agrees(rows: DataFrame, cases: list[str]) -> None:
 def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
     forms = [form for each in expressions for form in (each.sql, each.safe)]
     fields = list(
-        rows.selectExpr(*(f"{form} AS c{place}" for place, form in enumerate(forms))).schema
+        rows.selectExpr(*(f"{form} AS c{index}" for index, form in enumerate(forms))).schema
     )
     wanted = [
         from_arrow_type(each.type, prefer_timestamp_ntz=True).simpleString()
@@ -79,8 +79,8 @@ def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
     ]
     found = [field.dataType.simpleString() for field in fields]
     return [
-        f"{expressions[place // 2].text}: parsed {want}, Spark {got}"
-        for place, (want, got) in enumerate(zip(wanted, found, strict=True))
+        f"{expressions[index // 2].text}: parsed {want}, Spark {got}"
+        for index, (want, got) in enumerate(zip(wanted, found, strict=True))
         if want != got
     ]
 
@@ -90,22 +90,22 @@ def wrong_values(rows: DataFrame, expressions: list[Expression]) -> list[str]:
     fails, so does the job, naming it.
     """
     columns = []
-    for place, each in enumerate(expressions):
+    for index, each in enumerate(expressions):
         fails = each.failed or "false"
         columns += [
-            f"{each.safe} AS safe{place}",
-            f"{fails} AS failed{place}",
-            f"CASE WHEN NOT {fails} THEN {each.text} END AS plain{place}",
+            f"{each.safe} AS safe{index}",
+            f"{fails} AS failed{index}",
+            f"CASE WHEN NOT {fails} THEN {each.text} END AS plain{index}",
         ]
     made = rows.orderBy("id").selectExpr(*columns).toArrow()
     wrong = []
-    for place, each in enumerate(expressions):
-        failures = made.column(f"failed{place}").to_pylist()
+    for index, each in enumerate(expressions):
+        failures = made.column(f"failed{index}").to_pylist()
         assert None not in failures, each.text
         pairs = zip(
             failures,
-            comparable(made.column(f"safe{place}")),
-            comparable(made.column(f"plain{place}")),
+            comparable(made.column(f"safe{index}")),
+            comparable(made.column(f"plain{index}")),
             strict=True,
         )
         wrong += [
@@ -127,14 +127,14 @@ def failing_rows(rows: DataFrame, expressions: list[Expression]) -> list[tuple[E
     ]
     made = (
         rows.orderBy("id")
-        .selectExpr(*(f"{each.failed} AS failed{place}" for place, each in enumerate(can_fail)))
+        .selectExpr(*(f"{each.failed} AS failed{index}" for index, each in enumerate(can_fail)))
         .toArrow()
     )
     found = []
-    for place, each in enumerate(can_fail):
+    for index, each in enumerate(can_fail):
         fails = [
             row
-            for row, failure in enumerate(made.column(f"failed{place}").to_pylist())
+            for row, failure in enumerate(made.column(f"failed{index}").to_pylist())
             if failure and not has_nulls(ROWS, each.columns, row)
         ]
         found += [(each, row) for row in fails[:1]]
@@ -184,7 +184,7 @@ def test_guards_hold(rows: DataFrame) -> None:
     ]
     counts = (
         rows.selectExpr(
-            *(f"count_if({parsed(text).failed}) AS c{place}" for place, text in enumerate(guarded))
+            *(f"count_if({parsed(text).failed}) AS c{index}" for index, text in enumerate(guarded))
         )
         .toArrow()
         .to_pylist()[0]
@@ -302,7 +302,7 @@ def test_formats_and_patterns_that_are_let_through_are_known_to_spark(rows: Data
         f"regexp_replace(s, {quoted(each)}, 'x')" for each in PATTERNS
     ]
     made = rows.selectExpr(
-        *(f"{parsed(text).safe} AS c{place}" for place, text in enumerate(texts))
+        *(f"{parsed(text).safe} AS c{index}" for index, text in enumerate(texts))
     ).toArrow()
     assert made.num_columns == len(texts)
     assert made.column(f"c{len(FORMATS)}")[0].as_py() == "2026-01-31 12:00:00.000000"
@@ -326,7 +326,7 @@ def test_literals_mean_what_was_written(rows: DataFrame) -> None:
     made: dict[str, Any] = (
         rows.limit(1)
         .selectExpr(
-            *(f"{parsed(quoted(text)).safe} AS c{place}" for place, text in enumerate(texts))
+            *(f"{parsed(quoted(text)).safe} AS c{index}" for index, text in enumerate(texts))
         )
         .toArrow()
         .to_pylist()[0]

@@ -51,10 +51,10 @@ def test_posted_rows_are_there_once(log: hr.Log) -> None:
 
 
 def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
-    name, stop, places = fresh("metrics"), threading.Event(), queue.Queue[str]()
+    name, stop, addresses = fresh("metrics"), threading.Event(), queue.Queue[str]()
     gateway = hr.gateways.statsd(fresh("values"), port=0, flush=None, name=name)
     running = threading.Thread(
-        target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put}
+        target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": addresses.put}
     )
     watcher = Watcher.open(
         log,
@@ -64,7 +64,7 @@ def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
     )
     assert watcher.check(now_us()) == []
     running.start()
-    port = int(places.get(timeout=30).rpartition(":")[2])
+    port = int(addresses.get(timeout=30).rpartition(":")[2])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"a:1|c\nbad\nbad\nbad", ("127.0.0.1", port))
     found: list[RuleEvent] = []

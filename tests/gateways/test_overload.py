@@ -53,7 +53,7 @@ class Overload:
             [{"order_id": 1, "region": "r" * 200}] * 25, schema=self.log.topic("tried").arrow_schema
         )
         self.pace = measured_pace(self.log, "tried", rows)
-        self.place = f"{broker} {self.queue}" if broker else ""
+        self.address = f"{broker} {self.queue}" if broker else ""
         bounds: dict[str, Any] = {
             "policy": policy,
             "max_rows": MAX_ROWS,
@@ -78,7 +78,7 @@ class Overload:
 
     def flood(self, seconds: float) -> None:
         self.sender = flood(
-            self.kind, self.place or self.gateway.address, TIMES * self.pace, seconds
+            self.kind, self.address or self.gateway.address, TIMES * self.pace, seconds
         )
         self.began_s = time.monotonic()
 

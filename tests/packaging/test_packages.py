@@ -98,10 +98,10 @@ def test_every_extra_is_tried() -> None:
     assert set(EXTRAS) - {""} == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
 
 
-def installed(place: Path, *options: str, what: str) -> Path:
+def installed(environment: Path, *options: str, what: str) -> Path:
     """A new environment with our wheel in it; returns its programs' directory."""
-    venv.create(place, symlinks=True)
-    programs = place / "bin"
+    venv.create(environment, symlinks=True)
+    programs = environment / "bin"
     command = [
         sys.executable,
         "-m",

@@ -42,9 +42,9 @@ def test_steps_come_after_their_inputs() -> None:
         "revenue.select",
         "revenue.aggregate",
     ]
-    places = {id(step): place for place, step in enumerate(plan.steps())}
+    indices = {id(step): index for index, step in enumerate(plan.steps())}
     assert all(
-        places[id(given)] < places[id(step)] for step in plan.steps() for given in step.inputs
+        indices[id(given)] < indices[id(step)] for step in plan.steps() for given in step.inputs
     )
 
 

@@ -24,9 +24,9 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def applied(topic: str, *, at_us: int | None = None, **positions: int) -> SinkCheckpoint:
-    places = {int(name.removeprefix("p")): offset for name, offset in positions.items()}
+    offsets = {int(name.removeprefix("p")): offset for name, offset in positions.items()}
     return SinkCheckpoint(
-        topic, "", 1, 1, places, time.time_ns() // 1000 if at_us is None else at_us
+        topic, "", 1, 1, offsets, time.time_ns() // 1000 if at_us is None else at_us
     )
 
 

@@ -63,7 +63,7 @@ TYPES: list[tuple[str, str, Any]] = [
 
 
 def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> None:
-    columns = ", ".join(f"c{place} {kind}" for place, (kind, _, _) in enumerate(TYPES))
+    columns = ", ".join(f"c{number} {kind}" for number, (kind, _, _) in enumerate(TYPES))
     values = ", ".join(value for _, value, _ in TYPES)
     utc = "SET time_zone = '+00:00'"
     mariadb.do(
@@ -79,11 +79,11 @@ def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> 
     )
     with caught_up(capture, address) as log:
         rows = {row["id"]: row for row in log.read("things").to_pylist()}
-        for place, (kind, _, expected) in enumerate(TYPES):
-            assert rows[1][f"c{place}"] == expected, f"{kind} in the snapshot"
-            assert rows[3][f"c{place}"] == expected, f"{kind} in the stream"
-            assert rows[2][f"c{place}"] is None
-            assert rows[4][f"c{place}"] is None
+        for number, (kind, _, expected) in enumerate(TYPES):
+            assert rows[1][f"c{number}"] == expected, f"{kind} in the snapshot"
+            assert rows[3][f"c{number}"] == expected, f"{kind} in the stream"
+            assert rows[2][f"c{number}"] is None
+            assert rows[4][f"c{number}"] is None
 
 
 def test_values_that_the_binlog_has_in_other_forms(mariadb: Mariadb, address: str) -> None:

@@ -60,7 +60,7 @@ TYPES: list[tuple[str, str, Any]] = [
 
 
 def test_every_type_from_snapshot_and_stream(postgres: Postgres, address: str) -> None:
-    columns = ", ".join(f"c{place} {kind}" for place, (kind, _, _) in enumerate(TYPES))
+    columns = ", ".join(f"c{column} {kind}" for column, (kind, _, _) in enumerate(TYPES))
     values = ", ".join(value for _, value, _ in TYPES)
     postgres.do(
         "CREATE TYPE mood AS ENUM ('glad', 'sad')",
@@ -74,14 +74,14 @@ def test_every_type_from_snapshot_and_stream(postgres: Postgres, address: str) -
     postgres.do(f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)")
     with caught_up(capture, address) as log:
         rows = {row["id"]: row for row in log.read("things").to_pylist()}
-        for place, (kind, _, expected) in enumerate(TYPES):
+        for column, (kind, _, expected) in enumerate(TYPES):
             for number in (1, 3):
-                value = rows[number][f"c{place}"]
+                value = rows[number][f"c{column}"]
                 assert (
                     value.time() if isinstance(value, datetime) and kind == "time" else value
                 ) == expected, kind
-            assert rows[2][f"c{place}"] is None
-            assert rows[4][f"c{place}"] is None
+            assert rows[2][f"c{column}"] is None
+            assert rows[4][f"c{column}"] is None
         assert {row["_marks"] for row in rows.values()} == {None}
 
 

@@ -117,18 +117,18 @@ def test_a_full_disk_fails_cleanly_wherever_it_is_full(name_bytes: int, tmp_path
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one mebibyte."""
-    place = tmp_path / "tiny"
-    place.mkdir()
+    mount_point = tmp_path / "tiny"
+    mount_point.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)],
         capture_output=True,
         check=False,
         timeout=10,
     )
     if done.returncode:
         pytest.skip("a file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=10)
+    yield mount_point
+    subprocess.run(["umount", "--lazy", str(mount_point)], check=True, timeout=10)
 
 
 def test_a_real_full_disk(tiny_disk: Path) -> None:

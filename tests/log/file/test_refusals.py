@@ -26,7 +26,7 @@ SCHEMA = "n BIGINT, text STRING"
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def public_directory() -> Iterator[Path]:
     """A directory that everybody can read; those of pytest are closed to others."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
@@ -34,13 +34,13 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def root(place: Path) -> Path:
-    with FileLog.open(place / "log") as log:
+def root(public_directory: Path) -> Path:
+    with FileLog.open(public_directory / "log") as log:
         log.create_topic("a", SCHEMA)
         log.producer("a").append([{"n": n, "text": "x"} for n in range(3)])
         create_checkpoint(log)
         create_checkpoint(log)
-    return place / "log"
+    return public_directory / "log"
 
 
 def with_crc(data: bytearray, crc_at: int, stop: int, *, seed: int = 0) -> bytes:
@@ -64,10 +64,10 @@ def newer_segment(root: Path) -> None:
 def newer_frame(root: Path) -> None:
     (path,) = root.rglob("*.segment")
     data = path.read_bytes()
-    place = data.index(b"HRF\xf7")
-    frame = bytearray(data[place:])
+    start = data.index(b"HRF\xf7")
+    frame = bytearray(data[start:])
     frame[4] = 2
-    path.write_bytes(data[:place] + with_crc(frame, 8, 80, seed=place))
+    path.write_bytes(data[:start] + with_crc(frame, 8, 80, seed=start))
 
 
 def newer_journal(root: Path) -> None:
@@ -238,8 +238,10 @@ def test_a_directory_that_can_be_written_with_files_that_cannot(root: Path) -> N
     assert printed[2] == "append ReadOnlyLog True"
 
 
-def test_a_log_cannot_be_made_in_a_read_only_directory(place: Path) -> None:
-    printed = as_nobody('attempt("make", lambda: FileLog.open(sys.argv[1]))', str(place / "log"))
+def test_a_log_cannot_be_made_in_a_read_only_directory(public_directory: Path) -> None:
+    printed = as_nobody(
+        'attempt("make", lambda: FileLog.open(sys.argv[1]))', str(public_directory / "log")
+    )
     assert printed == "make LogUnavailable True\n"
 
 

@@ -223,10 +223,11 @@ def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_w
         for shift in range(8):  # one of these is aligned as batches are
             producer.append({"data": b"." * shift + copy})
         data = bytearray(segment.read_bytes())
-        place = len(copy)
-        while (place := data.find(b"HRF\xf7", place)) >= 0:
-            data[place + 20] ^= 1  # the header of every batch behind the first, and of every copy
-            place += 1
+        found_at = len(copy)
+        while (found_at := data.find(b"HRF\xf7", found_at)) >= 0:
+            # the header of every batch behind the first, and of every copy
+            data[found_at + 20] ^= 1
+            found_at += 1
         segment.write_bytes(data)
         for at in range(len(copy), len(data), 8):  # put the copies right again
             if data[at : at + 4] == b"HRF\xf7":

@@ -182,25 +182,35 @@ class HistoryOracle:
                 self.known.versions.remove(version)
                 self.late += 1
         emitted: list[Row] = []
-        places = sorted({(version.key, version.at) for version in self.known.versions})
-        for place in places:
-            fresh = self._row(place, places)
-            if fresh != self.emitted.get(place):
-                emitted += changed(self.emitted.get(place), fresh)
-            self.emitted.pop(place, None)
-            self.emitted |= {place: fresh} if fresh else {}
+        version_keys = sorted({(version.key, version.at) for version in self.known.versions})
+        for version_key in version_keys:
+            fresh = self._row(version_key, version_keys)
+            if fresh != self.emitted.get(version_key):
+                emitted += changed(self.emitted.get(version_key), fresh)
+            self.emitted.pop(version_key, None)
+            self.emitted |= {version_key: fresh} if fresh else {}
         self._forget(after)
         return [{**row, "_tick": number} for row in emitted]
 
-    def _row(self, place: tuple[int, int], places: list[tuple[int, int]]) -> Row | None:
+    def _row(self, version_key: tuple[int, int], version_keys: list[tuple[int, int]]) -> Row | None:
         value = [
-            version.value for version in self.known.versions if (version.key, version.at) == place
+            version.value
+            for version in self.known.versions
+            if (version.key, version.at) == version_key
         ][-1]
-        ends = min((at for key, at in places if key == place[0] and at > place[1]), default=None)
+        ends = min(
+            (at for key, at in version_keys if key == version_key[0] and at > version_key[1]),
+            default=None,
+        )
         return (
             None
             if value is None
-            else {"k": place[0], "v": value, "since": moment(place[1]), "valid_to": moment(ends)}
+            else {
+                "k": version_key[0],
+                "v": value,
+                "since": moment(version_key[1]),
+                "valid_to": moment(ends),
+            }
         )
 
     def _forget(self, known_from: int) -> None:

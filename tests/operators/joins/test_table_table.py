@@ -114,14 +114,15 @@ def oracle(
             tuple(row[name] for name in by): row
             for row in query(tables, left_on, right_on, kernel.how)
         }
-        places = sorted(
-            {*before, *after}, key=lambda place: [-1 if part is None else part for part in place]
+        key_pairs = sorted(
+            {*before, *after},
+            key=lambda key_pair: [-1 if part is None else part for part in key_pair],
         )
         changes = [
             change
-            for place in places
-            if before.get(place) != after.get(place)
-            for change in changed(before.get(place), after.get(place))
+            for key_pair in key_pairs
+            if before.get(key_pair) != after.get(key_pair)
+            for change in changed(before.get(key_pair), after.get(key_pair))
         ]
         keys = encode_keys(
             pa.table({"k": pa.array([row["k"] for row in changes], pa.int64())}), ["k"]
