@@ -187,7 +187,8 @@ class RunProgress:
     def __call__(self, status: Status) -> None:
         if self.last is None and self.opening:  # the run has started: nothing was refused
             echo(self.opening)
-        if status.batches > (self.last.batches if self.last is not None else 0):
+        before = self.last.batches if self.last is not None else 0
+        if status.batches not in (0, before):  # a run that had to start Spark again counts anew
             self.rows += status.batch_rows
         self.last = status
         now_s = time.monotonic()

@@ -17,9 +17,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 PRELOADED = (
     "numpy",
@@ -34,11 +35,11 @@ PRELOADED = (
     "headrace.operators.aggregates.factory",
     "headrace.operators.aggregates.kernel",
     "headrace.operators.deduplication",
-    "headrace.operators.joins.latest",
+    "headrace.operators.latest_rows",
     "headrace.operators.joins.stream_stream",
     "headrace.operators.joins.stream_table",
     "headrace.operators.joins.table_table",
-    "headrace.operators.joins.top",
+    "headrace.operators.top_rows",
     "headrace.operators.windows.factory",
     "headrace.operators.windows.kernel",
     "headrace.plan.plan",
@@ -57,6 +58,11 @@ def settle_worker() -> None:
         _settled = True
         gc.collect()
         gc.freeze()
+
+
+def settle_partition(_rows: Iterable[Any]) -> None:
+    """`settle_worker` as a task of its own."""
+    settle_worker()
 
 
 def preload() -> None:

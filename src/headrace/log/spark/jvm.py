@@ -105,13 +105,11 @@ UNUSUAL_VARIABLES = (
     "SPARK_CONNECT_MODE_ENABLED",
     "SPARK_DIST_CLASSPATH",
     "SPARK_DRIVER_MEMORY",
-    "SPARK_LAUNCHER_OPTS",
     "SPARK_MEM",
     "SPARK_PREPEND_CLASSES",
     "SPARK_PRINT_LAUNCH_COMMAND",
     "SPARK_REMOTE",
     "SPARK_SQL_TESTING",
-    "SPARK_SUBMIT_OPTS",
     "SPARK_TESTING",
     "YARN_CONF_DIR",
 )
@@ -235,6 +233,7 @@ def usual_command(settings: Mapping[str, Any]) -> JvmCommand | None:
     return JvmCommand(
         installation=installation,
         options=(
+            *shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", "")),
             *shlex.split(java_options),
             f"-Xmx{texts.get('spark.driver.memory', '1g')}",
             *MODULE_OPTIONS,

@@ -9,15 +9,19 @@ with the source registered and those options that can still be changed.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.core.context import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.log.spark import register
 from headrace.log.spark.jvm import HIDE_DEFAULT_SOURCE, check_java
-from headrace.log.spark.launcher import gateway_for, given_to_pyspark
+from headrace.log.spark.launcher import discard, gateway_for, given_to_pyspark
 from headrace.log.spark.settings import (
     SUBMITTED,
     chosen_settings,
@@ -96,3 +100,60 @@ def check_start(*, master: str | None = None, remote: str | None = None, **_opti
         )
     if starts_jvm:
         check_java()
+
+
+# The end of a session that nobody has stopped
+
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+def has_ended(session: Any) -> bool:
+    """Whether a session can run no more jobs: its JVM has ended, or its context was stopped. A
+    Connect server that does not answer for a while has ended too.
+    """
+    if isinstance(session, SparkSession):
+        try:
+            context = session.sparkContext._jsc  # noqa: SLF001
+            return context is None or bool(context.sc().isStopped())
+        except (Py4JError, OSError):
+            return True
+    if not type(session).__module__.startswith("pyspark.sql.connect."):
+        return False
+    answers: list[str] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(session.version)
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(CONNECT_TIMEOUT_S)
+    return not answers
+
+
+def end_quietly(session: Any) -> None:
+    """Keep PySpark's accumulator server from printing a stack trace when the JVM dies: `has_ended`
+    says so in a sentence.
+    """
+    server = getattr(getattr(session, "sparkContext", None), "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_request: None
+
+
+def forget_ended(session: SparkSession) -> None:
+    """Remove a session that has ended from PySpark, and its JVM if there is one, so that `spark`
+    starts another.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the JVM may have crashed
+        with suppress(Py4JError, OSError):
+            session.stop()
+    gateway, SparkContext._gateway = SparkContext._gateway, None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+    SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkSession._instantiatedSession = None  # noqa: SLF001
+    SparkSession._activeSession = None  # noqa: SLF001
+    with suppress(Exception):
+        gateway.shutdown()
+    discard()
