@@ -255,6 +255,24 @@ def test_a_damaged_archive_is_ignored_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 3]\n", "")
 
 
+NOT_USED = """
+import time
+from headrace.log.spark.launcher import begin
+begin(master="local[1]")
+time.sleep(0.3)
+raise SystemExit("the pipeline is wrong")
+"""
+
+
+@pytest.mark.process
+def test_a_jvm_that_is_not_used_ends_without_a_word() -> None:
+    """As when a pipeline's file has an error, which is found while the JVM starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_USED], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("", "the pipeline is wrong\n")
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.process

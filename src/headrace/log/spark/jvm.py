@@ -317,6 +317,7 @@ class Jvm:
         self.command = command
         self.process = process
         self._scratch = scratch
+        self._is_used = False
 
     @property
     def is_alive(self) -> bool:
@@ -330,9 +331,19 @@ class Jvm:
             if not self.is_alive or time.monotonic() > deadline_s:
                 return None
             time.sleep(POLL_EVERY_S)
+        self._is_used = True
         content = file.read_bytes()
         port, length = struct.unpack_from("!ii", content)
         return JvmGateway(port=port, secret=content[8 : 8 + length].decode())
+
+    def leave(self) -> None:
+        """For the end of this process: a JVM that nobody has used ends at once, before it can
+        complain; any other when it reads the end of its input.
+        """
+        if self._is_used:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        else:
+            self.close()
 
     def close(self, patience_s: float = 0.0) -> None:
         """End it: by the end of its input, which is orderly, and by force if that takes longer."""
@@ -352,10 +363,11 @@ def launch(command: JvmCommand, arguments: Sequence[str]) -> Jvm:
     Returns at once; it is ready about a second later.
     """
     scratch = Path(tempfile.mkdtemp(prefix="headrace-jvm-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     process = subprocess.Popen(
         ["/bin/sh", "-c", IGNORE_INTERRUPTS, "sh", *arguments],
         stdin=subprocess.PIPE,
         env={**command.environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(scratch / "gateway")},
     )
-    return Jvm(command, process, scratch)
+    jvm = Jvm(command, process, scratch)
+    atexit.register(jvm.leave)
+    return jvm
