@@ -1,5 +1,6 @@
-"""The rule for names that users choose: of topics, groups, producers, transactions, views, pipelines,
-connectors and versions. It is one rule for all, since they become parts of file names and of topics.
+"""The rule for names that users choose: of topics, groups, producers, transactions, views,
+pipelines, connectors and versions. It is one rule for all, since they become parts of file names
+and of topics.
 """
 
 from __future__ import annotations

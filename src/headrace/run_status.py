@@ -1,5 +1,5 @@
-"""What a run writes about itself into its state directory: `status.json`, after each batch and every
-few seconds, and `plan.json`, its steps.
+"""What a run writes about itself into its state directory: `status.json`, after each batch and
+every few seconds, and `plan.json`, its steps.
 
 `runner` writes them. `headrace status`, the dashboard, the metrics and watches may run in another
 process, on another machine or in another version of Headrace: these files are all they know.
@@ -51,8 +51,8 @@ class Status:
     ingests: dict[str, str] = field(default_factory=dict)
     """Ingest -> its state in words."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and the
-    times that its steps wait for.
+    """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and
+    the times that its steps wait for.
     """
     watermarks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Input with event time -> its watermark, and the producers that hold it back."""

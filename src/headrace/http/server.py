@@ -21,8 +21,8 @@ from headrace.errors import ConfigurationError, RetryError
 _START_S = 20.0
 _BACKLOG = 2_048
 _IDLE_S = 75
-"""How long a connection may be idle. It is longer than clients usually keep one: a connection that is
-closed just when the next request comes is an error for its sender.
+"""How long a connection may be idle. It is longer than clients usually keep one: a connection that
+is closed just when the next request comes is an error for its sender.
 """
 
 
@@ -93,8 +93,8 @@ class HttpServer:
 
 
 def listen(host: str, port: int, *, peer_timeout_s: float) -> socket.socket:
-    """Return a socket that listens. A peer that accepts no data for `peer_timeout_s` is disconnected
-    by the system, so that it cannot hold a connection for ever.
+    """Return a socket that listens. A peer that accepts no data for `peer_timeout_s` is
+    disconnected by the system, so that it cannot hold a connection for ever.
 
     Raises:
         PortTaken: The port is in use.

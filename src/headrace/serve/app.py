@@ -1,7 +1,7 @@
 """The HTTP interface: its paths and their handlers. `openapi.py` describes it as OpenAPI.
 
-`make_app` builds the ASGI application: access control, then the redaction of deleted people's values, then the
-fast path for single rows, then the routes.
+`make_app` builds the ASGI application: access control, then the redaction of deleted people's
+values, then the fast path for single rows, then the routes.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ class AskHandler:
                 raise Refused(
                     503,
                     f"The question was not answered within {wait_s:g} seconds.",
-                    fix="check that the pipeline runs (headrace status), or wait longer: ?wait=30s.",
+                    fix=(
+                        "check that the pipeline runs (headrace status), or wait longer: ?wait=30s."
+                    ),
                 ) from None
 
     async def close(self) -> None:

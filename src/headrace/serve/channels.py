@@ -1,10 +1,10 @@
 """Server-sent events for many subscribers. Each view or topic with subscribers is read once, and
 each event is encoded once, however many receive it. `subscriptions.py` says what the events are.
 
-A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only an index
-into that ring, so thousands of idle subscribers cost little, and a slow one delays nobody: when it
-falls behind the ring it is dropped, and resumes later from what the store or the log retains. All of
-this lives in the event loop's thread; one other thread reads.
+A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only an
+index into that ring, so thousands of idle subscribers cost little, and a slow one delays nobody:
+when it falls behind the ring it is dropped, and resumes later from what the store or the log
+retains. All of this lives in the event loop's thread; one other thread reads.
 """
 
 from __future__ import annotations

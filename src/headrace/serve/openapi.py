@@ -101,7 +101,9 @@ _MEANINGS = {
     403: "The request comes from another origin, or addresses the server by another name",
     404: "There is no such view, topic or row",
     409: "The view is served from a version",
-    410: "The tick or offset is no longer retained, or has not come yet; the message says which are",
+    410: (
+        "The tick or offset is no longer retained, or has not come yet; the message says which are"
+    ),
     413: "The request is too large",
     415: "The request is not JSON",
     503: "Try again later",

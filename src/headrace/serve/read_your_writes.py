@@ -1,8 +1,8 @@
 """Read-your-writes: `at_least=OFFSETS` waits until a view contains the rows up to these offsets.
 
 Offsets are written `orders:0:18,orders:1:20`: topic, partition, and the offset after the last row,
-as `str(producer.append(…))` returns them. A view contains them once it shows a tick that covers them
-in each partition; the pipeline's tick journal says which ticks do.
+as `str(producer.append(…))` returns them. A view contains them once it shows a tick that covers
+them in each partition; the pipeline's tick journal says which ticks do.
 """
 
 from __future__ import annotations

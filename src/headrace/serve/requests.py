@@ -1,5 +1,5 @@
-"""What the handlers of requests share: limits, parameters and bodies, rows as JSON, a pool of reading
-threads, and values parsed by a column's type.
+"""What the handlers of requests share: limits, parameters and bodies, rows as JSON, a pool of
+reading threads, and values parsed by a column's type.
 
 The handlers themselves are in `app.py`; responses and errors in `headrace.http.responses`.
 """

@@ -72,7 +72,7 @@ class ServedStore:
             self.forget_lookup(view)
             with self.reader.snapshot() as snap:
                 info = snap.view(view)
-            lookup = self._lookups[view] = Lookup(self.path, info)
+            lookup = self._lookups[view] = Lookup.open(self.path, info)
             lookup.refresh()
         return lookup
 

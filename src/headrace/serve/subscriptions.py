@@ -2,10 +2,10 @@
 (`GET /topics/NAME/tail`). `channels.py` delivers the events.
 
 A subscriber of a view receives its rows first, then one event for each tick that changed it, in
-order and each once. The id of an event is its tick, with the version in front (`v2:57`) if a version
-is served instead of the pipeline's own view. A subscriber that reconnects with the last id it
-received continues after it. If another version is served, or the store was rebuilt, the subscriber
-receives a new snapshot.
+order and each once. The id of an event is its tick, with the version in front (`v2:57`) if a
+version is served instead of the pipeline's own view. A subscriber that reconnects with the last id
+it received continues after it. If another version is served, or the store was rebuilt, the
+subscriber receives a new snapshot.
 
 A subscriber of a topic receives the rows as they are appended. The id of an event says how far each
 partition was read (`0:17,1:20`).
@@ -271,9 +271,9 @@ def _is_served(resume: ResumePoint, location: ViewLocation) -> bool:
 
 # Selections
 #
-# A subscriber may want only the rows of one key, or those that meet a condition such as
-# `amount >= 100 and region = eu`: comparisons of a column with a value, joined by `and`. Of an update
-# that crosses the condition only one half is selected. The row appears (an insert) or disappears (a
+# A subscriber may want only the rows of one key, or those that meet a condition such as `amount >=
+# 100 and region = eu`: comparisons of a column with a value, joined by `and`. Of an update that
+# crosses the condition only one half is selected. The row appears (an insert) or disappears (a
 # delete), so a subscriber that maintains the rows that meet the condition stays correct.
 
 

@@ -1,5 +1,5 @@
-"""Reads a view as of an earlier tick (`at_tick=`): the current rows, with the retained changes since
-that tick undone.
+"""Reads a view as of an earlier tick (`at_tick=`): the current rows, with the retained changes
+since that tick undone.
 
 The first change of a key after the tick says what the key was at the tick. Before an insert there
 was no row; a delete, or the first half of an update, holds the old row.

@@ -10,6 +10,6 @@ In the order in which data flows:
     sql       the sandbox in which users' queries run
     diff      the comparison of two views
 
-How values are stored in SQLite is in `headrace.types.sqlite_codec`. Views over HTTP are in `headrace.serve`; the pipeline steps that declare them are in
-`headrace.pipeline.view`.
+How values are stored in SQLite is in `headrace.types.sqlite_codec`. Views over HTTP are in
+`headrace.serve`; the pipeline steps that declare them are in `headrace.pipeline.view`.
 """

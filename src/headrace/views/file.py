@@ -50,14 +50,18 @@ _CACHE_KIB = 64 << 10
 _WAL_KEPT_BYTES = 64 << 20
 _TRUNCATE_WAIT_S = 10.0
 
-_TABLES = """
-CREATE TABLE _ledger (epoch INTEGER NOT NULL);
-CREATE TABLE _views (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL COLLATE NOCASE UNIQUE, schema BLOB NOT NULL, key TEXT NOT NULL, most_rows INTEGER,
-    tick INTEGER NOT NULL, null_keys INTEGER NOT NULL, kept_after INTEGER NOT NULL, kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL);
-CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL, last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE INDEX _changes_by_view ON _changes (view, id);
-"""
+# SQLite stores the text of each statement.
+_TABLES = (
+    "\nCREATE TABLE _ledger (epoch INTEGER NOT NULL);\n"
+    "CREATE TABLE _views (\n"
+    "    number INTEGER PRIMARY KEY, name TEXT NOT NULL COLLATE NOCASE UNIQUE,"
+    " schema BLOB NOT NULL, key TEXT NOT NULL, most_rows INTEGER,\n"
+    "    tick INTEGER NOT NULL, null_keys INTEGER NOT NULL, kept_after INTEGER NOT NULL,"
+    " kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL);\n"
+    "CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL,"
+    " last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);\n"
+    "CREATE INDEX _changes_by_view ON _changes (view, id);\n"
+)
 _VIEW_COLUMNS = (
     "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
 )
@@ -268,12 +272,13 @@ def _translate_error(error: sqlite3.Error, path: Path) -> HeadraceError:
 
 
 class ViewTable:
-    """The table with a view's rows: its columns, its keys as SQLite stores them, and its statements.
+    """The table with a view's rows: its columns, its keys as SQLite stores them, and its
+    statements.
 
-    A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a value
-    of a kind that the column never has: an empty blob, or in a column of blobs the number 0
-    (`null_key`). The SQL view turns it back into null only once such a row has been written, because
-    the conversion keeps SQLite from using the key's index.
+    A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a
+    value of a kind that the column never has: an empty blob, or in a column of blobs the number 0
+    (`null_key`). The SQL view turns it back into null only once such a row has been written,
+    because the conversion keeps SQLite from using the key's index.
     """
 
     def __init__(self, info: ViewInfo) -> None:
@@ -308,7 +313,10 @@ class ViewTable:
             for position, name in enumerate(self.info.schema.names)
         ]
         ticks = [TICK] if self.info.is_stream else []
-        return f"CREATE VIEW {quote_identifier(self.info.name)} AS SELECT {', '.join([*ticks, *columns])} FROM {self.table}"  # noqa: S608
+        return (
+            f"CREATE VIEW {quote_identifier(self.info.name)} AS"  # noqa: S608
+            f" SELECT {', '.join([*ticks, *columns])} FROM {self.table}"
+        )
 
     def _column_expression(self, position: int, *, null_keys: bool) -> str:
         name = self.columns[position]

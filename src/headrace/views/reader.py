@@ -113,8 +113,8 @@ class Snapshot:
 
         Args:
             view: The view's name.
-            start: The first key. The first columns of a key stand for all keys that begin with them.
-                For a stream, a tick.
+            start: The first key. The first columns of a key stand for all keys that begin with
+                them. For a stream, a tick.
             stop: The key, or for a stream the tick, before which to stop.
             limit: The largest number of rows to return.
             reverse: Whether to return the rows in descending order.
@@ -129,7 +129,6 @@ class Snapshot:
 
         Example:
             ``reader.scan("orders", start=("de", 100), limit=10)``
-
         """
         table = ViewTable(self.view(view))
         conditions, values = [], []

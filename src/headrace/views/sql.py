@@ -24,14 +24,17 @@ _STEPS_BETWEEN_CHECKS = 10_000
 _FETCH_ROWS = 4_096
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
 _FUNCTION_NAMES = """
-    abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max min nullif octet_length printf quote replace round
-    rtrim sign soundex substr substring trim typeof unhex unicode upper
-    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2 mod pi pow power radians sin sinh sqrt tan tanh trunc
+    abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max
+    min nullif octet_length printf quote replace round rtrim sign soundex substr substring
+    trim typeof unhex unicode upper
+    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2
+    mod pi pow power radians sin sinh sqrt tan tanh trunc
     date time datetime julianday strftime timediff unixepoch
-    avg count group_concat string_agg sum total median percentile row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value
-    nth_value
-    json json_array json_array_length json_error_position json_extract -> ->> json_insert json_object json_patch json_pretty json_quote json_remove
-    json_replace json_set json_type json_valid json_group_array json_group_object json_each json_tree
+    avg count group_concat string_agg sum total median percentile row_number rank dense_rank
+    percent_rank cume_dist ntile lag lead first_value last_value nth_value
+    json json_array json_array_length json_error_position json_extract -> ->> json_insert
+    json_object json_patch json_pretty json_quote json_remove json_replace json_set json_type
+    json_valid json_group_array json_group_object json_each json_tree
 """
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]

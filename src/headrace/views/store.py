@@ -396,8 +396,8 @@ def _change_types(changes: pa.Table, info: ViewInfo, where: str) -> pa.ChunkedAr
 
 # Writing rows
 #
-# Only the last change of a key decides its row, so each key is written at most once a commit, in key
-# order: neighbours in SQLite's tree are written together (measured: twice as fast as in random
+# Only the last change of a key decides its row, so each key is written at most once a commit, in
+# key order: neighbours in SQLite's tree are written together (measured: twice as fast as in random
 # order). Many rows go into one statement, because a statement costs more than a row.
 
 

@@ -3,7 +3,8 @@ the cluster knows about groups. `groups` computes lag and resets from it.
 """
 
 # mypy: disable-error-code="attr-defined, no-untyped-call"
-# (confluent_kafka.admin declares neither its public names nor the types of its offset specifications.)
+# (confluent_kafka.admin declares neither its public names nor the types of its offset
+# specifications.)
 
 from __future__ import annotations
 

@@ -224,7 +224,8 @@ class KafkaProducer(Producer):
 
         1. open a client, which fences older producers of the id
         2. read their progress, with the last sequence number they stored
-        3. store the progress with the next epoch, by which older producers know that they are fenced
+        3. store the progress with the next epoch, by which older producers know that they are
+           fenced
         """
         client = self._open_client()  # 1
         progress = self._connection.notes.progress(self._uid, self.id or "")  # 2
