@@ -271,7 +271,8 @@ import sys
 from pathlib import Path
 import headrace as hr
 def peak():  # not getrusage, which counts from before this process was another's
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 capture = hr.cdc.postgres(sys.argv[1], name="large", snapshot=False, log=sys.argv[2])
 source = capture.open()
 source.close()

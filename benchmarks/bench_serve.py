@@ -35,12 +35,16 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from headrace.http.access import AccessMiddleware
 from headrace.http.responses import json_response
+row = b'{"k":1,"name":"name of 1","amount":0.5,"n":0}'
+answer = b'{"view":"orders","tick":1,"row":' + row + b"}"
 async def constant(request):
-    return json_response(b'{"view":"orders","tick":1,"row":{"k":1,"name":"name of 1","amount":0.5,"n":0}}')
+    return json_response(answer)
 listening = socket.create_server(("127.0.0.1", 0))
 print("at", f"http://127.0.0.1:{listening.getsockname()[1]}.", flush=True)
-app = AccessMiddleware(Starlette(routes=[Route("/constant", constant)]), host="127.0.0.1", token=None)
-uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False, date_header=False)).run(sockets=[listening])
+routes = Starlette(routes=[Route("/constant", constant)])
+app = AccessMiddleware(routes, host="127.0.0.1", token=None)
+quiet = dict(log_config=None, access_log=False, ws="none", server_header=False, date_header=False)
+uvicorn.Server(uvicorn.Config(app, **quiet)).run(sockets=[listening])
 """
 
 

@@ -47,7 +47,9 @@ def our_rates(
 
 
 def spark_rates(root: Path, spark: SparkSession, keys: int, batches: int = BATCHES) -> list[float]:
-    """The peer: count and sum by `groupBy().agg()` in update mode, RocksDB with changelog checkpointing."""
+    """The peer: count and sum by `groupBy().agg()` in update mode, RocksDB with changelog
+    checkpointing.
+    """
     rng = np.random.default_rng(1)
     with new_log(root) as log:
         log.create_topic("rows", SCHEMA, key="k", partitions=2)

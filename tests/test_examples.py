@@ -33,8 +33,8 @@ EXPECTED = {
         " for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
     "13_patterns": (
-        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na new rule: [('d', 'much', 501.0)]\na"
-        ' rule that cannot be parsed: ["pattern: The step suspicions.match has a pattern that cannot'
+        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na new rule: [('d', 'much', 501.0)]\na rule"
+        ' that cannot be parsed: ["pattern: The step suspicions.match has a pattern that cannot'
         " be read at position 5: this '(' is not closed.\"]\nthree days later, not shipped:"
         " [2]\ntried out, with no big payment: [('c', 3.0, 1), ('d', 1.0, 1)]\n"
     ),

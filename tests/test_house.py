@@ -345,7 +345,9 @@ def test_nothing_ignored_is_tracked() -> None:
 
 
 def package_hosts() -> set[str]:
-    """The host that pip uses on this machine, if it is not the public one: our files do not name it."""
+    """The host that pip uses on this machine, if it is not the public one: our files do not name
+    it.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,

@@ -11,7 +11,9 @@ def wait_until(
     interval_s: float = 0.02,
     describe: Callable[[], object] = lambda: "",
 ) -> None:
-    """Return once a condition is true. Fail after `timeout_s`, with what `describe` returns then."""
+    """Return once a condition is true. Fail after `timeout_s`, with what `describe` returns
+    then.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"still false after {timeout_s} s. {describe()}"

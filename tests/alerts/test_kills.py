@@ -1,5 +1,5 @@
-"""Processes killed between recording an alert in the topic `alerts` and the receiver's response: the
-next process sends it, under the same id.
+"""Processes killed between recording an alert in the topic `alerts` and the receiver's response:
+the next process sends it, under the same id.
 """
 
 import os
@@ -105,7 +105,8 @@ def test_a_recorded_unsent_message_is_sent_by_the_next_process(
 
 def test_a_message_without_an_answer_is_resent_with_its_key(log: hr.Log, tmp_path: Path) -> None:
     begin, receiver = of_a_pipeline(log, tmp_path / "state"), WebhookReceiver()
-    note = f"alerting.shop.large.{make_notifier(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
+    notifier = make_notifier(hr.sinks.webhook(receiver.url, table="alerts"))
+    note = f"alerting.shop.large.{notifier.identity}"
     processes: list[subprocess.Popen[bytes]] = []
 
     def behave(_headers: object, _rows: object) -> tuple[int, dict[str, str]]:

@@ -1,15 +1,16 @@
 """The snippets of the README and of the guide, found and run: the blocks of a page one after the
 other, in an empty directory, Python sharing its names.
 
-    ```python                    runs; a comment behind print() says what is printed, an ellipsis at its end stands for more
-    ```python title="shop.py"    is saved under that name (any language)
-    ```bash                      runs, a command at a time. Behind a command, `# exits with 3` and `# until Ctrl-C` are taken at their word: the
-                                 latter is started, and interrupted at the end of the page, where it must end well
-    ```console                   `$ command`, and below it exactly what it prints; … stands for
-    anything
+- ```python: runs. A comment behind print() is what is printed; an ellipsis at its end stands for
+  more.
+- ```python title="shop.py": is saved under that name (any language).
+- ```bash: runs, a command at a time. A command followed by `# exits with 3` must exit so. One
+  followed by `# until Ctrl-C` is started, and interrupted at the end of the page, where it must end
+  well.
+- ```console: `$ command`, and below it exactly what it prints; … stands for anything.
 
-Commands of ours run in this process, where nothing of the shell is needed: they are quick so, and
-share a Spark session that is there.
+Commands of ours run in this process, unless they need the shell: that is quick, and they share the
+tests' Spark session.
 """
 
 import io

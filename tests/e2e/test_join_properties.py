@@ -68,8 +68,8 @@ def live(
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """Run a life's ticks in one batch, on one shard, without a fault: the same rows in the same order,
-    with the same ticks.
+    """Run a life's ticks in one batch, on one shard, without a fault: the same rows in the same
+    order, with the same ticks.
     """
     plan, state = (
         start_version(test.log, test.pipeline.plan(), VERSION),

@@ -71,7 +71,8 @@ with pika.BlockingConnection(pika.URLParameters(url)) as connection:
     channel = connection.channel()
     print("sending", flush=True)
     named = lambda i: pika.BasicProperties(message_id=f"{queue}-{i}", delivery_mode=1)
-    sent = paced(rate, lambda i: channel.basic_publish("", queue, b'{"order_id": %d}' % i, named(i)))
+    body = lambda i: b'{"order_id": %d}' % i
+    sent = paced(rate, lambda i: channel.basic_publish("", queue, body(i), named(i)))
 print(json.dumps([sent, {}]))
 """
 _KINDS = {"http": _HTTP, "statsd": _STATSD, "zeromq": _ZEROMQ, "amqp": _AMQP}

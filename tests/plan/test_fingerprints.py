@@ -173,7 +173,7 @@ def test_outputs_that_come_and_go_leave_steps_their_state(
         assert test.view("b") == [{"k": 0, "n": 3}]
 
 
-def test_an_output_that_returns_with_another_fingerprint_does_not_take_the_name_of_a_step_that_stayed(
+def test_an_output_that_returns_changed_does_not_take_the_name_of_a_step_that_stayed(
     tmp_path: Path,
 ) -> None:
     spark: Any = PlainSpark()

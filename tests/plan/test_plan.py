@@ -172,7 +172,7 @@ def test_the_signature_of_a_step_follows_its_own_work_only() -> None:
     )
     filtered = shop.plan().step("revenue.aggregate")
     assert filtered.signature == plain.signature, (
-        "what comes before, and what becomes of bad rows, does not change the fingerprint of the state"
+        "steps before it, and what becomes of bad rows, do not change the fingerprint"
     )
     assert filtered.lineage != plain.lineage
 

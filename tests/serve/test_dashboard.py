@@ -1,5 +1,5 @@
-"""The dashboard: its measurements are those of the pipeline, its page requests nothing from elsewhere,
-and in a real browser everything it shows updates.
+"""The dashboard: its measurements are those of the pipeline, its page requests nothing from
+elsewhere, and in a real browser everything it shows updates.
 """
 
 from __future__ import annotations
@@ -466,11 +466,18 @@ def test_seven_columns_fit_a_small_screen_and_edges_pass_no_box(
 
 
 _CROSSED = """() => {
-  const boxes = [...document.querySelectorAll('g.node')].map((node) => { const at = node.transform.baseVal[0].matrix, box = node.querySelector('rect').getBBox(); return [at.e + 1, at.f, at.e + box.width - 1, at.f + box.height]; });
+  const boxes = [...document.querySelectorAll('g.node')].map((node) => {
+    const at = node.transform.baseVal[0].matrix, box = node.querySelector('rect').getBBox();
+    return [at.e + 1, at.f, at.e + box.width - 1, at.f + box.height];
+  });
   let crossed = 0;
-  for (const edge of document.querySelectorAll('path.edge')) for (let at = 0; at < edge.getTotalLength(); at += 2) {
-    const { x, y } = edge.getPointAtLength(at);
-    crossed += boxes.some(([left, top, right, bottom]) => x > left && x < right && y > top && y < bottom);
+  for (const edge of document.querySelectorAll('path.edge')) {
+    for (let at = 0; at < edge.getTotalLength(); at += 2) {
+      const { x, y } = edge.getPointAtLength(at);
+      crossed += boxes.some(
+        ([left, top, right, bottom]) => x > left && x < right && y > top && y < bottom
+      );
+    }
   }
   return crossed;
 }"""
@@ -520,8 +527,18 @@ def test_pages_have_no_accessibility_violations(chromium: Any, tmp_path: Path) -
 
 _CONTRAST = """() => {
   const numbers = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
+  const linear = (v) => v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+  const light = (c) => {
+    const [r, g, b] = c.slice(0, 3).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = numbers(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
   let worst = { ratio: 99 };
   for (const e of document.querySelectorAll('body *')) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());

@@ -175,8 +175,9 @@ def test_sketches_have_equal_bytes_in_another_process() -> None:
         " headrace.operators.aggregates.kernel import AggregateKernel\nfrom"
         " headrace.testing.kernels import MemoryState\nvalues = [f'w{n % 37}' for n in"
         " range(2000)]\nspecs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v',"
-        " max_values=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable = pa.table({'k':"
-        " [0] * 2000, 'v': values, '_tick': [n // 100 for n in range(2000)]})\nAggregateKernel('s',"
+        " max_values=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable ="
+        " pa.table({'k': [0] * 2000, 'v': values, '_tick': [n // 100 for n in"
+        " range(2000)]})\nAggregateKernel('s',"
         " pa.schema([('k', pa.int64()), ('v', pa.string())]), ['k'], specs).step(state,"
         " table)\nprint(json.dumps([value.hex() for value in state.values.values()]))\n"
     )

@@ -1,5 +1,5 @@
-"""The row store against lists: whatever comes and goes, in whatever portions, a key has what a sorted
-list has.
+"""The row store against lists: whatever comes and goes, in whatever portions, a key has what a
+sorted list has.
 """
 
 from __future__ import annotations

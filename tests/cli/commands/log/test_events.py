@@ -121,7 +121,13 @@ class Moved:
     customer: str
     address: str | None = personal()
 
-MOVES = Decider("moves", "", lambda command, state: [command], lambda state, event: event.address, events=(Moved,))
+MOVES = Decider(
+    "moves",
+    "",
+    lambda command, state: [command],
+    lambda state, event: event.address,
+    events=(Moved,),
+)
 """
 
 
@@ -169,7 +175,14 @@ from headrace.events import Decider
 class Tagged:
     tags: frozenset[str]
 
-TAGS = Decider("tags", frozenset(), lambda command, state: [Tagged(command)], lambda state, event: state | event.tags, events=(Tagged,), snapshot_every=2)
+TAGS = Decider(
+    "tags",
+    frozenset(),
+    lambda command, state: [Tagged(command)],
+    lambda state, event: state | event.tags,
+    events=(Tagged,),
+    snapshot_every=2,
+)
 """
 
 

@@ -11,7 +11,8 @@ SHOP = """
 import headrace as hr
 shop = hr.Pipeline("shop", log="file:no/such/place")
 orders = shop.topic("orders", schema="region STRING, amount DOUBLE", key="region")
-shop.view("revenue", orders.where("amount > 0").group_by("region").aggregate(revenue=hr.agg.sum("amount")))
+paid = orders.where("amount > 0")
+shop.view("revenue", paid.group_by("region").aggregate(revenue=hr.agg.sum("amount")))
 """
 
 

@@ -26,7 +26,8 @@ shop = hr.Pipeline("shop")
 orders = shop.topic("orders", schema="k BIGINT, day DATE, v BIGINT, who STRING", key="k")
 shop.view("totals", orders.group_by("k").aggregate(s=hr.agg.sum("v"), all=hr.agg.collect("v")))
 shop.view("days", orders.group_by("who", "day").aggregate(n=hr.agg.count()))
-shop.view("once", orders.dedupe(on="who", within="1 hour").group_by("k").aggregate(n=hr.agg.count()))
+once = orders.dedupe(on="who", within="1 hour")
+shop.view("once", once.group_by("k").aggregate(n=hr.agg.count()))
 shop.view("names", shop.table("people", schema="k BIGINT, name STRING", key="k"))
 """
 
