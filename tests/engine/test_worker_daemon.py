@@ -46,6 +46,25 @@ def test_preloading_starts_no_thread_and_loads_no_client() -> None:
     assert loaded["frozen"] > 100_000
 
 
+FORK = """
+import os
+from headrace.engine import worker_daemon
+worker_daemon.preload()
+import numpy as np
+for _ in range(2):
+    if os.fork() == 0:
+        print(np.random.random(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_workers_do_not_share_their_random_numbers() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
+    first, second = done.stdout.split()
+    assert first != second
+
+
 def describe(_rows: Iterator[int]) -> Iterator[tuple[str, bool]]:
     import gc
 

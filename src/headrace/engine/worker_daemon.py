@@ -76,8 +76,17 @@ def preload() -> None:
                 import_module(name)
             except ImportError:
                 continue
+    # Python's own generator sees to it itself.
+    os.register_at_fork(after_in_child=_seed_numpy)
     gc.collect()
     gc.freeze()
+
+
+def _seed_numpy() -> None:
+    """Give a forked worker random numbers of its own, as one that imports numpy itself has."""
+    import numpy as np
+
+    np.random.seed()  # noqa: NPY002 - the generator that users' functions may use
 
 
 @contextmanager
