@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ def test_workers_do_not_share_their_random_numbers() -> None:
     assert first != second
 
 
-def describe(_rows: Iterator[int]) -> Iterator[tuple[str, bool]]:
+def describe(_rows: Iterable[int]) -> Iterator[tuple[str, bool]]:
     import gc
 
     yield from [("pyarrow", "pyarrow" in sys.modules), ("frozen", gc.get_freeze_count() > 100_000)]

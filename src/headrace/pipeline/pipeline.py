@@ -701,6 +701,7 @@ class Pipeline:
             ConfigurationError: No log is named, or Spark cannot be started.
             PlanError: The pipeline cannot be planned.
             FencedError: Another runner of the pipeline has taken over.
+            RetryError: Spark has ended, and the run cannot start it again.
 
         Example:
             ```python
@@ -710,7 +711,7 @@ class Pipeline:
         """
         from headrace.runtime.run import run
 
-        given = {"master": master, "remote": remote, "config": config}
+        given: dict[str, Any] = {"master": master, "remote": remote, "config": config}
         run(
             self,
             log=log,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,10 +141,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandInJvm]]:
     monkeypatch.setattr(launcher, "_jvm", None)
 
 
+def _started_for(settings: dict[str, Any]) -> Any:
+    return launcher._start(settings)
+
+
 def test_a_jvm_that_was_begun_is_used(started: list[StandInJvm]) -> None:
     launcher.begin(master="local[2]", driver_memory="2g")
     settings = classic_settings("local[2]", {"spark.driver.memory": "2g"})
-    assert launcher._start(settings) is started[0]
+    assert _started_for(settings) is started[0]
     assert len(started) == 1
 
 
@@ -162,7 +167,7 @@ def test_a_jvm_that_does_not_fit_any_more_is_replaced(
         monkeypatch.chdir(tmp_path)
     else:
         started[0].is_alive = False
-    assert launcher._start(settings) is started[1]
+    assert _started_for(settings) is started[1]
     assert not started[0].is_alive
 
 

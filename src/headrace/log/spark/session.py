@@ -149,7 +149,8 @@ def forget_ended(session: SparkSession) -> None:
         warnings.simplefilter("ignore")  # that the JVM may have crashed
         with suppress(Py4JError, OSError):
             session.stop()
-    gateway, SparkContext._gateway = SparkContext._gateway, None  # noqa: SLF001
+    gateway: Any = SparkContext._gateway  # noqa: SLF001
+    SparkContext._gateway = None  # noqa: SLF001
     SparkContext._jvm = None  # noqa: SLF001
     SparkContext._active_spark_context = None  # noqa: SLF001
     SparkSession._instantiatedSession = None  # noqa: SLF001
