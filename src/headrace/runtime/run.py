@@ -346,7 +346,7 @@ class RunSession:
         """Start Spark from another thread: started by the main thread, it would handle Ctrl-C
         itself.
         """
-        from headrace.log.spark.session import end_quietly, spark
+        from headrace.log.spark.session import end_quietly, limit_retries, spark
 
         if self.is_own:
             self.on_starting(None)
@@ -355,6 +355,8 @@ class RunSession:
             session = starter.submit(spark, **self.options).result()
         # Makes it this thread's session too, which is where Spark looks for data sources.
         session.createDataFrame([], "nothing INT")
+        if self.options.get("remote") is not None:
+            limit_retries(session)
         if self.is_own:
             end_quietly(session)
             self.on_starting(time.monotonic() - started_s)

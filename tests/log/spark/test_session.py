@@ -10,6 +10,7 @@ import pytest
 import headrace as hr
 from headrace.errors import ConfigurationError
 from headrace.log.spark.jvm import check_java
+from headrace.log.spark.session import has_ended
 from headrace.log.spark.settings import classic_settings, local_cores, option_name
 
 if TYPE_CHECKING:
@@ -126,3 +127,19 @@ def test_a_java_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="Java 17 or newer; .* is Java 8"):
         check_java()
+
+
+class StandInConnectSession:
+    """A session of a Connect server that has gone."""
+
+    @property
+    def version(self) -> str:
+        raise ConnectionRefusedError
+
+
+StandInConnectSession.__module__ = "pyspark.sql.connect.session"
+
+
+def test_a_connect_server_that_does_not_answer_has_ended() -> None:
+    assert has_ended(StandInConnectSession())
+    assert not has_ended(object()), "a session without a JVM does not end by itself"

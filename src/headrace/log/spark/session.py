@@ -132,6 +132,15 @@ def has_ended(session: Any) -> bool:
     return not answers
 
 
+def limit_retries(session: Any) -> None:
+    """Let a call to a Connect server that has gone fail after about 12 seconds instead of ten
+    minutes, for a run that tries again itself.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=6, max_backoff=4_000)])
+
+
 def end_quietly(session: Any) -> None:
     """Keep PySpark's accumulator server from printing a stack trace when the JVM dies: `has_ended`
     says so in a sentence.
