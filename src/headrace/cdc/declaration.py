@@ -111,7 +111,7 @@ def sqlite(
 def _open_sqlite(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.sqlite_source import SqliteSource
 
-    return SqliteSource(capture.options["path"], capture.name, capture.tables)
+    return SqliteSource.open(capture.options["path"], capture.name, capture.tables)
 
 
 def postgres(
@@ -142,7 +142,7 @@ def postgres(
 def _open_postgres(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.postgres_source.source import PostgresSource
 
-    return PostgresSource(
+    return PostgresSource.open(
         capture.options["url"], capture.name, capture.tables, prefix=capture.prefix
     )
 
@@ -197,7 +197,7 @@ def mysql(
 def _open_mysql(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.mysql_source.source import MysqlSource
 
-    return MysqlSource(capture.options["url"], capture.name, capture.tables)
+    return MysqlSource.open(capture.options["url"], capture.name, capture.tables)
 
 
 def polling(
@@ -256,7 +256,7 @@ def polling(
 def _open_polling(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.polling_source import PollingSource
 
-    return PollingSource(**capture.options)
+    return PollingSource.open(**capture.options)
 
 
 def debezium(
@@ -320,7 +320,7 @@ def debezium(
 def _open_debezium(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.debezium_source import DebeziumSource
 
-    return DebeziumSource(**{**capture.options, "log": capture.log or capture.options["log"]})
+    return DebeziumSource.open(**{**capture.options, "log": capture.log or capture.options["log"]})
 
 
 def _database_name(url: str) -> str:

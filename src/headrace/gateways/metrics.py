@@ -152,8 +152,8 @@ class GatewayReports:
         self._newest: dict[str, dict[str, Any]] = {}
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Return the counts by the gateway's name, with the time of the report (`at`) and the packets
-        that the system dropped (`lost`).
+        """Return the counts by the gateway's name, with the time of the report (`at`) and the
+        packets that the system dropped (`lost`).
         """
         if TOPIC not in self._log.topics():
             return {}

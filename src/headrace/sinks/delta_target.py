@@ -2,8 +2,8 @@
 
 A batch is one commit of Delta's log: an append, or a merge by key. The checkpoint is in Delta's
 transaction identifiers, which are names with a number field: the owner, the epoch, and the next
-offset of field partition. A commit is made on top of exactly the version that was read, and fails if
-there is a newer one by then. So an older owner cannot write.
+offset of field partition. A commit is made on top of exactly the version that was read, and fails
+if there is a newer one by then. So an older owner cannot write.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ class DeltaTarget(Target):
         )
 
     def _topic_in_history(self) -> str:
-        """Return the topic that the table was last filled from; identifiers have its digest only."""
+        """Return the topic that the table was last filled from; identifiers have its digest
+        only.
+        """
         return next(
             (
                 str(entry[_TOPIC_NAME])
