@@ -107,7 +107,15 @@ class AccessMiddleware:
             raise Refused(
                 403, f"This server is not {host!r}.", fix="address it as localhost or 127.0.0.1."
             )
-        self._check_origin(host, headers)
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if (
+            origin is not None and origin.partition("://")[2].lower() != host.lower()
+        ) or site not in _HARMLESS_SITES:
+            raise Refused(
+                403,
+                f"A page of another origin ({origin or site}) may not send requests.",
+                fix="serve the page from this origin, or send the request from a program.",
+            )
         if self._token is not None and path not in _PUBLIC_PATHS:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(
@@ -118,17 +126,6 @@ class AccessMiddleware:
                     "The token is missing or wrong.",
                     fix="send it as `Authorization: Bearer TOKEN`.",
                 )
-
-    def _check_origin(self, host: str, headers: Headers) -> None:
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if (
-            origin is not None and origin.partition("://")[2].lower() != host.lower()
-        ) or site not in _HARMLESS_SITES:
-            raise Refused(
-                403,
-                f"A page of another origin ({origin or site}) may not send requests.",
-                fix="serve the page from this origin, or send the request from a program.",
-            )
 
 
 def host_name(host: str) -> str:

@@ -138,7 +138,12 @@ def layout(graph: Graph) -> Layout:
     columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in graph.nodes:
         columns[depth[node.id]].append(node.id)
-    routes = [_route(start, end, depth, columns) for start, end in graph.edges]
+    routes = []
+    for start, end in graph.edges:
+        between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
+        for column, name in enumerate(between, depth[start] + 1):
+            columns[column].append(name)
+        routes.append((start, *between, end))
     _untangle(columns, routes)
     return Layout(tuple(map(tuple, columns)), tuple(routes))
 
@@ -155,15 +160,6 @@ def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, i
         if read_by and not any(end == name for _, end in edges):
             depth[name] = min(read_by) - 1
     return depth
-
-
-def _route(
-    start: str, end: str, depth: dict[str, int], columns: list[list[str]]
-) -> tuple[str, ...]:
-    between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
-    for column, name in enumerate(between, depth[start] + 1):
-        columns[column].append(name)
-    return (start, *between, end)
 
 
 def _untangle(columns: list[list[str]], routes: Iterable[tuple[str, ...]]) -> None:

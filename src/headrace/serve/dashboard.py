@@ -105,6 +105,7 @@ class Dashboard:
         status = read_status_fields(self.state)
         with self._lock:
             earlier, now = rate_span(self._samples)
+            samples = list(self._samples)
         seconds = now.at - earlier.at
         rates = {}
         if seconds > 0:
@@ -131,7 +132,18 @@ class Dashboard:
             "state": self._sizes.steps,
             "dead": self._sizes.dead,
             "views": self._sizes.views,
-            "series": self._series(),
+            "series": {
+                "at": [round(sample.at, 1) for sample in samples],
+                "behind": [sample.rows_behind for sample in samples],
+                "lag": {
+                    group: [sample.lag.get(group) for sample in samples]
+                    for group in samples[-1].lag
+                },
+                "event_time": {
+                    name: [_seconds(sample.watermark_us.get(name)) for sample in samples]
+                    for name in samples[-1].watermark_us
+                },
+            },
         }
 
     def _topic_ends(self) -> dict[str, int]:
@@ -178,21 +190,6 @@ class Dashboard:
             if topic.rows
         ]
         return sizes
-
-    def _series(self) -> dict[str, Any]:
-        """The history of the rows behind, of each group's lag, and of each input's watermark."""
-        with self._lock:
-            samples = list(self._samples)
-        newest = samples[-1]
-        return {
-            "at": [round(sample.at, 1) for sample in samples],
-            "behind": [sample.rows_behind for sample in samples],
-            "lag": {group: [sample.lag.get(group) for sample in samples] for group in newest.lag},
-            "event_time": {
-                name: [_seconds(sample.watermark_us.get(name)) for sample in samples]
-                for name in newest.watermark_us
-            },
-        }
 
 
 def rate_span(samples: Sequence[DashboardSample]) -> tuple[DashboardSample, DashboardSample]:

@@ -59,7 +59,12 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "rows_counted_total",
         "counter",
         "Rows that became dead letters or came too late, by step and reason.",
-        _row_counts(runs),
+        [
+            ({**_labels(run), "what": name}, count)
+            for run in runs
+            for name, count in run.get("counts", {}).items()
+            if not name.endswith(_WINDOW_GAUGES)
+        ],
     )
     add(
         "watermark_timestamp_seconds",
@@ -102,7 +107,12 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "waits_for_timestamp_seconds",
         "gauge",
         "The event time that a step waits for next.",
-        _due_times(runs),
+        [
+            ({**_labels(run), "step": step}, due_us / 1_000_000)
+            for run in runs
+            for query in run.get("queries", {}).values()
+            for step, due_us in query.get("due_us", {}).items()
+        ],
     )
     try:
         views = stores.views()
@@ -125,13 +135,6 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
 
 def _labels(run: dict[str, Any]) -> dict[str, str]:
     return {"pipeline": str(run.get("pipeline"))}
-
-
-def _row_counts(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
-    for run in runs:
-        for name, count in run.get("counts", {}).items():
-            if not name.endswith(_WINDOW_GAUGES):
-                yield {**_labels(run), "what": name}, count
 
 
 def _open_windows(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
@@ -160,10 +163,3 @@ def _slowest_producers(
             for producer in watermark.get("held_back_by", ()):
                 labels = {**_labels(run), "input": name, "producer": str(producer["producer"])}
                 yield labels, producer[field] / 1_000_000
-
-
-def _due_times(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
-    for run in runs:
-        for query in run.get("queries", {}).values():
-            for step, due_us in query.get("due_us", {}).items():
-                yield {**_labels(run), "step": step}, due_us / 1_000_000

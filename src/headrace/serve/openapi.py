@@ -35,7 +35,18 @@ def description(limits: Limits) -> dict[str, Any]:
             "/views/{name}/changes": {
                 "get": _operation(
                     "A view's rows, then its changes as they happen",
-                    _changes_parameters(),
+                    [
+                        _parameter("name", "The view", location="path"),
+                        _parameter("key", "Only rows whose key begins with these values", _STRINGS),
+                        _parameter(
+                            "where",
+                            "Only rows that meet a condition, such as: amount >= 100 and"
+                            " region = eu",
+                        ),
+                        _parameter(
+                            "Last-Event-ID", "The id of the last event received", location="header"
+                        ),
+                    ],
                     _events(),
                     404,
                     410,
@@ -47,7 +58,18 @@ def description(limits: Limits) -> dict[str, Any]:
             "/topics/{name}/tail": {
                 "get": _operation(
                     "A topic's rows as they are appended",
-                    _tail_parameters(),
+                    [
+                        _parameter("name", "The topic", location="path"),
+                        _parameter("where", "Only rows that meet a condition"),
+                        _parameter(
+                            "last",
+                            "How many of the rows that each partition already has",
+                            {"type": "integer", "minimum": 0, "default": 0},
+                        ),
+                        _parameter(
+                            "Last-Event-ID", "The id of the last event received", location="header"
+                        ),
+                    ],
                     _events(),
                     404,
                     410,
@@ -64,7 +86,16 @@ def description(limits: Limits) -> dict[str, Any]:
             "/dead/{name}/replay": {
                 "post": _operation(
                     "Replay dead letters; the only request that changes anything",
-                    _replay_parameters(),
+                    [
+                        _parameter(
+                            "name", "The topic whose dead letters to replay", location="path"
+                        ),
+                        _parameter(
+                            "offset",
+                            "Only the dead letter at this offset",
+                            {"type": "integer", "minimum": 0},
+                        ),
+                    ],
                     _json("the number of rows replayed, and those that failed"),
                     404,
                     503,
@@ -88,11 +119,17 @@ def description(limits: Limits) -> dict[str, Any]:
 def _operation(
     summary: str, parameters: list[dict[str, Any]], response: dict[str, Any], *refusals: int
 ) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "parameters": parameters,
-        "responses": {"200": response, **_refusals(400, 401, 403, *refusals)},
+    error = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("error", "message", "fix")},
     }
+    responses = {"200": response}
+    for status in (400, 401, 403, *refusals):
+        responses[str(status)] = {
+            "description": _MEANINGS[status],
+            "content": {"application/json": {"schema": error}},
+        }
+    return {"summary": summary, "parameters": parameters, "responses": responses}
 
 
 _MEANINGS = {
@@ -108,20 +145,6 @@ _MEANINGS = {
     415: "The request is not JSON",
     503: "Try again later",
 }
-
-
-def _refusals(*statuses: int) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in ("error", "message", "fix")},
-    }
-    return {
-        str(status): {
-            "description": _MEANINGS[status],
-            "content": {"application/json": {"schema": schema}},
-        }
-        for status in statuses
-    }
 
 
 def _json(what: str) -> dict[str, Any]:
@@ -182,30 +205,6 @@ def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
     ]
 
 
-def _changes_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The view", location="path"),
-        _parameter("key", "Only rows whose key begins with these values", _STRINGS),
-        _parameter(
-            "where", "Only rows that meet a condition, such as: amount >= 100 and region = eu"
-        ),
-        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
-    ]
-
-
-def _tail_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The topic", location="path"),
-        _parameter("where", "Only rows that meet a condition"),
-        _parameter(
-            "last",
-            "How many of the rows that each partition already has",
-            {"type": "integer", "minimum": 0, "default": 0},
-        ),
-        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
-    ]
-
-
 def _ask() -> dict[str, Any]:
     parameters = [
         _parameter("name", "The question's name", location="path"),
@@ -230,15 +229,6 @@ def _ask() -> dict[str, Any]:
         ),
         "requestBody": body,
     }
-
-
-def _replay_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The topic whose dead letters to replay", location="path"),
-        _parameter(
-            "offset", "Only the dead letter at this offset", {"type": "integer", "minimum": 0}
-        ),
-    ]
 
 
 def _sql(limits: Limits) -> dict[str, Any]:

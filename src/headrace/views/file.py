@@ -308,22 +308,18 @@ class ViewTable:
 
     def create_view(self, *, null_keys: bool) -> str:
         """The statement that creates the SQL view: the rows under the user's names."""
-        columns = [
-            f"{self._column_expression(position, null_keys=null_keys)} AS {quote_identifier(name)}"
-            for position, name in enumerate(self.info.schema.names)
-        ]
+        columns = []
+        for column, declared in zip(self.columns, self.info.schema, strict=True):
+            expression = column
+            if null_keys and column in self.key_columns:
+                stand_in = null_key(declared.type)
+                expression = f"nullif({column}, {'x' + repr('') if stand_in == b'' else stand_in})"
+            columns.append(f"{expression} AS {quote_identifier(declared.name)}")
         ticks = [TICK] if self.info.is_stream else []
         return (
             f"CREATE VIEW {quote_identifier(self.info.name)} AS"  # noqa: S608
             f" SELECT {', '.join([*ticks, *columns])} FROM {self.table}"
         )
-
-    def _column_expression(self, position: int, *, null_keys: bool) -> str:
-        name = self.columns[position]
-        if not null_keys or name not in self.key_columns:
-            return name
-        stands_for_null = null_key(self.info.schema.field(position).type)
-        return f"nullif({name}, {'x' + repr('') if stands_for_null == b'' else stands_for_null})"
 
     @property
     def inserted_columns(self) -> list[str]:

@@ -59,7 +59,15 @@ class Lookup:
         ]
         columns = (f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names)
         self._row_template = "{" + ",".join(columns) + "}"
-        self._plain_key_types = [_plain_type(field.type) for field in self._table.key_fields]
+        # Key columns whose text needs no parsing beyond `str` or `int`.
+        self._plain_key_types = [
+            str
+            if pa.types.is_string(field.type)
+            else int
+            if pa.types.is_int64(field.type)
+            else None
+            for field in self._table.key_fields
+        ]
 
     @classmethod
     def open(cls, path: Path, info: ViewInfo) -> Lookup:
@@ -135,11 +143,6 @@ class Lookup:
         if self.info.is_stream:
             raise InputError(f"The view {self.info.name!r} is a stream: its rows have no key.")
         return self._table.stored_key(values)
-
-
-def _plain_type(kind: pa.DataType) -> type | None:
-    """The Python type of a key column whose text needs no parsing beyond `str` or `int`."""
-    return str if pa.types.is_string(kind) else int if pa.types.is_int64(kind) else None
 
 
 def _encoder(field: pa.Field, null_value: Any) -> Callable[[Any], str]:

@@ -59,24 +59,24 @@ def run_query(
             cursor = db.execute(query, parameters)
             if cursor.description is None:
                 raise BadQuery("There is no query.", fix="write a SELECT over the views.")
-            rows = list(_fetch_rows(cursor, max_rows))
+            rows: list[tuple[Any, ...]] = []
+            while fetched := cursor.fetchmany(_FETCH_ROWS):
+                rows += fetched
+                if len(rows) > max_rows:
+                    raise BadQuery(
+                        f"The query's result has more than {max_rows:,} rows.",
+                        fix="add a LIMIT, or aggregate.",
+                    )
     except (sqlite3.Error, sqlite3.Warning) as error:
         if is_storage_error(error):
             raise
         raise _query_error(error, views, timeout_us) from None
-    return _as_table([column for column, *_ in cursor.description], rows)
-
-
-def _fetch_rows(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]:
-    count = 0
-    while rows := cursor.fetchmany(_FETCH_ROWS):
-        count += len(rows)
-        if count > max_rows:
-            raise BadQuery(
-                f"The query's result has more than {max_rows:,} rows.",
-                fix="add a LIMIT, or aggregate.",
-            )
-        yield from rows
+    names = [column for column, *_ in cursor.description]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    return pa.Table.from_arrays(
+        [_array(name, list(values)) for name, values in zip(names, columns, strict=True)],
+        names=names,
+    )
 
 
 def mentions(query: str, view: str) -> bool:
@@ -175,14 +175,6 @@ def _query_error(error: Exception, views: Collection[str], timeout_us: int) -> I
 
 
 # Results
-
-
-def _as_table(names: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-    return pa.Table.from_arrays(
-        [_array(name, list(values)) for name, values in zip(names, columns, strict=True)],
-        names=names,
-    )
 
 
 def _array(name: str, values: list[Any]) -> pa.Array:

@@ -130,10 +130,14 @@ class ViewStore:
                 _create(db, view, schema, key, max_rows)
             else:
                 _check_compatible(stored, view, schema, key)
+                fields = [  # a column that was nullable stays nullable
+                    new.with_nullable(new.nullable or old.nullable)
+                    for old, new in zip(stored.schema, schema, strict=True)
+                ]
                 db.execute(
                     "UPDATE _views SET schema = ?, most_rows = ? WHERE number = ?",
                     (
-                        schema_to_bytes(_merge_schemas(stored.schema, schema)),
+                        schema_to_bytes(pa.schema(fields, schema.metadata)),
                         None if key else max_rows,
                         stored.number,
                     ),
@@ -231,7 +235,10 @@ class ViewStore:
             append_rows(db, table, changes)
         else:
             if not info.null_keys and any(changes[name].null_count for name in info.key):
-                _show_null_keys(db, table)
+                # From now on the SQL view must show the stand-in for a null key as null.
+                db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (info.number,))
+                db.execute(f"DROP VIEW {quote_identifier(info.name)}")
+                db.execute(table.create_view(null_keys=True))
             apply_changes(db, table, changes)
         retained = retain_changes(db, info, changes, self._max_changes_by_view[info.name.lower()])
         db.execute(
@@ -344,22 +351,6 @@ def _differences(stored: ViewInfo, schema: pa.Schema, key: tuple[str, ...]) -> I
         yield f"the order of the columns was {', '.join(stored.schema.names)}"
 
 
-def _merge_schemas(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
-    """The declared schema, with its comments; a column that was nullable stays nullable."""
-    fields = [
-        new.with_nullable(new.nullable or old.nullable)
-        for old, new in zip(stored, declared, strict=True)
-    ]
-    return pa.schema(fields, declared.metadata)
-
-
-def _show_null_keys(db: sqlite3.Connection, table: ViewTable) -> None:
-    """Recreate the SQL view so that it shows the stand-in for a null key as null."""
-    db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (table.info.number,))
-    db.execute(f"DROP VIEW {quote_identifier(table.info.name)}")
-    db.execute(table.create_view(null_keys=True))
-
-
 # Changes
 
 
@@ -377,21 +368,16 @@ def _check_changes(table: ViewTable, changes: pa.Table, tick: int) -> pa.Table:
     ticks = changes[TICK].to_numpy()
     if len(ticks) and (ticks[-1] > tick or (np.diff(ticks) < 0).any()):
         raise BugError(f"{where} are not in the order of their ticks, or go beyond tick {tick}.")
-    return changes.select([*info.schema.names, TICK]).append_column(
-        CHANGE_TYPE, _change_types(changes, info, where)
-    )
-
-
-def _change_types(changes: pa.Table, info: ViewInfo, where: str) -> pa.ChunkedArray | pa.Array:
-    if CHANGE_TYPE not in changes.schema.names and info.is_stream:
-        return pa.repeat(INSERT, changes.num_rows)
-    if CHANGE_TYPE not in changes.schema.names:
+    if CHANGE_TYPE in changes.schema.names:
+        kinds = changes[CHANGE_TYPE].cast(pa.string())
+    elif info.is_stream:
+        kinds = pa.repeat(INSERT, changes.num_rows)
+    else:
         raise BugError(f"{where} lack the column {CHANGE_TYPE!r}.")
-    kinds = changes[CHANGE_TYPE].cast(pa.string())
     unknown = set(pc.unique(kinds).to_pylist()) - set([INSERT] if info.is_stream else CHANGE_TYPES)
     if unknown:
         raise BugError(f"{where} have the change {unknown.pop()!r}.")
-    return kinds
+    return changes.select([*info.schema.names, TICK]).append_column(CHANGE_TYPE, kinds)
 
 
 # Writing rows

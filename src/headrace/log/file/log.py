@@ -77,9 +77,10 @@ class FileLog(LogHandle, Log):
     """The embedded log in a directory."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, after_commit=self._after_commit)
+        super().__init__(store)
         self.address = f"file:{store.root}"  # absolute, so that other processes can use it
         self.maintenance_thread = MaintenanceThread(self)
+        self.committer.after_commit = self.maintenance_thread.on_commit
         self._closed = False
 
     @classmethod
@@ -113,9 +114,6 @@ class FileLog(LogHandle, Log):
                 durability=durability,
             )
         )
-
-    def _after_commit(self) -> None:
-        self.maintenance_thread.on_commit()
 
     # Topics
 
@@ -363,7 +361,13 @@ class FileLog(LogHandle, Log):
                     kind="queue",
                     generation=0,
                     members=(),
-                    committed=_queue_floors(state, name),
+                    committed={  # the oldest message of each partition that is not done
+                        key.split("\0")[1]: {
+                            number: part.floor for number, part in queue.partitions.items()
+                        }
+                        for key, queue in state.queues.items()
+                        if key.split("\0")[0] == name
+                    },
                 )
             owned: dict[str, list[tuple[str, int]]] = {member: [] for member in group.members}
             for key, member in sorted(group.owners.items()):
@@ -481,28 +485,31 @@ class FileLog(LogHandle, Log):
     def stats(self, topic: str | None = None) -> list[TopicStats]:
         state = self.store.view()
         names = [topic] if topic is not None else sorted(state.topics)
-        return [self._topic_stats(state.topic(name)) for name in names]
-
-    def _topic_stats(self, topic: TopicState) -> TopicStats:
-        size = segments = 0
-        for number, partition in enumerate(topic.partitions):
-            directory = self.store.partition_directory(topic.directory, number)
-            for segment in list_segments(
-                directory, partition.segment, begun=partition.position > 0
-            ):
-                segments += 1
-                size += (directory / segment.name).stat().st_size
-        starts = {number: partition.start for number, partition in enumerate(topic.partitions)}
-        ends = {number: partition.end for number, partition in enumerate(topic.partitions)}
-        return TopicStats(
-            name=topic.name,
-            partitions=len(topic.partitions),
-            rows=sum(ends.values()) - sum(starts.values()),
-            bytes=size,
-            segments=segments,
-            earliest=starts,
-            end=ends,
-        )
+        stats = []
+        for name in names:
+            partitions = state.topic(name).partitions
+            size = segments = 0
+            for number, partition in enumerate(partitions):
+                directory = self.store.partition_directory(state.topic(name).directory, number)
+                for segment in list_segments(
+                    directory, partition.segment, begun=partition.position > 0
+                ):
+                    segments += 1
+                    size += (directory / segment.name).stat().st_size
+            starts = {number: partition.start for number, partition in enumerate(partitions)}
+            ends = {number: partition.end for number, partition in enumerate(partitions)}
+            stats.append(
+                TopicStats(
+                    name=name,
+                    partitions=len(partitions),
+                    rows=sum(ends.values()) - sum(starts.values()),
+                    bytes=size,
+                    segments=segments,
+                    earliest=starts,
+                    end=ends,
+                )
+            )
+        return stats
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():
@@ -526,16 +533,6 @@ class FileLog(LogHandle, Log):
 
 def _group_names(state: State) -> list[str]:
     return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
-
-
-def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
-    """Topic -> partition -> the oldest message that is not done, of a queue's group."""
-    floors: dict[str, dict[int, int]] = {}
-    for key, queue in state.queues.items():
-        owner, topic = key.split("\0")
-        if owner == group:
-            floors[topic] = {number: part.floor for number, part in queue.partitions.items()}
-    return floors
 
 
 def _group_progress(

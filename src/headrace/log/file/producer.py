@@ -162,18 +162,16 @@ class FileProducer(Producer):
         producer = cls(log, log.topic_state(topic), id, partitioner)
         if id is not None:
             check_name(id, what="producer id", error=BadName)
-            producer._register()
+
+            def register(draft: CommitDraft) -> tuple[int, int]:
+                draft.state.topic(topic)
+                known = draft.state.producers.get(producer._name) or ProducerState()
+                epoch = known.epoch + 1
+                draft.do("epoch", "producer", producer._name, epoch)
+                return epoch, known.last
+
+            producer.epoch, producer._last_sequence = log.committer.submit(register)
         return producer
-
-    def _register(self) -> None:
-        def decide(draft: CommitDraft) -> tuple[int, int]:
-            draft.state.topic(self.topic)
-            known = draft.state.producers.get(self._name) or ProducerState()
-            epoch = known.epoch + 1
-            draft.do("epoch", "producer", self._name, epoch)
-            return epoch, known.last
-
-        self.epoch, self._last_sequence = self.log.committer.submit(decide)
 
     @property
     def last_sequence(self) -> int:

@@ -106,14 +106,11 @@ class Store:
             lock_file=disk.open(journal / "lock", create=True) if writable else None,
             marker=DurableMarker.open(disk, journal / "durable", write=writable),
         )
-        store._recover_if_needed()
+        if writable and not store.marker.is_current(store.marker.read()):
+            with store._lock_guard, store.lock_file().locked():
+                if not store.marker.is_current(store.marker.read()):  # nobody else was faster
+                    recovery.recover(store)
         return store
-
-    def _recover_if_needed(self) -> None:
-        if self.writable and not self.marker.is_current(self.marker.read()):
-            with self._lock_guard, self.lock_file().locked():
-                if not self.marker.is_current(self.marker.read()):  # nobody else was faster
-                    self._recovery.recover(self)
 
     # The state
 
@@ -357,7 +354,14 @@ def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
             )
         if not about.exists():
             _check_creatable(root, create=create)
-            _create_directory(root, about, disk)
+            disk.make_directory(root / "journal")
+            disk.sync_directory(root)
+            disk.sync_directory(root.parent)
+            Journal(disk, root / "journal", write=True).create_file(0)
+            # Last, because this file makes the directory a log.
+            disk.replace_file(
+                about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
+            )
         version = int(json.loads(about.read_bytes())["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
@@ -390,7 +394,11 @@ def _check_creatable(root: Path, *, create: bool) -> None:
             f"The directory {root.parent} does not exist.",
             fix=f"create it (mkdir -p {root.parent}), or check the address.",
         )
-    if root.is_dir() and not all(_is_of_unfinished_log(name) for name in os.listdir(root)):
+    # Another process may be creating the log just now, or has left it unfinished.
+    if root.is_dir() and not all(
+        name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
+        for name in os.listdir(root)
+    ):
         raise LogUnavailable(
             f"{root} is a directory with other things in it, and no log.",
             fix="name an empty or new directory.",
@@ -400,19 +408,3 @@ def _check_creatable(root: Path, *, create: bool) -> None:
             f"{root} cannot be created: the directory is read-only.",
             fix="check permissions, or name another directory.",
         )
-
-
-def _is_of_unfinished_log(name: str) -> bool:
-    """Whether a file is of a log that another process is creating, or has left unfinished."""
-    return name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
-
-
-def _create_directory(root: Path, about: Path, disk: Disk) -> None:
-    """Create a new log. `headrace.json`, which makes the directory a log, comes last."""
-    disk.make_directory(root / "journal")
-    disk.sync_directory(root)
-    disk.sync_directory(root.parent)
-    Journal(disk, root / "journal", write=True).create_file(0)
-    disk.replace_file(
-        about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
-    )

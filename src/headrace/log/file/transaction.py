@@ -192,7 +192,17 @@ class FileTransaction(Transaction):
                 )
                 break
             except StaleTopic:
-                self._refit()
+                topics = {name: self.log.topic_state(name) for name in self._topics}
+                self._rows = [
+                    refit(
+                        rows,
+                        self._topics[rows.topic].info.arrow_schema,
+                        topics[rows.topic],
+                        self._assigner,
+                    )
+                    for rows in self._rows
+                ]
+                self._topics = topics
             except (InputError, FencedError, TransactionTimedOut, DiskFull):
                 raise  # refused: nothing of it is stored
             except BaseException:  # it may be stored: leave the staged rows alone
@@ -237,20 +247,6 @@ class FileTransaction(Transaction):
             current = draft.state.notes.get(name)
             if expected is not _ANY_VALUE and current != expected:
                 raise NoteConflict(name, expected, current)
-
-    def _refit(self) -> None:
-        """Prepare the rows again: a topic has changed since they were prepared."""
-        topics = {name: self.log.topic_state(name) for name in self._topics}
-        self._rows = [
-            refit(
-                rows,
-                self._topics[rows.topic].info.arrow_schema,
-                topics[rows.topic],
-                self._assigner,
-            )
-            for rows in self._rows
-        ]
-        self._topics = topics
 
     def abort(self) -> None:
         if self._is_open:

@@ -62,13 +62,10 @@ GroupOffsets = dict[str, dict[int, int]]
 class ClusterAdmin:
     """Requests to a cluster's brokers, and the pool of fetchers. Thread-safe."""
 
-    def __init__(
-        self, cluster: ClusterConfig, client: AdminClient, reported_errors: list[KafkaError]
-    ) -> None:
+    def __init__(self, cluster: ClusterConfig, client: AdminClient) -> None:
         self.cluster = cluster
         self.fetchers = FetcherPool(cluster)
         self._client = client
-        self._reported_errors = reported_errors
 
     @classmethod
     def connect(cls, cluster: ClusterConfig) -> ClusterAdmin:
@@ -83,35 +80,27 @@ class ClusterAdmin:
                 f"The options of the Kafka log are not valid: {cause(error).str()}.",
                 fix="correct or remove the option.",
             ) from None
-        admin = cls(cluster, client, reported_errors)
-        admin._await_broker()
-        return admin
-
-    def _await_broker(self) -> None:
         begun = time.monotonic()
         while True:
             try:
-                self._client.list_topics("__consumer_offsets", timeout=1.0)
+                client.list_topics("__consumer_offsets", timeout=1.0)
             except KafkaException as error:
-                self._client.poll(0)
+                client.poll(0)
                 waited = time.monotonic() - begun
-                is_permanent = any(each.code() in PERMANENT for each in self._reported_errors)
+                is_permanent = any(each.code() in PERMANENT for each in reported_errors)
                 if waited > RESPONSE_SECONDS or (waited > PERMANENT_ERROR_SECONDS and is_permanent):
-                    raise self._unreachable(error) from None
+                    specific = (
+                        each.str()
+                        for each in reported_errors
+                        if each.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+                    )
+                    raise LogUnavailable(
+                        f"No Kafka broker answers at {cluster.bootstrap}:"
+                        f" {next(specific, cause(error).str())}",
+                        fix="check the address, that the broker runs, and the security options.",
+                    ) from None
             else:
-                return
-
-    def _unreachable(self, error: KafkaException) -> LogUnavailable:
-        specific = (
-            each.str()
-            for each in self._reported_errors
-            if each.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
-        )
-        return LogUnavailable(
-            f"No Kafka broker answers at {self.cluster.bootstrap}:"
-            f" {next(specific, cause(error).str())}",
-            fix="check the address, that the broker runs, and the security options.",
-        )
+                return cls(cluster, client)
 
     # Topics
 

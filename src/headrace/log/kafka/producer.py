@@ -183,12 +183,27 @@ class KafkaProducer(Producer):
             check_sequence(sequence, topic=self.topic, id=self.id)
             records = self._records(make, partition)
             if self.id is not None:
-                return self._store_sequenced(
-                    records, self._progress.last + 1 if sequence is None else sequence
-                )
+                sequence = self._progress.last + 1 if sequence is None else sequence
+                if sequence > self._progress.last:
+                    ranges = self._send_in_transaction(records, self._progress, sequence)
+                    return AppendResult({self.topic: ranges.get(self.topic, {})})
+                # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
+                if self._connection.notes.progress(self._uid, self.id).epoch != self.epoch:
+                    raise self._fenced_error()
+                stored = self._progress.ranges_of(sequence)
+                return AppendResult({self.topic: stored}, duplicate=True)
             if len({record.partition for record in records}) > 1:
                 return AppendResult(self._send_in_transaction(records, None))
-            return AppendResult(self._send_directly(records))
+            delivery = DeliveryReports()
+            try:
+                send_records(self._connection.producer, records, delivery)
+            except KafkaException as error:
+                raise RetryError(
+                    f"Whether an append to {self.topic!r} was stored is not known:"
+                    f" {cause(error).str()}.",
+                    fix=_FIX_UNKNOWN,
+                ) from error
+            return AppendResult(delivery.ranges())
 
     def _records(
         self, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None
@@ -204,18 +219,6 @@ class KafkaProducer(Producer):
             batch = make(self._info)
         numbers: Any = self._assigner.assign(self._info, batch, partition)
         return to_records(self._info, batch, np.asarray(numbers), self._connection.max_bytes)
-
-    def _send_directly(self, records: list[Record]) -> AppendedRanges:
-        delivery = DeliveryReports()
-        try:
-            send_records(self._connection.producer, records, delivery)
-        except KafkaException as error:
-            raise RetryError(
-                f"Whether an append to {self.topic!r} was stored is not known:"
-                f" {cause(error).str()}.",
-                fix=_FIX_UNKNOWN,
-            ) from error
-        return delivery.ranges()
 
     # Idempotent appends
 
@@ -233,16 +236,6 @@ class KafkaProducer(Producer):
         self.epoch = self._progress.epoch
         self._client = client
         self._send_in_transaction([], self._progress)  # 3
-
-    def _store_sequenced(self, records: list[Record], sequence: int) -> AppendResult:
-        if sequence <= self._progress.last:
-            # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
-            stored = self._connection.notes.progress(self._uid, self.id or "")
-            if stored.epoch != self.epoch:
-                raise self._fenced_error()
-            return AppendResult({self.topic: self._progress.ranges_of(sequence)}, duplicate=True)
-        ranges = self._send_in_transaction(records, self._progress, sequence)
-        return AppendResult({self.topic: ranges.get(self.topic, {})})
 
     def _fenced_error(self) -> ProducerFenced:
         return ProducerFenced(

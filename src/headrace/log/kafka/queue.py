@@ -30,7 +30,6 @@ from confluent_kafka import (
     AcknowledgeType,
     IllegalStateException,
     KafkaError,
-    KafkaException,
     ShareConsumer,
 )
 from confluent_kafka import Message as FetchedMessage
@@ -214,7 +213,8 @@ class ShareClient:
             results = self._consumer.commit_sync(SETTLE_SECONDS)
             for error in results.values():
                 if error is not None:
-                    if _is_lease_over(error):
+                    inner = error.args[0] if error.args else None
+                    if isinstance(inner, KafkaError) and inner.code() in LEASE_OVER:
                         raise lease_lost(self.topic, held) from None
                     raise error
 
@@ -255,11 +255,6 @@ def lease_lost(topic: str, record_ids: Sequence[RecordId]) -> LeaseLost:
             " with a longer visibility."
         ),
     )
-
-
-def _is_lease_over(error: KafkaException) -> bool:
-    inner = error.args[0] if error.args else None
-    return isinstance(inner, KafkaError) and inner.code() in LEASE_OVER
 
 
 # The queue
@@ -474,23 +469,19 @@ class KafkaQueue(Queue):
         seconds = to_us(delay, what="delay") / 1e6
         with self._guard:
             for client, record_ids in self._leased(receipts):
-                if seconds:
-                    self._release_later(client, record_ids, seconds)
-                else:
+                if not seconds:
                     client.settle(record_ids, AcknowledgeType.RELEASE)
-
-    def _release_later(
-        self, client: ShareClient, record_ids: Sequence[RecordId], seconds: float
-    ) -> None:
-        release_at = time.monotonic() + seconds
-        if any(release_at > client.leases[record_id].until for record_id in record_ids):
-            raise NotSupported(
-                f"A message of {self.topic!r} cannot be given back with a delay of {seconds:g}"
-                " seconds: its visibility ends before, and Kafka then delivers it again.",
-                fix="use a shorter delay, or receive with a longer visibility.",
-            )
-        for record_id in record_ids:
-            client.leases[record_id].release_at = release_at
+                    continue
+                release_at = time.monotonic() + seconds
+                if any(release_at > client.leases[record_id].until for record_id in record_ids):
+                    raise NotSupported(
+                        f"A message of {self.topic!r} cannot be given back with a delay of"
+                        f" {seconds:g} seconds: its visibility ends before, and Kafka then delivers"
+                        " it again.",
+                        fix="use a shorter delay, or receive with a longer visibility.",
+                    )
+                for record_id in record_ids:
+                    client.leases[record_id].release_at = release_at
 
     def _leased(self, receipts: Iterable[str]) -> list[tuple[ShareClient, list[RecordId]]]:
         """The messages of some receipts by the client that holds them. All receipts are checked

@@ -229,8 +229,22 @@ class KafkaTransaction(Transaction):
         token = uuid.uuid4().hex
         with self._abort_on_error():
             self._send_buffered()  # 1
-            for group, positions in self._contents.offsets:
-                self._send_offsets(group, positions)  # 2
+            for group, positions in self._contents.offsets:  # 2
+                handle: GroupHandle | None = (
+                    positions.handle if isinstance(positions, Offsets) else None
+                )
+                metadata = (
+                    handle.metadata(positions)
+                    if handle is not None
+                    else self._connection.outside_group_metadata(group, positions)
+                )
+                offsets = [
+                    TopicPartition(topic, partition, offset)
+                    for topic, parts in positions.items()
+                    for partition, offset in parts.items()
+                ]
+                if offsets:
+                    self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
             outcome = self._connection.notes.outcome_record(self.id, token)
             send_records(self._client, [outcome], DeliveryReports())  # 3
             if self._contents.notes:
@@ -311,21 +325,6 @@ class KafkaTransaction(Transaction):
         for part in rows:
             blocks = staged_blocks(part) if isinstance(part, Staged) else group_by_partition(part)
             send_in_transaction(self._client, blocks, self._delivery)
-
-    def _send_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-        handle: GroupHandle | None = positions.handle if isinstance(positions, Offsets) else None
-        metadata = (
-            handle.metadata(positions)
-            if handle is not None
-            else self._connection.outside_group_metadata(group, positions)
-        )
-        offsets = [
-            TopicPartition(topic, partition, offset)
-            for topic, parts in positions.items()
-            for partition, offset in parts.items()
-        ]
-        if offsets:
-            self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
 
     def _send_notes(self) -> None:
         """Send the notes. Those that expect a value wait for their turn and compare (see
