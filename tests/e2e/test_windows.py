@@ -15,6 +15,7 @@ import pytest
 import headrace as hr
 from headrace.runtime.explain import explain, explanation_text
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,8 +82,9 @@ def test_chained_windows_with_corrections_equal_the_batch_answer(
 ) -> None:
     fed = disordered(4)
     answers = []
-    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
-        with PipelineTest(chained(), tmp_path / str(number), spark, shards=shards) as test:
+    plain: Any = PlainSpark()
+    for number, (session, max_ticks, shards) in enumerate([(spark, 100, 2), (plain, 1, 3)]):
+        with PipelineTest(chained(), tmp_path / str(number), session, shards=shards) as test:
             for rows in fed:
                 test.feed("orders", rows)
                 test.cut()
@@ -217,8 +219,9 @@ def test_sessions_and_sliding_windows_whatever_the_batches(
 
     fed = disordered(7, ticks=4)
     answers = []
-    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
-        with PipelineTest(visits(), tmp_path / str(number), spark, shards=shards) as test:
+    plain: Any = PlainSpark()
+    for number, (session, max_ticks, shards) in enumerate([(spark, 100, 2), (plain, 1, 3)]):
+        with PipelineTest(visits(), tmp_path / str(number), session, shards=shards) as test:
             for rows in [
                 *fed,
                 [order(region, 0, device, 9 * 86400) for region in "ab" for device in "xy"],
