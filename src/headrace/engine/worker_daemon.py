@@ -60,9 +60,11 @@ def settle_worker() -> None:
         gc.freeze()
 
 
-def settle_partition(_rows: Iterable[Any]) -> None:
+def settle_partition(rows: Iterable[Any]) -> None:
     """`settle_worker` as a task of its own."""
     settle_worker()
+    for _ in rows:  # Spark reuses a worker only if it has read its input to the end
+        pass
 
 
 def preload() -> None:
