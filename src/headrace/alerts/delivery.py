@@ -2,9 +2,9 @@
 own, so one that is slow or unreachable delays no other. Its offset is a note of the log, stored
 after each message.
 
-A receiver that fails is retried with growing pauses and a circuit breaker. A message that was refused,
-or that was not accepted within `GIVE_UP_US`, becomes a dead letter in `alerts.dead`; replayed from
-there, it goes to all receivers again under the same id.
+A receiver that fails is retried with growing pauses and a circuit breaker. A message that was
+refused, or that was not accepted within `GIVE_UP_US`, becomes a dead letter in `alerts.dead`;
+replayed from there, it goes to all receivers again under the same id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`headrace watch`: rules over the log and the status of pipelines, which fire and resolve as alerts.
+"""`headrace watch`: rules over the log and the status of pipelines, which fire and resolve as
+alerts.
 
-A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 minutes of orders for
-30 seconds`. In the order in which data flows:
+A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 minutes of orders
+for 30 seconds`. In the order in which data flows:
 
     WatchRule      a parsed rule
     Measurements   the current values: consumer lag, dead letters, gateways, status of pipelines

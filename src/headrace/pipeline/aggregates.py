@@ -27,7 +27,7 @@ from headrace.plan.plan import SelectStep, Step, UnionStep, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
-    from headrace.operators.joins.top import Order
+    from headrace.operators.top_rows import Order
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def top_step(
     name: str | None,
 ) -> Step:
     """Check `table.top(…)`, and make its steps."""
-    from headrace.operators.joins.top import MAX_TOP_ROWS
+    from headrace.operators.top_rows import MAX_TOP_ROWS
 
     where = table.step_label("top", name)
     if not 1 <= n <= MAX_TOP_ROWS:

@@ -358,7 +358,7 @@ class TopicStep(Step):
 
     def kernel(self) -> Kernel | TimedKernel:
         from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
-        from headrace.operators.joins.latest import LatestKernel
+        from headrace.operators.latest_rows import LatestKernel
 
         if self.is_table:
             return LatestKernel(self.name, self.schema, self.key)
@@ -590,7 +590,7 @@ class ToTableStep(Step):
         return f"key {', '.join(self.key)}"
 
     def kernel(self) -> Kernel:
-        from headrace.operators.joins.latest import LatestKernel
+        from headrace.operators.latest_rows import LatestKernel
 
         return LatestKernel(self.name, self.schema, self.key)
 

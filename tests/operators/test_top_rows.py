@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import InputError, UnknownColumn
+from headrace.operators import top_rows
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import row_store, top
+from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import SettleKernel
-from headrace.operators.joins.top import (
+from headrace.operators.top_rows import (
     Order,
     TopKernel,
     distinct_kernel,
@@ -28,6 +29,7 @@ from headrace.operators.joins.top import (
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.join_driver import cuts, restored, table_history
+from tests.short_forms import examples
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())])
 
@@ -91,7 +93,7 @@ def run(
 @given(
     data=st.data(), n=st.integers(1, 4), down=st.booleans(), per=st.booleans(), small=st.booleans()
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_first_rows_of_each_group_at_every_tick(
     data: st.DataObject, n: int, down: bool, per: bool, small: bool
 ) -> None:
@@ -99,7 +101,7 @@ def test_the_first_rows_of_each_group_at_every_tick(
         if small:
             patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
             patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
-            patch.setattr(top, "MAX_CHUNK_ROWS", 3)
+            patch.setattr(top_rows, "MAX_CHUNK_ROWS", 3)
         ticks = data.draw(st.integers(1, 7))
         history = data.draw(
             table_history(
@@ -187,7 +189,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     ("kind", "values"), VALUES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
 )
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_order_of_bytes_is_the_order_of_rows(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
@@ -216,7 +218,7 @@ def test_the_order_of_bytes_is_the_order_of_rows(
     assert all(first[one] <= first[other] for one, other in pairwise(places))
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UnknownColumn, match="'w'"):
         TopKernel("t", SCHEMA, ["id"], n=1, by=[("w", True)])
     with pytest.raises(InputError, match="1 to 10,000"):
@@ -224,7 +226,7 @@ def test_what_is_refused() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_different_rows(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     history = data.draw(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.operators.changelog import fold
-from headrace.operators.joins.latest import LatestKernel
+from headrace.operators.latest_rows import LatestKernel
 from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string()), ("w", pa.list_(pa.int64()))])

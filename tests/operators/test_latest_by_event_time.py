@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.columnar import row_codec
 from headrace.errors import NewerFormat
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins.latest import NewestKernel
 from headrace.operators.joins.versioned import CorrectedJoin
+from headrace.operators.latest_rows import NewestKernel
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.join_driver import Drive, cuts, restored, tracks
@@ -25,6 +25,7 @@ from tests.operators.joins.versions_oracle import (
     row_history,
     version_history,
 )
+from tests.short_forms import examples
 
 SCHEMA = pa.schema([*STREAM.schema, ("v", pa.int64())])
 
@@ -90,7 +91,7 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_latest_row_of_each_key_is_shown_as_it_was_emitted_last(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 7))
     emitted = data.draw(emitted_by_a_join(ticks))
