@@ -47,8 +47,16 @@ settings.load_profile("headrace")
 # What a test needs, by the fixtures it uses: `make test-fast` leaves these out.
 NEEDS = {
     "spark": ("spark",),
-    "kafka": ("kafka_broker",),
-    "server": ("postgres_server", "mariadb_server", "mysql_server", "redis_server", "rabbitmq"),
+    "kafka": ("kafka_broker", "broker"),
+    "server": (
+        "postgres_server",
+        "mariadb_server",
+        "mysql_server",
+        "redis_server",
+        "rabbitmq",
+        "own_server",  # of a single test
+        "postgres",
+    ),
     "browser": ("chromium",),
     "process": ("site",),
 }

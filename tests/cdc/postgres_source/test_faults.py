@@ -33,6 +33,7 @@ def refused(database: Postgres, address: str, url: str | None = None, **settings
     return str(error.value)
 
 
+@pytest.mark.server
 def test_wrong_settings_say_what_to_set(address: str) -> None:
     server = started(PostgresServer({"wal_level": "replica"}))
     try:
