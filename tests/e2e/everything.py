@@ -1,5 +1,5 @@
 """A pipeline with a bit of everything that runs without Spark SQL, and what must come out of it,
-computed the obvious way from the log and the recorded ticks.
+computed plainly from the log and the recorded ticks.
 """
 
 from __future__ import annotations

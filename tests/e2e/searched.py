@@ -150,7 +150,7 @@ def expected(ticks: list[Tick], language: Language = LANGUAGE) -> list[tuple[int
 
 
 def check(test: PipelineTest, ticks: list[Tick]) -> None:
-    """All outputs against the obvious way."""
+    """All outputs against the reference."""
     explained = {name: test.log.read(name).to_pylist() for name in OUTPUTS}
     for name in ("alerts", "explained", "once"):
         assert sorted(

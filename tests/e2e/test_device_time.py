@@ -111,7 +111,7 @@ def corrected(test: PipelineTest) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_batches(
+def test_corrected_times_equal_the_reference_whatever_the_batches(
     tmp_path: Path,
 ) -> None:
     ticks = disordered(3)

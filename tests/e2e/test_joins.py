@@ -1,4 +1,4 @@
-"""Joins through the engine, against the obvious computation; whatever the batches and shards."""
+"""Joins through the engine, against a reference computation; whatever the batches and shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows through the engine against the obvious computation over rows, ticks and clocks: each kind
+"""Windows through the engine against a reference computation over rows, ticks and clocks: each kind
 of window, late policy and emit mode, rows in any disorder, producers that are given up, come back
 or are never seen again; whatever the batches, shards and restarts. Rows in are rows counted,
 dropped and diverted.
@@ -28,7 +28,7 @@ from headrace.operators.windows.specs import Session, Sliding, WindowSpec
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.engine.watermark_model import obvious as obvious_watermarks
+from tests.engine.watermark_model import obvious as reference_watermarks
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order
 from tests.operators.windows.oracle import (
@@ -212,7 +212,7 @@ def lived(life: Life) -> None:
         cut = journal.between(journal.first.number, test.runner.tick)
         assert len(cut) == len(life.ticks)
         numbers = {tick.number: index for index, tick in enumerate(cut)}
-        watermarks = obvious_watermarks(
+        watermarks = reference_watermarks(
             [[(row["device"], us(row["t"])) for row in tick.rows] for tick in life.ticks],
             [tick.time_us for tick in cut],
         )
@@ -287,7 +287,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @given(life=lives)
 @settings(max_examples=examples(12), suppress_health_check=QUIET)
-def test_windows_are_what_the_obvious_computation_gives(life: Life) -> None:
+def test_windows_equal_the_reference_computation(life: Life) -> None:
     lived(life)
 
 

@@ -1,4 +1,4 @@
-"""StatsD: lines against the obvious reading of each, intervals against the obvious arithmetic, and
+"""StatsD: lines against a plain reading of each, intervals against plain arithmetic, and
 the gateway with a client from PyPI.
 """
 
@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-def obvious(line: str) -> list[tuple[Any, ...]] | None:
+def reference(line: str) -> list[tuple[Any, ...]] | None:
     """(metric, kind, tags, number or member, is a delta, rate) of each value of a line; None if it
     is malformed.
     """
@@ -97,7 +97,7 @@ def shown(values: StatsdValues) -> list[tuple[Any, ...]]:
 def expected(lines: list[str]) -> tuple[list[tuple[Any, ...]], int]:
     found, malformed = [], 0
     for line in filter(None, lines):
-        values = obvious(line)
+        values = reference(line)
         if values is None:
             malformed += 1
             continue

@@ -92,7 +92,7 @@ def read_back(target: Target) -> list[dict[str, Any]]:
 
 
 def folded(log: hr.Log, topic: str, shape: TargetShape) -> list[dict[str, Any]]:
-    """What should be in the target, by the obvious way."""
+    """What should be in the target, computed from the log."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in log.read(topic).to_pylist():
         key = tuple(row[name] for name in shape.key)

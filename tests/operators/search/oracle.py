@@ -1,4 +1,4 @@
-"""The obvious way: every query against every document, character by character and word by word."""
+"""The reference: every query against every document, character by character and word by word."""
 
 from __future__ import annotations
 

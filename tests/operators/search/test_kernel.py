@@ -155,7 +155,7 @@ def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("_noted")
 @settings(max_examples=examples(60))
 @given(histories, st.sets(st.integers(2, 6)), st.integers(1, 3), st.booleans())
-def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
+def test_any_split_and_any_number_of_shards_equal_the_oracle(
     history: list[Tick], cuts: set[int], shards: int, forgets: bool
 ) -> None:
     bounds = sorted({1, len(history) + 1, *(cut for cut in cuts if cut <= len(history))})

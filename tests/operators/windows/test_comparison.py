@@ -69,7 +69,7 @@ def histories(draw: st.DrawFn) -> Ticks:
     return ticks
 
 
-def obvious(ticks: Ticks) -> list[Row]:
+def reference(ticks: Ticks) -> list[Row]:
     table: dict[tuple[Any, int], Row] = {}
     shown: dict[tuple[Any, int], Row] = {}
     emitted: list[Row] = []
@@ -121,7 +121,7 @@ def test_results_equal_the_oracle(ticks: Ticks, where: list[int], by: tuple[str,
         table = kernel.step_timed(state, [table_of(ticks, first, stop)], [watermarks(first, stop)])
         check_ticks(table, ("k", "window_start"))
         emitted += table.to_pylist()
-    assert text(emitted) == text(obvious(ticks))
+    assert text(emitted) == text(reference(ticks))
 
 
 def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:

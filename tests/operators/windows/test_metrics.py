@@ -121,7 +121,7 @@ def test_a_value_counts_half_for_every_half_life() -> None:
     where=cuts(),
 )
 @settings(max_examples=examples(30))
-def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
+def test_decay_does_not_depend_on_calls_and_equals_a_plain_sum(
     feed: Feed, window: Any, where: list[int]
 ) -> None:
     step = WindowSettings(

@@ -87,7 +87,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     shards=shard_counts(),
 )
 @settings(max_examples=examples(50))
-def test_kept_rows_give_the_obvious_rows(
+def test_results_from_buffered_rows_equal_the_oracle(
     emit: str,
     feed: Feed,
     size: int,
@@ -118,7 +118,7 @@ def test_kept_rows_give_the_obvious_rows(
     aggregates=st.sampled_from([MERGEABLE, TAKEN_AWAY]),
 )
 @settings(max_examples=examples(80))
-def test_states_give_the_obvious_rows(
+def test_results_from_states_equal_the_oracle(
     emit: str,
     feed: Feed,
     size: int,
