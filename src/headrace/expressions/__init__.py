@@ -1,9 +1,9 @@
-"""Spark SQL expressions, checked when they are declared and without Spark: syntax, columns, types,
-and what can fail on a row.
+"""Spark SQL expressions: of the steps of a plan, and of the conditions and measures of patterns.
+There is one parser, one type checker and one evaluator; none of them needs Spark.
 
-`expression.parse_expression` is what the steps of a plan call. An expression passes through these
-modules:
+From text to what Spark runs:
 
+    expression          `parse_expression`, which the steps of a plan call
     parser              text to sqlglot's tree
     type_checker        the tree, node by node, to a typed expression; other nodes are refused
     typed_expression    an expression's type, and its forms in Spark SQL: plain, and null on failure
@@ -12,9 +12,17 @@ modules:
     casts, arithmetic   CAST, operators
     catalogue           the functions that are allowed, one line each
     functions           calls: by the catalogue, and functions with rules of their own
-    spark_subset        which expressions can be computed over Arrow columns instead of by Spark
-    evaluator           these, as trees that are evaluated over Arrow columns
+
+From text to what Arrow computes, without Spark:
+
+    compiler            sqlglot's tree to a typed tree
+    evaluator           the typed tree, and its evaluation over Arrow columns
+    spark_subset        which expressions of steps the evaluator computes exactly as Spark does
 
 The nodes and functions form an allow-list: only what reads a single row, is deterministic and
 cannot crash a worker is let through.
+
+What patterns add to a row's columns (prev, first, last, aggregates over a match) is in
+`headrace.operators.patterns.condition_parser`. The queries of `headrace.operators.search` are no
+SQL: they have a syntax of their own, and an index decides which of thousands match a document.
 """

@@ -46,23 +46,34 @@ def arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> Type
             f"NULL {sign} anything is null.", "leave it out, or cast it: CAST(NULL AS INT)."
         )
     if is_number(left.type) and is_number(right.type):
-        return _number_arithmetic(sign, left, right)
+        kind = number_type(sign, left, right)
+        exact = pa.types.is_decimal(kind)
+        surely = (
+            not exact and _not_zero(right) if sign in ("/", "%") else pa.types.is_floating(kind)
+        )
+        return (
+            infallible(kind, f"({{0}} {sign} {{1}})", left, right)
+            if surely
+            else _try_operation(kind, sign, left, right)
+        )
     if sign in ("+", "-") and (is_time(left.type) or is_time(right.type)):
         return _time_arithmetic(sign, left, right)
     if INTERVAL in (left.type, right.type):
-        return _interval_arithmetic(sign, left, right)
+        name = type_name(INTERVAL)
+        both = left.type == right.type == INTERVAL
+        scaled = (sign == "*" and (is_number(left.type) or is_number(right.type))) or (
+            sign == "/" and is_number(right.type)
+        )
+        if not scaled and not (both and sign in ("+", "-")):
+            raise _type_mismatch(sign, left, right)
+        return fallible(
+            INTERVAL,
+            f"CAST(({{0}} {sign} {{1}}) AS {name})",
+            f"CAST({_TRY[sign]}({{0}}, {{1}}) AS {name})",
+            left,
+            right,
+        )
     raise _type_mismatch(sign, left, right)
-
-
-def _number_arithmetic(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:
-    kind = number_type(sign, left, right)
-    exact = pa.types.is_decimal(kind)
-    surely = not exact and _not_zero(right) if sign in ("/", "%") else pa.types.is_floating(kind)
-    return (
-        infallible(kind, f"({{0}} {sign} {{1}})", left, right)
-        if surely
-        else _try_operation(kind, sign, left, right)
-    )
 
 
 def _not_zero(operand: TypedExpression) -> bool:
@@ -122,25 +133,6 @@ def _difference(left: TypedExpression, right: TypedExpression) -> TypedExpressio
         INTERVAL,
         f"CAST(({{0}} - {{1}}) AS {name})",
         f"CAST(try_subtract({{0}}, {{1}}) AS {name})",
-        left,
-        right,
-    )
-
-
-def _interval_arithmetic(
-    sign: str, left: TypedExpression, right: TypedExpression
-) -> TypedExpression:
-    name = type_name(INTERVAL)
-    both = left.type == right.type == INTERVAL
-    scaled = (sign == "*" and (is_number(left.type) or is_number(right.type))) or (
-        sign == "/" and is_number(right.type)
-    )
-    if not scaled and not (both and sign in ("+", "-")):
-        raise _type_mismatch(sign, left, right)
-    return fallible(
-        INTERVAL,
-        f"CAST(({{0}} {sign} {{1}}) AS {name})",
-        f"CAST({_TRY[sign]}({{0}}, {{1}}) AS {name})",
         left,
         right,
     )
@@ -239,20 +231,17 @@ def round_number(
                 operand.type, f"CAST({wide} AS {kind})", f"try_cast({wide} AS {kind})", operand
             )
         )
-    return infallible(_rounded_type(operand.type, scale), template, operand)
-
-
-def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
-    if not pa.types.is_decimal(kind):
-        return kind
-    kept = max(0, min(kind.scale, scale))
-    precision = max(kind.precision - kind.scale + 1 + kept, 1 - scale)
-    if precision > type_rules.MAX_DECIMAL_DIGITS:
-        raise ExpressionRefused(
-            f"A rounded {type_name(kind)} could need more than 38 digits.",
-            "cast it to a DECIMAL with fewer digits first.",
-        )
-    return pa.decimal128(precision, kept)
+    rounded = operand.type
+    if pa.types.is_decimal(rounded):
+        kept = max(0, min(rounded.scale, scale))
+        precision = max(rounded.precision - rounded.scale + 1 + kept, 1 - scale)
+        if precision > type_rules.MAX_DECIMAL_DIGITS:
+            raise ExpressionRefused(
+                f"A rounded {type_name(rounded)} could need more than 38 digits.",
+                "cast it to a DECIMAL with fewer digits first.",
+            )
+        rounded = pa.decimal128(precision, kept)
+    return infallible(rounded, template, operand)
 
 
 def floor_or_ceil(name: str, operand: TypedExpression) -> TypedExpression:

@@ -99,7 +99,11 @@ def is_castable(source: pa.DataType, target: pa.DataType) -> bool:
     if source in (target, VOID):
         return True
     if pa.types.is_nested(source) or pa.types.is_nested(target):
-        return target == STRING or _nested_is_castable(source, target)
+        # Element by element. Failures inside would go unnoticed, so none may be possible.
+        inner = _parts(source, target)
+        return target == STRING or (
+            bool(inner) and all(is_castable(*pair) and not can_fail(*pair) for pair in inner)
+        )
     if target == STRING:
         return bool(source != type_rules.MONTHS)
     if source == STRING:
@@ -109,14 +113,6 @@ def is_castable(source: pa.DataType, target: pa.DataType) -> bool:
     if source in (BOOLEAN, TIMESTAMP) and is_number(target):
         return True
     return is_time(source) and is_time(target)
-
-
-def _nested_is_castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether nested values can be cast element by element. Failures inside would go unnoticed, so
-    none may be possible.
-    """
-    inner = list(_parts(source, target))
-    return bool(inner) and all(is_castable(*pair) and not can_fail(*pair) for pair in inner)
 
 
 def _parts(source: pa.DataType, target: pa.DataType) -> list[tuple[pa.DataType, pa.DataType]]:
@@ -169,10 +165,16 @@ def literal_as(operand: TypedExpression, kind: pa.DataType) -> TypedExpression:
     """
     text = str(operand.value).strip()
     if not _is_text_of(text, kind):
+        examples = {
+            DATE: "'2026-01-31'",
+            TIMESTAMP: "'2026-01-31 12:00:00'",
+            TIMESTAMP_NTZ: "'2026-01-31 12:00:00'",
+            BOOLEAN: "true or false",
+        }
         raise ExpressionRefused(
             f"The text {operand.value!r} is compared with {type_name(kind)}, and cannot be read as"
             " such.",
-            _example(kind),
+            f"write it as in {examples.get(kind, '12.5')}.",
         )
     return leaf(kind, f"CAST({operand.sql} AS {type_name(kind)})")
 
@@ -184,31 +186,18 @@ def _is_text_of(text: str, kind: pa.DataType) -> bool:
         if kind in (TIMESTAMP, TIMESTAMP_NTZ):
             return bool(_TIME_TEXT.fullmatch(text) and datetime.fromisoformat(text))
         if is_number(kind):
-            return _number_fits(Decimal(text), kind)
+            value = Decimal(text)
+            if not value.is_finite():
+                return False
+            if pa.types.is_floating(kind):
+                return True
+            if type_rules.is_integer(kind):
+                bits = kind.bit_width - 1
+                return value == value.to_integral_value() and -(2**bits) <= value < 2**bits
+            return bool(abs(value) < Decimal(10) ** (kind.precision - kind.scale))
     except (ValueError, InvalidOperation):
         return False
     return kind == BOOLEAN and text.lower() in ("true", "false")
-
-
-def _number_fits(value: Decimal, kind: pa.DataType) -> bool:
-    if not value.is_finite():
-        return False
-    if pa.types.is_floating(kind):
-        return True
-    if type_rules.is_integer(kind):
-        bits = kind.bit_width - 1
-        return value == value.to_integral_value() and -(2**bits) <= value < 2**bits
-    return bool(abs(value) < Decimal(10) ** (kind.precision - kind.scale))
-
-
-def _example(kind: pa.DataType) -> str:
-    examples = [
-        (DATE, "'2026-01-31'"),
-        (TIMESTAMP, "'2026-01-31 12:00:00'"),
-        (TIMESTAMP_NTZ, "'2026-01-31 12:00:00'"),
-        (BOOLEAN, "true or false"),
-    ]
-    return f"write it as in {dict(examples).get(kind, '12.5')}."
 
 
 def typed_literal(operand: TypedExpression, kind: pa.DataType) -> TypedExpression:

@@ -100,19 +100,25 @@ class Binding:
         if pattern in _CLASSES:
             return operand if _CLASSES[pattern](operand.type) else None
         if pattern in self.types or len(pattern) == 1:
-            return self._variable(operand, pattern)
+            bound = self.types.setdefault(pattern, operand.type)
+            if operand.type == bound:
+                return operand
+            return (
+                casts.cast(operand, bound)
+                if type_rules.least_common_type([operand.type, bound]) == bound
+                and not casts.can_fail(operand.type, bound)
+                else None
+            )
         if "<" in pattern:
             return operand if self._nested(operand.type, pattern) else None
-        return _fit_plain_type(operand, _type(pattern))
-
-    def _variable(self, operand: TypedExpression, name: str) -> TypedExpression | None:
-        bound = self.types.setdefault(name, operand.type)
-        if operand.type == bound:
+        kind = _type(pattern)
+        if operand.type == kind or (kind == type_rules.INT and operand.type in _SMALL_INTEGERS):
             return operand
+        if kind == type_rules.DOUBLE and type_rules.is_number(operand.type):
+            return casts.cast(operand, kind)
         return (
-            casts.cast(operand, bound)
-            if type_rules.least_common_type([operand.type, bound]) == bound
-            and not casts.can_fail(operand.type, bound)
+            casts.cast(operand, kind)
+            if type_rules.is_time(kind) and type_rules.is_time(operand.type)
             else None
         )
 
@@ -140,18 +146,6 @@ class Binding:
         if pattern.startswith("ARRAY<"):
             return pa.list_(self.result(pattern[6:-1]))
         return _type(pattern)
-
-
-def _fit_plain_type(operand: TypedExpression, kind: pa.DataType) -> TypedExpression | None:
-    if operand.type == kind or (kind == type_rules.INT and operand.type in _SMALL_INTEGERS):
-        return operand
-    if kind == type_rules.DOUBLE and type_rules.is_number(operand.type):
-        return casts.cast(operand, kind)
-    return (
-        casts.cast(operand, kind)
-        if type_rules.is_time(kind) and type_rules.is_time(operand.type)
-        else None
-    )
 
 
 def call_by_signature(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -190,21 +184,16 @@ def _match_signature(
     for position, argument in enumerate(arguments):
         if wanted := signature.parameter(position).check:
             literals.check(wanted, argument, function=signature.name)
-    return _apply_signature(signature, binding.result(signature.result), fitted)
-
-
-def _apply_signature(
-    signature: Signature, kind: pa.DataType, operands: Sequence[TypedExpression]
-) -> TypedExpression:
-    slots = ", ".join(f"{{{index}}}" for index in range(len(operands)))
+    kind = binding.result(signature.result)
+    slots = ", ".join(f"{{{index}}}" for index in range(len(fitted)))
     template = f"{signature.name}({slots})"
     if signature.safe is None:
-        return infallible(kind, template, *operands)
+        return infallible(kind, template, *fitted)
     safe = _WITHIN.sub(
         rf"unix_micros({{\1}}) BETWEEN -{MAX_MICROS} AND {MAX_MICROS}",
         signature.safe.replace("{*}", slots),
     )
-    return fallible(kind, template, safe, *operands)
+    return fallible(kind, template, safe, *fitted)
 
 
 def _unknown_function(name: str) -> ExpressionRefused:

@@ -1,33 +1,26 @@
-"""Compiles expressions to nodes that are computed over Arrow columns, with exactly Spark's results.
-Other expressions are left to Spark.
+"""Which expressions Arrow computes with exactly Spark's results; they are compiled, and the others
+are left to Spark.
 
 A few kinds suffice for most row-local steps: columns, literals, arithmetic with a DOUBLE result,
 comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN. The tests compare every
 expression that is compiled here with Spark, on rows with edge cases. Fields of JSON texts are
 computed optimistically: a value that may differ from Spark's is noticed, and its batch is computed
 again by Spark.
-
-The nodes are in `headrace.expressions.evaluator`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, ClassVar
 
 import pyarrow as pa
 from sqlglot import exp
 
 from headrace.columnar.json_fields import NAME
+from headrace.expressions.compiler import Compiler
 from headrace.expressions.evaluator import (
-    Arithmetic,
-    ArrowExpression,
     ColumnReference,
-    Comparison,
     Constant,
     JsonField,
     JsonNumber,
-    Logic,
+    Node,
 )
 from headrace.expressions.expression import Expression
 from headrace.expressions.parser import parse_sql
@@ -43,55 +36,87 @@ from headrace.expressions.type_rules import (
 )
 from headrace.expressions.typed_expression import TypedExpression
 
-_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
-_COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 
-
-class _NotComputable(Exception):
-    """The expression is left to Spark."""
+class _LeftToSpark(Exception):
+    """Arrow's result may differ from Spark's."""
 
 
 def compile_to_arrow(
     expression: Expression, schema: pa.Schema, *, optimistic: bool = False
-) -> ArrowExpression | None:
-    """The node that computes an expression over a schema; None if Spark must compute it. With
+) -> Node | None:
+    """The tree that computes an expression over a schema; None if Spark must compute it. With
     `optimistic`, also where some values may turn out to need Spark.
     """
     if expression.column is not None:
-        return ColumnReference(expression.column)
+        return ColumnReference(expression.column, expression.type)
     if expression.type is None or pa.types.is_decimal(expression.type):
         return None
+    tree = parse_sql(expression.text, where="expression")
+    subset = _SparkSubset(schema, optimistic=optimistic)
     try:
-        compiler = _Compiler(schema, optimistic=optimistic)
-        tree = parse_sql(expression.text, where="expression")
         if expression.failed is not None:
             # Spark counts the rows that fail. Of numbers in JSON they are noticed here too.
-            return compiler.json_number(tree)
-        return compiler.node(tree)
-    except _NotComputable:
+            return subset.json_number(tree)
+        return Compiler(subset.resolve).node(tree)
+    except _LeftToSpark:
         return None
 
 
-class _Compiler:
-    """Compiles sqlglot's tree, with the types that the type checker finds."""
+class _SparkSubset:
+    """Resolves leaves with the types that Spark gives them, and refuses operators on types for
+    which the evaluator's results may differ from Spark's.
+    """
 
     def __init__(self, schema: pa.Schema, *, optimistic: bool) -> None:
         self._checker = TypeChecker(schema, where="expression")
         self._optimistic = optimistic
+        self._checked: dict[int, TypedExpression] = {}
 
-    def node(self, tree: exp.Expr) -> ArrowExpression:
-        handler = self._handlers.get(type(tree))
-        if handler is None:
-            raise _NotComputable
-        return handler(self, tree)
+    def _check(self, tree: exp.Expr) -> TypedExpression:
+        """The typed expression of a node; cached, since each node is asked for by its parent
+        too.
+        """
+        if id(tree) not in self._checked:
+            self._checked[id(tree)] = self._checker.check(tree)
+        return self._checked[id(tree)]
 
-    def _operand(self, tree: exp.Expr) -> TypedExpression:
-        return self._checker.check(tree)
+    def resolve(self, tree: exp.Expr) -> Node | None:
+        match tree:
+            case exp.Column() | exp.Literal() | exp.Boolean() | exp.Neg():
+                return self._leaf(self._check(tree))
+            case exp.Anonymous():
+                return self._json_field(tree)
+            case exp.Paren():
+                is_exact = True
+            case exp.Add() | exp.Sub() | exp.Mul() | exp.Div():
+                is_exact = self._check(tree).type == DOUBLE and all(
+                    _becomes_double(self._check(side)) for side in (tree.this, tree.expression)
+                )
+            case exp.EQ() | exp.NEQ() | exp.LT() | exp.LTE() | exp.GT() | exp.GTE():
+                is_exact = self._compares_exactly(tree.this, tree.expression)
+            case exp.And() | exp.Or():
+                is_exact = all(self._check(side).type == BOOLEAN for side in tree.flatten())
+            case exp.Not():
+                is_exact = self._check(tree.this).type == BOOLEAN
+            case exp.Is():
+                is_exact = isinstance(tree.expression, exp.Null)
+            case exp.In():
+                # Spark finds one type for all values together.
+                kinds = {self._check(each).type for each in (tree.this, *tree.expressions)}
+                is_exact = kinds == {STRING} or all(map(is_integer, kinds))
+            case exp.Between():
+                is_exact = all(
+                    self._compares_exactly(tree.this, tree.args[bound]) for bound in ("low", "high")
+                )
+            case _:
+                is_exact = False
+        if not is_exact:
+            raise _LeftToSpark
+        return None
 
-    def _leaf(self, tree: exp.Expr) -> ArrowExpression:
-        operand = self._operand(tree)
+    def _leaf(self, operand: TypedExpression) -> Node:
         if operand.column is not None:
-            return ColumnReference(operand.column)
+            return ColumnReference(operand.column, operand.type)
         if operand.is_literal and (
             is_integer(operand.type) or operand.type in (DOUBLE, STRING, BOOLEAN)
         ):
@@ -99,74 +124,22 @@ class _Compiler:
         if operand.is_literal and pa.types.is_decimal(operand.type):
             # Next to a number that becomes a DOUBLE; elsewhere the operation is refused.
             return Constant(float(operand.value), DOUBLE)
-        raise _NotComputable
+        raise _LeftToSpark
 
-    def _within(self, tree: exp.Paren) -> ArrowExpression:
-        return self.node(tree.this)
-
-    def _arithmetic(self, tree: exp.Binary) -> ArrowExpression:
-        if self._operand(tree).type != DOUBLE or not all(
-            _becomes_double(self._operand(side)) for side in (tree.this, tree.expression)
-        ):
-            raise _NotComputable
-        return Arithmetic(_ARITHMETIC[type(tree)], self.node(tree.this), self.node(tree.expression))
-
-    def _comparison(self, tree: exp.Binary) -> ArrowExpression:
-        return self._compared(_COMPARISONS[type(tree)], tree.this, tree.expression)
-
-    def _compared(self, sign: str, left: exp.Expr, right: exp.Expr) -> ArrowExpression:
-        operands = [self._operand(side) for side in (left, right)]
+    def _compares_exactly(self, left: exp.Expr, right: exp.Expr) -> bool:
+        operands = [self._check(side) for side in (left, right)]
         kinds = {operand.type for operand in operands}
-        if all(map(is_integer, kinds)):
-            common = BIGINT
-        elif kinds == {STRING}:
-            common = STRING
-        elif DOUBLE in kinds and all(map(_becomes_double, operands)):
-            common = DOUBLE
-        else:
-            raise _NotComputable
-        return Comparison(sign, self.node(left), self.node(right), common)
-
-    def _both(self, tree: exp.Binary) -> ArrowExpression:
-        return Logic(
-            "and" if isinstance(tree, exp.And) else "or",
-            (self._truth(tree.this), self._truth(tree.expression)),
+        return (
+            all(map(is_integer, kinds))
+            or kinds == {STRING}
+            or (DOUBLE in kinds and all(map(_becomes_double, operands)))
         )
 
-    def _not(self, tree: exp.Not) -> ArrowExpression:
-        return Logic("not", (self._truth(tree.this),))
-
-    def _truth(self, tree: exp.Expr) -> ArrowExpression:
-        if self._operand(tree).type != BOOLEAN:
-            raise _NotComputable
-        return self.node(tree)
-
-    def _is(self, tree: exp.Is) -> ArrowExpression:
-        if not isinstance(tree.expression, exp.Null):
-            raise _NotComputable
-        return Logic("is null", (self.node(tree.this),))
-
-    def _in(self, tree: exp.In) -> ArrowExpression:
-        # Spark finds one type for all values together.
-        kinds = {self._operand(each).type for each in (tree.this, *tree.expressions)}
-        if kinds != {STRING} and not all(map(is_integer, kinds)):
-            raise _NotComputable
-        return Logic("or", tuple(self._compared("=", tree.this, each) for each in tree.expressions))
-
-    def _between(self, tree: exp.Between) -> ArrowExpression:
-        return Logic(
-            "and",
-            (
-                self._compared(">=", tree.this, tree.args["low"]),
-                self._compared("<=", tree.this, tree.args["high"]),
-            ),
-        )
-
-    def json_number(self, tree: exp.Expr) -> ArrowExpression:
+    def json_number(self, tree: exp.Expr) -> Node:
         """A field of a JSON text as a number: CAST(get_json_object(…) AS DOUBLE)."""
-        kind = self._operand(tree).type
+        kind = self._check(tree).type
         if not isinstance(tree, exp.TryCast | exp.Cast) or kind not in (INT, BIGINT, DOUBLE):
-            raise _NotComputable
+            raise _LeftToSpark
         return JsonNumber(self._json_field(tree.this, floating=kind == DOUBLE), kind)
 
     def _json_field(self, tree: exp.Expr, *, floating: bool = False) -> JsonField:
@@ -175,8 +148,8 @@ class _Compiler:
             or not isinstance(tree, exp.Anonymous)
             or tree.name.lower() != "get_json_object"
         ):
-            raise _NotComputable
-        column, path = (self._operand(each) for each in tree.expressions)
+            raise _LeftToSpark
+        column, path = (self._check(each) for each in tree.expressions)
         name = str(path.value).removeprefix("$.")
         if (
             column.column is None
@@ -184,22 +157,8 @@ class _Compiler:
             or path.value != f"$.{name}"
             or not NAME.fullmatch(name)
         ):
-            raise _NotComputable
-        return JsonField(ColumnReference(column.column), name, floating)
-
-    _handlers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], ArrowExpression]]] = {
-        **dict.fromkeys((exp.Column, exp.Literal, exp.Boolean, exp.Neg), _leaf),
-        exp.Paren: _within,
-        **dict.fromkeys(_ARITHMETIC, _arithmetic),
-        **dict.fromkeys(_COMPARISONS, _comparison),
-        exp.And: _both,
-        exp.Or: _both,
-        exp.Not: _not,
-        exp.Is: _is,
-        exp.In: _in,
-        exp.Between: _between,
-        exp.Anonymous: _json_field,
-    }
+            raise _LeftToSpark
+        return JsonField(ColumnReference(column.column, STRING), name, floating)
 
 
 def _becomes_double(operand: TypedExpression) -> bool:

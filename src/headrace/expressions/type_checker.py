@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -40,6 +41,15 @@ from headrace.types.ddl import TYPE_KEY, parse_columns
 from headrace.types.schema import is_spatial, is_variant, type_name
 
 _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_BITWISE = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^"}
+_SHIFTS = {exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>"}
+_OPERATORS: dict[type[exp.Expr], Callable[[TypedExpression, TypedExpression], TypedExpression]] = {
+    **{kind: partial(arithmetic.arithmetic, sign) for kind, sign in _ARITHMETIC.items()},
+    exp.IntDiv: arithmetic.whole_division,
+    **{kind: partial(arithmetic.bitwise, sign) for kind, sign in _BITWISE.items()},
+    **{kind: partial(arithmetic.shift, sign) for kind, sign in _SHIFTS.items()},
+    exp.DPipe: lambda left, right: functions.concat("||", (left, right)),
+}
 _COMPARISONS = {
     exp.EQ: "=",
     exp.NEQ: "<>",
@@ -49,8 +59,6 @@ _COMPARISONS = {
     exp.GTE: ">=",
     exp.NullSafeEQ: "<=>",
 }
-_BITWISE = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^"}
-_SHIFTS = {exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>"}
 _OTHER_PRECEDENCE = (*_BITWISE, *_SHIFTS, exp.DPipe)
 _PREDICATES = (
     exp.Is,
@@ -83,11 +91,7 @@ class TypeChecker:
         """The typed expression of a node. Raises ExpressionRefused if it is not allowed."""
         handler = self._handlers.get(type(node))
         if handler is None:
-            raise ExpressionRefused(
-                f"{_node_text(node)} is not allowed in an expression.",
-                "use columns, literals, operators and functions of one row; Stream.df() does the"
-                " rest.",
-            )
+            raise _not_allowed(_node_text(node))
         return handler(self, node)
 
     def _both(self, node: exp.Expr) -> tuple[TypedExpression, TypedExpression]:
@@ -100,6 +104,8 @@ class TypeChecker:
         parts = node.parts
         name = parts[0].name
         field = self._fields.get(name.lower())
+        if field is None and name.lower() in NON_DETERMINISTIC and len(parts) == 1:
+            raise _not_allowed(f"{name.lower()}, which is not deterministic,")
         if field is None or not isinstance(parts[0], exp.Identifier):
             raise UnknownColumn(name, self.schema.names, where=self.where)
         self.columns[field.name] = None
@@ -192,29 +198,16 @@ class TypeChecker:
             return _number(f"-{node.this.this}")
         return arithmetic.negate(self.check(node.this))
 
-    def _arithmetic(self, node: exp.Binary) -> TypedExpression:
-        return arithmetic.arithmetic(_ARITHMETIC[type(node)], *self._both(node))
-
-    def _whole_division(self, node: exp.IntDiv) -> TypedExpression:
-        return arithmetic.whole_division(*self._both(node))
-
-    def _bitwise(self, node: exp.Binary) -> TypedExpression:
-        _require_parentheses(node)
-        return arithmetic.bitwise(_BITWISE[type(node)], *self._both(node))
-
-    def _shift(self, node: exp.Binary) -> TypedExpression:
-        _require_parentheses(node)
-        return arithmetic.shift(_SHIFTS[type(node)], *self._both(node))
+    def _operator(self, node: exp.Binary) -> TypedExpression:
+        if isinstance(node, _OTHER_PRECEDENCE):
+            _require_parentheses(node)
+        return _OPERATORS[type(node)](*self._both(node))
 
     def _bitwise_not(self, node: exp.BitwiseNot) -> TypedExpression:
         operand = self.check(node.this)
         if not type_rules.is_integer(operand.type):
             raise ExpressionRefused(f"~ takes whole numbers, not {type_name(operand.type)}.")
         return infallible(operand.type, "(~ {0})", operand)
-
-    def _joined(self, node: exp.DPipe) -> TypedExpression:
-        _require_parentheses(node)
-        return functions.concat("||", self._both(node))
 
     def _comparison(self, node: exp.Binary) -> TypedExpression:
         for operand in (node.this, node.expression):
@@ -287,37 +280,20 @@ class TypeChecker:
             "AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None)
         )
 
-    def _like(self, node: exp.Like | exp.ILike) -> TypedExpression:
-        value, pattern = self._text_and_pattern(node, "LIKE")
-        literals.like_pattern(pattern.value)
-        word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
-        return infallible(
-            BOOLEAN,
-            f"({{0}} {'NOT ' if node.args.get('negate') else ''}{word} {{1}})",
-            value,
-            pattern,
-        )
-
-    def _rlike(self, node: exp.RegexpLike) -> TypedExpression:
-        value, pattern = self._text_and_pattern(node, "RLIKE")
-        literals.pattern(pattern.value)
-        return infallible(
-            BOOLEAN,
-            f"({{0}} {'NOT ' if node.args.get('negate') else ''}RLIKE {{1}})",
-            value,
-            pattern,
-        )
-
-    def _text_and_pattern(
-        self, node: exp.Expr, word: str
-    ) -> tuple[TypedExpression, TypedExpression]:
+    def _like(self, node: exp.Like | exp.ILike | exp.RegexpLike) -> TypedExpression:
+        word = {exp.Like: "LIKE", exp.ILike: "ILIKE", exp.RegexpLike: "RLIKE"}[type(node)]
         value, pattern = self._both(node)
         if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
             raise ExpressionRefused(
                 f"{word} takes a text and a pattern that is written out.",
                 f"write it as in \"name {word} 'A%'\", and cast what is no text.",
             )
-        return value, pattern
+        if word == "RLIKE":
+            literals.pattern(pattern.value)
+        else:
+            literals.like_pattern(pattern.value)
+        negated = "NOT " if node.args.get("negate") else ""
+        return infallible(BOOLEAN, f"({{0}} {negated}{word} {{1}})", value, pattern)
 
     def _bracket(self, node: exp.Bracket) -> TypedExpression:
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
@@ -363,7 +339,19 @@ class TypeChecker:
         """CAST and TRY_CAST. sqlglot parses `DATE '2026-01-31'` as Cast, CAST as TryCast, and
         TRY_CAST as TryCast with `safe`.
         """
-        kind = _cast_type(node.to)
+        try:
+            field = parse_columns(f"x {node.to.sql('spark')}")[0]
+        except BadSchema as error:
+            raise ExpressionRefused(
+                f"The type {node.to.sql('spark')} is not known.", error.fix
+            ) from None
+        spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
+        if spelled not in ("", type_name(field.type)) or field.type == VOID:
+            raise ExpressionRefused(
+                f"A cast to {node.to.sql('spark')} is not allowed.",
+                "use STRING, or a type without a length.",
+            )
+        kind = field.type
         operand = self.check(node.this)
         if not isinstance(node, exp.TryCast) and isinstance(node.this, exp.Literal):
             return casts.typed_literal(operand, kind)
@@ -400,16 +388,6 @@ class TypeChecker:
             *functions.check_strings("trim", [self.check(node.this), self.check(node.expression)]),
         )
 
-    def _position(self, node: exp.StrPosition) -> TypedExpression:
-        return functions.call(
-            "locate",
-            [
-                self.check(each)
-                for each in (node.args["substr"], node.this, node.args.get("position"))
-                if each is not None
-            ],
-        )
-
     def _call(self, node: exp.Anonymous) -> TypedExpression:
         name = str(node.this).lower()
         if name == "struct":
@@ -419,7 +397,11 @@ class TypeChecker:
                     for position, each in enumerate(node.expressions, 1)
                 ]
             )
-        return functions.call(name, [self.check(each) for each in node.expressions])
+        arguments = node.expressions
+        if name == "position" and arguments and isinstance(arguments[0], exp.In):
+            arguments = [arguments[0].this, arguments[0].args["field"]]
+        name = {"position": "locate", "substr": "substring"}.get(name, name)
+        return functions.call(name, [self.check(argument) for argument in arguments])
 
     def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, TypedExpression]:
         if isinstance(node, exp.Alias):
@@ -438,12 +420,8 @@ class TypeChecker:
         exp.Interval: _interval,
         exp.Paren: _paren,
         exp.Neg: _negative,
-        **dict.fromkeys(_ARITHMETIC, _arithmetic),
-        exp.IntDiv: _whole_division,
-        **dict.fromkeys(_BITWISE, _bitwise),
-        **dict.fromkeys(_SHIFTS, _shift),
+        **dict.fromkeys(_OPERATORS, _operator),
         exp.BitwiseNot: _bitwise_not,
-        exp.DPipe: _joined,
         **dict.fromkeys(_COMPARISONS, _comparison),
         exp.NullSafeNEQ: _distinct,
         exp.And: _and,
@@ -454,7 +432,7 @@ class TypeChecker:
         exp.Between: _between,
         exp.Like: _like,
         exp.ILike: _like,
-        exp.RegexpLike: _rlike,
+        exp.RegexpLike: _like,
         exp.Bracket: _bracket,
         exp.Case: _case,
         exp.If: _if,
@@ -463,7 +441,6 @@ class TypeChecker:
         exp.Extract: _extract,
         exp.Substring: _substring,
         exp.Trim: _trim,
-        exp.StrPosition: _position,
         exp.Anonymous: _call,
     }
 
@@ -511,24 +488,15 @@ def _require_parentheses(node: exp.Expr) -> None:
             )
 
 
-def _cast_type(node: exp.DataType) -> pa.DataType:
-    try:
-        field = parse_columns(f"x {node.sql('spark')}")[0]
-    except BadSchema as error:
-        raise ExpressionRefused(f"The type {node.sql('spark')} is not known.", error.fix) from None
-    spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
-    if spelled not in ("", type_name(field.type)) or field.type == VOID:
-        raise ExpressionRefused(
-            f"A cast to {node.sql('spark')} is not allowed.",
-            "use STRING, or a type without a length.",
-        )
-    return field.type
+def _not_allowed(what: str) -> ExpressionRefused:
+    return ExpressionRefused(
+        f"{what} is not allowed in an expression.",
+        "use columns, literals, operators and functions of one row; Stream.df() does the rest.",
+    )
 
 
 def _node_text(node: exp.Expr) -> str:
     """How errors call a node that is not allowed."""
-    if isinstance(node, exp.Func) and node.sql_name().lower() in NON_DETERMINISTIC:
-        return f"{node.sql_name().lower()}, which is not deterministic,"
     names: Sequence[tuple[Any, str]] = (
         ((exp.Subquery, exp.Select, exp.Exists), "A subquery"),
         (exp.Window, "A window function"),
