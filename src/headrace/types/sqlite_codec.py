@@ -93,8 +93,9 @@ def _iso(array: pa.Array) -> pa.StringArray:
 
 # Arrays, maps and structs
 #
-# The JSON is that of the log (`types/json_codec.py`), so SQLite's JSON functions can look inside. On
-# the way back every number is read as text and cast to its own type once, so that no digit is lost.
+# The JSON is that of the log (`types/json_codec.py`), so SQLite's JSON functions can look inside.
+# On the way back every number is read as text and cast to its own type once, so that no digit is
+# lost.
 
 
 LeafFunction = Callable[[pa.Array, pa.DataType], pa.Array]

@@ -46,8 +46,8 @@ class TextRow:
 
 
 class TextRowParser:
-    """Converts text rows to Arrow batches of one topic. Errors name the topic, and the source of the
-    text.
+    """Converts text rows to Arrow batches of one topic. Errors name the topic, and the source of
+    the text.
     """
 
     def __init__(
