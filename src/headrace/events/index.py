@@ -375,6 +375,11 @@ def event_index(log: FileLog, topic: str) -> EventIndex:
 
 
 class EventIndex:
+    """The events of one topic by entity: the index on disk, and the recent events in memory that it
+    does not have yet. `event_index` gives one object a log and topic; its callers count as `users`,
+    and it is closed with the last of them.
+    """
+
     def __init__(self, log: FileLog, topic: str) -> None:
         if not log.store.writable:
             raise ReadOnlyLog(

@@ -25,7 +25,48 @@ def description(limits: Limits) -> dict[str, Any]:
             "/views/{name}": {
                 "get": _operation(
                     "Rows of a view, with the tick that they show",
-                    _view_parameters(limits),
+                    [
+                        _parameter("name", "The view", location="path"),
+                        _parameter(
+                            "key", "One row: once for each column of the key, in order", _STRINGS
+                        ),
+                        _parameter(
+                            "from",
+                            "The first key, or its first columns; of a stream, the first tick",
+                            _STRINGS,
+                        ),
+                        _parameter("to", "The key before which to stop", _STRINGS),
+                        _parameter(
+                            "order",
+                            "The order of the key; of a stream, of appending",
+                            {"enum": ["asc", "desc"]},
+                        ),
+                        _parameter(
+                            "limit",
+                            "How many rows",
+                            {
+                                "type": "integer",
+                                "minimum": 1,
+                                "maximum": limits.max_rows,
+                                "default": limits.rows,
+                            },
+                        ),
+                        _parameter(
+                            "at_least",
+                            "Wait until the view contains these offsets:"
+                            " TOPIC:PARTITION:END, joined by commas",
+                        ),
+                        _parameter(
+                            "wait",
+                            f"How long to wait for it; at most {limits.max_wait_s:g} seconds",
+                            {"type": "string", "default": f"{limits.wait_s:g} seconds"},
+                        ),
+                        _parameter(
+                            "at_tick",
+                            "The view as it was at an earlier tick",
+                            {"type": "integer", "minimum": 0},
+                        ),
+                    ],
                     _json("a row, or rows"),
                     404,
                     410,
@@ -172,37 +213,6 @@ def _parameter(
         "description": what,
         "schema": schema or {"type": "string"},
     }
-
-
-def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The view", location="path"),
-        _parameter("key", "One row: once for each column of the key, in order", _STRINGS),
-        _parameter(
-            "from", "The first key, or its first columns; of a stream, the first tick", _STRINGS
-        ),
-        _parameter("to", "The key before which to stop", _STRINGS),
-        _parameter(
-            "order", "The order of the key; of a stream, of appending", {"enum": ["asc", "desc"]}
-        ),
-        _parameter(
-            "limit",
-            "How many rows",
-            {"type": "integer", "minimum": 1, "maximum": limits.max_rows, "default": limits.rows},
-        ),
-        _parameter(
-            "at_least",
-            "Wait until the view contains these offsets: TOPIC:PARTITION:END, joined by commas",
-        ),
-        _parameter(
-            "wait",
-            f"How long to wait for it; at most {limits.max_wait_s:g} seconds",
-            {"type": "string", "default": f"{limits.wait_s:g} seconds"},
-        ),
-        _parameter(
-            "at_tick", "The view as it was at an earlier tick", {"type": "integer", "minimum": 0}
-        ),
-    ]
 
 
 def _ask() -> dict[str, Any]:

@@ -95,21 +95,18 @@ class Committer:
             self._has_leader = True
         if not is_leader:
             self._arrived.release()
-            self._wait(request)
+            try:
+                request.wait()
+            except BaseException:  # Ctrl-C: leave the queue, and pass on the lead if it was ours
+                with self._guard:
+                    if request in self._queue:
+                        self._queue.remove(request)  # type: ignore[arg-type]
+                    if self._successor is request:
+                        self._promote()
+                raise
         if not request.is_finished:
             self._lead()
         return request.result()
-
-    def _wait(self, request: CommitRequest[T]) -> None:
-        try:
-            request.wait()
-        except BaseException:  # Ctrl-C: leave the queue, and pass on the lead if it was ours
-            with self._guard:
-                if request in self._queue:
-                    self._queue.remove(request)  # type: ignore[arg-type]
-                if self._successor is request:
-                    self._promote()
-            raise
 
     def _promote(self) -> None:
         """Make the first request in the queue the leader. Requires the guard."""
