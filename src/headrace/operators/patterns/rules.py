@@ -146,7 +146,7 @@ RuleSet = tuple[PatternRule, ...]
 """The active rules, in order of name."""
 
 
-def _named_values(value: Any, column: str, kind: type) -> list[tuple[str, Any]]:
+def _named_values(value: Any, column: str, kind: type[str | list[str]]) -> list[tuple[str, Any]]:
     """What a column has by name: a MAP, or a JSON object."""
     if value is None:
         return []

@@ -255,18 +255,15 @@ class QueryIndex:
         """The index with some queries stored, or removed where there is None."""
         if not changes:
             return self
-        parts = [
-            live_entries for part in self.parts if (live_entries := part.without(changes)).count
-        ]
+        parts = [left for part in self.parts if (left := part.without(changes)).count]
         total = sum(len(part.keys) for part in parts)
         put = {key: stored for key, stored in changes.items() if stored is not None}
         if total > _MIN_SEGMENT_QUERIES and 2 * sum(part.count for part in parts) < total:
             # A new index and vocabulary, once most queries were removed.
-            live_entries = [part.live_entries() for part in parts]
             read = {
                 key: StoredQuery.of(self.language, text, value)
-                for each in live_entries
-                for key, text, value in zip(each.keys, each.texts, each.values, strict=True)
+                for live in [part.live_entries() for part in parts]
+                for key, text, value in zip(live.keys, live.texts, live.values, strict=True)
             }
             return QueryIndex.empty(self.language).with_changes({**read, **put})
         return replace(self, parts=tuple(_fold_in(parts, put, self.vocabulary)))
