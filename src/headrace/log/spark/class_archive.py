@@ -127,7 +127,8 @@ def make(command: JvmCommand) -> Path | None:
         if (existing := find_archive(command)) is not None:
             return existing
         scratch = directory / f".{_name(command.installation)}.new"
-        scratch.unlink(missing_ok=True)
+        for unfinished in directory.glob(".spark-*.new"):
+            unfinished.unlink(missing_ok=True)
         try:
             _run_jobs(command.with_options(f"-XX:ArchiveClassesAtExit={scratch}", "-Xlog:cds*=off"))
             size = scratch.stat().st_size
@@ -172,6 +173,8 @@ def _run_jobs(command: JvmCommand) -> None:
     _jobs(session)
     session.stop()
     jvm.close(PATIENCE_S)
+    if jvm.process.returncode != 0:
+        raise OSError("the JVM did not end as it should")
 
 
 def _jobs(session: Any) -> None:
