@@ -116,8 +116,8 @@ def _name(installation: Installation) -> str:
 
 
 def make(command: JvmCommand) -> Path | None:
-    """Make the archive for a command, and return its path. None if another process is at it, or
-    if the JVM made none.
+    """Make the archive for a command, and return its path. None if another process is at it;
+    OSError if it cannot be made.
     """
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
