@@ -29,8 +29,8 @@ QUICK_START = {
     "sql_codegen_wholeStage": False,
     "sql_codegen_factoryMode": "NO_CODEGEN",
 }
-"""With these options the first order is counted after about 20 seconds instead of 29: for a few rows
-per second, compiling queries and classes costs more than it saves.
+"""With these options the first order is counted after about 20 seconds instead of 29: for a few
+rows per second, compiling queries and classes costs more than it saves.
 """
 
 
@@ -132,9 +132,12 @@ def demo(
             if "moved" in showing.steps_s
             else ""
         )
-        echo(
-            f"{f'{len(failed)} of {len(checks)} are WRONG' if failed else f'All {len(checks)} as it should be'}{moved}."
+        result = (
+            f"{len(failed)} of {len(checks)} are WRONG"
+            if failed
+            else f"All {len(checks)} as it should be"
         )
+        echo(f"{result}{moved}.")
     else:
         echo("The shop is closed.")
     if keep is not None:

@@ -1,5 +1,5 @@
-"""`headrace serve` and `headrace dashboard`: the views of a state directory over HTTP, whether their
-pipeline runs or not. `headrace run` serves the same pages at its own address.
+"""`headrace serve` and `headrace dashboard`: the views of a state directory over HTTP, whether
+their pipeline runs or not. `headrace run` serves the same pages at its own address.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def dashboard(
         ) as server,
     ):
         echo(
-            f"The dashboard of {state} is at {server.address}{port_taken_text(server, port)}. Ctrl-C"
+            f"The dashboard of {state} is at {server.address}{port_taken_text(server, port)}."
+            " Ctrl-C"
             " ends it."
         )
         sys.stdout.flush()
