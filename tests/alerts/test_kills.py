@@ -26,7 +26,7 @@ import sys
 import headrace as hr
 from headrace.runtime import run
 from headrace.testing.plain_spark import PlainSpark
-run._start_spark = lambda _options: PlainSpark()
+run.RunSession._start = lambda _session: PlainSpark()
 log, state, receiver = sys.argv[1:]
 shop = hr.Pipeline("shop", log=log)
 orders = shop.topic("orders", schema="id BIGINT, amount BIGINT")

@@ -19,7 +19,7 @@ from headrace.testing.plain_spark import PlainSpark
 
 @pytest.fixture(autouse=True)
 def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr(running.RunSession, "_start", lambda _session: PlainSpark())
     monkeypatch.setenv(
         "SHOP_HOME", "nowhere"
     )  # a showing says where, for its process: here that is undone

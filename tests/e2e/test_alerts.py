@@ -46,7 +46,7 @@ def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[list[AlertMessage]]:
 def test_an_alert_fires_and_resolves_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
 
     def sell(amount: int) -> None:

@@ -44,7 +44,7 @@ def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
 def test_a_posted_row_raises_an_alert_and_another_resolves_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: spark)
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: spark)
     stop, addresses = threading.Event(), queue.Queue[str]()
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
     options: dict[str, Any] = {

@@ -66,7 +66,7 @@ def asked(place: str, **parameters: str) -> Any:
 
 
 def test_senders_see_what_they_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
     with running(declared(f"file:{tmp_path / 'log'}"), tmp_path) as addresses:
         for expected in (5, 10):
             _, answer = post(
@@ -91,7 +91,7 @@ def test_senders_see_what_they_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_gateway_that_cannot_listen_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
     shop = hr.Pipeline("shop", log=f"file:{tmp_path / 'log'}")
     orders = shop.topic("orders", schema="order_id BIGINT")
     shop.view("seen", orders.to_table("order_id"))

@@ -96,7 +96,7 @@ def test_a_replay_leaves_out_the_same_and_so_does_whoever_takes_over(tmp_path: P
 
 
 def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
     shop = clicks(hr.shed(behind=300))
     shop.view("visitors", shop.topic("visits", schema="n BIGINT").to_table("n"))
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:

@@ -37,7 +37,7 @@ def asked(path: Path, query: str) -> list[tuple[object, ...]]:
 def test_a_pipeline_keeps_a_database_equal_to_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
     keeps_a_database_equal(tmp_path)
 
 
