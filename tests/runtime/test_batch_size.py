@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.runtime.query import MAX_ROWS, MIN_ROWS, BatchSize
+from headrace.runtime.batch_size import MAX_ROWS, MIN_ROWS, BatchSize
 from headrace.testing.pipelines import PipelineTest
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from headrace.columnar.sort import row_order
 from headrace.engine.context import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.dead_letters import Diverter
 from headrace.engine.reader import DERIVED
-from headrace.engine.reports import write_report, write_rows
+from headrace.engine.reports import JobFiles, write_report, write_rows
 from headrace.engine.shuffle import (
     heartbeat,
     labels,
@@ -92,7 +91,7 @@ class ShardFunction:
         plain = [rows for rows in inputs.values() if PARTIAL not in rows.column_names]
         if plain:  # partial aggregates were counted before the shuffle
             counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
-        side_report = take_side_outputs(self.stage.steps, self.context.job_directory)
+        side_report = take_side_outputs(self.stage.steps, self.context.files)
         counts |= side_report.pop("counts")
         return result, {**side_report, **report, "how": how}
 
@@ -115,7 +114,7 @@ class ShardFunction:
                 path.name for step in steps for port in step.inputs for path in port.watermarks
             }
             watermarks, _ = self.context.watermarks.compute(
-                self.context.watermark_directory, self.context.job_directory, names
+                self.context.watermark_directory, self.context.files, names
             )
         due_us: dict[str, int] = {}
         result: pa.Table | None = None
@@ -130,7 +129,7 @@ class ShardFunction:
                     inputs[0],
                     self.context.watermarks,
                     shard,
-                    self.context.job_directory,
+                    self.context.files,
                 )
             if isinstance(step.kernel, TimedKernel):
                 step_due_us = step.kernel.due(states[step.name])
@@ -158,12 +157,12 @@ class ShardFunction:
             return
         rows = result if self.stage.key is None else with_order_columns(result, self.stage.key)
         for view in self.stage.views:
-            file = write_rows(self.context.job_directory, f"view-{view}-{shard}", rows)
+            file = write_rows(self.context.files, f"view-{view}-{shard}", rows)
             report.setdefault("views", {})[view] = file
         if isinstance(target, TopicTarget):
             yield from pack_by_partition(0, target, rows, self.context.shards)
         elif isinstance(target, StageTarget):
-            diverter = Diverter(self.context.job_directory, target.step)
+            diverter = Diverter(self.context.files, target.step)
             with_key = (
                 diverter.divert_null_keys(batch, target.key, nulls=target.nulls)
                 for batch in rows.to_batches()
@@ -175,7 +174,7 @@ class ShardFunction:
             yield from rows.to_batches(max_chunksize=_MAX_ROWS_A_BATCH)
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
-        write_report(self.context.job_directory, f"stage-{self.stage.name}-{shard}", report)
+        write_report(self.context.files, f"stage-{self.stage.name}-{shard}", report)
 
 
 def _run_kernel(
@@ -201,7 +200,7 @@ def _run_kernel(
     return step.kernel.step(state, rows)
 
 
-def take_side_outputs(steps: Iterable[HostedStep], directory: Path) -> dict[str, Any]:
+def take_side_outputs(steps: Iterable[HostedStep], job: JobFiles) -> dict[str, Any]:
     """The part of a shard's report that is about rows which kernels did not emit as results: their
     counts, dead letters, late rows by minute and producer, and files with rows for side outputs.
     """
@@ -214,18 +213,18 @@ def take_side_outputs(steps: Iterable[HostedStep], directory: Path) -> dict[str,
         for aggregate, count in getattr(kernel, "unknown_results", {}).items():
             report["counts"][f"{step.name}.{aggregate}.unknown"] = count
         if isinstance(rejected := getattr(kernel, "dead_letters", None), DeadLetterBuffer):
-            _take_dead_letters(step.name, rejected.take(), directory, report)
+            _take_dead_letters(step.name, rejected.take(), job, report)
         if isinstance(late := getattr(kernel, "late", None), LateRowCounter):
-            _take_late_rows(step, late, directory, report)
+            _take_late_rows(step, late, job, report)
         if step.timeout_topic is not None and isinstance(kernel, SideOutputKernel):
             rows = kernel.take_side_output()
             if rows.num_rows:
-                file = write_rows(directory, f"aside-{step.name}", rows)
+                file = write_rows(job, f"aside-{step.name}", rows)
                 report["late_rows"][step.timeout_topic] = file
     return report
 
 
-def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[str, Any]) -> None:
+def _take_dead_letters(step: str, rows: pa.Table, job: JobFiles, report: dict[str, Any]) -> None:
     """Rows that an aggregate rejected. They have no partition and offset: the kernel gets none."""
     if not rows.num_rows:
         return
@@ -241,11 +240,11 @@ def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[
         schema=PENDING_SCHEMA,
     )
     report["counts"][f"{step}.diverted"] = rows.num_rows
-    report["diverted"][step] = write_rows(directory, f"diverted-{step}", dead_letters)
+    report["diverted"][step] = write_rows(job, f"diverted-{step}", dead_letters)
 
 
 def _take_late_rows(
-    step: HostedStep, late: LateRowCounter, directory: Path, report: dict[str, Any]
+    step: HostedStep, late: LateRowCounter, job: JobFiles, report: dict[str, Any]
 ) -> None:
     counts = late.take_counts()
     if counts.num_rows:
@@ -262,7 +261,7 @@ def _take_late_rows(
     if step.late_topic is not None and rows.num_rows:
         names = [field.name for field in step.inputs[0].schema if not field.name.startswith("_")]
         report["late_rows"][step.late_topic] = write_rows(
-            directory, f"late-{step.name}", rows.select([*names, TICK])
+            job, f"late-{step.name}", rows.select([*names, TICK])
         )
 
 

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
+from headrace.engine.job_graph import uses_sql
 from headrace.engine.ledger import Ledger, LedgerEntry
-from headrace.engine.reports import BatchResult, needs_spark, read_reports
+from headrace.engine.reports import (
+    BatchResult,
+    JobDirectory,
+    JobFiles,
+    JobMemory,
+    needs_spark,
+    read_reports,
+)
 from headrace.engine.state.files import new_id
 from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_between
 from headrace.engine.watermarks import (
@@ -41,56 +49,19 @@ from headrace.plan.plan import (
     watermark_paths,
     watermark_spec,
 )
+from headrace.runtime.batch_size import (
+    DEFAULT_TARGET_S,
+    BatchSize,
+    BatchWidth,
+    Width,
+    limit_rows,
+)
 from headrace.runtime.job_builder import JobBuilder
+from headrace.runtime.spark_jobs import run_in_one_task, run_wide
 from headrace.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-# How many rows a batch takes in
-
-
-DEFAULT_TARGET_S = 30.0
-MAX_ROWS, MIN_ROWS = 4_000_000, 1_000
-_TOO_LONG, _QUICK = 1.25, 0.5
-
-
-class BatchSize:
-    """The number of rows for the next batch, so that a batch takes about `target_s`.
-
-    A batch that took too long makes the next one smaller, a quick one makes it larger. The results
-    do not depend on it: they are defined tick by tick. A batch has at least one tick.
-
-    It starts at the maximum: the fixed cost of a batch would make a first small one look slow.
-    """
-
-    def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
-        self.target_s = target_s
-        self.rows = MAX_ROWS
-
-    def adapt(self, rows: int, seconds: float) -> None:
-        """Adapt to a batch of so many rows that took so long."""
-        if seconds > _TOO_LONG * self.target_s:
-            self.rows = max(MIN_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
-        elif seconds < _QUICK * self.target_s:
-            self.rows = min(MAX_ROWS, 2 * self.rows)
-
-
-def limit_rows(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[Tick]:
-    """The first ticks that together have at most `max_rows` rows; at least one tick."""
-    for count, tick in enumerate(ticks):
-        rows = sum(
-            end - before.end(topic, p)
-            for topic, parts in tick.ends.items()
-            for p, end in parts.items()
-        )
-        if rows > max_rows and count:
-            return ticks[:count]
-    return ticks
-
-
-# The query
 
 
 MAX_TICKS_A_BATCH = 2_000
@@ -114,6 +85,8 @@ class RunContext:
     views: ViewStore | None = None
     batch_target_s: float = DEFAULT_TARGET_S
     """How long a batch should take."""
+    width: str = "auto"
+    """How wide batches run: "one" task, "wide", or "auto"."""
 
     @property
     def watermark_directory(self) -> Path:
@@ -151,8 +124,10 @@ class Query:
         self.batches = 0
         self.batch_rows = 0
         self.batch_seconds = 0.0
+        self.width = BatchWidth(run.width)
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
+        self._sql_needs: dict[bool, bool] = {}  # by whether it is optimistic
 
     @property
     def has_begun(self) -> bool:
@@ -233,44 +208,64 @@ class Query:
         if not ticks:
             return False
         started_s = time.monotonic()
-        if not self._try_batch(entry, before, ticks):
+        rows = rows_between(before.ends, ticks[-1].ends)
+        width = self.width.choose(rows, needs_sql=self._needs_sql)
+        if not self._try_batch(entry, before, ticks, width):
             # Some values need Spark: in this run, they are computed by Spark from now on.
             self._optimistic = False
-            self._try_batch(entry, before, ticks)
-        self.batch_rows = rows_between(before.ends, ticks[-1].ends)
+            width = self.width.choose(rows, needs_sql=self._needs_sql)
+            self._try_batch(entry, before, ticks, width)
+        self.batch_rows = rows
         self.batch_seconds = time.monotonic() - started_s
         self._size.adapt(self.batch_rows, self.batch_seconds)
+        self.width.learn(width, self.batch_rows, self.batch_seconds)
         return True
 
-    def _try_batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> bool:
+    @property
+    def _needs_sql(self) -> bool:
+        """Whether Spark SQL must compute some of the steps."""
+        if self._optimistic not in self._sql_needs:
+            tick = self.run.journal.at(self.entry.tick)
+            assert tick is not None
+            context = self._batch_context(self.entry, tick, [tick], "one")
+            builder = JobBuilder(
+                self.plan, context, tick, [tick], cores=1, optimistic=self._optimistic
+            )
+            self._sql_needs[self._optimistic] = uses_sql(builder.job())
+        return self._sql_needs[self._optimistic]
+
+    def _try_batch(
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
+    ) -> bool:
         """Run the job, read its reports, compute the watermarks, commit. Returns False, without a
         commit, if the job was optimistic and some values need Spark.
         """
-        context = self._batch_context(entry, before, ticks)
+        context = self._batch_context(entry, before, ticks, width)
         builder = JobBuilder(
-            self.run.spark,
             self.plan,
             context,
             before,
             ticks,
-            self.run.cores,
-            self._steps_to_combine(),
+            cores=1 if width == "one" else self.run.cores,
+            combined=() if width == "one" else self._steps_to_combine(),
             optimistic=self._optimistic,
         )
+        job, files = builder.job(), context.files
         try:
-            builder.job().collect()
-            if needs_spark(context.job_directory):
+            failures: dict[str, int] = {}
+            if isinstance(files, JobMemory):
+                files = run_in_one_task(self.run.spark, job, files)
+            else:
+                failures = run_wide(self.run.spark, job)
+            if needs_spark(files):
                 return False
             result = read_reports(
-                context.job_directory,
-                stages=builder.stages,
-                shards=context.shards,
-                ids=context.ids,
+                files, stages=builder.stages, shards=context.shards, ids=context.ids
             )
-            result.counts |= builder.failure_counts()
+            result.counts |= {f"{step}.errors": count for step, count in failures.items() if count}
             watermarks, state = context.watermarks.compute(
                 context.watermark_directory,
-                context.job_directory,
+                files,
                 [spec.name for spec in context.watermarks.specs],
             )
             self._commit(context, result, watermarks, state)
@@ -279,13 +274,17 @@ class Query:
             self.batches += 1
             return True
         finally:
-            builder.unpersist()
+            files.remove()
             shutil.rmtree(context.job_directory, ignore_errors=True)
             self.run.log.discard_group(context.job)  # what failed attempts have staged
 
     def _batch_context(
-        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
     ) -> BatchContext:
+        job = new_id()
+        files: JobFiles = JobMemory()
+        if width == "wide":
+            files = JobDirectory(self.run.state / "jobs" / job)
         watermarks = WatermarkInputs(
             specs=tuple(watermark_spec(step) for step in self.plan.inputs),
             id=entry.watermarks,
@@ -298,11 +297,12 @@ class Query:
             log=self.run.log.address,
             state=self.run.state,
             local=self.run.local / self.name,
-            job=new_id(),
-            shards=self.run.shards,
+            job=job,
+            shards=1 if width == "one" else self.run.shards,
             after=entry.tick,
             up_to=ticks[-1].number,
             ids={step: dict(ids) for step, ids in self.own(entry).states.items()},
+            files=files,
             watermarks=watermarks,
         )
 

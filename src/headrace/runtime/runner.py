@@ -37,10 +37,10 @@ from headrace.operators.load_shedding import ShedPolicy
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
 from headrace.run_status import Status, process_start_ticks, write_status
+from headrace.runtime.batch_size import DEFAULT_TARGET_S
 from headrace.runtime.failures import failure_reason, is_permanent
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
-    DEFAULT_TARGET_S,
     MAX_TICKS_A_BATCH,
     Query,
     RunContext,
@@ -121,6 +121,7 @@ class Runner:
         shards: int | None = None,
         local: Path | None = None,
         batch_target_s: float = DEFAULT_TARGET_S,
+        width: str = "auto",
     ) -> Self:
         """Take over a pipeline, and return its runner. The steps:
 
@@ -162,6 +163,7 @@ class Runner:
             journal=journal,
             views=views,
             batch_target_s=batch_target_s,
+            width=width,
         )
         return cls(plan, context, inputs, _arrange_queries(plan, context))  # 5
 
@@ -538,7 +540,7 @@ class Maintenance:
             state=runner.state,
             local=runner.local,
             roots=self._retained_states,
-            shards=lambda: runner.shards,
+            shards=lambda: {1, runner.shards},
             queries=lambda: {query.name for query in runner.queries},
         )
         self._next_look_s = 0.0

@@ -38,8 +38,8 @@ class Sweeper:
     state: Path
     local: Path
     roots: Roots
-    shards: Callable[[], int]
-    """Returns the present number of shards."""
+    shards: Callable[[], Collection[int]]
+    """Returns the numbers of shards that batches are computed with at present."""
     queries: Callable[[], Collection[str]]
     """Returns the names of the present queries, which have local stores."""
     every_s: float = ROUND_EVERY_S
@@ -111,7 +111,7 @@ class Sweeper:
         """Local stores of another number of shards than there is now."""
         for path in list(self.local.glob("**/data.mdb")):
             match = _STORE_DIRECTORY.fullmatch(path.parent.name)
-            if match and int(match[1]) != self.shards():
+            if match and int(match[1]) not in self.shards():
                 yield path.parent
 
     def _remove_directories(self, paths: Iterator[Path], limit_s: float) -> Iterator[None]:
