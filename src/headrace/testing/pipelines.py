@@ -67,6 +67,7 @@ class PipelineTest:
         spark: A session; by default, tasks run in this process without Spark.
         shards: The number of shards.
         log: An open log, which stays open, or an address.
+        width: How wide batches run: "one" task, "wide", or "auto".
 
     Example:
         with PipelineTest(shop, tmp_path) as test:
@@ -84,8 +85,9 @@ class PipelineTest:
         *,
         shards: int = 2,
         log: Log | str | None = None,
+        width: str = "auto",
     ) -> None:
-        self.pipeline, self.root = pipeline, root
+        self.pipeline, self.root, self.width = pipeline, root, width
         self.spark: Any = PlainSpark() if spark is None else spark
         root.mkdir(parents=True, exist_ok=True)
         self._own_log = not isinstance(log, Log)
@@ -96,7 +98,14 @@ class PipelineTest:
         self.runner = self._start_runner(shards)
 
     def _start_runner(self, shards: int) -> Runner:
-        return Runner.start(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
+        return Runner.start(
+            self.pipeline.plan(),
+            self.log,
+            self.spark,
+            self.state,
+            shards=shards,
+            width=self.width,
+        )
 
     # Inputs
 
