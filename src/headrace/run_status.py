@@ -59,6 +59,10 @@ class Status:
     """
     local: str = ""
     """The directory for local stores on each machine."""
+    batch_width: str = "wide"
+    """How wide the last batch ran: "one" task, or "wide" over many."""
+    width: str = ""
+    """Why it ran so, in words."""
     version: int = VERSION
 
     @property

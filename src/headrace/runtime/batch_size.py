@@ -64,6 +64,7 @@ MAX_BYTES_IN_ONE_TASK = 128 << 20
 _SWITCH_RATIO = 0.8
 _FEW_ROWS = 5_000
 _MEMORY = 0.7
+_WARM_UP_BATCHES = 3
 
 
 @dataclass
@@ -101,8 +102,11 @@ class BatchWidth:
             )
         self.pinned: Width | None = None if pinned == "auto" else _WIDTH_OF[pinned]
         self.last: Width = "wide"
+        self.reason = ""
+        """Why the last batch was as wide as it was."""
         self.row_bytes = 200.0
         """About how many bytes a row of the input has."""
+        self._batches: dict[Width, int] = {"one": 0, "wide": 0}
         self._costs: dict[Width, CostModel] = {
             "one": CostModel(fixed_s=0.2, row_s=5e-6),
             "wide": CostModel(fixed_s=0.6, row_s=3e-6),
@@ -111,18 +115,29 @@ class BatchWidth:
     def choose(self, rows: int, *, needs_sql: bool) -> Width:
         """The width for a batch of so many rows. Spark SQL cannot run within one task."""
         if needs_sql:
+            self.reason = "Spark SQL computes some of its steps"
             return "wide"
         if self.pinned is not None:
+            self.reason = "the run was started so"
             return self.pinned
         if rows > MAX_ROWS_IN_ONE_TASK or rows * self.row_bytes > MAX_BYTES_IN_ONE_TASK:
+            self.reason = f"{rows:,} rows are too many for one task"
             return "wide"
         other: Width = "one" if self.last == "wide" else "wide"
         cost_s = {width: model.seconds(rows) for width, model in self._costs.items()}
-        return other if cost_s[other] < _SWITCH_RATIO * cost_s[self.last] else self.last
+        chosen = other if cost_s[other] < _SWITCH_RATIO * cost_s[self.last] else self.last
+        self.reason = (
+            f"{rows:,} rows take about {cost_s['one']:.2f} s in one task,"
+            f" {cost_s['wide']:.2f} s over many"
+        )
+        return chosen
 
     def learn(self, width: Width, rows: int, seconds: float) -> None:
         """Learn from a batch that took so long."""
-        is_first = self.last != width  # which brings its local stores up to date
+        # The first batches of a run load modules and warm Spark up, and the first one after a
+        # change brings local stores up to date: neither says what the next one will cost.
+        is_usual = self.last == width and self._batches[width] >= _WARM_UP_BATCHES
         self.last = width
-        if not is_first:
+        self._batches[width] += 1
+        if is_usual:
             self._costs[width].learn(rows, seconds)

@@ -2,7 +2,8 @@
 in the ledger.
 
 A pipeline has one query. Outputs that are added later form another one until it has caught up; the
-runner then merges the two. `Query.step` is one batch: choose the ticks, run the job, commit.
+runner then merges the two. `Query.compute` is one batch: choose the ticks, run the job; `Query.commit`
+makes it visible.
 """
 
 from __future__ import annotations
@@ -91,6 +92,23 @@ class RunContext:
     @property
     def watermark_directory(self) -> Path:
         return self.state / "clocks"
+
+
+@dataclass
+class ComputedBatch:
+    """A batch that is computed, and not yet committed."""
+
+    context: BatchContext
+    files: JobFiles
+    result: BatchResult
+    watermarks: BatchWatermarks
+    watermark_state: WatermarkState
+    entry: LedgerEntry
+    """The ledger entry that commits it."""
+    rows: int = 0
+    width: Width = "wide"
+    seconds: float = 0.0
+    """How long it took to compute."""
 
 
 class Query:
@@ -186,10 +204,25 @@ class Query:
     # A batch
 
     def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
-        """Run one batch of ticks up to `up_to`, if there are any that the ledger does not have.
-        Returns whether there were.
+        """Compute and commit one batch of ticks up to `up_to`, if there are any that the ledger does
+        not have. Returns whether there were.
         """
-        entry, journal = self.entry, self.run.journal
+        batch = self.compute(up_to, max_ticks)
+        if batch is None:
+            return False
+        self.commit(batch)
+        return True
+
+    def compute(
+        self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH, *, after: ComputedBatch | None = None
+    ) -> ComputedBatch | None:
+        """Compute one batch of ticks up to `up_to`, without committing it. None if there is none.
+
+        `after` is the batch before, if it is not committed yet. Its state files are durable, and
+        its ledger entry is known: nothing more is needed to go on from it.
+        """
+        entry = self.entry if after is None else after.entry
+        journal = self.run.journal
         before = journal.at(entry.tick)
         if before is None:
             raise ConfigurationError(
@@ -206,20 +239,23 @@ class Query:
         )
         ticks = limit_rows(before, journal.between(entry.tick, up_to), self._size.rows)
         if not ticks:
-            return False
+            return None
         started_s = time.monotonic()
         rows = rows_between(before.ends, ticks[-1].ends)
         width = self.width.choose(rows, needs_sql=self._needs_sql)
-        if not self._try_batch(entry, before, ticks, width):
+        batch = self._try_batch(entry, before, ticks, width)
+        if batch is None:
             # Some values need Spark: in this run, they are computed by Spark from now on.
             self._optimistic = False
             width = self.width.choose(rows, needs_sql=self._needs_sql)
-            self._try_batch(entry, before, ticks, width)
-        self.batch_rows = rows
-        self.batch_seconds = time.monotonic() - started_s
-        self._size.adapt(self.batch_rows, self.batch_seconds)
-        self.width.learn(width, self.batch_rows, self.batch_seconds)
-        return True
+            batch = self._try_batch(entry, before, ticks, width)
+            assert batch is not None
+        batch.rows = rows
+        batch.width = width
+        batch.seconds = time.monotonic() - started_s
+        self._size.adapt(rows, batch.seconds)
+        self.width.learn(width, rows, batch.seconds)
+        return batch
 
     @property
     def _needs_sql(self) -> bool:
@@ -236,9 +272,9 @@ class Query:
 
     def _try_batch(
         self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
-    ) -> bool:
-        """Run the job, read its reports, compute the watermarks, commit. Returns False, without a
-        commit, if the job was optimistic and some values need Spark.
+    ) -> ComputedBatch | None:
+        """Run the job, read its reports, and compute the watermarks. None if the job was optimistic
+        and some values need Spark.
         """
         context = self._batch_context(entry, before, ticks, width)
         builder = JobBuilder(
@@ -251,6 +287,7 @@ class Query:
             optimistic=self._optimistic,
         )
         job, files = builder.job(), context.files
+        is_computed = False
         try:
             failures: dict[str, int] = {}
             if isinstance(files, JobMemory):
@@ -258,7 +295,7 @@ class Query:
             else:
                 failures = run_wide(self.run.spark, job)
             if needs_spark(files):
-                return False
+                return None
             result = read_reports(
                 files, stages=builder.stages, shards=context.shards, ids=context.ids
             )
@@ -268,15 +305,58 @@ class Query:
                 files,
                 [spec.name for spec in context.watermarks.specs],
             )
-            self._commit(context, result, watermarks, state)
-            self.watermark_state = state
-            self.last_result = result
-            self.batches += 1
-            return True
+            watermark_id = None
+            if state.inputs:
+                watermark_id = write_watermarks(context.watermark_directory, state)
+            is_computed = True
         finally:
-            files.remove()
-            shutil.rmtree(context.job_directory, ignore_errors=True)
-            self.run.log.discard_group(context.job)  # what failed attempts have staged
+            if not is_computed:
+                self._remove_files(context, files)
+        new_entry = LedgerEntry(
+            epoch=self.run.ledger.epoch,
+            query=self.name,
+            tick=context.up_to,
+            states=result.ids,
+            watermarks=watermark_id,
+            due_us=result.due_us,
+            counts=_add_counts(self.own(entry).counts, result.counts),
+        )
+        return ComputedBatch(context, files, result, watermarks, state, new_entry)
+
+    def _remove_files(self, context: BatchContext, files: JobFiles) -> None:
+        files.remove()
+        shutil.rmtree(context.job_directory, ignore_errors=True)
+        self.run.log.discard_group(context.job)  # what failed attempts have staged
+
+    def discard(self, batch: ComputedBatch) -> None:
+        """Forget a batch that will not be committed: it never happened."""
+        self._remove_files(batch.context, batch.files)
+
+    def commit(self, batch: ComputedBatch) -> None:
+        """Commit a batch. While a query is rebuilt, only its views are written again."""
+        result, entry = batch.result, batch.entry
+        if entry.tick <= self.rebuild_to:
+            output = BatchOutput(views=result.views)
+        else:
+            self._drop_emitted(result, entry.tick)
+            output = BatchOutput(
+                views=result.views,
+                topics=result.topics,
+                controls=self._control_records(result, batch.watermarks),
+                dead_letters=result.dead_letters,
+                late_counts=result.late_counts,
+                side_outputs=result.side_outputs,
+            )
+        views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
+        try:
+            commit_batch(self.run.ledger, self.run.views, entry, output, views)
+        finally:
+            self._remove_files(batch.context, batch.files)
+        self.watermark_state = batch.watermark_state
+        self.last_result = result
+        self.batches += 1
+        self.batch_rows = batch.rows
+        self.batch_seconds = batch.seconds
 
     def _batch_context(
         self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
@@ -318,41 +398,6 @@ class Query:
             > ROWS_A_KEY_TO_COMBINE * counts.get(f"{name}.keys", 1)
         }
 
-    def _commit(
-        self,
-        context: BatchContext,
-        result: BatchResult,
-        watermarks: BatchWatermarks,
-        state: WatermarkState,
-    ) -> None:
-        """Commit a batch. While a query is rebuilt, only its views are written again."""
-        watermark_id = None
-        if state.inputs:
-            watermark_id = write_watermarks(context.watermark_directory, state)
-        entry = LedgerEntry(
-            epoch=self.run.ledger.epoch,
-            query=self.name,
-            tick=context.up_to,
-            states=result.ids,
-            watermarks=watermark_id,
-            due_us=result.due_us,
-            counts=_add_counts(self.own(self.entry).counts, result.counts),
-        )
-        if context.up_to <= self.rebuild_to:
-            output = BatchOutput(views=result.views)
-        else:
-            self._drop_emitted(result, context.up_to)
-            output = BatchOutput(
-                views=result.views,
-                topics=result.topics,
-                controls=self._control_records(result, watermarks),
-                dead_letters=result.dead_letters,
-                late_counts=result.late_counts,
-                side_outputs=result.side_outputs,
-            )
-        views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
-        commit_batch(self.run.ledger, self.run.views, entry, output, views)
-
     def _drop_emitted(self, result: BatchResult, up_to: int) -> None:
         """Drop dead letters, late counts and side outputs that another query has emitted: each row
         becomes one once, however many queries meet it.
@@ -391,18 +436,20 @@ class Query:
 
     # Time
 
-    def waits_for(self, now_us: int) -> str | None:
+    def waits_for(self, now_us: int, after: ComputedBatch | None = None) -> str | None:
         """The name of a step that would emit something if a tick were cut now without a new row:
-        the watermark would reach what its state waits for.
+        the watermark would reach what its state waits for. `after` is the last batch, if it is not
+        committed yet.
         """
-        entry = self.entry
+        entry = self.entry if after is None else after.entry
+        state = self.watermark_state if after is None else after.watermark_state
         if not entry.due_us:
             return None
         last = self.run.journal.at(entry.tick)
         before_us = last.time_us if last else 0
         watermarks, _ = batch_watermarks(
             [watermark_spec(step) for step in self.plan.inputs],
-            WatermarkState(self.watermark_state.inputs, before_us),
+            WatermarkState(state.inputs, before_us),
             {},
             [entry.tick + 1],
             [max(now_us, before_us)],
@@ -427,6 +474,7 @@ class Query:
             "rows_behind": rows_between(tick.ends, ends) if tick is not None else 0,
             "batch_rows": self.batch_rows,
             "batch_seconds": self.batch_seconds,
+            "batch_width": self.width.last,
             "rows_per_second": self.rows_per_second,
             "due_us": dict(entry.due_us),
             "batch_counts": dict(self.last_result.counts) if self.last_result else {},
