@@ -237,9 +237,9 @@ class _RddJob:
             keyed._bypass_serializer = True  # noqa: SLF001 - items are bytes already
             _ = keyed._jrdd  # noqa: SLF001 - which sets its serializer
             pairs.append(keyed)
-        union = self._union(pairs)
         if not pairs:
-            return union
+            return self._context.parallelize([], node.shards)
+        union = self._union(pairs)
         jvm: Any = self._context._jvm  # noqa: SLF001
         java_pairs = jvm.PairwiseRDD(union._jrdd.rdd()).asJavaPairRDD()  # noqa: SLF001
         partitioner = jvm.PythonPartitioner(node.shards, id(node))
