@@ -116,5 +116,7 @@ class BatchContext:
         """The directory of the job's files on disk, if it has any."""
         return self.state / "jobs" / self.job
 
-    def step_directory(self, step: str) -> Path:
-        return self.state / "steps" / step
+    @property
+    def steps_directory(self) -> Path:
+        """Has a directory for the state files of each step."""
+        return self.state / "steps"

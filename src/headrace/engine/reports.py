@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headrace.atomic_file import write_atomically
-from headrace.engine.state.files import StateIds
+from headrace.engine.state.files import StateIds, from_ranges
 from headrace.errors import BugError
 from headrace.log.values import Staged
 
@@ -196,8 +196,7 @@ def read_reports(
     for report_name in job.names("", ".json"):
         report = json.loads(job.read(report_name).to_pybytes())
         for step, groups in report.get("ids", {}).items():
-            new_ids = {int(group): name for group, name in groups.items()}
-            result.ids.setdefault(step, {}).update(new_ids)
+            result.ids.setdefault(step, {}).update(from_ranges(groups))
         for view, file in report.get("views", {}).items():
             result.views.setdefault(view, []).append(JobRows(job, file))
         if "topic" in report:

@@ -8,7 +8,7 @@ repeats or comes late leaves files that nothing refers to, and no other trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,9 @@ from headrace.engine.shuffle import (
     to_blob,
     unpack,
 )
-from headrace.engine.state.files import StateFiles, StateIds
-from headrace.engine.state.local_store import LocalStore, StoreTransaction
-from headrace.engine.state.step_state import StepState, write_states
+from headrace.engine.state.files import to_ranges
+from headrace.engine.state.step_state import StepState
+from headrace.engine.state.task_state import TaskState, open_task_state, whole_state
 from headrace.engine.watermarks import BatchWatermarks, with_event_times
 from headrace.log.dead_letters import PENDING_SCHEMA, rows_to_json_column
 from headrace.log.partitioning import partitions_by_key
@@ -66,48 +66,41 @@ class ShardFunction:
     def _run(
         self, shard: int, inputs: dict[int, pa.Table]
     ) -> tuple[pa.Table | None, dict[str, Any]]:
-        """Run the kernels over the inputs, in one transaction of the local store. State files are
-        durable when this returns, before any row is passed on. Returns the last kernel's rows and
-        the report.
+        """Run the kernels over the inputs. Returns the last kernel's rows and the report.
+
+        State files are durable when this returns, before any row is passed on. In a task that runs
+        a whole job, all stages share one state, and `whole_job` writes it at the end.
         """
-        groups = list(shard_groups(shard, self.context.shards))
-        names = [step.name for step in self.stage.steps]
-        files = {name: StateFiles(self.context.step_directory(name)) for name in names}
-        ids = {
-            name: {g: i for g, i in self.context.ids.get(name, {}).items() if g in set(groups)}
-            for name in names
-        }
-        store = LocalStore.open(
-            self.context.local / self.stage.name / f"{shard}-of-{self.context.shards}", groups
-        )
-        try:
-            with store.transaction() as txn:
-                how = txn.bring_to(ids, names, files)
-                result, report = self._run_kernels(shard, txn, inputs, ids, files)
-        finally:
-            store.close()
+        shared = whole_state()
+        if shared is not None:
+            result, report = self._run_kernels(shard, shared.steps, inputs)
+        else:
+            shards = self.context.shards
+            with open_task_state(
+                self.context.local / self.stage.name / f"{shard}-of-{shards}",
+                shard_groups(shard, shards),
+                self.context.steps_directory,
+                [step.name for step in self.stage.steps],
+                self.context.ids,
+            ) as state:
+                result, report = self._run_kernels(shard, state.steps, inputs)
+                report |= state_report(state, [self.stage])
         counts = report["counts"]
         counts[f"{self.stage.name}.rows_out"] = result.num_rows if result else 0
         plain = [rows for rows in inputs.values() if PARTIAL not in rows.column_names]
         if plain:  # partial aggregates were counted before the shuffle
             counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
         side_report = take_side_outputs(self.stage.steps, self.context.files)
-        counts |= side_report.pop("counts")
-        return result, {**side_report, **report, "how": how}
+        counts |= side_report.pop("counts") | report.pop("key_counts", {})
+        return result, {**side_report, **report}
 
     def _run_kernels(
-        self,
-        shard: int,
-        txn: StoreTransaction,
-        inputs: dict[int, pa.Table],
-        ids: dict[str, StateIds],
-        files: dict[str, StateFiles],
+        self, shard: int, states: Mapping[str, StepState], inputs: dict[int, pa.Table]
     ) -> tuple[pa.Table | None, dict[str, Any]]:
-        """Run each kernel over the rows of the one before, then write what changed of the state.
-        Returns the last kernel's rows, and the part of the report that is about state.
+        """Run each kernel over the rows of the one before. Returns the last kernel's rows, and what
+        the kernels say about their state.
         """
         steps = self.stage.steps
-        states = {step.name: StepState(txn, number) for number, step in enumerate(steps, 1)}
         watermarks: BatchWatermarks | None = None
         if any(isinstance(step.kernel, TimedKernel) for step in steps):
             names = {
@@ -135,8 +128,7 @@ class ShardFunction:
                 step_due_us = step.kernel.due(states[step.name])
                 if step_due_us is not None:
                     due_us[step.name] = step_due_us
-        new_ids, changed_keys = write_states(txn, states, files, ids)
-        counts = {f"{self.stage.name}.keys": changed_keys}
+        counts: dict[str, int] = {}
         for step in steps:
             if isinstance(step.kernel, GaugedKernel):
                 # The sum of these over all batches is the number of entries in the state.
@@ -144,7 +136,7 @@ class ShardFunction:
                     growth = states[step.name].key_growth(prefix)
                     if growth:
                         counts[f"{step.name}.{gauge}"] = growth
-        return result, {"ids": new_ids, "counts": counts, "due_us": due_us}
+        return result, {"counts": counts, "due_us": due_us}
 
     def _emit(
         self, shard: int, result: pa.Table | None, report: dict[str, Any]
@@ -175,6 +167,19 @@ class ShardFunction:
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
         write_report(self.context.files, f"stage-{self.stage.name}-{shard}", report)
+
+
+def state_report(state: TaskState, stages: Iterable[StageSpec]) -> dict[str, Any]:
+    """Make the state of some stages durable. Returns the part of a report that is about it."""
+    new_ids, changed_keys = state.write()
+    return {
+        "ids": {step: to_ranges(ids) for step, ids in new_ids.items()},
+        "key_counts": {
+            f"{stage.name}.keys": sum(changed_keys.get(step.name, 0) for step in stage.steps)
+            for stage in stages
+        },
+        "how": state.how,
+    }
 
 
 def _run_kernel(

@@ -291,7 +291,7 @@ class Query:
         try:
             failures: dict[str, int] = {}
             if isinstance(files, JobMemory):
-                files = run_in_one_task(self.run.spark, job, files)
+                files = run_in_one_task(self.run.spark, job, context)
             else:
                 failures = run_wide(self.run.spark, job)
             if needs_spark(files):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headrace.engine.context import BatchContext
 from headrace.engine.job_graph import (
     HeartbeatNode,
     MapNode,
@@ -30,12 +31,12 @@ from headrace.engine.job_graph import (
     SqlNode,
     TaskFunction,
     UnionNode,
-    run_whole,
     uses_sql,
 )
 from headrace.engine.map_tasks import ShardHeartbeat
 from headrace.engine.reports import JobMemory
 from headrace.engine.shuffle import PACKED, heartbeat_of, packed_row, shard_of
+from headrace.engine.whole_job import WholeJob
 from headrace.engine.worker import settle_worker
 
 if TYPE_CHECKING:
@@ -49,30 +50,9 @@ Failures = dict[str, int]
 # Whole in one task
 
 
-@dataclass(frozen=True)
-class WholeJob:
-    """Runs a whole job in one task. Its result is what the job has written to its files."""
-
-    job: Node
-    files: JobMemory
-
-    def run(self) -> dict[str, bytes]:
-        settle_worker()
-        run_whole(self.job)
-        return self.files.to_bytes()
-
-    def in_rdd(self, _items: Iterable[Any]) -> Iterator[dict[str, bytes]]:
-        yield self.run()
-
-    def in_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield pa.record_batch({"files": [pickle.dumps(self.run())]})
-
-
-def run_in_one_task(spark: SparkSession, job: Node, files: JobMemory) -> JobMemory:
+def run_in_one_task(spark: SparkSession, job: Node, batch: BatchContext) -> JobMemory:
     """Run a job whole in one Spark task. Returns the files that its functions have written."""
-    whole = WholeJob(job, files)
+    whole = WholeJob(job, batch)
     context = classic_context(spark)
     if context is not None:
         (contents,) = context.parallelize([0], 1).mapPartitions(whole.in_rdd).collect()
