@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,7 @@ from headrace.operators.watermark_spec import NO_PRODUCER, WatermarkPath, Waterm
 
 MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000
+_FEW_TICKS = 8
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
 """The rows of a read task's report: the newest event time of a producer in a tick."""
 
@@ -192,7 +194,7 @@ def newest_times(parts: pa.Table) -> pa.Table:
         return parts
     ticks = parts["tick"].to_numpy()
     starts = np.flatnonzero(np.concatenate([[True], ticks[1:] != ticks[:-1]]))
-    if len(starts) * _FEW_ROWS > len(ticks):  # many ticks, each with few rows
+    if len(starts) > _FEW_TICKS and len(starts) * _FEW_ROWS > len(ticks):
         return (
             parts.group_by(["tick", "producer"])
             .aggregate([("newest_us", "max")])
@@ -343,8 +345,11 @@ def write_watermarks(directory: Path, state: WatermarkState) -> str:
     return files.store(directory, _SUFFIX, pa.concat_tables(tables), content)
 
 
+@lru_cache(maxsize=4)
 def read_watermarks(directory: Path, name: str | None) -> WatermarkState:
-    """The watermarks of an id. Without an id, those of a pipeline that has not begun."""
+    """The watermarks of an id. Without an id, those of a pipeline that has not begun. Every stage of
+    a batch reads them, and a file never changes.
+    """
     if name is None:
         return WatermarkState()
     table, about = files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)

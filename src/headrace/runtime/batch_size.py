@@ -96,11 +96,7 @@ class BatchWidth:
     """
 
     def __init__(self, pinned: str = "auto") -> None:
-        if pinned not in WIDTHS:
-            raise ConfigurationError(
-                f"The width of a batch is {pinned!r}.", fix=f"use one of {', '.join(WIDTHS)}."
-            )
-        self.pinned: Width | None = None if pinned == "auto" else _WIDTH_OF[pinned]
+        self.pinned: Width | None = None
         self.last: Width = "wide"
         self.reason = ""
         """Why the last batch was as wide as it was."""
@@ -111,6 +107,15 @@ class BatchWidth:
             "one": CostModel(fixed_s=0.2, row_s=5e-6),
             "wide": CostModel(fixed_s=0.6, row_s=3e-6),
         }
+        self.pin(pinned)
+
+    def pin(self, width: str) -> None:
+        """Choose the width of all further batches; "auto" leaves it open again."""
+        if width not in WIDTHS:
+            raise ConfigurationError(
+                f"The width of a batch is {width!r}.", fix=f"use one of {', '.join(WIDTHS)}."
+            )
+        self.pinned = None if width == "auto" else _WIDTH_OF[width]
 
     def choose(self, rows: int, *, needs_sql: bool) -> Width:
         """The width for a batch of so many rows. Spark SQL cannot run within one task."""
