@@ -49,8 +49,8 @@ def commit_batch(
     entry: LedgerEntry,
     output: BatchOutput,
     query_views: Collection[str],
-) -> None:
-    """Commit a batch. The steps:
+) -> dict[str, int]:
+    """Commit a batch. Returns the last tick in which each view that has changed did so. The steps:
 
     1. Commit the views of the query in one SQL transaction, which stores the tick with them. Ticks
        that a view already has are skipped.
@@ -62,14 +62,10 @@ def commit_batch(
     A crash between 1 and 3 is harmless: the next run resumes at the ledger's tick, computes the
     same rows again, and the views skip the ticks they have.
     """
+    changes = {name: read_view_changes(files) for name, files in output.views.items()}
     if views is not None and query_views:  # 1
         with ledger.fencing():
-            views.commit(
-                entry.tick,
-                entry.epoch,
-                {name: read_view_changes(files) for name, files in output.views.items()},
-                views=query_views,
-            )
+            views.commit(entry.tick, entry.epoch, changes, views=query_views)
     dead_letter_topics = {  # 2
         step: ensure_dead_topic(ledger.log, step) for step in output.dead_letters
     }
@@ -103,6 +99,7 @@ def commit_batch(
             tx.append(topic, piece)
     ledger.add(tx, entry)
     ledger.commit(tx)
+    return {name: rows[TICK][-1].as_py() for name, rows in changes.items() if rows.num_rows}
 
 
 def read_view_changes(files: Sequence[JobRows]) -> pa.Table:

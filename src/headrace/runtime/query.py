@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ from headrace.runtime.batch_size import (
     Width,
     limit_rows,
 )
+from headrace.runtime.freshness import Freshness
 from headrace.runtime.job_builder import JobBuilder
 from headrace.runtime.spark_jobs import run_in_one_task, run_wide
 from headrace.views.store import ViewStore
@@ -88,6 +89,8 @@ class RunContext:
     """How long a batch should take."""
     width: str = "auto"
     """How wide batches run: "one" task, "wide", or "auto"."""
+    looked_us: dict[int, int] = field(default_factory=dict)
+    """Tick that is not yet committed -> when the runner had last looked for rows before it cut it."""
 
     @property
     def watermark_directory(self) -> Path:
@@ -99,6 +102,9 @@ class ComputedBatch:
     """A batch that is computed, and not yet committed."""
 
     context: BatchContext
+    before: Tick
+    """The last tick of the batch before."""
+    ticks: Sequence[Tick]
     files: JobFiles
     result: BatchResult
     watermarks: BatchWatermarks
@@ -143,6 +149,9 @@ class Query:
         self.batch_rows = 0
         self.batch_seconds = 0.0
         self.width = BatchWidth(run.width)
+        self.freshness = Freshness()
+        self.view_ticks: dict[str, int] = {}
+        """View -> the last tick of this run in which it changed."""
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
         self._sql_needs: dict[bool, bool] = {}  # by whether it is optimistic
@@ -321,7 +330,16 @@ class Query:
             due_us=result.due_us,
             counts=_add_counts(self.own(entry).counts, result.counts),
         )
-        return ComputedBatch(context, files, result, watermarks, state, new_entry)
+        return ComputedBatch(
+            context=context,
+            before=before,
+            ticks=ticks,
+            files=files,
+            result=result,
+            watermarks=watermarks,
+            watermark_state=state,
+            entry=new_entry,
+        )
 
     def _remove_files(self, context: BatchContext, files: JobFiles) -> None:
         files.remove()
@@ -349,7 +367,7 @@ class Query:
             )
         views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
         try:
-            commit_batch(self.run.ledger, self.run.views, entry, output, views)
+            self.view_ticks |= commit_batch(self.run.ledger, self.run.views, entry, output, views)
         finally:
             self._remove_files(batch.context, batch.files)
         self.watermark_state = batch.watermark_state
@@ -357,6 +375,9 @@ class Query:
         self.batches += 1
         self.batch_rows = batch.rows
         self.batch_seconds = batch.seconds
+        self.freshness.record(batch.before, batch.ticks, self.run.looked_us, time.time_ns() // 1000)
+        for tick in batch.ticks:
+            self.run.looked_us.pop(tick.number, None)
 
     def _batch_context(
         self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
@@ -479,6 +500,23 @@ class Query:
             "due_us": dict(entry.due_us),
             "batch_counts": dict(self.last_result.counts) if self.last_result else {},
         }
+
+    def view_status(self) -> dict[str, dict[str, float | None]]:
+        """The freshness of each view in the runner's status: when its newest change was cut into a
+        tick, and how long rows take from append to visible.
+        """
+        p50_s, p99_s = self.freshness.quantiles_s(0.5, 0.99) or (None, None)
+        views = {}
+        for output in self.plan.outputs:
+            if isinstance(output, ViewOutput):
+                tick = self.run.journal.at(self.view_ticks.get(output.name, 0))
+                changed = output.name in self.view_ticks and tick is not None
+                views[output.name] = {
+                    "newest": tick.time_us / 1e6 if changed and tick is not None else None,
+                    "visible_p50_s": p50_s,
+                    "visible_p99_s": p99_s,
+                }
+        return views
 
     def watermark_status(self) -> dict[str, dict[str, Any]]:
         """The watermarks of this query's inputs in the runner's status."""

@@ -64,6 +64,7 @@ def run(
     on_gateway: OnReady | None = None,
     on_alert: OnAlert | None = None,
     batch_target: Duration = "30 seconds",
+    width: str = "auto",
     **spark_options: Any,
 ) -> None:
     """Run a pipeline in this process until `stop` is set.
@@ -86,6 +87,8 @@ def run(
         on_gateway: Called with each gateway and its address when it is ready.
         on_alert: Called with each alert message.
         batch_target: How long a batch should take. The results do not depend on it.
+        width: How wide batches run: whole in "one" task, "wide" over many, or "auto", as their rows
+            need it. The results do not depend on it.
         **spark_options: The options of `hr.spark`.
 
     Raises:
@@ -122,6 +125,7 @@ def run(
                 shards=shards,
                 local=None if local is None else Path(local),
                 batch_target_s=target_s,
+                width=width,
             )
             ingests = Ingests(
                 pipeline,

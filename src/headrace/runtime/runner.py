@@ -108,7 +108,7 @@ class Runner:
             step.topic: step.shed for step in plan.inputs if step.shed is not None
         }
         self._status_written_s = 0.0
-        self._cut_s = 0.0
+        self._cut_s, self._looked_us = 0.0, 0
         self._thread = ThreadPoolExecutor(1, "batch")
         self._ahead: Future[ComputedBatch | None] | None = None  # the next batch, if it was begun
         self._state_bytes, self._state_measured_s = 0, -STATUS_EVERY_S
@@ -252,6 +252,9 @@ class Runner:
             committed = self.journal.at(self.tick) or last
             shed_ticks = mark_shed_topics(ticks, committed, self._shed_policies)
             _record(self.ledger, self.journal, shed_ticks)
+            for tick in ticks if self._looked_us else ():
+                self.context.looked_us[tick.number] = self._looked_us
+        self._looked_us = now_us
         return len(ticks)
 
     # Batches
@@ -483,6 +486,11 @@ class Runner:
             ingests=self.ingests(),
             queries={query.name: query.status(ends) for query in self.queries},
             watermarks=leading.watermark_status(),
+            views={
+                name: freshness
+                for query in self.queries
+                for name, freshness in query.view_status().items()
+            },
             host=socket.gethostname(),
             process_began=process_start_ticks(os.getpid()),
             local=str(self.local),
