@@ -259,7 +259,7 @@ class Runner:
 
     # Batches
 
-    def step_ahead(self) -> bool:
+    def step_ahead(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
         """Run one batch, and begin the next one while this one is committed. Returns whether there
         was one.
 
@@ -271,7 +271,7 @@ class Runner:
         """
         if len(self.queries) > 1:
             self.discard_ahead()
-            return self.step()
+            return self.step(max_ticks)
         begun_s = time.time()
         self.leading.dead_letters_emitted_elsewhere = frozenset()
         ahead, self._ahead = self._ahead, None
@@ -279,7 +279,7 @@ class Runner:
             batch = ahead.result()  # 1
         else:
             self.ledger.settle()
-            batch = self.leading.compute(self._newest_tick())
+            batch = self.leading.compute(self._newest_tick(), max_ticks)
         if batch is None:
             return False
         try:
@@ -287,7 +287,7 @@ class Runner:
                 self.cut(after=batch)  # 2
             if batch.entry.tick < self._newest_tick():
                 self._ahead = self._thread.submit(
-                    self.leading.compute, self._newest_tick(), after=batch
+                    self.leading.compute, self._newest_tick(), max_ticks, after=batch
                 )
             self.leading.commit(batch)  # 3
         except BaseException:
