@@ -7,12 +7,14 @@ tick.
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -220,8 +222,6 @@ def idle(root: Path, spark: SparkSession) -> Iterator[Result]:
     """The CPU that a run with the shop's plan takes without rows: of this process, which has the
     runner, and of its children, which are the JVM and the workers.
     """
-    import psutil
-
     root.mkdir()
     run = ShopRun(root, spark, orders_a_second=SHOP_ROWS_A_SECOND // 2, width="auto")
     run.pass_time(1.0)
@@ -231,15 +231,9 @@ def idle(root: Path, spark: SparkSession) -> Iterator[Result]:
     running = threading.Thread(target=runner.run, kwargs={"stop": stop}, daemon=True)
     running.start()
     time.sleep(5.0)
-    this = psutil.Process()
-
-    def cpu_s() -> float:
-        times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
-
-    before_s = cpu_s()
+    before_s = cpu_seconds(os.getpid())
     time.sleep(IDLE_SECONDS)
-    share = (cpu_s() - before_s) / IDLE_SECONDS
+    share = (cpu_seconds(os.getpid()) - before_s) / IDLE_SECONDS
     stop.set()
     running.join()
     run.test.close()
@@ -251,6 +245,22 @@ def idle(root: Path, spark: SparkSession) -> Iterator[Result]:
         limit=3.0,
         params={"seconds": IDLE_SECONDS},
     )
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time of a process and of all its descendants."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+            ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+
+    def total(number: int) -> int:
+        return ticks.get(number, 0) + sum(total(child) for child in children.get(number, ()))
+
+    return total(process) / os.sysconf("SC_CLK_TCK")
 
 
 # Starting

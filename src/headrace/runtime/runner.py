@@ -286,15 +286,19 @@ class Runner:
             if time.monotonic() - self._cut_s >= TICK_EVERY_S:
                 self.cut(after=batch)  # 2
             if batch.entry.tick < self._newest_tick():
-                self._ahead = self._thread.submit(
-                    self.leading.compute, self._newest_tick(), max_ticks, after=batch
-                )
+                self._begin(batch, max_ticks)
             self.leading.commit(batch)  # 3
         except BaseException:
             self.discard_ahead()
             raise
         self._sweep_watermarks(begun_s)
         return True
+
+    def _begin(self, after: ComputedBatch, max_ticks: int) -> None:
+        """Begin the batch after one that is not yet committed."""
+        self._ahead = self._thread.submit(
+            self.leading.compute, self._newest_tick(), max_ticks, after=after
+        )
 
     def discard_ahead(self) -> None:
         """Wait for the batch that was begun ahead, if there is one, and forget it."""

@@ -315,26 +315,16 @@ def write_states(
         step: changed for step, state in states.items() if (changed := state.changes()) is not None
     }
     sizes = {step: row_bytes(changed.keys, changed.after) for step, changed in changes.items()}
-    shared: str | None = None
-    if len(changes) > 1 and sum(int(size.sum()) for size in sizes.values()) <= _MAX_SHARED_BYTES:
-        parts = [
-            StepChanges(
-                step=step,
-                keys=changed.keys,
-                values=changed.after,
-                groups=changed.groups,
-                parents=_parents(changed, new_ids[step]),
-            )
-            for step, changed in changes.items()
-        ]
-        steps_directory = files[next(iter(changes))].directory.parent
-        shared = write_shared(steps_directory, parts)  # 1
+    parents = {
+        step: {group: ids[step].get(group) for group in np.unique(changed.groups).tolist()}
+        for step, changed in changes.items()
+    }
+    written = sum(int(size.sum()) for size in sizes.values())
+    names = _write_deltas(files, changes, parents, written)  # 1
     for step, changed in changes.items():
         schedule = txn.schedules.setdefault(step, FoldingSchedule())
-        parents = _parents(changed, new_ids[step])
-        name = shared or files[step].write(changed.keys, changed.after, changed.groups, parents)
-        _add_to_schedule(schedule, changed, parents, sizes[step])
-        new_ids[step].update(dict.fromkeys(parents, name))
+        _add_to_schedule(schedule, changed, parents[step], sizes[step])
+        new_ids[step].update(dict.fromkeys(parents[step], names[step]))
         _fold(txn, states[step].number, files[step], new_ids[step], schedule)  # 2
         _merge(files[step], new_ids[step], schedule)
     undo = None
@@ -347,9 +337,30 @@ def write_states(
     return new_ids, {step: len(changed) for step, changed in changes.items()}
 
 
-def _parents(changes: KeyChanges, ids: StateIds) -> dict[int, str | None]:
-    """The key groups that changed, each with the id of the file before."""
-    return {group: ids.get(group) for group in np.unique(changes.groups).tolist()}
+def _write_deltas(
+    files: Mapping[str, StateFiles],
+    changes: Mapping[str, KeyChanges],
+    parents: Mapping[str, Mapping[int, str | None]],
+    size: int,
+) -> dict[str, str]:
+    """Write the changes of all steps, `size` bytes together. Returns the id of each step's file."""
+    if len(changes) > 1 and size <= _MAX_SHARED_BYTES:
+        parts = [
+            StepChanges(
+                step=step,
+                keys=changed.keys,
+                values=changed.after,
+                groups=changed.groups,
+                parents=parents[step],
+            )
+            for step, changed in changes.items()
+        ]
+        steps_directory = files[next(iter(changes))].directory.parent
+        return dict.fromkeys(changes, write_shared(steps_directory, parts))
+    return {
+        step: files[step].write(changed.keys, changed.after, changed.groups, parents[step])
+        for step, changed in changes.items()
+    }
 
 
 def _add_to_schedule(
