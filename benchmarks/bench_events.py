@@ -1,4 +1,4 @@
-"""Event sourcing: durable commands a second and loading one entity, beside the `eventsourcing`
+"""Event sourcing: durable commands a second and loading one entity, against the `eventsourcing`
 library on an SQLite file and on Postgres, with the same commands; and rebuilding a projection.
 
 Every command loads an account, decides a deposit and stores its event durably: one sync a command
@@ -100,7 +100,7 @@ def our_rate(run: Run) -> float:
 
 
 def bank(**environment: str) -> Bank:
-    """The same accounts in the library."""
+    """The accounts in the `eventsourcing` library."""
     try:
         from benchmarks.events_peer import Bank
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Gateways beside what they cannot do without, and a pipeline with a sink that is stalled beside
+"""Gateways against what they cannot do without, and a pipeline with a stalled sink and
 one whose sink is not.
 
 - HTTP: another process posts 100 JSON lines a request over 16 connections, and counts what was

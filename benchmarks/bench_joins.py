@@ -1,5 +1,5 @@
-"""Joins of streams: two streams within a time bound beside Spark's own join of streams, and rows
-beside versions of a table against the keyed aggregate.
+"""Joins of streams: two streams within a time bound against Spark's own join of streams, and rows
+joined with versions of a table against the keyed aggregate.
 
 Both sides of the first read the same topics through our source, with the same watermark and bounds;
 rows are dropped behind both, as in `bench_state`.

@@ -69,11 +69,11 @@ class Shard:
             txn.bring_to(self.ids, [STEP], {STEP: self.files})
             state = StepState(txn, 1)
             kernel_started = time.perf_counter()
-            told = self.kernel.step_timed(state, inputs, [_STILL, _STILL])
+            emitted = self.kernel.step_timed(state, inputs, [_STILL, _STILL])
             kernel_s = time.perf_counter() - kernel_started
             self.ids, _ = write_states(txn, {STEP: state}, {STEP: self.files}, self.ids)
         store.close()
-        return time.perf_counter() - started, kernel_s, told.num_rows
+        return time.perf_counter() - started, kernel_s, emitted.num_rows
 
     def _changes(self, rows: dict[str, Numbers], kinds: tuple[str, ...], side: Side) -> pa.Table:
         count = len(next(iter(rows.values()))) if rows else 0

@@ -1,5 +1,5 @@
-"""From append to visible in a view, at 10,000 rows a second through one stage; beside a plain Spark
-query from the same source to nowhere.
+"""From append to visible in a view, at 10,000 rows a second through one stage; against a plain
+Spark query from the same source to nowhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded log beside a real Kafka on loopback, both driven from Python: appending and reading
+"""The embedded log against a real Kafka on loopback, both driven from Python: appending and reading
 a million rows.
 
 Kafka's side is given every advantage: values are encoded to JSON before the clock starts, it does

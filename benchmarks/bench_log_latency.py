@@ -1,4 +1,4 @@
-"""One durable append beside a bare write and sync; eight threads beside one, on this disk and on
+"""One durable append against a bare write and sync; eight threads against one, on this disk and on
 one whose sync takes 2 ms.
 """
 
@@ -62,7 +62,7 @@ def appends_a_second(log: FileLog, threads: int, appends: int) -> float:
 
 
 def opened(root: Path, name: str, disk: Disk) -> FileLog:
-    log = FileLog(root / name, disk=disk)
+    log = FileLog.open(root / name, disk=disk)
     log.create_topic("orders", SCHEMA, key="customer_id", partitions=4)
     return log
 

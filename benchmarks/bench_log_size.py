@@ -60,7 +60,8 @@ READ = """
 import sys, headrace as hr
 log = hr.open_log(sys.argv[1])
 rows = sum(batch.num_rows for batch in log.read("t"))
-print(next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
+status = open("/proc/self/status")
+print(next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM")))
 """
 
 

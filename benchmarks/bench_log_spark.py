@@ -1,4 +1,4 @@
-"""Spark reads a topic as a stream into a sink that does nothing, beside Spark's own stream of the
+"""Spark reads a topic as a stream into a sink that does nothing, against Spark's own stream of the
 same rows in Parquet files.
 
 Measured is the micro-batch that has the rows, from the question what is new to the end of its

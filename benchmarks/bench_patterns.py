@@ -1,5 +1,5 @@
-"""Patterns: from an embedded topic through Spark beside Flink CEP, and the kernel alone in one
-thread beside Esper; the same events, and the same matches, or it does not count.
+"""Patterns: from an embedded topic through Spark against Flink CEP, and the kernel alone in one
+thread against Esper; the same events, and the same matches, or it does not count.
 
 A million payments of 10,000 cards in an hour, 1% of them up to two seconds late. `fraud`: three or
 more small ones and a big one within 10 minutes. `steps`: a, b and c, skipping to the next of each,
@@ -127,8 +127,8 @@ def our_rates(
     """Events a second of each batch, from the tick to the commit; and the matches of one hour."""
     with Run(pipeline(which).plan(), root, spark) as run_:
         seconds = [run_.batch(later(rows, 2 * batch)) for batch in range(BATCHES)]
-        told = run_.log.read("matches").to_table()
-    return [rows.num_rows / each for each in seconds[WARM_UP:]], found(told, 2 * (BATCHES - 2))
+        emitted = run_.log.read("matches").to_table()
+    return [rows.num_rows / each for each in seconds[WARM_UP:]], found(emitted, 2 * (BATCHES - 2))
 
 
 # The kernel alone
@@ -142,7 +142,12 @@ def kernel_seconds(step: MatchStep, rows: pa.Table) -> tuple[float, pa.Table]:
     conditions = [(name, _condition(text)) for name, text in step.bits]
     ticks = np.arange(rows.num_rows) * CALLS * TICKS_A_CALL // rows.num_rows
     newest = np.maximum.accumulate(rows["paid_at"].cast(pa.int64()).to_numpy())
-    ticked, told, before, spent = rows.append_column("_tick", pa.array(ticks)), [], UNSTARTED, 0.0
+    ticked, emitted, before, spent = (
+        rows.append_column("_tick", pa.array(ticks)),
+        [],
+        UNSTARTED,
+        0.0,
+    )
     for call in range(CALLS + 1):
         mine = np.arange(call * TICKS_A_CALL, (call + 1) * TICKS_A_CALL)
         given = ticked.filter(pa.array(ticks // TICKS_A_CALL == call)).combine_chunks()
@@ -153,14 +158,14 @@ def kernel_seconds(step: MatchStep, rows: pa.Table) -> tuple[float, pa.Table]:
         started = time.perf_counter()
         for name, condition in conditions:
             given = given.append_column(name, condition(given))
-        told.append(
+        emitted.append(
             kernel.step_timed(
                 state, [given], [Watermarks(mine, mine, closed, closed, before, before)]
             )
         )
         spent += time.perf_counter() - started
         before = int(closed[-1])
-    return spent, pa.concat_tables(told)
+    return spent, pa.concat_tables(emitted)
 
 
 def _condition(text: str) -> Any:

@@ -1,5 +1,5 @@
-"""Search on streams: stored queries against passing documents, beside Lucene's Monitor over the
-same; growth to a million queries; adding them; the whole way on Spark.
+"""Search on streams: stored queries against passing documents, compared with Lucene's Monitor over
+the same; growth to a million queries; adding them; the whole way on Spark.
 
 Queries of two to four words over a vocabulary of 50,000, one in ten a phrase, one in ten with NOT;
 documents of 100 Zipf-distributed words, in batches of 100, on one core. The queries' words are
@@ -64,7 +64,7 @@ def query_lines(count: int, *, zipf: bool) -> list[str]:
 
 
 def as_query(line: str) -> str:
-    """The same in the query language."""
+    """The query in Lucene's query language."""
     kind, *words = line.split(" ")
     return (
         f'"{" ".join(words)}"'
@@ -127,7 +127,9 @@ def matched(index: QueryIndex, rows: pa.Table) -> tuple[int, int]:
     return count, digest % 2**64
 
 
-def beside_lucene(root: Path, texts: list[str], *, zipf: bool) -> Iterator[tuple[Measured, Result]]:
+def against_lucene(
+    root: Path, texts: list[str], *, zipf: bool
+) -> Iterator[tuple[Measured, Result]]:
     lines = query_lines(QUERIES, zipf=zipf)
     index, seconds_to_add = indexed(lines)
     ours = measured(index, pa.table({"body": texts}))
@@ -179,7 +181,7 @@ def beside_lucene(root: Path, texts: list[str], *, zipf: bool) -> Iterator[tuple
 
 def on_spark(root: Path, lines: list[str], texts: list[str]) -> tuple[float, dict[str, float]]:
     """Documents a second from a topic through Spark to a topic, on two cores, when both workers
-    have the queries; and what is to be told beside it.
+    have the queries; and its parameters for the report.
     """
     press = hr.Pipeline("press")
     articles = press.topic("articles", schema="id BIGINT, body STRING", key="id", partitions=2)
@@ -230,7 +232,7 @@ def results() -> Iterator[Result]:
     with directory() as root:
         rates = {}
         for zipf in (True, False):
-            for ours, result in beside_lucene(root, texts, zipf=zipf):
+            for ours, result in against_lucene(root, texts, zipf=zipf):
                 rates[zipf] = ours.rate
                 yield result
     note("search: a million queries")
@@ -254,7 +256,7 @@ def results() -> Iterator[Result]:
     )
     del index
     with directory() as root:
-        rate, told = on_spark(root, lines[:QUERIES], texts * 60)
+        rate, params = on_spark(root, lines[:QUERIES], texts * 60)
         yield judged(
             "search",
             "from topic to topic on Spark, two cores",
@@ -264,5 +266,5 @@ def results() -> Iterator[Result]:
             2 * rates[False],
             bar=0.5,
             better="higher",
-            params=told,
+            params=params,
         )

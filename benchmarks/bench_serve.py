@@ -1,5 +1,5 @@
-"""Serving: key look-ups beside a bare endpoint of the same server, and a thousand subscribers
-beside one. The server runs in a process of its own.
+"""Serving: key look-ups against a bare endpoint of the same server, and a thousand subscribers
+against one. The server runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ BARE = """
 import socket, uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
-from headrace.serve.access import AccessMiddleware
-from headrace.serve.requests import json_response
+from headrace.http.access import AccessMiddleware
+from headrace.http.responses import json_response
+row = b'{"k":1,"name":"name of 1","amount":0.5,"n":0}'
+answer = b'{"view":"orders","tick":1,"row":' + row + b"}"
 async def constant(request):
-    return json_response(b'{"view":"orders","tick":1,"row":{"k":1,"name":"name of 1","amount":0.5,"n":0}}')
+    return json_response(answer)
 listening = socket.create_server(("127.0.0.1", 0))
 print("at", f"http://127.0.0.1:{listening.getsockname()[1]}.", flush=True)
-app = AccessMiddleware(Starlette(routes=[Route("/constant", constant)]), host="127.0.0.1", token=None)
-uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False, date_header=False)).run(sockets=[listening])
+routes = Starlette(routes=[Route("/constant", constant)])
+app = AccessMiddleware(routes, host="127.0.0.1", token=None)
+quiet = dict(log_config=None, access_log=False, ws="none", server_header=False, date_header=False)
+uvicorn.Server(uvicorn.Config(app, **quiet)).run(sockets=[listening])
 """
 
 
@@ -111,7 +115,7 @@ def delays_ms(store: ViewStore, port: int, subscribers: int) -> list[float]:
 def results() -> Iterator[Result]:
     state = Path(tempfile.mkdtemp(prefix="headrace-serve-"))
     try:
-        with ViewStore(state / "views.db") as store:
+        with ViewStore.open(state / "views.db") as store:
             store.declare("orders", SCHEMA, ("k",))
             store.declare("sales", SCHEMA, ("k",))
             store.commit(1, 1, {"orders": rows(1, np.arange(ROWS))})

@@ -1,5 +1,5 @@
 """A pipeline's throughput while its views are served: with a thousand subscribers who hear 100
-changes a second, beside none. The server is in the runner's process, as `headrace run` has it.
+changes a second, against none. The server is in the runner's process, as `headrace run` has it.
 """
 
 from __future__ import annotations

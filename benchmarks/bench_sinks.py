@@ -1,5 +1,5 @@
-"""Sinks: a million rows by key into Postgres beside a bare COPY into an identical table, into Redis
-beside a bare pipelined HSET; and a batch that the target has already.
+"""Sinks: a million rows by key into Postgres against a bare COPY into an identical table, into
+Redis against a bare pipelined HSET; and a batch that the target has already.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 def bare_copy_rate(url: str, file: Path) -> float:
-    """The same rows, as text that is ready, in one COPY."""
+    """The sink's rows as prepared text, in one COPY."""
     import psycopg
 
     execute(url, "DROP TABLE IF EXISTS bare", f"CREATE TABLE bare {TABLE}")
@@ -109,7 +109,7 @@ def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
 
 
 def again(sink: Sink, log: hr.Log, kind: str) -> Result:
-    """The same batch twice."""
+    """One batch, applied twice."""
     with sink.open(sink.shape_for(log.topic("orders")), log) as target:
         target.prepare()
         piece = TopicFollower(log, "orders", target.begin(new_owner(), start_over=True)).next(

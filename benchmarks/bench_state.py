@@ -1,4 +1,4 @@
-"""Running count and sum of each key, batch by batch: the engine beside Spark's own keyed state,
+"""Running count and sum of each key, batch by batch: the engine against Spark's own keyed state,
 from the same topic through our source on both sides.
 
 Rows are dropped behind both (`state_runs`). Of Spark's 1 million rows a batch come as many updates
@@ -47,7 +47,9 @@ def our_rates(
 
 
 def spark_rates(root: Path, spark: SparkSession, keys: int, batches: int = BATCHES) -> list[float]:
-    """The same by `groupBy().agg()` in update mode, RocksDB with changelog checkpointing."""
+    """The peer: count and sum by `groupBy().agg()` in update mode, RocksDB with changelog
+    checkpointing.
+    """
     rng = np.random.default_rng(1)
     with new_log(root) as log:
         log.create_topic("rows", SCHEMA, key="k", partitions=2)
@@ -85,7 +87,7 @@ def warm_up(spark: SparkSession) -> None:
         spark_rates(root / "theirs", spark, 100_000, batches=3)
 
 
-def beside_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Iterator[Result]:
+def against_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Iterator[Result]:
     with directory() as root:
         ours = our_rates(dropped(count_and_sum().plan()), root / "ours", spark, keys)
         theirs = spark_rates(root / "theirs", spark, keys)
@@ -115,12 +117,12 @@ def beside_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Itera
 def results() -> Iterator[Result]:
     with session() as spark:
         warm_up(spark)
-        yield from beside_spark(
+        yield from against_spark(
             spark,
             "running count and sum, 1 million rows a batch, 1 million keys",
             1_000_000,
             bar=4.0,
         )
-        yield from beside_spark(
+        yield from against_spark(
             spark, "running count and sum, 1 million rows a batch, 10,000 keys", 10_000, bar=0.7
         )

@@ -1,5 +1,5 @@
 """The cost of a batch follows what it changes, not what is kept: 10,000 rows of random keys against
-5 million keys, beside the same against 50,000.
+5 million keys, compared with 50,000.
 
 Kernel and state alone, without Spark. Both sides take turns. The large state is updated often
 enough beforehand that its folding is under way; that of the small one soon is.

@@ -1,5 +1,5 @@
 """Memory does not grow: driver, JVM and workers over 300 batches with a bounded key set, the last
-hundred beside the hundred before.
+hundred against the hundred before.
 
 What counts is memory of their own: pages of the local store that a worker has mapped belong to the
 system's cache; and of the JVM what is left after it has collected its garbage. Spark remembers its
@@ -104,13 +104,13 @@ def results() -> Iterator[Result]:
     note(
         f"state_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, into a topic and a view"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_state_memory"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
-    seen = [json.loads(line) for line in told.splitlines()]
+    seen = [json.loads(line) for line in output.splitlines()]
     for who in ("driver", "JVM", "workers"):
         before, after = (
             statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:])

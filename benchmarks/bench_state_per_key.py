@@ -1,4 +1,4 @@
-"""Running count and sum of each key where Python keeps the state: the engine beside Spark's
+"""Running count and sum of each key where Python keeps the state: the engine against Spark's
 `transformWithState`, which calls Python once a key.
 
 200,000 rows with as many keys a batch. A batch of Spark's takes most of a minute, so small ones

@@ -1,5 +1,5 @@
 """What many producers cost: the newest event time of each is known at every tick, and time goes by
-the slowest. A hundred thousand of them beside ten.
+the slowest. A hundred thousand of them against ten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_US = 1_750_000_000_000_000
 
 
 def by_minute() -> PipelinePlan:
-    """Rows of each key and minute of event time, told when every producer has gone past it."""
+    """Rows of each key and minute of event time, emitted when every producer has passed it."""
     pipeline = hr.Pipeline("producers")
     schema = "k BIGINT, v BIGINT, device STRING, at TIMESTAMP"
     rows = pipeline.topic(

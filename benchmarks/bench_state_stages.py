@@ -1,5 +1,5 @@
-"""What more stages and uneven keys cost: three chained aggregates by different keys beside one, and
-half of the rows on 1% of the keys beside keys all alike.
+"""What more stages and uneven keys cost: three chained aggregates by different keys against one,
+and half of the rows on 1% of the keys against keys all alike.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Catching up over many small ticks that were recorded and not worked on: a batch takes in many of
-them, and tells each tick's changes all the same.
+them, and still emits each tick's changes.
 """
 
 from __future__ import annotations

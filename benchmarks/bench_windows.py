@@ -1,4 +1,4 @@
-"""Windows over event time, batch by batch: the engine beside Spark's own window aggregation in
+"""Windows over event time, batch by batch: the engine against Spark's own window aggregation in
 append mode, from the same topic through our source on both sides.
 
 Both have the same delay, RocksDB keeps Spark's state with changelog checkpointing, and rows are
@@ -132,7 +132,7 @@ def spark_rates(root: Path, spark: SparkSession, rows: Rows, window: Column) -> 
     ]
 
 
-def beside_spark(
+def against_spark(
     spark: SparkSession,
     what: str,
     window: WindowSpec,
@@ -165,11 +165,11 @@ def _judged(
     )
 
 
-# Ours beside ours
+# Ours against ours
 
 
-def sliding_beside_running(spark: SparkSession) -> Result:
-    """A result for each row, beside a running total of each key, for which no row is combined
+def sliding_against_running(spark: SparkSession) -> Result:
+    """A result for each row, against a running total of each key, for which no row is combined
     before the shuffle.
     """
     rows = minutes(FEW_KEYS)
@@ -182,8 +182,8 @@ def sliding_beside_running(spark: SparkSession) -> Result:
     )
 
 
-def corrected_beside_in_time(spark: SparkSession) -> Result:
-    """The same windows, kept for an hour, with one row of a hundred late and with none."""
+def corrected_against_in_time(spark: SparkSession) -> Result:
+    """Windows that are kept for an hour, with one row of a hundred late and with none."""
     with directory() as root:
         pipeline = windowed(hr.tumbling("1 minute"), hr.late.correct("1 hour"))
         late = our_rates(pipeline, root / "late", spark, minutes(FEW_KEYS, LATE_SHARE))
@@ -203,7 +203,7 @@ def results() -> Iterator[Result]:
 
     with session() as spark:
         minute, tumbling = f.window("at", "1 minute"), hr.tumbling("1 minute")
-        yield beside_spark(
+        yield against_spark(
             spark,
             "tumbling count and sum, 10,000 keys",
             tumbling,
@@ -212,7 +212,7 @@ def results() -> Iterator[Result]:
             FEW_KEYS,
             bar=0.7,
         )
-        yield beside_spark(
+        yield against_spark(
             spark,
             "tumbling count and sum, 1 million keys",
             tumbling,
@@ -222,7 +222,7 @@ def results() -> Iterator[Result]:
             bar=2.0,
         )
         gap = f.session_window("at", DELAY)
-        yield beside_spark(
+        yield against_spark(
             spark,
             "session windows, 10,000 keys",
             hr.session(DELAY),
@@ -231,5 +231,5 @@ def results() -> Iterator[Result]:
             FEW_KEYS,
             bar=2.0,
         )
-        yield sliding_beside_running(spark)
-        yield corrected_beside_in_time(spark)
+        yield sliding_against_running(spark)
+        yield corrected_against_in_time(spark)

@@ -1,5 +1,5 @@
 """State of windows is freed: over 500 batches whose windows come and go, what is kept on disk and
-in memory does not grow, the last hundred batches beside the hundred before.
+in memory does not grow, the last hundred batches against the hundred before.
 
 A run sweeps files that nobody needs any more only after some minutes; here that is done before each
 look. All this runs in a process of its own: `python -m benchmarks.bench_windows_memory` prints what
@@ -107,13 +107,13 @@ def results() -> Iterator[Result]:
         f"windows_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, a minute each;"
         " tumbling, session and sliding windows"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_windows_memory"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
-    seen = [json.loads(line) for line in told.splitlines()]
+    seen = [json.loads(line) for line in output.splitlines()]
     for who, what in WHAT.items():
         before, after = (
             statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:])

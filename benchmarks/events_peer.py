@@ -1,5 +1,5 @@
-"""The same accounts in the `eventsourcing` library: the peer of bench_events. Importing it needs
-the library.
+"""The benchmark's accounts in the `eventsourcing` library: the peer of bench_events. Importing it
+needs the library.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 compared.
 
 A benchmark is a module `bench_<name>.py` with `results() -> Iterator[Result]`, built with `compare`
-(ours beside a peer) or `within` (a promised limit).
+(ours against a peer) or `within` (a promised limit).
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def compare(
     warmups: int = 1,
     params: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Measure ours beside a peer. `bar` is the ratio promised."""
-    note(f"{bench}: {what} (beside {peer}, {repeats} rounds)")
+    """Measure ours against a peer. `bar` is the ratio promised."""
+    note(f"{bench}: {what} (against {peer}, {repeats} rounds)")
     our_median, their_median = paired(ours, theirs, repeats=repeats, warmups=warmups)
     return judged(
         bench,

@@ -84,7 +84,7 @@ class Rounds:
             threading.Event(),
             threading.Condition(),
         )
-        self._done_rows = self._batches = self._told_rows = 0
+        self._done_rows = self._batches = self._fed_rows = 0
         self._failure: BaseException | None = None
         self._log = hr.open_log(f"file:{self._directory.name}/log")
         self._log.create_topic("rows", SCHEMA)
@@ -121,7 +121,7 @@ class Rounds:
             self._batch_done.notify_all()
 
     def paced(self, *, stalls: bool) -> float:
-        """Rows a second that the view takes in, beside a sink that stalls or does not. One that
+        """Rows a second that the view takes in, with a sink that stalls or does not. One that
         does not has sent what it had to before the round begins.
         """
         self._receiver.goes_on.set()
@@ -132,12 +132,12 @@ class Rounds:
             for batch in self._rows:
                 tx.append("rows", batch)
         started = time.perf_counter()
-        self._told_rows += ROUND_ROWS
-        self._until(lambda: self._done_rows >= self._told_rows)
+        self._fed_rows += ROUND_ROWS
+        self._until(lambda: self._done_rows >= self._fed_rows)
         return ROUND_ROWS / (time.perf_counter() - started)
 
     def _wait_for_the_sink(self) -> None:
-        expected = self._told_rows // ONE_IN // REQUEST_ROWS
+        expected = self._fed_rows // ONE_IN // REQUEST_ROWS
         deadline_s = time.monotonic() + PATIENCE_S
         while self._receiver.answered < expected:
             self._check(deadline_s)

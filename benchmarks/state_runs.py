@@ -62,7 +62,7 @@ def count_and_sum(*, view: bool = False) -> hr.Pipeline:
 
 
 def dropped(plan: PipelinePlan) -> PipelinePlan:
-    """The same plan with rows dropped where they would be written."""
+    """The plan with rows dropped where they would be written."""
     return replace(
         plan, outputs=tuple(Output(name=output.name, input=output.input) for output in plan.outputs)
     )
@@ -80,7 +80,7 @@ def append(log: FileLog, rows: pa.Table, topic: str = "rows") -> None:
 
 def new_log(root: Path) -> FileLog:
     root.mkdir(parents=True, exist_ok=True)
-    return FileLog(root / "log")
+    return FileLog.open(root / "log")
 
 
 class Run:

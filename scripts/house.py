@@ -52,7 +52,8 @@ MAX_FILES_PASSED = {
 }
 """How many files of the package each journey may pass."""
 NOT_DIALECT = re.compile(
-    r"dead[- _]+letters?|(capital|small|lower-case|upper-case) letters?|letters?( of|, digits| that)"
+    r"dead[- _]+letters?|(capital|small|lower-case|upper-case) letters?"
+    r"|letters?( of|, digits| that)"
     r"|format letters?|told apart|told to stop|tells \w+ (apart|from)",
     re.IGNORECASE,
 )

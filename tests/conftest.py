@@ -1,17 +1,20 @@
-"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once,
-when the first test asks for it.
+"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once per
+worker, for the first test that needs it.
 """
 
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
+from tests.short_forms import examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,32 +22,70 @@ if TYPE_CHECKING:
 # Spark's workers run on the interpreter that runs the tests, not on whatever `python3` is.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+# Commands that tests start neither use nor make an archive in the cache of whoever runs the tests.
+os.environ.setdefault("HEADRACE_CLASS_ARCHIVE", "off")
+# Every JVM that the tests start lives for minutes at most: the optimizing compiler costs more
+# than it gains, half of the suite's processor time.
+for launcher_variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(launcher_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # Where the tests run in the background of a script, Ctrl-C is ignored, and so it would be in the
 # commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes any single example slow, and making examples too; that is no bug.
-settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "headrace",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("headrace")
 
 
-# What a test needs, told by the fixtures it uses: `make test-fast` leaves these out.
+# What a test needs, by the fixtures it uses: `make test-fast` leaves these out.
 NEEDS = {
     "spark": ("spark",),
-    "kafka": ("kafka_broker",),
-    "server": ("postgres_server", "mariadb_server", "mysql_server", "redis_server", "rabbitmq"),
-    "browser": ("browser", "page"),
+    "kafka": ("kafka_broker", "broker"),
+    "server": (
+        "postgres_server",
+        "mariadb_server",
+        "mysql_server",
+        "redis_server",
+        "rabbitmq",
+        "own_server",  # of a single test
+        "postgres",
+    ),
+    "browser": ("chromium",),
+    "process": ("site",),
 }
 
 
+COST = {"spark": 5.0, "kafka": 1.0, "server": 1.0, "browser": 2.0, "process": 2.0}
+"""Roughly how many seconds a test takes that needs one of these."""
+OWN_JVM_COST = 30.0
+"""And one that starts Spark in a process of its own."""
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by the servers that its fixtures start."""
+    """Mark each test by the servers that its fixtures start, and put the costliest files first: a
+    long file at the end would leave the other worker without work. The order of tests in a file and
+    of files that cost little stays random.
+    """
+    costs: Counter[Path] = Counter()
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         for mark, names in NEEDS.items():
             if fixtures & set(names):
                 item.add_marker(mark)
+        marks = {mark.name for mark in item.iter_markers()} - {"slow"}
+        costs[item.path] += round(sum(cost for mark, cost in COST.items() if mark in marks))
+        if "spark" in marks and "spark" not in fixtures:
+            costs[item.path] += round(OWN_JVM_COST)
+    order = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
+    items.sort(key=lambda item: (-costs[item.path], order[item.path]))
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ def test_durations_are_shown_for_people(us: int, text: str) -> None:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_what_is_shown_reads_back_the_same(us: int) -> None:
+def test_a_formatted_duration_parses_back(us: int) -> None:
     assert to_us(format_us(us)) == us
 
 
@@ -186,7 +186,7 @@ def test_times_relative_to_now(text: str, back_us: int) -> None:
         10**30,
     ],
 )
-def test_what_is_no_time_is_refused(bad: str | float) -> None:
+def test_text_that_is_no_time_is_refused(bad: str | float) -> None:
     with pytest.raises(BadDuration):
         to_time_us(bad)
 

@@ -1,13 +1,15 @@
-"""Every example runs, in an empty directory, and says what it should."""
+"""Every example runs in an empty directory and prints what it should. All run in this process, and
+those that need Spark share the tests' session, as cells of one notebook would.
+"""
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.java import require_java
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -17,7 +19,6 @@ EXPECTED = {
         "sent to ada@example.com\nsent to grace@example.com\ndead:"
         ' {"recipient":"nobody","body":"Hello"}\n'
     ),
-    "04_spark": "after run 1: 40 hot readings\nafter run 2: 40 hot readings\n",
     "11_capture": (
         "the snapshot: [100, 100, 100, 100, 100], total 500\nafter two transfers: [70, 120, 110,"
         " 100, 100], total 500\nread and lost: 4 rows, before and after two updates\nafter a"
@@ -32,8 +33,8 @@ EXPECTED = {
         " for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
     "13_patterns": (
-        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na new rule: [('d', 'much', 501.0)]\na"
-        ' rule that cannot be parsed: ["pattern: The step suspicions.match has a pattern that cannot'
+        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na new rule: [('d', 'much', 501.0)]\na rule"
+        ' that cannot be parsed: ["pattern: The step suspicions.match has a pattern that cannot'
         " be read at position 5: this '(' is not closed.\"]\nthree days later, not shipped:"
         " [2]\ntried out, with no big payment: [('c', 3.0, 1), ('d', 1.0, 1)]\n"
     ),
@@ -62,11 +63,12 @@ EXPECTED = {
         " 384 ms, yesterday 192, last week 96\np99: 400 ms, yesterday 200, last week 100\n"
     ),
     "18_reach": (
-        '{"url":"/tide","reach":2,"found":true}\n{"url":"/wind","reach":2,"found":true}\n{"url":"/rain","reach":null,"found":null}\n'
+        '{"url":"/tide","reach":2,"found":true}\n{"url":"/wind","reach":2,"found":true}\n'
+        '{"url":"/rain","reach":null,"found":null}\n'
     ),
 }
-ON_SPARK = {"04_spark"}
-TOGETHER = {
+EXPECTED_ON_SPARK = {
+    "04_spark": "after run 1: 40 hot readings\nafter run 2: 40 hot readings\n",
     "05_pipeline": (
         "revenue as of tick 1\n{'region': 'north', 'orders': 172, 'revenue': 600.0}\n{'region':"
         " 'south', 'orders': 85, 'revenue': 297.0}\nall numbers are correct\n"
@@ -102,40 +104,37 @@ TOGETHER = {
         " country: {'kr': 'ben', 'uk': 'ada'}\n"
     ),
 }
-"""Examples that share one Spark session here, since starting one takes longer than they do."""
+
+
+def run_example(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.delenv("HEADRACE_LOG", raising=False)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
 def test_every_example_is_tested() -> None:
-    assert sorted([*EXPECTED, *TOGETHER]) == sorted(
+    assert sorted([*EXPECTED, *EXPECTED_ON_SPARK]) == sorted(
         path.stem for path in EXAMPLES.glob("[0-9]*.py")
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.spark if name in ON_SPARK else ()) for name in EXPECTED],
-)
-def test_examples_run(name: str, tmp_path: Path) -> None:
-    if name in ON_SPARK:
-        require_java()
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("name", TOGETHER)
-def test_examples_run_in_a_session_that_is_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_prints_what_it_should(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    run_example(name, tmp_path, monkeypatch)
+    assert capfd.readouterr().out == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED_ON_SPARK)
+def test_an_example_on_spark_prints_what_it_should(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spark: "SparkSession",
+) -> None:
     monkeypatch.setenv("FOLLOWERS", "1000")
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert capsys.readouterr().out == TOGETHER[name]
+    monkeypatch.setattr(type(spark), "stop", lambda _session: None)  # the session is shared
+    run_example(name, tmp_path, monkeypatch)
+    assert capsys.readouterr().out == EXPECTED_ON_SPARK[name]

@@ -1,19 +1,17 @@
-"""Every snippet of the README runs: a section's in an empty directory and a process of their own
-(`docs/snippets`).
+"""Every snippet of the README runs: the snippets of a section one after the other in an empty
+directory, and those that need Spark in the tests' session.
 """
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import astuple
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docs.pages import KAFKA, ROOT, SPARK
-from tests.docs.snippets import Snippet, snippets
-from tests.java import require_java
+from tests.docs.snippets import Page, Snippet, snippets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 README = ROOT / "README.md"
 TITLES = [
@@ -23,60 +21,41 @@ TITLES = [
 
 
 def sections() -> dict[str, list[Snippet]]:
-    """Their snippets by title; ```console is for reading here."""
-    found: dict[str, list[Snippet]] = {}
-    for each in snippets(README.read_text()):
-        if each.kind != "console":
-            found.setdefault(each.section, []).append(each)
-    return found
+    """The snippets to run by the title of their section; ```console is for reading here."""
+    by_title: dict[str, list[Snippet]] = {}
+    for snippet in snippets(README.read_text()):
+        if snippet.kind != "console":
+            by_title.setdefault(snippet.section, []).append(snippet)
+    return by_title
 
 
 SECTIONS = sections()
+ON_SPARK = [
+    title
+    for title, section in SECTIONS.items()
+    if any(text in snippet.text for snippet in section for text in SPARK)
+]
 
 
-def run_section(title: str, blocks: list[Snippet], directory: Path, address: str = KAFKA) -> str:
-    given = json.dumps([astuple(each) for each in blocks]).replace(KAFKA, address)
-    environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    )
-    command = [sys.executable, "-m", "tests.docs.snippets", README.name]
-    done = subprocess.run(
-        command,
-        input=given,
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{title}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def run_section(title: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.delenv("HEADRACE_LOG", raising=False)
+    Page(README.name).run(SECTIONS[title])
 
 
-def choose(*, spark: bool, kafka: bool) -> list[str]:
-    def needs(title: str, *texts: str) -> bool:
-        return any(text in each.text for each in SECTIONS[title] for text in texts)
-
-    return [
-        title
-        for title in SECTIONS
-        if needs(title, *SPARK) == spark and needs(title, KAFKA) == kafka
-    ]
-
-
-def test_the_page_has_its_snippets() -> None:
+def test_the_readme_has_these_sections_with_snippets() -> None:
     assert list(SECTIONS) == TITLES
+    assert not any(KAFKA in snippet.text for section in SECTIONS.values() for snippet in section)
 
 
-@pytest.mark.parametrize("title", choose(spark=False, kafka=False))
-def test_snippets_run(title: str, tmp_path: Path) -> None:
-    run_section(title, SECTIONS[title], tmp_path)
+@pytest.mark.parametrize("title", [title for title in SECTIONS if title not in ON_SPARK])
+def test_a_section_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_section(title, tmp_path, monkeypatch)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("title", choose(spark=True, kafka=False))
-def test_snippets_with_spark_run(title: str, tmp_path: Path) -> None:
-    require_java()
-    run_section(title, SECTIONS[title], tmp_path)
+@pytest.mark.parametrize("title", ON_SPARK)
+def test_a_section_with_spark_runs(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: "SparkSession"
+) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda _session: None)  # the session is shared
+    run_section(title, tmp_path, monkeypatch)

@@ -4,9 +4,17 @@ import time
 from collections.abc import Callable
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = 20) -> None:
-    """Return once a condition holds; fail if it takes longer than `timeout_s`."""
+def wait_until(
+    condition: Callable[[], object],
+    timeout_s: float = 20,
+    *,
+    interval_s: float = 0.02,
+    describe: Callable[[], object] = lambda: "",
+) -> None:
+    """Return once a condition is true. Fail after `timeout_s`, with what `describe` returns
+    then.
+    """
     deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
+    while not condition():
+        assert time.monotonic() < deadline, f"still false after {timeout_s} s. {describe()}"
+        time.sleep(interval_s)

@@ -1,3 +1,3 @@
 """The people and devices of `headrace demo`, and a second computation of everything the shop's
-pipeline tells. The pipeline itself is one file: examples/shop.py.
+pipeline emits. The pipeline itself is one file: examples/shop.py.
 """

@@ -1,4 +1,4 @@
-"""The demo's summary: every number that the pipeline tells beside the same number computed a second
+"""The demo's summary: every number that the pipeline emits, and the same number computed a second
 time from the log (`recomputed`). A wrong one is remembered.
 """
 
@@ -54,7 +54,7 @@ class Recorded:
         )
 
     def device_rows(self, topic: str) -> Frame:
-        """With the time at which things happened: by the device's clock, and put right by how far
+        """With the time at which things happened: by the device's clock, and corrected by how far
         that was off when the row was sent.
         """
         frame = self.rows(topic)
@@ -85,7 +85,7 @@ def _ticks(rows: list[Row]) -> list[tuple[int, dict[str, dict[str, int]]]]:
     return found
 
 
-# Everything the shop's pipeline tells, computed a second time: in plain pandas and Python, in one
+# Everything the shop's pipeline emits, computed a second time: in plain pandas and Python, in one
 # go, from the rows that are in the log. None of our operators has a part in it.
 
 
@@ -124,10 +124,10 @@ def revenue(taxed: Frame) -> Frame:
     return groups.agg(orders=("order_id", "count"), revenue=("amount", "sum"), tax=("tax", "sum"))
 
 
-def late_orders(taxed: Frame, told: Frame) -> Frame:
-    """Those that came in a later tick than the one in which their window was first told."""
-    arrived = taxed.merge(told, on=["city", "window_start"])
-    return arrived[arrived["tick"] > arrived["told_tick"]]
+def late_orders(taxed: Frame, emitted: Frame) -> Frame:
+    """Those that came in a later tick than the one in which their window was first emitted."""
+    arrived = taxed.merge(emitted, on=["city", "window_start"])
+    return arrived[arrived["tick"] > arrived["emitted_tick"]]
 
 
 def corrections(late: Frame) -> int:
@@ -192,7 +192,7 @@ def fraud(log: Recorded) -> list[tuple[str, int, float]]:
 
 
 def matches(log: Recorded) -> list[tuple[int, str]]:
-    """Each article beside the searches that were stored when it came."""
+    """Each article with the searches that were stored when it came."""
     found, stored = [], dict[str, str]()
     changes = log.rows("subscriptions").assign(is_article=False)
     everything = pd.concat([changes, log.rows("articles").assign(is_article=True)]).sort_values(
@@ -300,11 +300,11 @@ class Summary:
             f" of tax; {wrong:,} are wrong",
             not wrong and orders == self.sent.orders,
         )
-        told, corrected = _told(views)
-        late = late_orders(taxed, told)
+        emitted, corrected = _emitted(views)
+        late = late_orders(taxed, emitted)
         expected = corrections(late)
         yield Check(
-            f"corrections: {len(late):,} orders came when their window had been told; {corrected:,}"
+            f"corrections: {len(late):,} orders came after their window was emitted; {corrected:,}"
             f" corrections, {expected:,} expected",
             corrected == expected,
         )
@@ -346,12 +346,12 @@ class Summary:
             f"pattern: {len(found):,} stolen cards found, {len(expected):,} there",
             found == expected,
         )
-        told = (
+        emitted = (
             sum(row["fired"] for row in self.log.read("alerts").to_pylist())
             if "alerts" in self.log.topics()
             else 0
         )
-        yield Check(f"alerts: {told:,} told", told == len(expected))
+        yield Check(f"alerts: {emitted:,} emitted", emitted == len(expected))
         fitting, wanted_matches = (
             sorted(
                 (row["article_id"], row["reader"]) for row in self.log.read("matches").to_pylist()
@@ -416,15 +416,15 @@ def _view(views: ViewReader, name: str) -> Frame:
     return frame
 
 
-def _told(views: ViewReader) -> tuple[Frame, int]:
-    """The tick in which each window was first told, and how many corrections there were."""
+def _emitted(views: ViewReader) -> tuple[Frame, int]:
+    """The tick in which each window was first emitted, and how many corrections there were."""
     rows = [
-        {**row, "told_tick": tick}
+        {**row, "emitted_tick": tick}
         for tick, changes in views.changes_since("revenue", 0)
         for row in changes.to_pylist()
     ]
-    changes = Frame(rows, columns=["city", "window_start", "_change_type", "told_tick"])
-    told = changes[changes["_change_type"] == "insert"].drop_duplicates(["city", "window_start"])[
-        ["city", "window_start", "told_tick"]
-    ]
-    return told, int((changes["_change_type"] == "update_postimage").sum())
+    changes = Frame(rows, columns=["city", "window_start", "_change_type", "emitted_tick"])
+    emitted = changes[changes["_change_type"] == "insert"].drop_duplicates(
+        ["city", "window_start"]
+    )[["city", "window_start", "emitted_tick"]]
+    return emitted, int((changes["_change_type"] == "update_postimage").sum())

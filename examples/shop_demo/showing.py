@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 Say = Callable[[str], None]
-LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.3, 0.5, 5.0
+LOOK_EVERY_S, MISSING_EVERY_S, SHOW_EVERY_S = 0.3, 0.5, 5.0
 PATIENCE_S = 120.0
-"""How long a closed shop waits for something to change while not everything has been told; what is
+"""How long a closed shop waits for something to change while outputs are missing; what is
 missing then is in the summary.
 """
 FIRST_NUMBER_S = 600.0
@@ -52,7 +52,7 @@ FIRST_NUMBER_S = 600.0
 
 
 def shop_file() -> Path:
-    """The pipeline that this package is the world of: the file beside the package."""
+    """The pipeline that this package is the world of: the file next to the package."""
     return Path(__file__).parents[1] / "shop.py"
 
 
@@ -138,7 +138,7 @@ class Showing:
         self.steps_s[name] = time.monotonic() - self._began_s
         self.say(f"{self.steps_s[name]:6.1f} s  {text}")
 
-    # The world, in a thread beside the pipeline
+    # The world, in a thread of its own
 
     def _direct(self, log: Log, shop: ModuleType, done: Event) -> None:
         if not await_topics(log, done):
@@ -162,8 +162,8 @@ class Showing:
         if done.is_set() or failed.is_set():
             return
         self.world.close(clock_us())
-        self._step("closed", "the shop is closed; what is still on its way is told")
-        self._await_told(log, done)
+        self._step("closed", "the shop is closed; what is still on its way is processed")
+        self._await_outputs(log, done)
         self.is_over = not done.is_set()
         self.stop.set()
 
@@ -193,7 +193,7 @@ class Showing:
         windows = self._asked("SELECT count(*) AS n FROM revenue")
         return (
             f"{self.world.sent.orders:,} orders came in, {counted:,} are counted, {windows:,}"
-            " windows told"
+            " windows emitted"
         )
 
     def _counted(self) -> int:
@@ -210,7 +210,7 @@ class Showing:
         except HeadraceError:  # not declared yet
             return 0
 
-    def _await_told(self, log: Log, done: Event) -> None:
+    def _await_outputs(self, log: Log, done: Event) -> None:
         """Until as much has come out as went in; whether it is right is the summary's business.
         Given up when nothing has changed for long.
         """
@@ -218,14 +218,14 @@ class Showing:
         while (
             any(before)
             and time.monotonic() - changed_s < PATIENCE_S
-            and not done.wait(TOLD_EVERY_S)
+            and not done.wait(MISSING_EVERY_S)
         ):
             now = self._missing(log)
             before, changed_s = now, changed_s if now == before else time.monotonic()
 
     def _missing(self, log: Log) -> tuple[int, ...]:
-        """How many are not told yet: orders in windows, orders in sales, searches, changes of the
-        database, alerts.
+        """How many outputs are missing: orders in windows, orders in sales, searches, changes of
+        the database, alerts.
         """
         assert self.world is not None
         sent, searches = self.world.sent, self.world.devices.searches.sender.rows
@@ -237,7 +237,7 @@ class Showing:
             log.read(topic, columns=["_change_type"]).to_table().num_rows
             for topic in ("customers", "products")
         )
-        told = (
+        fired = (
             sum(row["fired"] for row in log.read("alerts", columns=["fired"]).to_pylist())
             if "alerts" in log.topics()
             else 0
@@ -248,5 +248,5 @@ class Showing:
             sent.orders - self._counted(),
             searches - joined,
             changes,
-            log.read(FRAUD).to_table().num_rows - told,
+            log.read(FRAUD).to_table().num_rows - fired,
         )

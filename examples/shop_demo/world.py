@@ -272,8 +272,8 @@ class Warehouse:
 # seconds or by years, and now and then one has no connection and sends what it has some seconds
 # later.
 #
-# When something truly happened, less than a second before it is sent, nobody in the pipeline is
-# told: it has to find out from three wrong times.
+# The pipeline does not get the time at which something truly happened, less than a second before
+# it is sent: it has to find it out from three wrong times.
 
 
 DEVICES = 40
@@ -309,10 +309,14 @@ class Outbox:
         received_us = sent_us + self._fleet.travel_us[rows["who"]]
         is_there = received_us <= now_us
         self._waiting = rows[~is_there].reset_index(drop=True)
-        told = rows[is_there].assign(sent_us=sent_us[is_there], received_us=received_us[is_there])
-        self.sender.append(self._as_told(told.sort_values(["received_us", "at_us"], kind="stable")))
+        arrivals = rows[is_there].assign(
+            sent_us=sent_us[is_there], received_us=received_us[is_there]
+        )
+        self.sender.append(
+            self._as_received(arrivals.sort_values(["received_us", "at_us"], kind="stable"))
+        )
 
-    def _as_told(self, rows: Frame) -> pa.Table:
+    def _as_received(self, rows: Frame) -> pa.Table:
         """By the device's own clock, but for when it was received."""
         who = rows["who"].to_numpy()
         off_us = self._fleet.clock_off_us[who]
@@ -369,7 +373,7 @@ class Devices:
             Outbox(log, topic, self._fleet) for topic in ("orders", "searches", "clicks")
         )
         self._order, self._search = 0, 0
-        self._greet(now_us - SECOND_US)
+        self._send_heartbeats(now_us - SECOND_US)
         self.step(now_us)
 
     def step(self, now_us: int) -> None:
@@ -390,9 +394,9 @@ class Devices:
 
     def say_goodbye(self, now_us: int) -> None:
         """From every device a row of a minute later: now everyone knows that nothing from before
-        can come any more, and what waits for that is told.
+        can come any more, and what waits for that is emitted.
         """
-        self._greet(now_us + LATER_US)
+        self._send_heartbeats(now_us + LATER_US)
         for outbox in (self.orders, self.searches, self.clicks):
             outbox.send(now_us + 2 * LATER_US)
             outbox.sender.close()
@@ -447,7 +451,7 @@ class Devices:
             )[clicked]
         )
 
-    def _greet(self, at_us: int) -> None:
+    def _send_heartbeats(self, at_us: int) -> None:
         """Every device searches and clicks once: its clock is known from the first moment on, and
         to the last.
         """

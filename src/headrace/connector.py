@@ -37,7 +37,7 @@ from headrace.errors import (
     TargetUnavailable,
     nearest,
 )
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.retry import Backoff
 
 BACKOFF = Backoff(first_s=0.2, longest_s=30.0)

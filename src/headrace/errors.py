@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HeadraceError(Exception):
@@ -117,7 +118,9 @@ class UnknownView(InputError, KeyError):
 
 
 class UnknownVersion(InputError, KeyError):
-    """A pipeline has no version of that name. Build it with `headrace replay`, or correct the name."""
+    """A pipeline has no version of that name. Build it with `headrace replay`, or correct the
+    name.
+    """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(
@@ -193,7 +196,9 @@ class BadPartition(InputError):
 
 
 class IncompatibleChange(InputError):
-    """A change would break readers of what is stored. Make a compatible change, or use a new topic."""
+    """A change would break readers of what is stored. Make a compatible change, or use a new
+    topic.
+    """
 
 
 class PlanError(InputError):
@@ -204,6 +209,23 @@ class BadExpression(PlanError):
     """An expression cannot be read, or uses what an expression over one row must not use. Correct
     it.
     """
+
+
+class ExpressionFailed(InputError):
+    """An expression of a step with `errors="stop"` failed on a row. Correct the row or the
+    expression, or choose `errors="null"` or `errors="divert"`.
+    """
+
+    def __init__(self, *, step: str, expressions: str, row: dict[str, Any]) -> None:
+        super().__init__(
+            f"An expression of the step {step!r} failed on the row {row!r}: {expressions}",
+            fix=(
+                "correct the row or the expression and run again; or make the value null with"
+                ' errors="null", or send such rows to dead letters with errors="divert".'
+            ),
+        )
+        self.step = step
+        self.row = row
 
 
 class BadPattern(PlanError):
@@ -271,7 +293,9 @@ class BadPipelineFile(ConfigurationError):
 
 
 class LogUnavailable(ConfigurationError):
-    """A log cannot be opened: it is missing, not a directory, or not reachable. Check the address."""
+    """A log cannot be opened: it is missing, not a directory, or not reachable. Check the
+    address.
+    """
 
 
 class NotSupported(ConfigurationError):
@@ -312,8 +336,8 @@ class TransactionFenced(FencedError):
 
 
 class MemberFenced(FencedError):
-    """A consumer no longer owns a partition that it commits for. Poll again; another member reads the
-    partition from the last committed offset.
+    """A consumer no longer owns a partition that it commits for. Poll again; another member reads
+    the partition from the last committed offset.
     """
 
 
@@ -339,8 +363,8 @@ class NoteConflict(FencedError):
 
 
 class BatchConflict(FencedError):
-    """A batch of a streaming writer is neither new nor a repeat of the last one: another query writes
-    under the same name. Stop one of them.
+    """A batch of a streaming writer is neither new nor a repeat of the last one: another query
+    writes under the same name. Stop one of them.
     """
 
 
@@ -377,8 +401,8 @@ class CorruptBatch(CorruptionError):
 
 
 class CorruptJournal(CorruptionError):
-    """The commit journal is damaged in a way that an interrupted write does not explain. Restore the
-    log from a backup.
+    """The commit journal is damaged in a way that an interrupted write does not explain. Restore
+    the log from a backup.
     """
 
 
@@ -393,7 +417,9 @@ class InputReplaced(ConfigurationError):
 
 
 class StateElsewhere(ConfigurationError):
-    """A state directory is not the one that the pipeline's ledger names. Use the right directory."""
+    """A state directory is not the one that the pipeline's ledger names. Use the right
+    directory.
+    """
 
 
 class PlanChanged(ConfigurationError):
@@ -407,8 +433,8 @@ class SinkFenced(FencedError):
 
 
 class TargetUnavailable(RetryError):
-    """A sink's target cannot be reached, is busy, or has no room. The sink tries again by itself; what
-    the target has is intact.
+    """A sink's target cannot be reached, is busy, or has no room. The sink tries again by itself;
+    what the target has is intact.
 
     Attributes:
         wait_s: How long the target asks to wait.
@@ -426,8 +452,8 @@ class TargetMismatch(ConfigurationError):
 
 
 class TargetRefuses(ConfigurationError):
-    """A sink's target refuses so many rows that something must be wrong with all of them. Correct the
-    target; the rows do not become dead letters.
+    """A sink's target refuses so many rows that something must be wrong with all of them. Correct
+    the target; the rows do not become dead letters.
     """
 
 
@@ -460,8 +486,8 @@ class BadEvent(InputError):
 
 
 class UnknownEvent(ConfigurationError):
-    """The code does not know the type or the version of a stored event. Add the class or an upcaster,
-    or run the newer code.
+    """The code does not know the type or the version of a stored event. Add the class or an
+    upcaster, or run the newer code.
     """
 
 
@@ -479,7 +505,8 @@ class UnknownEntity(InputError, KeyError):
 
 
 class CommandRefused(InputError):
-    """A decider refused a command by the rules of the business. Show the reason; no event was stored.
+    """A decider refused a command by the rules of the business. Show the reason; no event was
+    stored.
 
     Attributes:
         reason: Why.
@@ -514,14 +541,14 @@ class UnknownSubject(InputError, KeyError):
 
 
 class NotForgotten(ConfigurationError):
-    """Values that should be erased are still in some files. The message names each file, and what to
-    do about it.
+    """Values that should be erased are still in some files. The message names each file, and what
+    to do about it.
     """
 
 
 class ExcisionRefused(ConfigurationError):
-    """A subject cannot be erased everywhere. Remove each obstacle that the message names, and run it
-    again; nothing was changed.
+    """A subject cannot be erased everywhere. Remove each obstacle that the message names, and run
+    it again; nothing was changed.
     """
 
     def __init__(self, subject: str, obstacles: Iterable[str]) -> None:

@@ -1,5 +1,8 @@
-"""The status of a run: a small file in the state directory, written after each batch and every few
-seconds. `headrace status`, the dashboard and the metrics show it; `runner` writes it.
+"""What a run writes about itself into its state directory: `status.json`, after each batch and
+every few seconds, and `plan.json`, its steps.
+
+`runner` writes them. `headrace status`, the dashboard, the metrics and watches may run in another
+process, on another machine or in another version of Headrace: these files are all they know.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from headrace.atomic_file import write_atomically
 from headrace.errors import ConfigurationError
 
 FILE = "status.json"
+PLAN_FILE = "plan.json"
 VERSION = 1
 _LATELY_S = 30.0
 
@@ -47,8 +51,8 @@ class Status:
     ingests: dict[str, str] = field(default_factory=dict)
     """Ingest -> its state in words."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and the
-    times that its steps wait for.
+    """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and
+    the times that its steps wait for.
     """
     watermarks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Input with event time -> its watermark, and the producers that hold it back."""
@@ -122,14 +126,52 @@ def running_elsewhere(directory: Path) -> Status | None:
 
 def read_status(directory: Path) -> Status:
     """The status in a state directory. Raises ConfigurationError if no pipeline has run with it."""
-    try:
-        stored = json.loads((directory / FILE).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigurationError(
-            f"No pipeline has run with the state directory {directory}.",
-            fix=(
-                "name the pipeline's state directory, such as shop.state, or run the pipeline"
-                " first."
-            ),
-        ) from None
+    stored = read_status_fields(directory)
+    if stored is None:
+        raise _never_run(directory)
     return Status(**stored)
+
+
+def read_status_fields(directory: Path) -> dict[str, Any] | None:
+    """The status in a state directory as its fields, which may be those of another version of
+    Headrace; None if no pipeline has run with it.
+    """
+    try:
+        status = json.loads((directory / FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def pipeline_name(directory: Path) -> str | None:
+    """The name of the pipeline; None as long as it has written no status."""
+    status = read_status_fields(directory)
+    return None if status is None else str(status["pipeline"])
+
+
+def read_plan(state: Path) -> dict[str, Any] | None:
+    """The plan of the newest run; None if there is none, or if a newer Headrace wrote it."""
+    try:
+        plan = json.loads((state / PLAN_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return plan if isinstance(plan, dict) and plan.get("version") == 1 else None
+
+
+def log_address(state: Path) -> str | None:
+    """The address of the log that the pipeline reads."""
+    plan = read_plan(state)
+    return None if plan is None else plan.get("log")
+
+
+def check_state(state: Path) -> None:
+    """Refuse a directory without a plan: it is more likely misspelt than not yet used."""
+    if not (state / PLAN_FILE).exists():
+        raise _never_run(state)
+
+
+def _never_run(state: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"No pipeline has run with the state directory {state}.",
+        fix="name the pipeline's state directory, such as shop.state, or run the pipeline first.",
+    )

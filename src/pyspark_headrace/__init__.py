@@ -10,7 +10,8 @@ it starts.
 
 import os
 
-from headrace.log.spark.source import HIDE_DEFAULT_SOURCE, TopicSource
+from headrace.log.spark.jvm import HIDE_DEFAULT_SOURCE
+from headrace.log.spark.source import TopicSource
 
 __all__ = ["DefaultSource"]
 

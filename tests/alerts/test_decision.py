@@ -55,7 +55,7 @@ def nothing_known() -> None:
 
 
 def make_decider(log: hr.Log, every_us: int = 0, topic: str = "alert.hot") -> AlertDecider:
-    return AlertDecider(log, "shop", Alert("hot", topic, (), every_us))
+    return AlertDecider.open(log, "shop", Alert("hot", topic, (), every_us))
 
 
 def messages_of(log: hr.Log) -> list[AlertMessage]:
@@ -89,7 +89,7 @@ def test_a_row_that_comes_fires_and_one_that_goes_resolves(log: hr.Log) -> None:
     assert json.loads(messages_of(log)[1].content)["resolved"] == [{"room": "attic", "degrees": 45}]
 
 
-def test_what_happens_within_the_interval_is_one_message(log: hr.Log) -> None:
+def test_changes_within_the_interval_are_one_message(log: hr.Log) -> None:
     alert = make_decider(log, every_us=60 * SECOND_US)
     change(log, attic=40)
     alert.step(NOW_US)
@@ -144,7 +144,7 @@ def put(log: hr.Log, room: str, house: str, degrees: int | None, kind: str) -> N
 
 
 def by_house(log: hr.Log, every_us: int = 0) -> AlertDecider:
-    return AlertDecider(log, "shop", Alert("hot", "alert.rooms", (), every_us, by=("house",)))
+    return AlertDecider.open(log, "shop", Alert("hot", "alert.rooms", (), every_us, by=("house",)))
 
 
 def of_groups(log: hr.Log) -> list[tuple[str, str, list[str], list[str], int]]:
@@ -187,13 +187,13 @@ def test_a_group_waits_for_its_own_interval_also_over_a_crash(rooms: hr.Log) -> 
     put(rooms, "attic", "north", 40, "insert")
     alert.step(NOW_US)
     put(rooms, "hall", "north", 40, "insert")  # north waits
-    put(rooms, "cellar", "south", 40, "insert")  # south has told nothing yet
+    put(rooms, "cellar", "south", 40, "insert")  # south has sent no alert yet
     alert.step(NOW_US + 10 * SECOND_US)
     assert [each[:3] for each in of_groups(rooms)] == [
         ("north", "firing", ["attic"]),
         ("south", "firing", ["cellar"]),
     ]
-    again = by_house(rooms, minute_us)  # what waits for north stands before what south was told
+    again = by_house(rooms, minute_us)  # what waits for north comes before what was sent for south
     again.step(NOW_US + 59 * SECOND_US)
     assert len(messages_of(rooms)) == 2
     again.step(NOW_US + minute_us)
@@ -224,7 +224,7 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(
+def test_messages_held_back_by_a_silence_survive_however_many_groups_there_are(
     rooms: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MAX_GROUPS", 3)
@@ -261,7 +261,9 @@ def lines(log: hr.Log, hosts: int, rows: int) -> None:
 def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(log: hr.Log) -> None:
     log.create_topic("alert.lines", "host STRING, text STRING")
     alert, hour_us = (
-        AlertDecider(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))),
+        AlertDecider.open(
+            log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))
+        ),
         3600 * SECOND_US,
     )
     lines(log, 300, 300)
@@ -274,7 +276,7 @@ def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(l
     caught_up(alert, NOW_US + 2)
     assert len(messages_of(log)) == before + 1
     assert len((log.note("alerting.shop.hot") or "").encode()) < 256 << 10
-    again = AlertDecider(log, "shop", Alert("hot", "alert.lines", (), hour_us, by=("host",)))
+    again = AlertDecider.open(log, "shop", Alert("hot", "alert.lines", (), hour_us, by=("host",)))
     caught_up(again, NOW_US + hour_us)
     assert sum(each.fired for each in messages_of(log)) == 300 + 12_000 + 301
 
@@ -284,7 +286,7 @@ def test_one_group_with_very_many_rows_is_emitted_early_and_alone(
 ) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MAX_WAITING", 50)
     log.create_topic("alert.lines", "host STRING, text STRING")
-    alert = AlertDecider(
+    alert = AlertDecider.open(
         log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))
     )
     lines(log, 2, 2)
@@ -300,7 +302,9 @@ def test_one_group_with_very_many_rows_is_emitted_early_and_alone(
 def test_very_many_groups_at_once_are_emitted_together(log: hr.Log) -> None:
     log.create_topic("alert.lines", "host STRING, text STRING")
     lines(log, 250, 500)
-    caught_up(AlertDecider(log, "shop", Alert("hot", "alert.lines", (), 0, by=("host",))), NOW_US)
+    caught_up(
+        AlertDecider.open(log, "shop", Alert("hot", "alert.lines", (), 0, by=("host",))), NOW_US
+    )
     messages = messages_of(log)
     assert (
         len(messages),
@@ -317,7 +321,7 @@ def test_very_many_groups_at_once_are_emitted_together(log: hr.Log) -> None:
 
 def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log: hr.Log) -> None:
     log.create_table("alert.pages", "url STRING, text STRING", key="url")
-    alert = AlertDecider(log, "shop", Alert("hot", "alert.pages", (), 0))
+    alert = AlertDecider.open(log, "shop", Alert("hot", "alert.pages", (), 0))
     with log.producer("alert.pages") as producer:
         producer.append(
             [
@@ -330,16 +334,14 @@ def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log:
             [{"url": f"/{number}", "text": None, "_change_type": "delete"} for number in range(500)]
         )
     assert len(log.note("alerting.shop.hot") or "") < 300_000
-    caught_up(AlertDecider(log, "shop", alert.alert), NOW_US + 1)
+    caught_up(AlertDecider.open(log, "shop", alert.alert), NOW_US + 1)
     fired, resolved = messages_of(log)
     assert (fired.fired, resolved.resolved, resolved.active) == (500, 500, 0)
     assert 100 < fired.active < 500  # as many as are remembered
     assert max(len(each.content) for each in (fired, resolved)) < 150_000
 
 
-def test_what_must_be_tried_again_is_said_once(
-    log: hr.Log, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_retried_step_is_logged_once(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
     ended = Event()
 
     class Failing(AlertDecider):
@@ -354,14 +356,14 @@ def test_what_must_be_tried_again_is_said_once(
 
     change(log, attic=40)
     with caplog.at_level(logging.WARNING, "headrace.alerts"):
-        decide_alerts(Failing(log, "shop", Alert("hot", "alert.hot")), ended)
+        decide_alerts(Failing.open(log, "shop", Alert("hot", "alert.hot")), ended)
     assert [record.getMessage() for record in caplog.records] == [
         "The alert hot cannot be decided now, and is tried again: Kafka is away."
     ]
     assert len(messages_of(log)) == 1
 
 
-def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
+def test_state_of_an_older_version_is_read(log: hr.Log) -> None:
     old = json.dumps(
         {
             "version": 1,
@@ -400,7 +402,7 @@ def test_an_older_process_is_refused(log: hr.Log) -> None:
 
 def test_a_silence_is_recorded_and_what_still_fires_is_emitted_when_it_ends(log: hr.Log) -> None:
     notified: list[AlertMessage] = []
-    alert = AlertDecider(log, "shop", Alert("hot", "alert.hot"), notified.append)
+    alert = AlertDecider.open(log, "shop", Alert("hot", "alert.hot"), notified.append)
     silence(log, "shop", "hot", NOW_US + 10 * SECOND_US)
     change(log, attic=40, cellar=41)
     alert.step(NOW_US)
@@ -425,7 +427,7 @@ def test_a_message_reads_well(log: hr.Log) -> None:
     assert json.loads(message.body())["counts"] == {"fired": 150, "resolved": 0, "active": 150}
 
 
-def test_what_cannot_be_is_said_when_it_is_declared() -> None:
+def test_invalid_settings_are_refused_at_declaration() -> None:
     shop = hr.Pipeline("shop")
     orders = shop.topic("orders", schema="n BIGINT")
     with pytest.raises(PlanError, match="cannot be sent to 'sqlite'"):

@@ -57,7 +57,7 @@ def webhook(receiver: WebhookReceiver) -> AlertReceiver:
 
 
 def make_sender(log: hr.Log, way: AlertReceiver) -> AlertSender:
-    return AlertSender(log, "shop", Alert("hot", "alert.hot", (way,)), way, breaker=Quick())
+    return AlertSender.open(log, "shop", Alert("hot", "alert.hot", (way,)), way, breaker=Quick())
 
 
 def happened(
@@ -130,7 +130,7 @@ def test_a_new_receiver_hears_of_what_comes_from_now_on_and_goes_on_there(
         "slow",
     ],
 )
-def test_what_fails_is_tried_again_under_the_same_key(
+def test_a_failed_delivery_is_retried_with_its_key(
     log: hr.Log, receiver: WebhookReceiver, answer: object
 ) -> None:
     def behave(_headers: object, _rows: object) -> object:
@@ -150,15 +150,15 @@ def test_what_fails_is_tried_again_under_the_same_key(
     assert sender.status.error is None
 
 
-def test_what_is_refused_is_a_dead_letter_that_can_be_replayed(
+def test_a_refused_message_becomes_a_dead_letter_that_can_be_replayed(
     log: hr.Log, receiver: WebhookReceiver
 ) -> None:
     receiver.behave = lambda _headers, _rows: (400, {}) if not receiver.requests else OK
     sender = make_sender(log, webhook(receiver))
     happened(log, "one", "two")
     until(sender, lambda: sender.status.sent == 1)
-    (letter,) = dead.read_dead_letters(log, TOPIC)
-    assert "answers 400" in letter["reason"]
+    (dead_letter,) = dead.read_dead_letters(log, TOPIC)
+    assert "answers 400" in dead_letter["reason"]
     assert dead.replay(log, TOPIC).replayed == 1
     again = make_sender(log, webhook(receiver))
     until(again, lambda: again.status.sent == 1)

@@ -1,5 +1,5 @@
-"""Processes killed between recording an alert in the topic `alerts` and the receiver's response: the
-next process sends it, under the same id.
+"""Processes killed between recording an alert in the topic `alerts` and the receiver's response:
+the next process sends it, under the same id.
 """
 
 import os
@@ -17,7 +17,9 @@ from headrace.alerts.alert import TOPIC
 from headrace.alerts.delivery import make_notifier
 from headrace.log import dead_letters as dead
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
-from tests.waits import until
+from tests.waits import wait_until
+
+pytestmark = pytest.mark.process
 
 RUNNER = """
 import sys
@@ -78,7 +80,7 @@ def of_a_pipeline(log: hr.Log, state: Path) -> Begin:
 
 
 @pytest.mark.parametrize("who", ["pipeline", "watch"])
-def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
+def test_a_recorded_unsent_message_is_sent_by_the_next_process(
     log: hr.Log, tmp_path: Path, who: str
 ) -> None:
     begin = of_a_watch(log) if who == "watch" else of_a_pipeline(log, tmp_path / "state")
@@ -87,13 +89,13 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
         port = held.getsockname()[1]
         first = begin(f"http://127.0.0.1:{port}/hook")
         try:
-            until(lambda: len(recorded(log)) == 1, timeout_s=60)
+            wait_until(lambda: len(recorded(log)) == 1, timeout_s=60)
         finally:
             killed(first)
     receiver = WebhookReceiver(port=port)
     second = begin(f"http://127.0.0.1:{port}/hook")
     try:
-        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
+        wait_until(lambda: len(receiver.requests) >= 1, timeout_s=60)
     finally:
         killed(second)
         receiver.stop()
@@ -101,11 +103,10 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
     assert set(keys(receiver)) == set(recorded(log))
 
 
-def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
-    log: hr.Log, tmp_path: Path
-) -> None:
+def test_a_message_without_an_answer_is_resent_with_its_key(log: hr.Log, tmp_path: Path) -> None:
     begin, receiver = of_a_pipeline(log, tmp_path / "state"), WebhookReceiver()
-    note = f"alerting.shop.large.{make_notifier(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
+    notifier = make_notifier(hr.sinks.webhook(receiver.url, table="alerts"))
+    note = f"alerting.shop.large.{notifier.identity}"
     processes: list[subprocess.Popen[bytes]] = []
 
     def behave(_headers: object, _rows: object) -> tuple[int, dict[str, str]]:
@@ -116,10 +117,10 @@ def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
     receiver.behave = behave
     try:
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
+        wait_until(lambda: len(receiver.requests) >= 1, timeout_s=60)
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) >= 2, timeout_s=60)
-        until(lambda: log.note(note) == "1", timeout_s=60)  # behind the first message
+        wait_until(lambda: len(receiver.requests) >= 2, timeout_s=60)
+        wait_until(lambda: log.note(note) == "1", timeout_s=60)  # behind the first message
     finally:
         for process in processes:
             killed(process)

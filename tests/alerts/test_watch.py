@@ -162,7 +162,7 @@ def test_a_rule_fires_and_resolves_only_when_it_has_held() -> None:
     assert not states.firing
 
 
-def test_what_is_gone_is_resolved() -> None:
+def test_a_measurement_that_disappears_is_resolved() -> None:
     states = RuleStates([parse_rule("dead letters > 0 for 0 seconds")])
     assert [
         event.is_firing for event in states.update({"dead letters": {"orders": 1.0}}, NOW_US)
@@ -190,13 +190,13 @@ def test_firing_and_resolved_take_turns_and_are_never_closer_than_the_rule_says(
         assert second - before[0] > hold_s or before[0] == -1
 
 
-def test_what_changes_is_recorded_once_over_restarts(log: hr.Log) -> None:
+def test_changes_are_recorded_once_over_restarts(log: hr.Log) -> None:
     rules = [parse_rule("dead letters > 0 for 0 seconds")]
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
-    assert [event.text for event in Watcher(log, Measurements(log, []), rules).check(NOW_US)] == [
-        "FIRING: dead letters > 0 for 0 seconds: orders has 1"
-    ]
-    again = Watcher(log, Measurements(log, []), rules)
+    assert [
+        event.text for event in Watcher.open(log, Measurements(log, []), rules).check(NOW_US)
+    ] == ["FIRING: dead letters > 0 for 0 seconds: orders has 1"]
+    again = Watcher.open(log, Measurements(log, []), rules)
     assert again.check(NOW_US + 1) == []
     log.delete_topic("orders.dead")
     assert [event.is_firing for event in again.check(NOW_US + 2)] == [False]

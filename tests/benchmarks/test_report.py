@@ -58,7 +58,7 @@ def test_compare_judges_against_the_bar() -> None:
 
 
 def run_runner(tmp_path: Path, only: str, **modules: str) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the runner beside made-up benchmarks."""
+    """Run a copy of the runner with made-up benchmarks."""
     package = tmp_path / "benchmarks"
     package.mkdir()
     for file in ("__init__.py", "__main__.py", "report.py"):

@@ -15,8 +15,8 @@ from headrace.cdc.declaration import Capture
 from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, UnknownColumn
 from headrace.log.dead_letters import read_dead_letters, replay
+from tests.cdc.captures import caught_up, do
 from tests.cdc.conftest import Postgres
-from tests.cdc.test_sqlite import caught_up, do
 
 
 def rows(log: hr.Log, topic: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -228,7 +228,7 @@ def test_a_record_that_is_no_change_can_end_it(address: str, value: str, why: st
         )
 
 
-def test_records_that_are_no_changes_are_put_aside_and_can_be_taken_again(address: str) -> None:
+def test_records_that_are_no_changes_become_dead_letters_and_can_be_replayed(address: str) -> None:
     with hr.open_log(address) as log:
         log.create_topic("raw", "value STRING")
         with log.producer("raw") as producer:
@@ -240,16 +240,18 @@ def test_records_that_are_no_changes_are_put_aside_and_can_be_taken_again(addres
                 ]
             )
     capture = hr.cdc.debezium("raw", schema=SCHEMA, key="id", log=address, table="t")
-    told: list[CaptureStatus] = []
-    capture.run(until_caught_up=True, on_status=told.append)
-    assert told[-1].dead_letters == len(BAD)
+    statuses: list[CaptureStatus] = []
+    capture.run(until_caught_up=True, on_status=statuses.append)
+    assert statuses[-1].dead_letters == len(BAD)
     with hr.open_log(address) as log:
         assert [row["id"] for row in log.read("t").to_pylist()] == list(range(len(BAD)))
         found = read_dead_letters(log, "raw")
-        assert [letter["source_offset"] for letter in found] == [
+        assert [dead_letter["source_offset"] for dead_letter in found] == [
             2 * number for number in range(len(BAD))
         ]
-        assert all(why in letter["reason"] for letter, (_, why) in zip(found, BAD, strict=True))
+        assert all(
+            why in dead_letter["reason"] for dead_letter, (_, why) in zip(found, BAD, strict=True)
+        )
         assert replay(log, "raw").replayed == len(BAD)
     with caught_up(capture, address) as log:
         assert len(read_dead_letters(log, "raw")) == 2 * len(BAD)

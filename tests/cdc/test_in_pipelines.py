@@ -16,7 +16,8 @@ from headrace.errors import ConfigurationError, DuplicateStep, HeadraceError, To
 from headrace.runtime.inputs import create_topics
 from headrace.testing.pipelines import PipelineTest
 from headrace.views.reader import ViewReader
-from tests.cdc.test_sqlite import do, wait_until
+from tests.cdc.captures import do
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ import pytest
 from headrace.cdc.mysql_source.catalogue import (
     add_transaction,
     connection_settings,
-    mariadb_set,
-    mysql_set,
-    mysql_text,
+    format_mysql_gtids,
+    parse_mariadb_gtids,
+    parse_mysql_gtids,
 )
 from headrace.errors import ConfigurationError
 
@@ -17,11 +17,11 @@ A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa942
 
 
 def test_sets_of_gtids() -> None:
-    assert mariadb_set("0-1-7,1-1-3") == {"0": "0-1-7", "1": "1-1-3"}
-    assert mariadb_set("") == mysql_set("") == {}
+    assert parse_mariadb_gtids("0-1-7,1-1-3") == {"0": "0-1-7", "1": "1-1-3"}
+    assert parse_mariadb_gtids("") == parse_mysql_gtids("") == {}
     text = f"{A}:1-5:7,\n{B}:3:blue:1-2"
-    assert mysql_set(text) == {A: "1-5:7", B: "3", f"{B}:blue": "1-2"}
-    assert mysql_set(mysql_text(mysql_set(text))) == mysql_set(text)
+    assert parse_mysql_gtids(text) == {A: "1-5:7", B: "3", f"{B}:blue": "1-2"}
+    assert parse_mysql_gtids(format_mysql_gtids(parse_mysql_gtids(text))) == parse_mysql_gtids(text)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_sets_of_gtids() -> None:
         ("1-5", 3, "1-5"),
     ],
 )
-def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
+def test_adding_a_transaction_to_a_set_of_gtids(ranges: str, number: int, expected: str) -> None:
     assert add_transaction(ranges, number) == expected
 
 

@@ -1,4 +1,4 @@
-"""The same on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer
+"""Captures on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer
 process takes over.
 """
 
@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.cdc.capture import CaptureLoop
 from headrace.errors import TransactionFenced
 from headrace.log.dead_letters import read_dead_letters
-from tests.cdc.test_sqlite import caught_up, do, folded, table
+from tests.cdc.captures import caught_up, do, folded, table
 from tests.servers.kafka_broker import KafkaBroker
 
 
@@ -87,6 +87,6 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
             (row["id"], row["name"]) for row in hr.cdc.fold(log, "debezium-customers").to_pylist()
         ] == [(2, "Bo")]
         assert [
-            (letter["source_offset"], "no envelope" in letter["row"])
-            for letter in read_dead_letters(log, topic)
+            (dead_letter["source_offset"], "no envelope" in dead_letter["row"])
+            for dead_letter in read_dead_letters(log, topic)
         ] == [(4, True)]

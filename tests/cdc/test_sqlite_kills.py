@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from tests.cdc.test_sqlite import wait_until
 from tests.cdc.workload import (
     CaptureProcess,
     Database,
@@ -20,6 +19,9 @@ from tests.cdc.workload import (
     kill_again_and_again,
     rows_of,
 )
+from tests.waits import wait_until
+
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])

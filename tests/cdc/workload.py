@@ -207,9 +207,9 @@ def assert_nothing_twice(log: hr.Log, topic: str) -> None:
     seen: dict[tuple[Any, ...], int] = {}
     for row in log.read(topic).to_pylist():
         if row["_transaction"] is not None and row["_order"] is not None:
-            place = (row["_position"], row["_transaction"], row["_order"], row["_change_type"])
-            seen[place] = seen.get(place, 0) + 1
-    assert [place for place, count in seen.items() if count > 1] == []
+            position = (row["_position"], row["_transaction"], row["_order"], row["_change_type"])
+            seen[position] = seen.get(position, 0) + 1
+    assert [position for position, count in seen.items() if count > 1] == []
 
 
 class CaptureProcess:

@@ -30,9 +30,7 @@ columns = (
 
 
 @given(columns, st.data())
-def test_some_values_are_taken_and_listed_as_arrow_does(
-    values: list[bytes | None], data: st.DataObject
-) -> None:
+def test_take_and_to_list_equal_arrow(values: list[bytes | None], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(values)))
     column = pa.array(values, pa.binary()).slice(first)
     assert bytes_list(column) == values[first:]

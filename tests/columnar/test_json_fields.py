@@ -76,7 +76,7 @@ def test_a_field_is_what_the_parser_says(
         '{"amount":' + "9" * 30 + "}",
     ],
 )
-def test_what_spark_may_see_otherwise_is_left_to_it(text: str) -> None:
+def test_paths_that_might_differ_from_spark_are_left_to_spark(text: str) -> None:
     with pytest.raises(NeedsSpark):
         field(pa.array(['{"amount":1}', text]), "amount", floating=False)
 

@@ -25,6 +25,7 @@ from headrace.columnar.keys import (
 )
 from headrace.columnar.murmur2 import murmur2
 from headrace.errors import InputError, UnknownColumn
+from tests.short_forms import examples
 
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
@@ -52,7 +53,7 @@ def encoded(values: list[Any], kind: pa.DataType) -> list[bytes]:
     ("kind", "values"), TYPES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
 )
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_one_column_keeps_the_order_of_values(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
@@ -70,7 +71,7 @@ def test_one_column_keeps_the_order_of_values(
         max_size=12,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_several_columns_never_run_into_each_other(
     pairs: list[tuple[int | None, str | None]],
 ) -> None:
@@ -142,7 +143,7 @@ def test_key_groups_are_murmur2_of_the_bytes() -> None:
         assert len(set(groups.tolist())) == KEY_GROUPS
 
 
-def test_what_cannot_be_a_key_is_refused() -> None:
+def test_types_that_cannot_be_keys_are_refused() -> None:
     table = pa.table({"amount": [1], "tags": [["a"]]})
     with pytest.raises(UnknownColumn, match="did you mean 'amount'"):
         encode_keys(table, ["amuont"])
@@ -154,7 +155,7 @@ def test_what_cannot_be_a_key_is_refused() -> None:
     ("kind", "values"), TYPES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
 )
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_values_can_be_read_back_from_a_key(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.columnar.row_codec import decode, decode_array, encode, encode_array
+from tests.short_forms import examples
 
 ENTRY = pa.struct(
     [("id", pa.int32()), ("tags", pa.list_(pa.string())), ("price", pa.decimal128(9, 2))]
@@ -52,8 +53,8 @@ CASES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     ("kind", "values"), CASES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
 )
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_what_is_written_is_read(
+@settings(max_examples=examples(40), deadline=None)
+def test_rows_round_trip(
     kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
     array = pa.array(data.draw(st.lists(values, max_size=6)), kind)
@@ -62,9 +63,7 @@ def test_what_is_written_is_read(
     again.validate(full=True)
     assert again.type == kind
     assert again.to_pylist() == array.to_pylist()
-    assert encode(array.slice(1)) == encoded[1:], (
-        "a value's bytes do not depend on what is beside it"
-    )
+    assert encode(array.slice(1)) == encoded[1:], "a value's bytes do not depend on its neighbours"
     assert decode_array(encode_array(array).slice(1), kind).to_pylist() == array.to_pylist()[1:]
 
 

@@ -44,7 +44,7 @@ class ContractBase:
 
     @pytest.fixture
     def other(self, address: str) -> Iterator[hr.Log]:
-        """The same log, opened again, as another process would."""
+        """Open the log again, as another process would."""
         with hr.open_log(address) as opened:
             yield opened
 

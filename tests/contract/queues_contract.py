@@ -1,4 +1,4 @@
-"""Queues: acknowledged one by one, redelivered, given back, and put aside after too many
+"""Queues: acknowledged one by one, redelivered, released, and dead-lettered after too many
 deliveries.
 """
 
@@ -124,14 +124,18 @@ class QueuesContract(ContractBase):
                     else:
                         message.ack()
             assert sorted(seen) == [(7, 1), (7, 2), (8, 1)]
-            (letter,) = read_dead_letters(log, events)
-            assert (letter["source_partition"], letter["source_offset"], letter["place"]) == (
+            (dead_letter,) = read_dead_letters(log, events)
+            assert (
+                dead_letter["source_partition"],
+                dead_letter["source_offset"],
+                dead_letter["place"],
+            ) == (
                 0,
                 0,
                 f"queue {name('q')}",
             )
-            assert "2 times" in letter["reason"]
-            assert "poison" in letter["row"]
+            assert "2 times" in dead_letter["reason"]
+            assert "poison" in dead_letter["row"]
             assert queue.receive(1) == []
 
     def test_two_receivers_share_the_messages(

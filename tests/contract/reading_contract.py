@@ -63,8 +63,8 @@ class ReadingContract(ContractBase):
         append(log, orders, [order(n, customer=n) for n in range(100)])
         rows = log.read(orders).to_pylist()
         assert sorted(row["order_id"] for row in rows) == list(range(100))
-        places = [(row["_partition"], row["_offset"]) for row in rows]
-        assert places == sorted(places)
+        positions = [(row["_partition"], row["_offset"]) for row in rows]
+        assert positions == sorted(positions)
         for partition in range(4):
             assert log.read(orders, partition).to_pylist() == [
                 row for row in rows if row["_partition"] == partition
@@ -84,7 +84,7 @@ class ReadingContract(ContractBase):
             ends[partition] == count + (extra if count else 0) for partition, count in read.items()
         )
 
-    def test_what_comes_later_is_not_part_of_a_read(self, log: hr.Log, events: str) -> None:
+    def test_rows_appended_later_are_not_part_of_a_read(self, log: hr.Log, events: str) -> None:
         append(log, events, event(1))
         lazy = log.read(events)
         append(log, events, event(2))

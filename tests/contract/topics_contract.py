@@ -14,9 +14,11 @@ import headrace as hr
 from headrace import errors
 from tests.contract.base import ORDERS, ContractBase, MakeName, append, event, order, rows_of
 
-EVERY_TYPE = """flag BOOLEAN, tiny TINYINT, small SMALLINT, whole INT, big BIGINT, single FLOAT, double DOUBLE, money DECIMAL(20,4), label STRING,
-    bytes BINARY, day DATE, moment TIMESTAMP, wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, list ARRAY<STRING>,
-    nested STRUCT<id: BIGINT NOT NULL, tags: ARRAY<STRUCT<name: STRING, at: TIMESTAMP>>, price: DECIMAL(5,2)>,
+EVERY_TYPE = """flag BOOLEAN, tiny TINYINT, small SMALLINT, whole INT, big BIGINT, single FLOAT,
+    double DOUBLE, money DECIMAL(20,4), label STRING, bytes BINARY, day DATE, moment TIMESTAMP,
+    wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, list ARRAY<STRING>,
+    nested STRUCT<id: BIGINT NOT NULL, tags: ARRAY<STRUCT<name: STRING, at: TIMESTAMP>>,
+    price: DECIMAL(5,2)>,
     by_name MAP<STRING, DOUBLE>, by_number MAP<INT, BINARY>"""
 
 FULL_ROW: dict[str, Any] = {

@@ -76,7 +76,7 @@ class WritingContract(ContractBase):
         times = table.column("_timestamp").to_pylist()
         assert times == sorted(times)
 
-    def test_nothing_appended_is_nothing(self, log: hr.Log, events: str) -> None:
+    def test_an_empty_append_stores_nothing(self, log: hr.Log, events: str) -> None:
         position = append(log, events, [])
         assert not any(position.partitions(events).values())
         assert log.end_offsets(events) == {0: 0}
@@ -275,7 +275,7 @@ class WritingContract(ContractBase):
             anonymous.append(event(1), sequence=0)
         assert [row["n"] for row in rows_of(log, events)] == [0]
 
-    def test_what_is_no_sequence_number_is_refused(self, log: hr.Log, events: str) -> None:
+    def test_an_invalid_sequence_number_is_refused(self, log: hr.Log, events: str) -> None:
         with log.producer(events, id="q") as producer:
             for sequence in (-1, "x", 1.0, True, 1 << 63):
                 with pytest.raises(errors.InputError, match=f"not {sequence!r}"):
@@ -352,7 +352,7 @@ class WritingContract(ContractBase):
             {"k": value[0].as_py(), "v": None, "_change_type": "delete"}
         ]
 
-    def test_what_a_table_refuses(self, log: hr.Log, name: MakeName, events: str) -> None:
+    def test_rows_that_a_table_refuses(self, log: hr.Log, name: MakeName, events: str) -> None:
         info = log.create_table(name("strict"), "id BIGINT, name STRING NOT NULL", key="id")
         with log.producer(info.name) as producer:
             for wrong in ({"id": None, "name": "x"}, {"id": 1, "name": None}, {"id": 1}):

@@ -1,8 +1,8 @@
 """A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where
 the ledger says, one tick a batch, until all ticks are done.
 
-The plan says for some ticks at which point (`headrace/testing/fault_points.py`) which process is to be
-killed: the worker or driver that passes it ("self"), or the driver while a worker passes it
+The plan says for some ticks at which point (`headrace/testing/fault_points.py`) which process is to
+be killed: the worker or driver that passes it ("self"), or the driver while a worker passes it
 ("driver"). Each is done once, however often the program is started.
 """
 

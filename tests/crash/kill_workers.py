@@ -127,7 +127,7 @@ def run(root: Path, role: str, number: int) -> None:
     """
     name = f"{role}-{number}"
     going = _going(root.parent / f"stop-{role}")
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         ROLES[role](log, Diary(root.parent / f"{name}.diary"), going, number)
 
 

@@ -75,16 +75,18 @@ class Run:
             commit: text for commit, text in self.states.items() if commit <= state.commit
         }
         self.rows = {
-            place: row for place, row in self.rows.items() if place[2] < ends.get(place[:2], 0)
+            position: row
+            for position, row in self.rows.items()
+            if position[2] < ends.get(position[:2], 0)
         }
         self.controls = {
-            place: payload
-            for place, payload in self.controls.items()
-            if place[2] < ends.get(place[:2], 0)
+            position: payload
+            for position, payload in self.controls.items()
+            if position[2] < ends.get(position[:2], 0)
         }
 
     def _open(self) -> FileLog:
-        log = FileLog(self.directory / "log", disk=self.disk, durability=self.durability)
+        log = FileLog.open(self.directory / "log", disk=self.disk, durability=self.durability)
         publish = log.store.marker.publish
 
         def watched(lsn: int, **options: Any) -> None:
@@ -108,7 +110,9 @@ class Run:
             self.log.maintenance_thread.stop()
         self.disk = self.disk.reopened()
         self.log = self._open()
-        with self.log.store.locked() as newest:  # what the dead process wrote, but told nobody
+        with (
+            self.log.store.locked() as newest
+        ):  # what the dead process wrote and never acknowledged
             self.states.setdefault(newest.state.commit, described(newest.state))
 
     def look(self) -> None:
@@ -116,8 +120,8 @@ class Run:
         state = self.log.store.view()
         for topic in state.topics.values():
             for row in rows_of(self.log, topic.name):
-                place = (topic.directory, row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN))
-                assert without_nulls(self.rows.setdefault(place, row)) == without_nulls(row)
+                position = (topic.directory, row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN))
+                assert without_nulls(self.rows.setdefault(position, row)) == without_nulls(row)
             for number in range(len(topic.partitions)):
                 for control in self.log.read_control(topic.name, number):
                     assert (
@@ -154,7 +158,7 @@ class Survivor:
         self.acknowledged: int = max(trace.marks_before(after), default=0)
 
     def check(self, root: Path, disk: Callable[[], Disk] = RebootedDisk) -> None:
-        log = FileLog(root, disk=disk())
+        log = FileLog.open(root, disk=disk())
         try:
             self._check_truth(log)
             self._check_use(log)
@@ -165,7 +169,7 @@ class Survivor:
             )
         finally:
             log.close()
-        log = FileLog(root, disk=disk())
+        log = FileLog.open(root, disk=disk())
         try:
             assert before[0] == described(log.store.view()), (
                 "opened again, the state is another one"
@@ -217,14 +221,14 @@ class Survivor:
                 for c in log.read_control(topic.name, number)
             }
             known = {
-                place: payload
-                for place, payload in self.run.controls.items()
-                if place[:2] == (topic.directory, number)
+                position: payload
+                for position, payload in self.run.controls.items()
+                if position[:2] == (topic.directory, number)
             }
             assert controls == {
-                place: payload
-                for place, payload in known.items()
-                if partition.start <= place[2] < partition.end
+                position: payload
+                for position, payload in known.items()
+                if partition.start <= position[2] < partition.end
             }
 
     def _check_use(self, log: FileLog) -> None:

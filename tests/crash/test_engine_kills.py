@@ -117,7 +117,7 @@ def check_killed(
         assert killed.changes == calm.changes
 
 
-def test_workers_and_drivers_killed_in_the_middle_of_it(tmp_path: Path) -> None:
+def test_workers_and_drivers_killed_during_batches(tmp_path: Path) -> None:
     kills = [
         *((point, WORKER) for point in SOME_POINTS),
         ("between views and log", DRIVER),
@@ -141,7 +141,9 @@ def test_the_driver_killed_at_every_point_and_workers_too_with_100_000_rows(tmp_
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_the_same_from_kafka_to_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+def test_workers_and_drivers_killed_from_kafka_to_kafka(
+    tmp_path: Path, kafka_broker: KafkaBroker
+) -> None:
     tasks, on_the_driver = (
         on_kafka([*IN_TASKS, *KAFKA_IN_TASKS]),
         on_kafka([*ON_THE_DRIVER, *KAFKA_ON_THE_DRIVER]),

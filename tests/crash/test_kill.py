@@ -17,6 +17,8 @@ import pytest
 from headrace.log.file.log import FileLog
 from tests.crash.kill_workers import read_diary, rows_of_append, run
 
+pytestmark = pytest.mark.process
+
 WRITERS = 2
 CAST = [
     *(("write", who) for who in range(WRITERS)),
@@ -31,7 +33,7 @@ Seen = dict[tuple[str, int, int], tuple[int, int]]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("in", "who INT, n BIGINT", key="who", partitions=2, segment_bytes=20_000)
         log.create_topic(
             "out", "who INT, n BIGINT, source BIGINT", key="who", partitions=2, segment_bytes=20_000
@@ -92,7 +94,7 @@ class Onlooker:
     """Reads along all the while, each row once."""
 
     def __init__(self, root: Path) -> None:
-        self.log, self.seen = FileLog(root), Seen()
+        self.log, self.seen = FileLog.open(root), Seen()
         self._places = {("in", 0): 0, ("in", 1): 0, ("out", 0): 0, ("out", 1): 0}
         self._stop = Event()
         self.error: BaseException | None = None
@@ -109,9 +111,9 @@ class Onlooker:
     def look(self) -> None:
         for (topic, partition), start in self._places.items():
             for row in self.log.read(topic, partition, start).to_pylist():
-                place = topic, partition, row["_offset"]
-                assert place not in self.seen
-                self.seen[place] = row["who"], row["n"]
+                position = topic, partition, row["_offset"]
+                assert position not in self.seen
+                self.seen[position] = row["who"], row["n"]
                 self._places[topic, partition] = row["_offset"] + 1
 
     def stop(self) -> Seen:
@@ -125,7 +127,7 @@ class Onlooker:
 
 
 def later(root: Path) -> Seen:
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         return {
             (topic, row["_partition"], row["_offset"]): (row["who"], row["n"])
             for topic in ("in", "out")
@@ -135,7 +137,7 @@ def later(root: Path) -> Seen:
 
 def check_writers(root: Path, seen: Seen) -> None:
     stored = [row for (topic, *_), row in sorted(seen.items()) if topic == "in"]
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         for who in range(WRITERS):
             last = log.producer("in", id=f"writer-{who}").last_sequence
             wanted = [
@@ -158,7 +160,7 @@ def check_copy(root: Path, seen: Seen) -> None:
         assert [row for row in copied if row[0] == who] == [
             row for row in original if row[0] == who
         ], "the copy is another one"
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert log.note("copied") == str(len(original))
 
 
@@ -167,7 +169,7 @@ def check_consumer(root: Path, seen: Seen) -> None:
         (partition, offset) for partition, offset in read_diary(root.parent / "consume-0.diary")
     }
     assert noted == {(partition, offset) for topic, partition, offset in seen if topic == "in"}
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert log.committed("readers")["in"] == log.end_offsets("in")
 
 
@@ -183,7 +185,7 @@ def check_queue(root: Path) -> None:
         for kind, n in read_diary(root.parent / f"work-{number}.diary"):
             assert n not in done
             done |= {n} if kind == 1 else set()
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert [lag.rows for lag in log.lag("workers")] == [0, 0]
 
 
@@ -204,7 +206,7 @@ def kill_in_a_row(root: Path, kills: int) -> None:
     check_copy(root, seen)
     check_consumer(root, seen)
     check_queue(root)
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert log.verify() == []
 
 

@@ -185,7 +185,7 @@ def test_flipped_bytes_catch_a_reader_that_checks_no_checksums(
 ) -> None:
     original = make_original(tmp_path / "original")
     settled = settle(original, tmp_path / "settled")
-    with FileLog(settled) as log:
+    with FileLog.open(settled) as log:
         truth = rows_of(log)
     (tmp_path / "healthy").mkdir()
     flip_segments(settled, tmp_path / "healthy", truth, every=False)
@@ -283,11 +283,11 @@ def test_a_zombie_catches(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    with FileLog(tmp_path / "healthy") as log:
+    with FileLog.open(tmp_path / "healthy") as log:
         log.create_topic("a", SCHEMA)
         zombie(log)
     mutate(monkeypatch)
-    with FileLog(tmp_path / "mutant") as log:
+    with FileLog.open(tmp_path / "mutant") as log:
         log.create_topic("a", SCHEMA)
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             zombie(log)

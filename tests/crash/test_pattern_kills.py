@@ -62,7 +62,7 @@ class Prepared:
             ViewReader(self.root / "state" / "views.db") as reader,
         ):
             view = {"frauds": reader.table("frauds").to_pylist()}
-            told = {
+            emitted = {
                 name: [
                     {
                         key: value
@@ -74,7 +74,7 @@ class Prepared:
                 for name in OUTPUTS
             }
             return {
-                **told,
+                **emitted,
                 **view,
                 "refused": [
                     (row["tick"], row["row"], row["reason"])

@@ -4,6 +4,7 @@ what it was.
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -26,8 +27,9 @@ from tests.crash.workloads import (
     shrink,
     small_appends,
 )
+from tests.short_forms import examples
 
-POINTS = 24
+POINTS = examples(24)
 SEEDS = 4
 
 
@@ -57,7 +59,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_invented(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_the_same_at_every_point(workload: Workload, mode: str, tmp_path: Path) -> None:
+def test_power_loss_at_every_point(workload: Workload, mode: str, tmp_path: Path) -> None:
     run = Run(tmp_path / "healthy")
     workload(run)
     trace = run.finish()
@@ -87,8 +89,8 @@ def check_kill(tmp_path: Path, kill: int, count: int) -> None:
 
 
 def test_a_process_is_killed_and_then_power_is_lost(tmp_path: Path) -> None:
-    for kill in range(3, 330, 41):
-        check_kill(tmp_path, kill, 10)
+    for kill in random.sample(range(330), examples(8)):
+        check_kill(tmp_path, kill, examples(10))
 
 
 @pytest.mark.slow
@@ -179,8 +181,8 @@ def check_generations(tmp_path: Path, seed: int, generations: int, count: int) -
 
 
 def test_power_is_lost_many_times_in_a_row(tmp_path: Path) -> None:
-    for seed in range(3):
-        check_generations(tmp_path, seed, generations=3, count=6)
+    for seed in range(examples(3)):
+        check_generations(tmp_path, seed, generations=3, count=examples(6))
 
 
 @pytest.mark.slow
@@ -206,7 +208,7 @@ def test_with_durability_os_rows_may_be_lost_but_the_log_is_not(
     for number, after in enumerate(points(len(trace.changes), POINTS)):
         with (
             crashed(trace, after, tmp_path / "crashed", mode=MODES[number % len(MODES)]) as root,
-            FileLog(root, disk=RebootedDisk()) as log,
+            FileLog.open(root, disk=RebootedDisk()) as log,
         ):
             for topic in log.store.view().topics.values():
                 found = log.read(topic.name, on_corrupt="skip").to_pylist()

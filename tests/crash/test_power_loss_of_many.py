@@ -43,7 +43,7 @@ def keep(log: FileLog, start: Barrier) -> None:
 
 def record(directory: Path) -> Trace:
     disk = RecordingDisk(directory)
-    log = FileLog(directory / "log", disk=disk)
+    log = FileLog.open(directory / "log", disk=disk)
     log.create_topic("a", SCHEMA, partitions=2, segment_bytes=30_000)
     start = Barrier(THREADS + 1)
     threads = [Thread(target=write, args=(log, disk, who, start)) for who in range(THREADS)]
@@ -59,7 +59,10 @@ def record(directory: Path) -> Trace:
 
 def check(trace: Trace, after: int, into: Path, mode: str) -> None:
     acknowledged = dict.fromkeys(range(THREADS), -1) | dict(trace.marks_before(after))
-    with crashed(trace, after, into, mode=mode) as root, FileLog(root, disk=RebootedDisk()) as log:
+    with (
+        crashed(trace, after, into, mode=mode) as root,
+        FileLog.open(root, disk=RebootedDisk()) as log,
+    ):
         rows = log.read("a").to_pylist() if log.topics() else []
         for who in range(THREADS):
             mine = [row for row in rows if row["n"] // 100 == who]

@@ -89,9 +89,9 @@ class Outcome:
 
     def check(self, fed: list[list[dict[str, Any]]]) -> None:
         """Against plain arithmetic: no row is lost or doubled."""
-        told = sum(row["n"] for row in self.views["visits"])
+        emitted = sum(row["n"] for row in self.views["visits"])
         assert self.topics["late"], "or nothing is shown about late rows"
-        assert told + len(self.topics["late"]) == sum(len(rows) for rows in fed[:-1]), (
+        assert emitted + len(self.topics["late"]) == sum(len(rows) for rows in fed[:-1]), (
             "the last visits are not over yet"
         )
         assert any(

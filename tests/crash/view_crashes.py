@@ -3,7 +3,7 @@ because it forks.
 
 Each tick counts one up in one of seven rows, in two views, and adds a row to a stream. So at tick t
 the counts sum to t in each view, the stream has t rows, and the kept changes fold to the rows.
-Whatever was killed, and when: a reader that finds anything else is told of in `disagreements`.
+Whatever was killed, and when: a reader that finds anything else is recorded in `disagreements`.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def counted(after: int, up_to: int) -> dict[str, pa.Table]:
 
 
 def opened(path: Path, kind: type[ViewStore]) -> ViewStore:
-    store = kind(path)
+    store = kind.open(path)
     for view in ("first", "second"):
         store.declare(view, SCHEMA, ("k",))
     store.declare("events", SCHEMA, max_rows=MAX_ROWS)

@@ -64,7 +64,7 @@ def _live(test: PipelineTest, shop: ModuleType, home: Path) -> Sent:
         test.pass_time("1 second")
         test.cut(forced=True)
     test.settle()
-    deciding = AlertDecider(test.log, "shop", shop.shop.alerts["fraud"], None)
+    deciding = AlertDecider.open(test.log, "shop", shop.shop.alerts["fraud"], None)
     while deciding.step(_now_us(test), at_once=True):
         continue
     return world.sent

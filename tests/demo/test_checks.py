@@ -23,7 +23,7 @@ from tests.demo.conftest import Day
 
 @pytest.fixture
 def copy(day: Day, tmp_path: Path) -> Iterator[Day]:
-    """The same day, to be tampered with."""
+    """A copy of the day, to be tampered with."""
     shutil.copytree(day.home, tmp_path / "shop")
     with open_log(f"file:{tmp_path / 'shop' / 'log'}") as log:
         yield Day(tmp_path / "shop", tmp_path / "shop" / "run" / "state", log, day.sent)
@@ -50,9 +50,9 @@ def test_on_a_good_day_every_line_is_good(day: Day) -> None:
     )
     assert day.sent.orders > 1000
     assert day.sent.repeats > 0
-    told = "\n".join(check.text for check in checks)
-    assert "corrections: 0 orders" not in told
-    assert "pattern: 0 stolen" not in told
+    summary = "\n".join(check.text for check in checks)
+    assert "corrections: 0 orders" not in summary
+    assert "pattern: 0 stolen" not in summary
 
 
 VIEWS = [

@@ -1,4 +1,4 @@
-"""A showing of the demo, from opening to closing, without a JVM: it ends when it is told to, at any
+"""A showing of the demo, from opening to closing, without a JVM: it ends when it is stopped, at any
 moment, and whatever fails in its world is its error.
 """
 
@@ -38,7 +38,7 @@ def shown(tmp_path: Path, said: Callable[[Showing, str], None]) -> Showing:
     "moment",
     ["a log at", "the dashboard is at", "the shop is open", "the pipeline runs", "numbers move"],
 )
-def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -> None:
+def test_it_ends_when_it_is_stopped_at_any_moment(tmp_path: Path, moment: str) -> None:
     before = threading.active_count()
 
     def stop_then(showing: Showing, text: str) -> None:
@@ -67,7 +67,7 @@ def test_the_dashboard_is_there_before_spark_is(tmp_path: Path) -> None:
     }
 
 
-def test_what_fails_in_its_world_ends_it_and_is_told(
+def test_a_failure_in_the_simulated_world_ends_it_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_bank: Bank, _now_us: int) -> None:
@@ -78,9 +78,7 @@ def test_what_fails_in_its_world_ends_it_and_is_told(
         shown(tmp_path, lambda _showing, _text: None)
 
 
-def test_what_is_missing_in_the_end_is_wrong_in_the_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_outputs_fail_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An office that says it changed something, and did not."""
     monkeypatch.setattr("shop_demo.showing.PATIENCE_S", 1.0)
 

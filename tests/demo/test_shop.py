@@ -13,12 +13,12 @@ from headrace.plan.join_steps import JoinStep
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_is_one_short_file() -> None:
+def test_the_pipeline_is_one_short_file() -> None:
     assert shop_file() == ROOT / "examples" / "shop.py"
     assert len(shop_file().read_text().splitlines()) < 250
 
 
-def test_it_shows_every_family() -> None:
+def test_the_pipeline_shows_every_kind_of_step() -> None:
     shop = load_pipeline(shop_file())
     plan = shop.plan()
     operations = {step.operation for step in plan.steps()}
@@ -46,7 +46,7 @@ def test_run_alone_it_prints_its_plan() -> None:
     assert done.stdout.startswith("pipeline shop\n├─ view revenue\n")
 
 
-def test_it_is_part_of_the_wheel() -> None:
+def test_the_demo_is_part_of_the_wheel() -> None:
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]["force-include"]

@@ -51,7 +51,7 @@ def run_page(
     name: str,
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    places: Mapping[str, str] | None = None,
+    replacements: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A page's snippets, in a directory; gives back the names that they left."""
     blocks = snippets((DOCS / name).read_text())
@@ -60,7 +60,7 @@ def run_page(
     monkeypatch.chdir(directory)
     monkeypatch.delenv("HEADRACE_LOG", raising=False)
     ports = {port: str(_free_port()) for port in PORTS}
-    return Page(name, {**ports, **(places or {})}).run(blocks)
+    return Page(name, {**ports, **(replacements or {})}).run(blocks)
 
 
 def _free_port() -> int:

@@ -1,15 +1,16 @@
 """The snippets of the README and of the guide, found and run: the blocks of a page one after the
 other, in an empty directory, Python sharing its names.
 
-    ```python                    runs; a comment behind print() says what is printed, an ellipsis at its end stands for more
-    ```python title="shop.py"    is saved under that name (any language)
-    ```bash                      runs, a command at a time. Behind a command, `# exits with 3` and `# until Ctrl-C` are taken at their word: the
-                                 latter is started, and interrupted at the end of the page, where it must end well
-    ```console                   `$ command`, and below it exactly what it prints; … stands for
-    anything
+- ```python: runs. A comment behind print() is what is printed; an ellipsis at its end stands for
+  more.
+- ```python title="shop.py": is saved under that name (any language).
+- ```bash: runs, a command at a time. A command followed by `# exits with 3` must exit so. One
+  followed by `# until Ctrl-C` is started, and interrupted at the end of the page, where it must end
+  well.
+- ```console: `$ command`, and below it exactly what it prints; … stands for anything.
 
-Commands of ours run in this process, where nothing of the shell is needed: they are quick so, and
-share a Spark session that is there.
+Commands of ours run in this process, unless they need the shell: that is quick, and they share the
+tests' Spark session.
 """
 
 import io
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -92,12 +93,12 @@ def _is_whole(command: str) -> bool:
 
 @dataclass
 class Page:
-    """A page on its run. `places` are what stands in the page and what it is here: an address, a
-    port.
+    """A page on its run. `replacements` are what stands in the page and what it is here: an
+    address, a port.
     """
 
     name: str
-    places: Mapping[str, str] = field(default_factory=dict)
+    replacements: Mapping[str, str] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     environment: dict[str, str] = field(default_factory=dict)
     started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
@@ -112,7 +113,7 @@ class Page:
         return self.names
 
     def _placed(self, text: str) -> str:
-        for there, here in self.places.items():
+        for there, here in self.replacements.items():
             text = text.replace(there, here)
         return text
 
@@ -259,14 +260,3 @@ def _trimmed(text: str) -> str:
 
 def _unquoted(command: str) -> str:
     return re.sub(r"'[^']*'|\"[^\"$`]*\"|#.*", "", command)
-
-
-def run_lines(stream: IO[str], name: str) -> None:
-    """For a process of its own: the snippets come as JSON."""
-    import json
-
-    Page(name).run([Snippet(*each) for each in json.load(stream)])
-
-
-if __name__ == "__main__":
-    run_lines(sys.stdin, sys.argv[1])

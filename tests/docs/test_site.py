@@ -69,8 +69,12 @@ class Loads(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if tag in LOADED and given.get("rel") != "canonical" and (place := given.get(LOADED[tag])):
-            self.found.append(place)
+        if (
+            tag in LOADED
+            and given.get("rel") != "canonical"
+            and (address := given.get(LOADED[tag]))
+        ):
+            self.found.append(address)
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
@@ -78,10 +82,10 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     assert len(pages) > 30
     assert all(pages.values()), "a page loads its style and script at least"
     assert [
-        (path.name, place)
+        (path.name, address)
         for path, found in pages.items()
-        for place in found
-        if ELSEWHERE.match(place)
+        for address in found
+        if ELSEWHERE.match(address)
     ] == []
     styles = list(site.rglob("*.css"))
     assert [
@@ -91,14 +95,14 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     ] == []
 
 
-def test_what_is_loaded_is_there(site: Path) -> None:
+def test_every_loaded_file_exists(site: Path) -> None:
     missing = [
-        (path.name, place)
+        (path.name, address)
         for path in site.rglob("*.html")
         if path.name != "404.html"  # names everything from the root of a server
-        for place in Loads(path.read_text()).found
-        if not place.startswith("data:")
-        and not (path.parent / place.partition("?")[0].partition("#")[0]).exists()
+        for address in Loads(path.read_text()).found
+        if not address.startswith("data:")
+        and not (path.parent / address.partition("?")[0].partition("#")[0]).exists()
     ]
     assert missing == []
 
@@ -160,7 +164,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def brightness(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (
         part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     )

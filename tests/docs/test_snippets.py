@@ -54,7 +54,7 @@ def test_a_snippet_that_fails_is_noticed(
         Page("broken.md").run([Snippet(kind, 1, text)])
 
 
-def test_what_is_as_the_page_says_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         Snippet("file=a.txt", 1, "first\n"),
         Snippet(

@@ -1,5 +1,5 @@
 """A pipeline with a bit of everything that runs without Spark SQL, and what must come out of it,
-computed the obvious way from the log and the recorded ticks.
+computed plainly from the log and the recorded ticks.
 """
 
 from __future__ import annotations
@@ -64,11 +64,13 @@ def everything(without: Collection[str] = ()) -> hr.Pipeline:
     pipeline.view("by_key", totals)
     pipeline.view(
         "by_count",
-        totals.group_by("n").aggregate(keys=hr.agg.count(), most=hr.agg.max("s"), name="by_count"),
+        totals.group_by("n").aggregate(
+            keys=hr.agg.count(), highest=hr.agg.max("s"), name="by_count"
+        ),
     )
     pipeline.write(
         "counted",
-        orders.group_by("note").aggregate(n=hr.agg.count(), least=hr.agg.min("v"), name="counted"),
+        orders.group_by("note").aggregate(n=hr.agg.count(), lowest=hr.agg.min("v"), name="counted"),
         partitions=2,
     )
     pipeline.view(
@@ -87,7 +89,7 @@ def everything(without: Collection[str] = ()) -> hr.Pipeline:
         both[0]
         .union(both[1])
         .group_by("k")
-        .aggregate(told=hr.agg.collect("n", max_values=1000), name="story"),
+        .aggregate(emitted=hr.agg.collect("n", max_values=1000), name="story"),
     )
     return pipeline
 
@@ -107,10 +109,10 @@ VIEWS, TOPICS = ("by_key", "by_count", "cities", "newest", "story"), ("totals", 
 @dataclass
 class Expected:
     """What each output must tell, tick by tick, and which rows of which step must become dead
-    letters.
+    dead_letters.
     """
 
-    told: dict[str, Changes]
+    emitted: dict[str, Changes]
     diverted: dict[str, list[Place]]
 
 
@@ -130,7 +132,7 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
     )
     first, second, story = oracle("first"), oracle("second"), oracle("story")
     people, newest = Latest("id"), Latest("k")
-    told: dict[str, Changes] = defaultdict(list)
+    emitted: dict[str, Changes] = defaultdict(list)
     diverted: dict[str, list[Place]] = defaultdict(list)
     for number, rows in rows_by_tick(log, ("late_orders", "orders", "people"), ticks):
         orders, late = rows["orders"], rows["late_orders"]
@@ -154,11 +156,11 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
                 ),
             ),
         }.items():
-            told[name] += [
+            emitted[name] += [
                 (number, {column: value for column, value in row.items() if column != "_tick"})
                 for row in made
             ]
-    return Expected(told, diverted)
+    return Expected(emitted, diverted)
 
 
 def as_rows(changes: list[Row]) -> list[Row]:
@@ -170,7 +172,7 @@ def as_rows(changes: list[Row]) -> list[Row]:
 
 
 def with_key(rows: list[Row], key: str, without: list[Place]) -> list[Row]:
-    """Rows without a key are told of when they come, and not again when they go."""
+    """Rows without a key are dead-lettered when they are inserted, not again when deleted."""
     come = [row for row in rows if row.get(CHANGE_TYPE) not in {"update_preimage", "delete"}]
     without += [(row.get("_partition"), row.get("_offset")) for row in come if row[key] is None]
     return [row for row in rows if row[key] is not None]
@@ -192,11 +194,13 @@ class Latest:
                 self.rows[row[self.key]] = plain
         touched = sorted({row[self.key] for row in rows})
         return [
-            change for key in touched for change in self._told(before.get(key), self.rows.get(key))
+            change
+            for key in touched
+            for change in self._emitted(before.get(key), self.rows.get(key))
         ]
 
     @staticmethod
-    def _told(was: Row | None, now: Row | None) -> list[Row]:
+    def _emitted(was: Row | None, now: Row | None) -> list[Row]:
         if was == now:
             return []
         if was is None or now is None:
@@ -242,23 +246,23 @@ def check(test: PipelineTest) -> None:
     ticks = list(test.runner.journal.between(0, test.runner.tick))
     right = expected(test.log, ticks)
     for topic in TOPICS:
-        check_topic(test, topic, right.told[topic])
+        check_topic(test, topic, right.emitted[topic])
     with ViewReader(test.root / "state" / "views.db") as reader:
         for view in VIEWS:
-            told = [
+            emitted = [
                 (tick, row)
                 for tick, table in reader.changes_since(view, 0)
                 for row in table.to_pylist()
             ]
-            assert told == in_groups(right.told[view], view), f"the view {view}"
+            assert emitted == in_groups(right.emitted[view], view), f"the view {view}"
             assert {row[KEYS[view]]: row for row in reader.table(view).to_pylist()} == folded(
-                right.told[view], KEYS[view]
+                right.emitted[view], KEYS[view]
             )
-    for step, places in right.diverted.items():
-        found = read_dead_letters(test.log, step) if places else []
+    for step, offsets in right.diverted.items():
+        found = read_dead_letters(test.log, step) if offsets else []
         assert Counter(
-            (letter["source_partition"], letter["source_offset"]) for letter in found
-        ) == Counter(places), f"dead letters of {step}"
+            (dead_letter["source_partition"], dead_letter["source_offset"]) for dead_letter in found
+        ) == Counter(offsets), f"dead letters of {step}"
     check_counts(test, right.diverted)
 
 
@@ -286,13 +290,13 @@ def check_counts(test: PipelineTest, diverted: dict[str, list[Place]]) -> None:
         )
 
 
-def check_topic(test: PipelineTest, topic: str, told: Changes) -> None:
+def check_topic(test: PipelineTest, topic: str, emitted: Changes) -> None:
     """A topic's rows in each partition are those of the oracle in their order; and the partition is
     the key's.
     """
     info, key = test.log.topic(topic), KEYS[topic]
     rows = test.log.read(topic).to_pylist()
-    place = {row[key]: row["_partition"] for row in rows}
+    partition_of = {row[key]: row["_partition"] for row in rows}
     for partition in range(info.partitions):
         inside = sorted(
             (row for row in rows if row["_partition"] == partition), key=lambda row: row["_offset"]
@@ -305,32 +309,32 @@ def check_topic(test: PipelineTest, topic: str, told: Changes) -> None:
             }
             for row in inside
         ]
-        assert plain == [row for _, row in told if place.get(row[key], 0) == partition], (
+        assert plain == [row for _, row in emitted if partition_of.get(row[key], 0) == partition], (
             f"{topic}[{partition}]"
         )
 
 
-def in_groups(told: Changes, view: str) -> Changes:
+def in_groups(emitted: Changes, view: str) -> Changes:
     """A view keeps the changes of a tick by key group, and in it by key."""
-    if not told:
-        return told
-    key = pa.array([row[KEYS[view]] for _, row in told])
+    if not emitted:
+        return emitted
+    key = pa.array([row[KEYS[view]] for _, row in emitted])
     groups = key_groups(encode_keys(pa.table({"key": key}), ["key"])).tolist()
     return [
         change
         for _, _, change in sorted(
-            ((change[0], group, change) for change, group in zip(told, groups, strict=True)),
+            ((change[0], group, change) for change, group in zip(emitted, groups, strict=True)),
             key=lambda each: each[:2],
         )
     ]
 
 
-def folded(told: Changes, key: str) -> dict[Any, Row]:
-    """What changes amount to. No row is taken back that is not there, and there are never two for a
+def folded(emitted: Changes, key: str) -> dict[Any, Row]:
+    """What changes amount to. No row is retracted that is not there, and there are never two for a
     key.
     """
     state: dict[Any, Row] = {}
-    for _, change in told:
+    for _, change in emitted:
         row = {name: value for name, value in change.items() if name != CHANGE_TYPE}
         kind = change[CHANGE_TYPE]
         if kind == "insert":

@@ -12,7 +12,7 @@ from headrace.testing.plain_spark import Fault
 @dataclass
 class Faults:
     """Strikes at some of the points that are passed, by their number, or the first time, by their
-    name. None for now if it is told to rest.
+    name. None while it rests.
     """
 
     at: frozenset[int | str]

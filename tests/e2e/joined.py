@@ -93,7 +93,7 @@ class Feed:
     def tick(self, test: PipelineTest) -> None:
         self.number += 1
         for topic in ("orders", "payments"):
-            if rows := [self._timed(topic, place) for place in range(self.chance.randrange(5))]:
+            if rows := [self._timed(topic, index) for index in range(self.chance.randrange(5))]:
                 test.feed(topic, rows)
         if self.chance.random() < 0.6:
             since = self._at(self.chance.randrange(-200, 60))
@@ -127,8 +127,8 @@ class Feed:
     def _at(self, second: int) -> datetime:
         return START + timedelta(seconds=60 * self.number + second)
 
-    def _timed(self, topic: str, place: int) -> Row:
-        row: Row = {"id": 10 * self.number + place, "at": self._at(self.chance.randrange(-90, 60))}
+    def _timed(self, topic: str, index: int) -> Row:
+        row: Row = {"id": 10 * self.number + index, "at": self._at(self.chance.randrange(-90, 60))}
         return (
             {**row, "who": self._who(), "region": self.chance.choice(["a", "b", None])}
             if topic == "orders"

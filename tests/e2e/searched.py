@@ -20,7 +20,7 @@ from tests.operators.search.oracle import fits, score
 ARTICLES = "id BIGINT, title STRING, body STRING, language STRING, price DOUBLE"
 FIELDS = Fields(("title", "body"), (("language", "string"), ("price", "float")))
 LANGUAGE, ALL_WORDS = Language(FIELDS), Language(FIELDS, default="and")
-OUTPUTS = ("alerts", "told", "digests", "once")
+OUTPUTS = ("alerts", "explained", "digests", "once")
 WORDS = ("sea", "storm", "Störme", "wind", "heavy", "rain", "tide", "calm", "harbour", "東京")
 QUERIES = (
     "storm",
@@ -62,7 +62,8 @@ def searched(name: str) -> hr.Pipeline:
     pipeline.write("alerts", alerts, partitions=2)
     pipeline.view("readers", alerts.group_by("reader").aggregate(n=hr.agg.count()))
     pipeline.write(
-        "told", articles.search(queries, **asked, highlights=True, explain=True, name="telling")
+        "explained",
+        articles.search(queries, **asked, highlights=True, explain=True, name="explaining"),
     )
     pipeline.write(
         "digests",
@@ -149,18 +150,18 @@ def expected(ticks: list[Tick], language: Language = LANGUAGE) -> list[tuple[int
 
 
 def check(test: PipelineTest, ticks: list[Tick]) -> None:
-    """All outputs against the obvious way."""
-    told = {name: test.log.read(name).to_pylist() for name in OUTPUTS}
-    for name in ("alerts", "told", "once"):
+    """All outputs against the reference."""
+    explained = {name: test.log.read(name).to_pylist() for name in OUTPUTS}
+    for name in ("alerts", "explained", "once"):
         assert sorted(
-            (row["id"], row["number"], row["reader"], row["score"]) for row in told[name]
+            (row["id"], row["number"], row["reader"], row["score"]) for row in explained[name]
         ) == expected(ticks), name
     assert {row["reader"]: row["n"] for row in test.view("readers")} == Counter(
         reader for _, _, reader, _ in expected(ticks)
     )
     lists = [
         (row["id"], match["number"], match["reader"], match["score"])
-        for row in told["digests"]
+        for row in explained["digests"]
         for match in row["matches"]
     ]
     cheap = {
@@ -170,8 +171,8 @@ def check(test: PipelineTest, ticks: list[Tick]) -> None:
         if row["price"] is not None and row["price"] < 2
     }
     assert sorted(lists) == [each for each in expected(ticks, ALL_WORDS) if each[0] in cheap]
-    assert len({row["id"] for row in told["digests"]}) == len(told["digests"])
-    for row in told["told"]:
+    assert len({row["id"] for row in explained["digests"]}) == len(explained["digests"])
+    for row in explained["explained"]:
         for place in row["highlights"]:
             assert row[place["column"]][place["start"] : place["end"]] in place["snippet"]
         assert row["explanation"]

@@ -1,10 +1,9 @@
-"""An alert of a pipeline: told when a row of a table comes and when it goes, once, also when the
+"""An alert of a pipeline: sent when a row of a table comes and when it goes, once, also when the
 runner starts again.
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import headrace as hr
 from headrace.alerts.alert import AlertMessage
 from headrace.testing.plain_spark import PlainSpark
 from tests.sinks.webhook_receiver import WebhookReceiver
+from tests.waits import wait_until
 
 
 def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
@@ -43,13 +43,6 @@ def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[list[AlertMessage]]:
         thread.join(60)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_an_alert_fires_and_resolves_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
@@ -60,14 +53,16 @@ def test_an_alert_fires_and_resolves_once(
         with hr.open_log(f"file:{tmp_path / 'log'}") as log, log.producer("orders") as producer:
             producer.append([{"id": 1, "region": "eu", "amount": amount}])
 
+    status = tmp_path / "state" / "status.json"
     with running(shop, tmp_path) as heard:
-        until((tmp_path / "state" / "status.json").exists)
+        wait_until(status.exists)
         sell(20)
-        until(lambda: len(receiver.requests) == 1)
+        wait_until(lambda: len(receiver.requests) == 1)
+    before = status.read_text()
     with running(shop, tmp_path) as later:
-        time.sleep(0.5)
+        wait_until(lambda: status.read_text() != before)
         sell(-15)
-        until(lambda: len(receiver.requests) == 2)
+        wait_until(lambda: len(receiver.requests) == 2)
     assert [(each.state, each.fired, each.resolved) for each in heard + later] == [
         ("firing", 1, 0),
         ("resolved", 0, 1),

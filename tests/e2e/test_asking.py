@@ -125,7 +125,7 @@ def test_an_answer_comes_back_to_who_asked(tmp_path: Path) -> None:
         assert len(test.log.read("ask.reach").to_pylist()) == len(urls), "each question is one row"
 
 
-def test_what_cannot_be_answered_is_said(tmp_path: Path) -> None:
+def test_invalid_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
     with PipelineTest(network(), tmp_path) as test, start(test.state, test.log, 0) as server:
         fed(test)
         client = Client(server.port)
@@ -153,7 +153,7 @@ def test_what_cannot_be_answered_is_said(tmp_path: Path) -> None:
         assert "without a log" in asked(Client(server.port), {"url": "a"})[1]["message"]
 
 
-def test_what_a_question_needs_is_checked_when_it_is_declared() -> None:
+def test_invalid_questions_are_refused_at_declaration() -> None:
     pipeline = hr.Pipeline("network")
     stream = pipeline.topic("clicks", schema="url STRING, at TIMESTAMP", key="url")
     table = stream.to_table("url")

@@ -381,15 +381,15 @@ def test_a_null_key_is_diverted_and_counted_and_the_others_go_on(tmp_path: Path)
         test.feed("orders", [{"k": 1, "v": 1}, {"k": None, "v": 2}, {"k": 1, "v": 3}])
         test.settle()
         assert test.view("counts") == [{"k": 1, "n": 2}]
-        (letter,) = read_dead_letters(test.log, "counted")
+        (dead_letter,) = read_dead_letters(test.log, "counted")
         assert (
-            letter["place"],
-            letter["source_partition"],
-            letter["source_offset"],
-            letter["tick"],
+            dead_letter["place"],
+            dead_letter["source_partition"],
+            dead_letter["source_offset"],
+            dead_letter["tick"],
         ) == ("step counted", 0, 1, 1)
-        assert letter["reason"] == "its key is null"
-        assert '"v":2' in letter["row"]
+        assert dead_letter["reason"] == "its key is null"
+        assert '"v":2' in dead_letter["row"]
         assert test.runner.last_result is not None
         assert test.runner.last_result.counts["counted.diverted"] == 1
         assert test.runner.last_result.counts["counted.rows_in"] == 2
@@ -443,10 +443,10 @@ def test_a_users_aggregate_that_raises_diverts_the_row_if_asked_to(tmp_path: Pat
             1: ("a", 2),
             2: ("long", 1),
         }
-        (letter,) = read_dead_letters(test.log, "longest_word")
-        assert letter["place"] == "step longest_word"
-        assert '"word":"b.c"' in letter["row"]
-        assert "no dots, please" in letter["reason"]
+        (dead_letter,) = read_dead_letters(test.log, "longest_word")
+        assert dead_letter["place"] == "step longest_word"
+        assert '"word":"b.c"' in dead_letter["row"]
+        assert "no dots, please" in dead_letter["reason"]
 
 
 def test_a_users_aggregate_that_raises_stops_the_batch_with_step_row_and_traceback(
@@ -458,7 +458,7 @@ def test_a_users_aggregate_that_raises_stops_the_batch_with_step_row_and_traceba
         test.cut()
         with pytest.raises(errors.InputError) as raised:
             test.step()
-        check_told(str(raised.value))
+        check_reason(str(raised.value))
         assert test.view("longest") == []
 
 
@@ -472,12 +472,12 @@ def test_on_spark_too(tmp_path: Path, spark: SparkSession) -> None:
         test.cut()
         with pytest.raises(Exception, match="no dots, please") as raised:
             test.step()
-        told = failure_reason(raised.value)
-        check_told(told)
-        assert "java" not in told
+        reason = failure_reason(raised.value)
+        check_reason(reason)
+        assert "java" not in reason
 
 
-def check_told(text: str) -> None:
+def check_reason(text: str) -> None:
     assert (
         "The aggregate 'longest' of the step 'longest_word' failed on the row {'k': 1, 'word':"
         " 'b.c'" in text

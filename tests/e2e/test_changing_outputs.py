@@ -38,8 +38,8 @@ def shop(*outputs: str, totals: Any = None, retention_bytes: int | None = None) 
     counts = orders.group_by("k").aggregate(n=hr.agg.count(), name="counts")
     if "counts" in outputs:
         pipeline.view("counts", counts)
-    if "told" in outputs:
-        pipeline.write("told", counts)
+    if "counted" in outputs:
+        pipeline.write("counted", counts)
     if "totals" in outputs:
         pipeline.view(
             "totals",
@@ -99,7 +99,7 @@ def test_an_output_that_was_away_does_not_go_on_with_its_old_state(tmp_path: Pat
 
 
 def test_a_lost_view_is_built_again_while_rows_come(tmp_path: Path) -> None:
-    with started(tmp_path, shop("told", "totals")) as test:
+    with started(tmp_path, shop("counted", "totals")) as test:
         feed(test, 3)
         lose_views(test)
         for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_lost_view_is_built_again_while_rows_come(tmp_path: Path) -> None:
             test.cut()
             test.step(1)
         feed(test)
-        assert (test.folded("told", "k")[0]["n"], values(test, "totals")) == (7, {0: 70})
+        assert (test.folded("counted", "k")[0]["n"], values(test, "totals")) == (7, {0: 70})
 
 
 def test_outputs_that_take_the_place_of_all_others_begin_at_the_beginning(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_outputs_that_take_the_place_of_all_others_begin_at_the_beginning(tmp_pa
         assert values(test, "totals") == {0: 40}
 
 
-def test_a_view_that_comes_back_with_another_meaning_shows_that(tmp_path: Path) -> None:
+def test_a_view_that_returns_with_another_fingerprint_is_rebuilt(tmp_path: Path) -> None:
     with started(tmp_path, shop("counts", "totals")) as test:
         feed(test, 2, key=0)
         edit(test, shop("counts"))
@@ -158,7 +158,7 @@ def test_dead_letters_are_written_once_whichever_query_meets_the_row(tmp_path: P
         lose_views(test)
         test.settle()
         assert values(test, "counts") == {1: 1}
-        assert len(read_dead_letters(test.log, "counts")) == 1, "built again, but told before"
+        assert len(read_dead_letters(test.log, "counts")) == 1, "built again, but emitted before"
         edit(test, shop("counts", "minutes"))
         test.settle()
         assert len(read_dead_letters(test.log, "clicks")) == 1, (
@@ -218,8 +218,8 @@ def test_a_log_that_is_away_for_a_moment_does_not_end_the_run(
         assert values(test, "counts") == {0: 2}
 
 
-def test_a_run_tells_of_itself_before_its_first_batch(tmp_path: Path) -> None:
-    with started(tmp_path, shop("counts", "told")) as test:
+def test_a_run_writes_its_status_before_its_first_batch(tmp_path: Path) -> None:
+    with started(tmp_path, shop("counts", "counted")) as test:
         test.runner.run(until_caught_up=True)
         status = read_status(test.state)
         assert (status.tick, status.batches, status.is_running) == (0, 0, True)

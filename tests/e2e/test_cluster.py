@@ -19,7 +19,7 @@ from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
 
 pytestmark = pytest.mark.kafka
-# What a cluster on loopback with little memory needs to be told.
+# Settings for a cluster on loopback with little memory.
 DEFAULTS = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "1g",
@@ -84,7 +84,7 @@ def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
         "0",
         "--no-open",
     ]
-    places = [
+    directories = [
         "--log",
         broker.address,
         "--master",
@@ -93,7 +93,12 @@ def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
         str(tmp_path / "shared"),
     ]
     done = subprocess.run(
-        [*demo, *places], capture_output=True, text=True, timeout=900, check=False, env=environment
+        [*demo, *directories],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     came_in, counted = re.findall(

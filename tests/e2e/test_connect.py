@@ -91,7 +91,11 @@ def test_a_pipeline_runs_through_spark_connect(tmp_path: Path) -> None:
         timeout=SECONDS,
         check=False,
         cwd=Path(__file__).parents[2],
-        env={name: value for name, value in os.environ.items() if not name.startswith("SPARK_")},
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SPARK_") or name.endswith("_OPTS")
+        },
     )
     assert done.returncode == 0, done.stderr[-4000:]
     answer = json.loads(done.stdout.splitlines()[-1])

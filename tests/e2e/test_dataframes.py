@@ -86,7 +86,7 @@ def test_a_table_comes_as_its_changes(shop: Shop, spark: SparkSession) -> None:
     assert [row["town"] for row in found if row["_change_type"] == "update_postimage"] == ["OSLO"]
 
 
-def test_what_keeps_state_is_read_from_the_topic_it_is_written_to(
+def test_a_stateful_relation_is_read_from_its_derived_topic(
     shop: Shop, spark: SparkSession
 ) -> None:
     large = shop.totals.where("s > 1")

@@ -1,4 +1,4 @@
-"""Rows that are put aside: each is told once, in time and space that are bounded, and what is left
+"""Dead letters: each is emitted once, in bounded time and space, and what is left
 is a table as any other.
 """
 
@@ -62,7 +62,7 @@ def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(
 
 
 @pytest.mark.spark
-def test_the_same_through_spark(tmp_path: Path, spark: SparkSession) -> None:
+def test_dead_letters_through_spark(tmp_path: Path, spark: SparkSession) -> None:
     check_quotients(tmp_path, spark, where=True)
 
 
@@ -75,9 +75,9 @@ def check_quotients(root: Path, spark: SparkSession, *, where: bool) -> None:
             seen.append([row["x"] for row in test.view("view")])
             assert list(test.folded("topic", "id").values()) == test.view("view")
         assert seen == [[20.0], [], [], [25.0], [50.0]]
-        assert [letter["row"] for letter in read_dead_letters(test.log, "quotient")] == [
+        assert [dead_letter["row"] for dead_letter in read_dead_letters(test.log, "quotient")] == [
             '{"id":1,"v":0,"_change_type":"update_postimage"}'
-        ], "it is told once"
+        ], "it is emitted once"
         assert test.runner.leading.entry.counts["quotient.diverted"] == 1
 
 
@@ -104,7 +104,7 @@ def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(
         assert len(read_dead_letters(test.log, "quotient")) == 10
 
 
-def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_path: Path) -> None:
+def test_a_row_without_a_group_is_dead_lettered_on_insert_and_not_on_delete(tmp_path: Path) -> None:
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.table("items", schema="id BIGINT, g STRING", key="id")
@@ -113,16 +113,21 @@ def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_pa
         for group in (None, "a", None):
             test.feed("items", [{"id": 2, "g": group}])
             test.settle()
-        assert [letter["tick"] for letter in read_dead_letters(test.log, "counted")] == [1, 3]
+        assert [dead_letter["tick"] for dead_letter in read_dead_letters(test.log, "counted")] == [
+            1,
+            3,
+        ]
         test.feed("items", [{"id": 2, "g": None, "_change_type": "delete"}])
         test.settle()
         assert len(read_dead_letters(test.log, "counted")) == 2
         assert test.runner.leading.entry.counts["counted.diverted"] == 2
 
 
-def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
-        monkeypatch.setattr(f"{place}.MAX_BATCH_BYTES", 10_000)
+def test_dead_letters_are_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
+        monkeypatch.setattr(f"{module}.MAX_BATCH_BYTES", 10_000)
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.topic("items", schema="k BIGINT, v BIGINT, text STRING", partitions=1)
@@ -138,6 +143,6 @@ def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
         test.settle()
         assert test.view("counts") == [{"k": 1, "n": 1_000}]
         found = read_dead_letters(test.log, "counted")
-        assert [letter["source_offset"] for letter in found] == list(range(1, 2_000, 2))
-        assert {letter["reason"] for letter in found} == {"its key is null"}
+        assert [dead_letter["source_offset"] for dead_letter in found] == list(range(1, 2_000, 2))
+        assert {dead_letter["reason"] for dead_letter in found} == {"its key is null"}
         assert f'"v":{found[7]["source_offset"]},' in found[7]["row"]

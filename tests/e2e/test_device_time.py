@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.operators.test_device_time import EPOCH, Row, at, obvious, row
+from tests.operators.device_time_oracle import EPOCH, Row, at, corrected_times, row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def corrected(test: PipelineTest) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_batches(
+def test_corrected_times_equal_the_reference_whatever_the_batches(
     tmp_path: Path,
 ) -> None:
     ticks = disordered(3)
@@ -138,7 +138,7 @@ def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_ba
     given = [each for tick in ticks for each in tick]
     wanted = Counter(
         (each["device"], each["happened"], time)
-        for each, time in zip(given, obvious(ticks), strict=True)
+        for each, time in zip(given, corrected_times(ticks), strict=True)
     )
     assert Counter(each[:3] for each in rows if each[1] < at(10_000)) == wanted
     assert flagged == sum(1 for each in rows if each[3] is not None) > 0
@@ -201,7 +201,7 @@ def test_a_device_that_is_years_off_holds_nothing_back_and_is_never_late(tmp_pat
         assert "minutes.window.late" not in test.runner.leading.entry.counts
 
 
-def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Path) -> None:
+def test_rows_without_a_usable_time_are_dead_lettered_and_counted_once(tmp_path: Path) -> None:
     with PipelineTest(plant(), tmp_path, PLAIN) as test:
         ahead = {
             "device": "b",
@@ -212,18 +212,18 @@ def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Pat
         feed(test, [[row(None, 1, 2, "a"), ahead, row(1, 1, 2, None), row(5, 5, 6, "a")]])
         test.settle()
         assert [each[0] for each in corrected(test)] == ["a"]
-        letters = {
+        dead_letters = {
             each["reason"]: (each["source_partition"], each["source_offset"])
             for each in test.log.read("readings.dead").to_pylist()
         }
-        places = {
+        offsets = {
             each["happened"]: (each["_partition"], each["_offset"])
             for each in test.log.read("readings").to_pylist()
         }
-        assert letters == {
-            "its event time is null": places[None],
-            "its event time is more than 1 day ahead": places[ahead["happened"]],
-            "its key is null": places[at(1)],
+        assert dead_letters == {
+            "its event time is null": offsets[None],
+            "its event time is more than 1 day ahead": offsets[ahead["happened"]],
+            "its key is null": offsets[at(1)],
         }
         assert test.runner.leading.entry.counts["readings.diverted"] == 3
 
@@ -251,7 +251,7 @@ def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) 
         "minutes",
         fine.window(hr.tumbling("1 minute"))
         .group_by("device")
-        .aggregate(n=hr.agg.count(), most=hr.agg.max("late_by")),
+        .aggregate(n=hr.agg.count(), longest=hr.agg.max("late_by")),
     )
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("readings", [row(-YEARS + n, -YEARS + n + 2, n + 3, "a") for n in range(5)])
@@ -259,12 +259,12 @@ def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) 
         test.settle()
         test.feed("readings", [row(-YEARS + 100, -YEARS + 100, 101, "a"), row(100, 100, 101, "b")])
         test.settle()
-        assert [(each["device"], each["n"], each["most"]) for each in test.view("minutes")] == [
+        assert [(each["device"], each["n"], each["longest"]) for each in test.view("minutes")] == [
             ("a", 5, timedelta(seconds=2))
         ]
 
 
-def test_what_cannot_be_declared(tmp_path: Path) -> None:
+def test_invalid_declarations_are_refused(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("plant")
     for more, error, why in (
         ({"sent": "sendt"}, UnknownColumn, "did you mean 'sent'"),
@@ -338,6 +338,6 @@ def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(
         )
         test.settle()
         assert [each["k"] for each in test.view("minutes")] == ["near"]
-        (letter,) = test.log.read("clicks.dead").to_pylist()
-        assert (letter["reason"], letter["source_offset"]) == (reason, 0)
-        assert json.loads(letter["row"]).get("at") is None
+        (dead_letter,) = test.log.read("clicks.dead").to_pylist()
+        assert (dead_letter["reason"], dead_letter["source_offset"]) == (reason, 0)
+        assert json.loads(dead_letter["row"]).get("at") is None

@@ -15,8 +15,8 @@ import pytest
 import headrace as hr
 from headrace.alerts.alert import TOPIC
 from tests.gateways.senders import post
-from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import WebhookReceiver
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,17 +45,17 @@ def test_a_posted_row_raises_an_alert_and_another_resolves_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
 ) -> None:
     monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: spark)
-    stop, places = threading.Event(), queue.Queue[str]()
+    stop, addresses = threading.Event(), queue.Queue[str]()
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
     options: dict[str, Any] = {
         "state": tmp_path / "state",
         "stop": stop,
-        "on_gateway": lambda _gateway, address: places.put(address),
+        "on_gateway": lambda _gateway, address: addresses.put(address),
     }
     running = threading.Thread(target=shop.run, kwargs=options)
     running.start()
     try:
-        address = places.get(timeout=180)
+        address = addresses.get(timeout=180)
         assert (
             post(
                 address,
@@ -65,21 +65,21 @@ def test_a_posted_row_raises_an_alert_and_another_resolves_it(
             )[0]
             == 200
         )
-        until(lambda: len(receiver.requests) == 1, timeout_s=180)
+        wait_until(lambda: len(receiver.requests) == 1, timeout_s=180)
         assert (
             post(address, "/topics/orders", b'{"order_id": 3, "region": "eu", "amount": -15}')[0]
             == 200
         )
-        until(lambda: len(receiver.requests) == 2, timeout_s=180)
+        wait_until(lambda: len(receiver.requests) == 2, timeout_s=180)
     finally:
         stop.set()
         running.join(60)
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        told = log.read(TOPIC).to_pylist()
-    assert [(each["state"], json.loads(each["content"])["group"]) for each in told] == [
+        alerts = log.read(TOPIC).to_pylist()
+    assert [(each["state"], json.loads(each["content"])["group"]) for each in alerts] == [
         ("firing", {"region": "eu"}),
         ("resolved", {"region": "eu"}),
     ]
     assert [request["Idempotency-Key"] for request in receiver.requests] == [
-        each["id"] for each in told
+        each["id"] for each in alerts
     ]

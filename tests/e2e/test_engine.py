@@ -230,9 +230,9 @@ def test_rows_that_cannot_be_used_are_diverted_and_counted(
         assert counts["ratios.aggregate.rows_in"] + counts["ratio.diverted"] + counts[
             "ratios.aggregate.diverted"
         ] == len(rows)
-        letters = read_dead_letters(test.log, "ratio")
-        assert sorted(letter["source_offset"] for letter in letters) == [1, 5]
-        assert all("failed" in letter["reason"] for letter in letters)
+        dead_letters = read_dead_letters(test.log, "ratio")
+        assert sorted(dead_letter["source_offset"] for dead_letter in dead_letters) == [1, 5]
+        assert all("failed" in dead_letter["reason"] for dead_letter in dead_letters)
         (null_key,) = read_dead_letters(test.log, "ratios.aggregate")
         assert null_key["source_offset"] == 3
 
@@ -321,6 +321,6 @@ def test_rows_that_an_aggregate_has_no_room_for_become_dead_letters(
         test.feed("orders", [{"k": "a", "v": v} for v in (1, 2, 3)])
         test.settle()
         assert test.view("seen") == [{"k": "a", "n": 3, "all": [1, 2]}]
-        (letter,) = read_dead_letters(test.log, "seen.aggregate")
-        assert '"v":3' in letter["row"]
-        assert letter["reason"].startswith("all: ")
+        (dead_letter,) = read_dead_letters(test.log, "seen.aggregate")
+        assert '"v":3' in dead_letter["row"]
+        assert dead_letter["reason"].startswith("all: ")

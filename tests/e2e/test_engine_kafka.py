@@ -37,7 +37,7 @@ def log(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
 
 @pytest.fixture
 def other(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
-    """The same cluster, as another process sees it."""
+    """Another connection to the cluster, as another process has it."""
     with hr.open_log(kafka_broker.address) as opened:
         yield opened
 
@@ -127,13 +127,13 @@ def test_a_replay_gives_the_same_rows_under_the_same_ticks(
                 [row["_offset"] for row in log.read(topic, partition).to_pylist()]
                 for topic in (shop.totals, f"{shop.totals}.v2")
             ]
-            carried = [
+            tick_offsets = [
                 {tick.tick: tick.end for tick in read_control_ticks(log, topic, partition)}
                 for topic in (shop.totals, f"{shop.totals}.v2")
             ]
             ends = [
-                [sum(at < found[tick] for at in offsets) for tick in sorted(carried[0])]
-                for offsets, found in zip(rows, carried, strict=True)
+                [sum(at < found[tick] for at in offsets) for tick in sorted(tick_offsets[0])]
+                for offsets, found in zip(rows, tick_offsets, strict=True)
             ]
             assert ends[0] == ends[1], "as many rows up to each tick that both tell of"
             assert ends[0][-1] == len(rows[0])
@@ -228,8 +228,8 @@ def test_rows_without_a_key_are_diverted_and_others_derived(
             (None, 20, 2.0),
             ("a", 30, 3.0),
         ]
-        (letter,) = read_dead_letters(test.log, "n.aggregate")
-        assert (letter["reason"], letter["source_offset"]) == ("its key is null", 1)
+        (dead_letter,) = read_dead_letters(test.log, "n.aggregate")
+        assert (dead_letter["reason"], dead_letter["source_offset"]) == ("its key is null", 1)
         ticks = [json.loads(control.payload)["tick"] for control in test.log.read_control(taxed, 0)]
         assert ticks == [test.runner.tick] == [1]
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.e2e.everything import TOPICS, VIEWS
 from tests.e2e.faults import Faults
 from tests.e2e.pipeline_lives import Life, live, moves
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 orders = st.lists(
@@ -66,10 +67,10 @@ def lived(life: Life, faults: list[Faults]) -> None:
 
 @given(life=lives)
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_whatever_happens_the_rows_and_their_ticks_are_the_same(
+def test_rows_and_ticks_do_not_depend_on_batches_shards_or_faults(
     life: Life, faults: list[Faults]
 ) -> None:
     lived(life, faults)
@@ -78,8 +79,8 @@ def test_whatever_happens_the_rows_and_their_ticks_are_the_same(
 @pytest.mark.slow
 @given(life=lives)
 @settings(
-    max_examples=1000,
+    max_examples=examples(1000),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_same_a_thousand_times(life: Life, faults: list[Faults]) -> None:
+def test_rows_and_ticks_of_a_thousand_lives(life: Life, faults: list[Faults]) -> None:
     lived(life, faults)

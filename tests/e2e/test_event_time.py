@@ -80,7 +80,7 @@ def test_times_that_cannot_be_are_dead_letters_and_do_not_move_the_clock(
         )
         test.settle()
         assert [found[1] for found in test.rows("once")] == [1]
-        assert {letter["reason"] for letter in read_dead_letters(test.log, "clicks")} == {
+        assert {dead_letter["reason"] for dead_letter in read_dead_letters(test.log, "clicks")} == {
             "its event time is null",
             "its event time is more than 1 day ahead",
         }

@@ -40,19 +40,19 @@ def declared(log: str) -> hr.Pipeline:
 @contextmanager
 def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Where everything listens."""
-    stop, places = threading.Event(), queue.Queue[tuple[str, str]]()
+    stop, addresses = threading.Event(), queue.Queue[tuple[str, str]]()
     options: dict[str, Any] = {
         "state": tmp_path / "state",
         "stop": stop,
         "serve": True,
         "port": 0,
-        "on_serving": lambda server: places.put(("serve", server.address)),
-        "on_gateway": lambda gateway, address: places.put((gateway.kind, address)),
+        "on_serving": lambda server: addresses.put(("serve", server.address)),
+        "on_gateway": lambda gateway, address: addresses.put((gateway.kind, address)),
     }
     thread = threading.Thread(target=shop.run, kwargs=options)
     thread.start()
     try:
-        yield dict(places.get(timeout=30) for _ in range(3))
+        yield dict(addresses.get(timeout=30) for _ in range(3))
     finally:
         stop.set()
         thread.join(60)
@@ -67,19 +67,21 @@ def asked(place: str, **parameters: str) -> Any:
 
 def test_senders_see_what_they_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.runtime.run._start_spark", lambda _options: PlainSpark())
-    with running(declared(f"file:{tmp_path / 'log'}"), tmp_path) as places:
+    with running(declared(f"file:{tmp_path / 'log'}"), tmp_path) as addresses:
         for expected in (5, 10):
             _, answer = post(
-                places["http"], "/topics/orders", b'{"order_id": 1, "region": "eu", "amount": 5}'
+                addresses["http"], "/topics/orders", b'{"order_id": 1, "region": "eu", "amount": 5}'
             )
-            shown = asked(f"{places['serve']}/views/revenue", key="eu", at_least=answer["position"])
+            shown = asked(
+                f"{addresses['serve']}/views/revenue", key="eu", at_least=answer["position"]
+            )
             assert shown["row"]["revenue"] == expected
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(
-                b"hits:3|c\nhits:4|c", ("127.0.0.1", int(places["statsd"].rpartition(":")[2]))
+                b"hits:3|c\nhits:4|c", ("127.0.0.1", int(addresses["statsd"].rpartition(":")[2]))
             )
         deadline = time.monotonic() + 20
-        while (rows := asked(f"{places['serve']}/views/totals")["rows"]) != [
+        while (rows := asked(f"{addresses['serve']}/views/totals")["rows"]) != [
             {"metric": "hits", "total": 7.0}
         ]:
             assert time.monotonic() < deadline, rows
@@ -101,7 +103,7 @@ def test_a_gateway_that_cannot_listen_ends_the_run(
             shop.run(state=tmp_path / "state")
 
 
-def test_what_cannot_be_declared_is_refused() -> None:
+def test_invalid_declarations_are_refused() -> None:
     shop = hr.Pipeline("shop")
     shop.topic("orders", schema="order_id BIGINT")
     with pytest.raises(PlanError, match="not an input topic"):

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import pytest
 
 import headrace as hr
 from headrace.views.reader import ViewReader
+from tests.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +65,7 @@ class Shop:
         with ViewReader(self.state / "views.db") as views:
             return sum(row["n"] for row in views.table("counts").to_pylist())
 
-    def told(self) -> str:
+    def status(self) -> str:
         try:
             found: str = json.loads((self.state / "status.json").read_text())["ingests"].get(
                 "orders.ingest", ""
@@ -84,24 +84,17 @@ def names(file: str, count: int) -> list[str]:
     return [f"{file}-{n}" for n in range(count)]
 
 
-def wait(until: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_what_is_there_comes_in_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
+def test_existing_rows_are_ingested_once_over_several_runs(shop: Shop, spark: SparkSession) -> None:
     shop.add_file("a", 30)
     shop.run(until_caught_up=True)
-    assert (shop.rows(), shop.counted(), shop.told()) == (sorted(names("a", 30)), 30, "done")
+    assert (shop.rows(), shop.counted(), shop.status()) == (sorted(names("a", 30)), 30, "done")
     shop.add_file("b", 5)
     for _ in range(2):
         shop.run(until_caught_up=True)
         assert (shop.rows(), shop.counted()) == (sorted([*names("a", 30), *names("b", 5)]), 35)
 
 
-def test_one_that_fails_is_started_again_and_the_status_says_why(
+def test_a_failed_ingest_is_restarted_and_its_reason_reported(
     shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     (shop.root / "broken").touch()
@@ -110,12 +103,12 @@ def test_one_that_fails_is_started_again_and_the_status_says_why(
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.told().startswith("failed"))
-        assert "ValueError: broken on purpose" in shop.told()
+        wait_until(lambda: shop.status().startswith("failed"), 120)
+        assert "ValueError: broken on purpose" in shop.status()
         (shop.root / "broken").unlink()
-        wait(lambda: shop.told().startswith("running"))
+        wait_until(lambda: shop.status().startswith("running"), 120)
         shop.add_file("b", 4)
-        wait(lambda: len(shop.rows()) == 14)
+        wait_until(lambda: len(shop.rows()) == 14, 120)
     finally:
         stop.set()
         running.join(60)
@@ -134,8 +127,8 @@ def test_a_lost_checkpoint_doubles_nothing(shop: Shop, spark: SparkSession) -> N
     running = Thread(target=shop.run, kwargs={"stop": stop})
     running.start()
     try:
-        wait(lambda: shop.told().startswith("failed"))
-        assert "another checkpoint" in shop.told()
+        wait_until(lambda: shop.status().startswith("failed"), 120)
+        assert "another checkpoint" in shop.status()
     finally:
         stop.set()
         running.join(60)

@@ -84,7 +84,7 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
     ]
     known = Counter(
         row["city"] for row in readers if row["city"] is not None
-    )  # a group's key is not null: such rows are put aside
+    )  # a group's key is not null: such rows become dead letters
     return {
         "readers": shown(readers),
         "cities_of_readers": shown([{"city": each, "n": n} for each, n in known.items()]),

@@ -25,6 +25,7 @@ from tests.e2e.faults import Faults
 from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
 from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
 from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 SETTINGS = settings(
@@ -67,8 +68,8 @@ def live(
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """The same ticks in one batch, on one shard, without a fault: the same rows in the same order,
-    with the same ticks.
+    """Run a life's ticks in one batch, on one shard, without a fault: the same rows in the same
+    order, with the same ticks.
     """
     plan, state = (
         start_version(test.log, test.pipeline.plan(), VERSION),
@@ -103,7 +104,7 @@ def lived(
 
 
 @given(**LIFE)
-@settings(SETTINGS, max_examples=6)
+@settings(SETTINGS, max_examples=examples(6))
 def test_joins_go_the_same_way_whatever_happens(
     seed: int,
     ticks: int,
@@ -117,7 +118,7 @@ def test_joins_go_the_same_way_whatever_happens(
 
 @pytest.mark.slow
 @given(**LIFE)
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 def test_three_hundred_times(
     seed: int,
     ticks: int,

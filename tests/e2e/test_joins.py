@@ -1,4 +1,4 @@
-"""Joins through the engine, against the obvious computation; whatever the batches and shards."""
+"""Joins through the engine, against a reference computation; whatever the batches and shards."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import headrace as hr
 from headrace.plan.join_steps import JoinStep
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,12 +33,13 @@ def both_ways(
     root: Path,
     spark: SparkSession,
 ) -> list[tuple[Any, ...]]:
-    """A derived topic's rows, which must be the same in one batch on two shards and tick by tick on
-    three.
+    """A derived topic's rows, which must be equal in one batch with two shards on Spark and tick by
+    tick with three shards without Spark.
     """
     answers = []
-    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
-        with PipelineTest(pipeline(), root / str(number), spark, shards=shards) as test:
+    plain: Any = PlainSpark()
+    for number, (session, max_ticks, shards) in enumerate([(spark, 100, 2), (plain, 1, 3)]):
+        with PipelineTest(pipeline(), root / str(number), session, shards=shards) as test:
             feed(test)
             while test.step(max_ticks):
                 continue
@@ -79,7 +81,7 @@ def test_a_stream_meets_a_table_as_of_its_tick(tmp_path: Path, spark: SparkSessi
     ]
 
 
-def test_streams_meet_within_a_time_and_the_unmatched_are_told_once(
+def test_streams_join_within_a_time_bound_and_unmatched_rows_are_emitted_once(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     rng = random.Random(8)
@@ -246,7 +248,7 @@ def test_a_row_meets_the_version_valid_at_its_time(tmp_path: Path, spark: SparkS
     ], "the past is let be, and what comes sees all that is known"
 
 
-def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession) -> None:
+def test_late_versions_correct_emitted_rows(tmp_path: Path, spark: SparkSession) -> None:
     def pipeline() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
         taxed = orders_with_time(shop).join(
@@ -286,7 +288,7 @@ def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession
         ]
 
 
-def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
+def test_invalid_joins_are_refused_with_advice() -> None:
     shop = hr.Pipeline("shop")
     orders, table = orders_with_time(shop), rates(shop)
     other = shop.topic(
@@ -391,17 +393,17 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(
         shop = hr.Pipeline("shop")
         orders = shop.table("orders", schema="id BIGINT, customer BIGINT, amount BIGINT", key="id")
         customers = shop.table("customers", schema="customer BIGINT, city STRING", key="customer")
-        told = orders.join(customers, on="customer", how="left")
-        shop.write("told", told)
-        shop.view("best", told.top(2, by="amount", per="city"))
+        joined = orders.join(customers, on="customer", how="left")
+        shop.write("joined", joined)
+        shop.view("best", joined.top(2, by="amount", per="city"))
         shop.view(
             "cities",
-            told.select("id", "city")
+            joined.select("id", "city")
             .select("id", "city")
             .group_by("city")
             .aggregate(n=hr.agg.count()),
         )
-        shop.view("leaders", told.top(1, by=["amount DESC", "id ASC"]))
+        shop.view("leaders", joined.top(1, by=["amount DESC", "id ASC"]))
         return shop
 
     rng = random.Random(2)
@@ -422,13 +424,13 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(
             test.feed("orders", rows)
             test.cut()
 
-    both_ways(pipeline, feed, "told", tmp_path, spark)
+    both_ways(pipeline, feed, "joined", tmp_path, spark)
     newest = {row["id"]: row for rows in ticks for row in rows}
     with PipelineTest(pipeline(), tmp_path / "views", spark, shards=3) as test:
         feed(test)
         test.settle(2)
         assert {
-            key: (row["customer"], row["city"]) for key, row in test.folded("told", "id").items()
+            key: (row["customer"], row["city"]) for key, row in test.folded("joined", "id").items()
         } == {key: (row["customer"], cities.get(row["customer"])) for key, row in newest.items()}
         best: dict[Any, list[tuple[int, int]]] = {}
         for row in newest.values():

@@ -1,4 +1,4 @@
-"""What a run does beside its batches: unneeded state is swept, another number of shards is taken
+"""What a run does besides its batches: unneeded state is swept, another number of shards is taken
 on, and the rows stay what they are.
 """
 
@@ -38,7 +38,7 @@ def fail(*_: object) -> None:
     raise OSError("died before the commit")
 
 
-def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(
+def test_files_of_failed_batches_are_swept_and_state_is_kept(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PipelineTest(counts(), tmp_path, spark) as test:
@@ -82,7 +82,7 @@ def test_a_runner_that_was_replaced_sweeps_nothing(tmp_path: Path, spark: SparkS
         assert not (test.state / "jobs" / "of-the-newer").exists()
 
 
-def test_another_number_of_shards_is_taken_on_between_batches(
+def test_a_new_number_of_shards_takes_effect_between_batches(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     with PipelineTest(counts(), tmp_path, spark, shards=2) as test:

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import headrace as hr
 from headrace.cli import app
-from headrace.runtime.explain import explain
-from headrace.runtime.explain import explanation_text as told
+from headrace.runtime.explain import explain, explanation_text
 from headrace.serve.metrics import render_metrics
 from headrace.serve.stores import ViewStores
 from headrace.testing.pipelines import PipelineTest
@@ -69,7 +68,7 @@ def held_back(root: Path) -> PipelineTest:
     ("producer", "name", "text"),
     [("device", "(null)", "the producer (null)"), (None, "partition 0", "partition 0")],
 )
-def test_producers_without_a_name_are_told_of_as_well(
+def test_producers_without_a_name_are_explained_too(
     tmp_path: Path, producer: str | None, name: str, text: str
 ) -> None:
     shop = hr.Pipeline("shop")
@@ -84,7 +83,7 @@ def test_producers_without_a_name_are_told_of_as_well(
         test.settle()
         why = explain(test.pipeline.plan(), test.log, test.state, "minutes.window")
         assert [each.producer for each in why.held_by] == [name]
-        assert f"orders waits for {text}: its newest row" in told(why)[-1]
+        assert f"orders waits for {text}: its newest row" in explanation_text(why)[-1]
 
 
 def test_sliding_windows_are_explained_by_group(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_sliding_windows_are_explained_by_group(tmp_path: Path) -> None:
         assert [(each.producer, each.needed_us) for each in why.held_by] == [("y", us(45) + 1)], (
             "a row may still come at 40 seconds, until the clock is past it"
         )
-        lines = told(why)
+        lines = explanation_text(why)
         assert (
             "Windows of 2 groups wait to be published, the first one ends at 2026-03-01 12:00:40"
             in lines[1]
@@ -153,7 +152,7 @@ def test_the_status_shows_them(tmp_path: Path) -> None:
     assert "y (at 2026-03-01T12:00:40Z" in shown
 
 
-def test_windows_that_are_told_are_kept_and_then_forgotten(tmp_path: Path) -> None:
+def test_emitted_windows_are_retained_for_corrections_and_then_dropped(tmp_path: Path) -> None:
     with held_back(tmp_path) as test:
         test.feed("orders", [order("a", "y", 140), order("a", "x", 140)])
         test.settle()

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.runtime.explain import partial_matches
+from headrace.runtime.explain import partial_matches, partial_matches_text
 from headrace.runtime.explain import partial_matches_plain as plain
-from headrace.runtime.explain import partial_matches_text as told
 from headrace.runtime.state_inspector import last_entry
 from headrace.testing.pipelines import Died, PipelineTest
 from tests.e2e.patterned import (
@@ -74,7 +73,7 @@ def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) ->
 
 
 @pytest.mark.spark
-def test_on_spark_matches_are_the_same(tmp_path: Path, spark: SparkSession) -> None:
+def test_matches_on_spark_equal_those_without(tmp_path: Path, spark: SparkSession) -> None:
     ticks = disordered(3)
     with PipelineTest(patterned("bank"), tmp_path / "plain", shards=2) as test:
         settled(test, ticks)
@@ -105,7 +104,7 @@ def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, point: str) -> None:
         assert outputs(test) == expected
 
 
-def test_absence_is_told_by_the_clock_alone(tmp_path: Path) -> None:
+def test_absence_is_emitted_by_the_watermark_alone(tmp_path: Path) -> None:
     with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed("payments", [payment(1, 5.0, 0, "a")])
         test.settle()
@@ -267,7 +266,7 @@ def test_several_patterns_in_one_pass(tmp_path: Path) -> None:
         ]
 
 
-def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
+def test_partial_matches_of_a_key_can_be_inspected(tmp_path: Path) -> None:
     with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed(
             "payments",
@@ -288,7 +287,7 @@ def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
         }
         assert (
             "has small small since 2026-03-01 12:00:00.000+00:00, waits for small until 2026-03-01"
-            " 12:10:00.000+00:00." in told(found)
+            " 12:10:00.000+00:00." in partial_matches_text(found)
         )
         assert plain(found)["waiting_rows"] == 1, "the third is not certain to be the next"
 

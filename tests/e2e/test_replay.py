@@ -1,4 +1,4 @@
-"""Replaying on Spark: the same ticks give the same rows, byte for byte, beside the old ones; a
+"""Replaying on Spark: the same ticks give the same rows, byte for byte, next to the old ones; a
 changed pipeline gives its own.
 """
 

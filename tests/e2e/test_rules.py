@@ -100,7 +100,7 @@ def dead(test: PipelineTest) -> list[tuple[str, str]]:
     ]
 
 
-def told(test: PipelineTest) -> list[tuple[Any, ...]]:
+def matches(test: PipelineTest) -> list[tuple[Any, ...]]:
     """Card, rule, rows, total and how many small ones, in order."""
     return sorted(row[1:6] for row in test.rows("alerts"))
 
@@ -109,7 +109,7 @@ def test_rules_come_change_and_go_while_rows_pass(tmp_path: Path) -> None:
     with PipelineTest(bank(), tmp_path, shards=2) as test:
         test.feed("payments", [payment(1, 1.0, 0), payment(1, 2000.0, 1), payment(2, 1.0, 30)])
         test.settle()
-        assert told(test) == [], "there is no rule"
+        assert matches(test) == [], "there is no rule"
         test.feed("rules", [SMALL_BIG])
         test.feed(
             "payments",
@@ -121,20 +121,20 @@ def test_rules_come_change_and_go_while_rows_pass(tmp_path: Path) -> None:
             ],
         )
         test.settle()
-        assert told(test) == [
+        assert matches(test) == [
             (1, "small big", 2, 2001.0, 1),
             (2, "small big", 2, 3001.0, 1),
         ], "rows that were not yet certain when the rule came count, earlier ones do not"
         test.feed("rules", [rule("small big", "big", {"big": "amount > 5000"})])
         test.feed("payments", [payment(1, 2000.0, 70), payment(1, 6000.0, 71), payment(1, 1.0, 90)])
         test.settle()
-        assert told(test)[-1] == (2, "small big", 2, 3001.0, 1)
-        assert (1, "small big", 1, 6000.0, 0) in told(test)
-        assert len(told(test)) == 3, "what it was before is no longer in force"
+        assert matches(test)[-1] == (2, "small big", 2, 3001.0, 1)
+        assert (1, "small big", 1, 6000.0, 0) in matches(test)
+        assert len(matches(test)) == 3, "what it was before is no longer in force"
         delete(test, "small big")
         test.feed("payments", [payment(1, 9000.0, 100), payment(1, 1.0, 200)])
         test.settle()
-        assert len(told(test)) == 3
+        assert len(matches(test)) == 3
 
 
 def test_a_change_that_says_nothing_new_leaves_matches_in_the_making(tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_a_change_that_says_nothing_new_leaves_matches_in_the_making(tmp_path: P
         test.feed("rules", [{**STEPS, "note": "asked for by the night shift"}])
         test.feed("payments", [payment(1, 1.0, 20, "b1"), payment(1, 1.0, 90, "c")])
         test.settle()
-        assert [row[:2] for row in told(test)] == [(1, "steps")]
+        assert [row[:2] for row in matches(test)] == [(1, "steps")]
         test.feed("rules", [{**STEPS, "within": "2 minutes"}])
         test.feed(
             "payments",
             [payment(1, 1.0, 91, "a"), payment(1, 1.0, 200, "b"), payment(1, 1.0, 400, "c")],
         )
         test.settle()
-        assert [row[:2] for row in told(test)] == [(1, "steps")] * 2
+        assert [row[:2] for row in matches(test)] == [(1, "steps")] * 2
 
 
 def test_a_rule_that_cannot_be_read_is_a_dead_letter_and_others_go_on(tmp_path: Path) -> None:
@@ -178,17 +178,17 @@ def test_a_rule_that_cannot_be_read_is_a_dead_letter_and_others_go_on(tmp_path: 
         test.feed("rules", [*bad, rule("good", "a", {"a": "amount > 100"})])
         test.feed("payments", [payment(1, 500.0, 0), payment(1, 1.0, 100)])
         test.settle()
-        assert [row[1] for row in told(test)] == ["good"]
-        letters = dict(dead(test))
-        assert set(letters) == {each["name"] for each in bad}
-        assert len(dead(test)) == len(bad), "each is told of once, by one shard"
-        assert "^" in letters["open"], "a caret at the place"
-        assert "did you mean 'amount'" in letters["column"]
-        assert "how long a match may take" in letters["never ends"]
+        assert [row[1] for row in matches(test)] == ["good"]
+        dead_letters = dict(dead(test))
+        assert set(dead_letters) == {each["name"] for each in bad}
+        assert len(dead(test)) == len(bad), "each is emitted once, by one shard"
+        assert "^" in dead_letters["open"], "a caret at the place"
+        assert "did you mean 'amount'" in dead_letters["column"]
+        assert "how long a match may take" in dead_letters["never ends"]
         test.feed("rules", [rule("good", "(a", {"a": "amount > 100"})])
         test.feed("payments", [payment(1, 600.0, 200), payment(1, 1.0, 300)])
         test.settle()
-        assert len(told(test)) == 1, "a rule that became unreadable is not in force"
+        assert len(matches(test)) == 1, "a rule that became unreadable is not in force"
 
 
 def test_a_condition_that_fails_on_a_row_is_false_and_counted(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_condition_that_fails_on_a_row_is_false_and_counted(tmp_path: Path) ->
             ],
         )
         test.settle()
-        assert [row[1:4] for row in told(test)] == [("half", 1, 3.0), ("number", 1, 3.0)]
+        assert [row[1:4] for row in matches(test)] == [("half", 1, 3.0), ("number", 1, 3.0)]
         assert last_entry(test.log, "bank").counts["alerts.match.errors"] == 2, (
             "each of the two conditions on one row"
         )
@@ -223,7 +223,7 @@ def test_more_rules_than_may_be_are_refused(tmp_path: Path) -> None:
         )
         test.feed("payments", [payment(1, 1.0, 0), payment(1, -1.0, 100)])
         test.settle()
-        assert [row[1] for row in told(test)] == ["one", "two"]
+        assert [row[1] for row in matches(test)] == ["one", "two"]
         assert ["2 rules are in force already" in reason for _, reason in dead(test)] == [True]
 
 
@@ -299,7 +299,7 @@ def test_matches_do_not_depend_on_batches_shards_restarts_and_kills(
         assert fed(test, ticks, restart) == expected
 
 
-def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
+def test_partial_matches_of_a_key_can_be_inspected(tmp_path: Path) -> None:
     with PipelineTest(bank(), tmp_path, shards=2) as test:
         test.feed("rules", [STEPS, SMALL_BIG])
         test.feed(
@@ -315,7 +315,7 @@ def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
         ] == [("steps", ["a"], ["b"])]
 
 
-def test_what_rules_must_be_is_checked_when_it_is_declared() -> None:
+def test_invalid_rule_tables_are_refused_at_declaration() -> None:
     pipeline = hr.Pipeline("bank")
     payments = pipeline.topic(
         "payments", schema=PAYMENTS, key="card", event_time=hr.EventTime("paid_at")

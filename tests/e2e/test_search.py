@@ -70,7 +70,7 @@ def test_a_death_loses_and_doubles_nothing(
         assert outputs(test) == calm
 
 
-def test_a_replay_gives_the_same(tmp_path: Path, calm: dict[str, list[Any]]) -> None:
+def test_a_replay_gives_equal_matches(tmp_path: Path, calm: dict[str, list[Any]]) -> None:
     with PipelineTest(searched("press"), tmp_path) as test:
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
@@ -84,7 +84,7 @@ def test_a_replay_gives_the_same(tmp_path: Path, calm: dict[str, list[Any]]) -> 
 
 
 @pytest.mark.spark
-def test_on_spark_matches_are_the_same(
+def test_matches_on_spark_equal_those_without(
     tmp_path: Path, spark: SparkSession, calm: dict[str, list[Any]]
 ) -> None:
     """In several batches, with a restart on a machine that has none of the state and with other

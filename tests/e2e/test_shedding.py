@@ -66,7 +66,7 @@ def test_rows_are_left_out_only_when_too_many_wait_and_are_counted(tmp_path: Pat
         assert taken(test)[-100:] == list(range(2_000, 2_100)), "nothing waits any more"
 
 
-def test_what_matters_stays(tmp_path: Path) -> None:
+def test_rows_of_high_priority_are_never_shed(tmp_path: Path) -> None:
     with PipelineTest(
         clicks(hr.shed(behind=300, priority="level", min_priority=3)), tmp_path
     ) as test:
@@ -105,16 +105,16 @@ def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             producer.append(rows(0, 1_000))
         shop.run(log=log.address, state=tmp_path / "state", until_caught_up=True)
         with start(tmp_path / "state", log, port=0) as server:
-            told = json.loads(urllib.request.urlopen(f"{server.address}/views", timeout=30).read())[
-                "views"
-            ]
-    assert [(view["name"], view.get("left_out")) for view in told] == [
+            views = json.loads(
+                urllib.request.urlopen(f"{server.address}/views", timeout=30).read()
+            )["views"]
+    assert [(view["name"], view.get("left_out")) for view in views] == [
         ("counted", {"clicks": 1_000}),
         ("visitors", None),
     ]
 
 
-def test_what_is_asked_for_is_checked() -> None:
+def test_invalid_settings_are_refused() -> None:
     for bad, why in (
         ({"behind": 0}, "behind"),
         ({"behind": 5, "keep": 1.0}, "keep"),

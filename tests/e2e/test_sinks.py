@@ -43,7 +43,7 @@ def test_a_pipeline_keeps_a_database_equal_to_its_tables(
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_same_on_spark(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_sink_of_a_pipeline_on_spark(spark: "SparkSession", tmp_path: Path) -> None:
     keeps_a_database_equal(tmp_path)
 
 

@@ -66,8 +66,8 @@ def dies_and_goes_on(test: PipelineTest, points: tuple[str, ...]) -> None:
         test.restart()
     test.settle()
     assert test.view("totals") == [{"k": 1, "n": len(points)}]
-    told = [(tick, [row["n"] for row in rows]) for tick, rows in test.changes("totals")]
-    assert told == [(1, [1]), *((n, [n - 1, n]) for n in range(2, len(points) + 1))]
+    emitted = [(tick, [row["n"] for row in rows]) for tick, rows in test.changes("totals")]
+    assert emitted == [(1, [1]), *((n, [n - 1, n]) for n in range(2, len(points) + 1))]
     assert len(test.rows("copy")) == len(points)
 
 
@@ -77,7 +77,7 @@ def test_the_runner_dies_anywhere_and_nothing_is_lost_or_doubled(tmp_path: Path)
         dies_and_goes_on(test, (*IN_TASKS, *ON_THE_DRIVER))
 
 
-def test_a_point_that_is_not_there_or_not_passed_is_told(tmp_path: Path) -> None:
+def test_a_fault_point_that_is_unknown_or_never_passed_is_reported(tmp_path: Path) -> None:
     with PipelineTest(shop(), tmp_path) as test:
         with pytest.raises(ValueError, match="between views and log"):
             test.step(dies="between views and logs")
@@ -85,7 +85,7 @@ def test_a_point_that_is_not_there_or_not_passed_is_told(tmp_path: Path) -> None
             test.step(dies="in the kernel")
 
 
-def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
+def test_steps_that_need_spark_are_refused_without_it(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("shop")
     people = pipeline.table("people", schema="id BIGINT, age BIGINT", key="id")
     pipeline.view("grown", people.where("concat(CAST(age AS STRING), 'x') = '30x'"))
@@ -98,7 +98,7 @@ def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_same_on_spark_but_for_points_in_its_workers(
+def test_fault_points_on_spark_but_for_those_in_its_workers(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:
@@ -118,11 +118,11 @@ def test_a_kernel_is_driven_tick_by_tick() -> None:
     ]
     again = KernelTest(totals)
     again.state = test.state.copy()
-    told = [
+    emitted = [
         {"k": 1, "n": 2, "_change_type": "update_preimage"},
         {"k": 1, "n": 3, "_change_type": "update_postimage"},
     ]
-    assert again.tick([{"k": 1, "at": NOON}]) == test.tick([{"k": 1, "at": NOON}]) == told
+    assert again.tick([{"k": 1, "at": NOON}]) == test.tick([{"k": 1, "at": NOON}]) == emitted
 
 
 def test_a_kernel_that_goes_by_time_waits_for_the_tests_clock() -> None:

@@ -28,6 +28,7 @@ from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
 from tests.e2e.pipeline_lives import UNDISTURBED as VERSION
 from tests.e2e.pipeline_lives import Move, advance, emitted_changes, finish, moves
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -57,7 +58,7 @@ def timed() -> hr.Pipeline:
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
     )
     pipeline.view("minutes", minutes)
-    pipeline.write("minutes_told", minutes, partitions=2)
+    pipeline.write("minutes_changes", minutes, partitions=2)
     devices = (
         orders.window(hr.tumbling("5 minutes"), late=hr.late.divert("late_orders"))
         .group_by("device")
@@ -125,11 +126,11 @@ def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
     def at(second: int | None) -> datetime | None:
         return None if second is None else START + timedelta(seconds=120 * number + second)
 
-    for place, order in enumerate(rows["orders"]):
+    for index, order in enumerate(rows["orders"]):
         plain = {name: value for name, value in order.items() if name != "second"}
-        test.feed("orders", [{"id": 10 * number + place, **plain, "at": at(order["second"])}])
-    for place, second in enumerate(rows["payments"]):
-        test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
+        test.feed("orders", [{"id": 10 * number + index, **plain, "at": at(order["second"])}])
+    for index, second in enumerate(rows["payments"]):
+        test.feed("payments", [{"id": 10 * number + index, "at": at(second)}])
     for device, second, wrong in rows["readings"]:
         test.feed(
             "readings",
@@ -164,7 +165,7 @@ def live(
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """The same ticks in one batch, on one shard, without a fault."""
+    """Run a life's ticks in one batch, on one shard, without a fault."""
     plan = start_version(test.log, test.pipeline.plan(), VERSION)
     state = version_state(test.root / "state", VERSION)
     session: Any = PlainSpark()
@@ -194,15 +195,15 @@ def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
     assert test.rows("late_orders") == test.rows(f"late_orders.{VERSION}")
     known = set(test.log.topics())
     for step in plan.steps():
-        letters = [
+        dead_letters = [
             dead_topic_name(name) for name in (step.name.removesuffix(f".{VERSION}"), step.name)
         ]
-        assert (letters[0] in known) == (letters[1] in known), letters
-        if letters[0] in known:
-            assert _letters(test, letters[0]) == _letters(test, letters[1])
+        assert (dead_letters[0] in known) == (dead_letters[1] in known), dead_letters
+        if dead_letters[0] in known:
+            assert _dead_letters(test, dead_letters[0]) == _dead_letters(test, dead_letters[1])
 
 
-def _letters(test: PipelineTest, topic: str) -> list[str]:
+def _dead_letters(test: PipelineTest, topic: str) -> list[str]:
     names = ["reason", "source_partition", "source_offset", "tick", "row"]
     return sorted(
         map(repr, ([row[name] for name in names] for row in test.log.read(topic).to_pylist()))
@@ -239,7 +240,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @given(**LIFE)
-@settings(max_examples=8, suppress_health_check=QUIET)
+@settings(max_examples=examples(8), suppress_health_check=QUIET)
 def test_time_too_goes_the_same_way(
     fed: list[dict[str, Any]],
     happening: list[Move],
@@ -252,7 +253,7 @@ def test_time_too_goes_the_same_way(
 
 @pytest.mark.slow
 @given(**LIFE)
-@settings(max_examples=300, suppress_health_check=QUIET)
+@settings(max_examples=examples(300), suppress_health_check=QUIET)
 def test_three_hundred_times(
     fed: list[dict[str, Any]],
     happening: list[Move],

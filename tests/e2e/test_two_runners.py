@@ -1,5 +1,5 @@
 """Two runners of one pipeline at once, and tasks that come too late: the newer runner goes on, the
-older one is told, and outputs are as if there had been one.
+older one is fenced, and outputs are as if there had been one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ def once(act: Callable[[], object]) -> Callable[[str], None]:
     return strike
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize(
-    "point", [point for point in (IN_TASKS[0], *ON_THE_DRIVER) if point not in IN_A_LOCK]
+    ("point", "goes_on"),
+    [
+        pytest.param(point, goes_on, marks=pytest.mark.slow if number % 2 == goes_on else ())
+        for number, point in enumerate((IN_TASKS[0], *ON_THE_DRIVER))
+        if point not in IN_A_LOCK
+        for goes_on in (False, True)
+    ],
 )
 def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, goes_on: bool

@@ -1,6 +1,6 @@
-"""What a metrics person asks of windows, through a pipeline: each window beside an earlier one,
-rates, averages, decay, percentiles, the first n. The jobs run in this process, but for those that
-say otherwise.
+"""What a metrics person asks of windows, through a pipeline: each window compared with an earlier
+one, rates, averages, decay, percentiles, the first n. The jobs run in this process, but for those
+that say otherwise.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def weeks(window: Any = None, *, emit: str = "final") -> hr.Pipeline:
     )
     compared = windows.aggregate(n=hr.agg.count(), s=hr.agg.sum("amount")).compare("7 days")
     shop.view("weeks", compared)
-    shop.write("weeks_told", compared, partitions=2)
+    shop.write("weeks_changes", compared, partitions=2)
     return shop
 
 
@@ -95,7 +95,7 @@ def test_each_window_stands_beside_the_one_a_week_earlier(tmp_path: Path) -> Non
                 )
                 for row in test.view("weeks")
             }
-            answers.append(test.rows("weeks_told"))
+            answers.append(test.rows("weeks_changes"))
     assert found == {
         ("north", at(0)): (2, 3.0, None, None),
         ("south", at(0)): (1, 5.0, None, None),
@@ -195,7 +195,7 @@ def test_compared_windows_on_spark_behind_a_condition_and_after_a_restart(
     }
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_invalid_comparisons_are_refused() -> None:
     shop = hr.Pipeline("shop")
     rows = sales(shop)
     hours = (
@@ -292,12 +292,12 @@ def test_the_first_of_each_window(tmp_path: Path) -> None:
     ]
     with fed(shop, tmp_path, ticks) as test:
         found = {(row["window_start"], row["region"]): row["s"] for row in test.view("best")}
-        told = [
+        emitted = [
             [(row["region"], row["_change_type"]) for row in rows]
             for _, rows in test.changes("best")
         ]
     assert found == {(at(0), "a"): 6.0, (at(0), "c"): 3.0, (at(60), "c"): 7.0, (at(60), "a"): 1.0}
-    assert told[-1] == [("b", "delete"), ("a", "insert")] or told[-1] == [
+    assert emitted[-1] == [("b", "delete"), ("a", "insert")] or emitted[-1] == [
         ("a", "insert"),
         ("b", "delete"),
     ], "a late row corrects who is first"
@@ -344,7 +344,7 @@ def test_decay_of_an_expression_keeps_the_column_with_the_time(
             assert [(row["recent"], row["paid"]) for row in test.view(view)] == [(8.0, 6.0)]
 
 
-def test_what_goes_by_windows_or_time_needs_them() -> None:
+def test_steps_that_need_windows_or_event_time_are_refused_without() -> None:
     shop = hr.Pipeline("shop")
     rows = sales(shop)
     plain = shop.topic("plain", schema="k STRING, v DOUBLE")
@@ -378,7 +378,7 @@ def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: P
     shop.view(
         "best", minutes.group_by("region").aggregate(best=hr.agg.max("s"), windows=hr.agg.count())
     )
-    shop.write("minutes_told", minutes.changes())
+    shop.write("minutes_changes", minutes.changes())
     with PipelineTest(shop, tmp_path, PLAIN) as test:
         test.feed("targets", [{"region": "north", "target": 10.0}])
         for rows in ([sale(0, 3), sale(1, 1, "south")], [sale(61, 4), sale(130)], [sale(5, 9)]):
@@ -389,9 +389,9 @@ def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: P
             for row in test.view("beside_targets")
         }
         best = {row["region"]: (row["best"], row["windows"]) for row in test.view("best")}
-        told = [
+        emitted = [
             row["change_type"]
-            for row in test.log.read("minutes_told").to_pylist()
+            for row in test.log.read("minutes_changes").to_pylist()
             if row["region"] == "north"
         ]
     assert joined == {
@@ -400,4 +400,4 @@ def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: P
         ("north", at(60)): (4.0, 10.0),
     }
     assert best == {"north": (12.0, 2), "south": (1.0, 1)}
-    assert told == ["insert", "insert", "update_preimage", "update_postimage"]
+    assert emitted == ["insert", "insert", "update_preimage", "update_postimage"]

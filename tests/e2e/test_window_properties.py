@@ -1,4 +1,4 @@
-"""Windows through the engine against the obvious computation over rows, ticks and clocks: each kind
+"""Windows through the engine against a reference computation over rows, ticks and clocks: each kind
 of window, late policy and emit mode, rows in any disorder, producers that are given up, come back
 or are never seen again; whatever the batches, shards and restarts. Rows in are rows counted,
 dropped and diverted.
@@ -28,7 +28,7 @@ from headrace.operators.windows.specs import Session, Sliding, WindowSpec
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.engine.watermark_model import obvious as obvious_watermarks
+from tests.engine.watermark_model import obvious as reference_watermarks
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order
 from tests.operators.windows.oracle import (
@@ -41,6 +41,7 @@ from tests.operators.windows.oracle import (
     moment,
     us,
 )
+from tests.short_forms import examples
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 BASE_US = 1_772_366_400_000_000  # 2026-03-01 12:00
@@ -210,8 +211,8 @@ def lived(life: Life) -> None:
         assert journal.first is not None
         cut = journal.between(journal.first.number, test.runner.tick)
         assert len(cut) == len(life.ticks)
-        numbers = {tick.number: place for place, tick in enumerate(cut)}
-        watermarks = obvious_watermarks(
+        numbers = {tick.number: index for index, tick in enumerate(cut)}
+        watermarks = reference_watermarks(
             [[(row["device"], us(row["t"])) for row in tick.rows] for tick in life.ticks],
             [tick.time_us for tick in cut],
         )
@@ -229,15 +230,15 @@ def check(
 ) -> None:
     oracle = oracle_of(name, asked)
     wanted: list[Row] = []
-    for place, tick in enumerate(life.ticks):
-        before = watermarks[place - 1] if place else UNSTARTED
+    for index, tick in enumerate(life.ticks):
+        before = watermarks[index - 1] if index else UNSTARTED
         wanted += oracle.tick(
-            place, tick.rows, TickWatermarks(before, before, watermarks[place], watermarks[place])
+            index, tick.rows, TickWatermarks(before, before, watermarks[index], watermarks[index])
         )
-    told = [
+    emitted = [
         {**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes
     ]
-    assert text(in_order(told)) == text(in_order(wanted)), f"{name}, {asked}"
+    assert text(in_order(emitted)) == text(in_order(wanted)), f"{name}, {asked}"
     check_open(test, name)
     late = oracle.late
     assert test.runner.leading.entry.counts.get(f"{name}.window.late", 0) == len(late)
@@ -254,14 +255,14 @@ def check(
             repr({column: row[column] for column in STREAM.names}) for row in late
         )
     if name == "tumbling" and asked.emit == "changes":
-        told_rows = sum(row["n"] for row in test.view(name))
-        assert told_rows + len(late) == sum(len(tick.rows) for tick in life.ticks), (
+        emitted_rows = sum(row["n"] for row in test.view(name))
+        assert emitted_rows + len(late) == sum(len(tick.rows) for tick in life.ticks), (
             "rows in are rows counted, dropped and diverted"
         )
 
 
 def check_open(test: PipelineTest, name: str) -> None:
-    """What is told of open windows, which is counted batch by batch, is what is in the state."""
+    """The reported open windows, which are counted batch by batch, are those in the state."""
     found = explain(test.pipeline.plan(), test.log, test.state, f"{name}.window").windows
     counts = test.runner.leading.entry.counts
     for how, waiting in (("waiting", True), ("kept", False)):
@@ -285,14 +286,14 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @given(life=lives)
-@settings(max_examples=12, suppress_health_check=QUIET)
-def test_windows_are_what_the_obvious_computation_gives(life: Life) -> None:
+@settings(max_examples=examples(12), suppress_health_check=QUIET)
+def test_windows_equal_the_reference_computation(life: Life) -> None:
     lived(life)
 
 
 @pytest.mark.slow
 @given(life=lives)
-@settings(max_examples=400, suppress_health_check=QUIET)
+@settings(max_examples=examples(400), suppress_health_check=QUIET)
 def test_four_hundred_times(life: Life) -> None:
     lived(life)
 
@@ -314,10 +315,10 @@ def chained() -> hr.Pipeline:
     hours = (
         minutes.window(hr.tumbling("20 us"), late=late)
         .group_by("k")
-        .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), most=hr.agg.max("n"))
+        .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), highest=hr.agg.max("n"))
     )
     days = hours.window(hr.tumbling("60 us"), late=late).aggregate(
-        n=hr.agg.sum("n"), s=hr.agg.sum("s"), most=hr.agg.max("most")
+        n=hr.agg.sum("n"), s=hr.agg.sum("s"), highest=hr.agg.max("highest")
     )
     pipeline.view("hours", hours)
     pipeline.view("days", days)
@@ -325,7 +326,7 @@ def chained() -> hr.Pipeline:
 
 
 @given(given_ticks=ticks, batches=st.integers(1, 4), shards=st.integers(1, 3))
-@settings(max_examples=8, suppress_health_check=QUIET)
+@settings(max_examples=examples(8), suppress_health_check=QUIET)
 def test_corrections_at_the_bottom_end_as_the_batch_answer_at_the_top(
     given_ticks: list[TickRows], batches: int, shards: int
 ) -> None:
@@ -349,7 +350,8 @@ def test_corrections_at_the_bottom_end_as_the_batch_answer_at_the_top(
         while test.step(batches):
             continue
         found = {
-            us(row["window_start"]): (row["n"], row["s"], row["most"]) for row in test.view("days")
+            us(row["window_start"]): (row["n"], row["s"], row["highest"])
+            for row in test.view("days")
         }
     assert found == batch_answer([row for tick in given_ticks for row in tick.rows])
 

@@ -1,4 +1,4 @@
-"""Windows through the engine: told when complete, corrected, diverted, chained; whatever the
+"""Windows through the engine: emitted when complete, corrected, diverted, chained; whatever the
 batches, shards and restarts.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.runtime.explain import explain
-from headrace.runtime.explain import explanation_text as told
+from headrace.runtime.explain import explain, explanation_text
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,8 +82,9 @@ def test_chained_windows_with_corrections_equal_the_batch_answer(
 ) -> None:
     fed = disordered(4)
     answers = []
-    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
-        with PipelineTest(chained(), tmp_path / str(number), spark, shards=shards) as test:
+    plain: Any = PlainSpark()
+    for number, (session, max_ticks, shards) in enumerate([(spark, 100, 2), (plain, 1, 3)]):
+        with PipelineTest(chained(), tmp_path / str(number), session, shards=shards) as test:
             for rows in fed:
                 test.feed("orders", rows)
                 test.cut()
@@ -109,7 +110,7 @@ def test_chained_windows_with_corrections_equal_the_batch_answer(
     assert answers[0] == answers[1], "the same rows, in the same order"
 
 
-def test_a_window_is_told_when_the_slowest_producer_has_passed_it(
+def test_a_window_is_emitted_when_the_slowest_producer_has_passed_it(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     shop = hr.Pipeline("shop")
@@ -134,7 +135,7 @@ def test_a_window_is_told_when_the_slowest_producer_has_passed_it(
         assert [
             (each.start_us, each.end_us, each.waiting, each.groups) for each in why.windows
         ] == [(us(0), us(60), True, 1)]
-        assert "waits for the producer y" in "\n".join(told(why))
+        assert "waits for the producer y" in "\n".join(explanation_text(why))
         test.feed("orders", [order("a", 1, "y", 65)])
         test.settle()
         assert [(row["window_start"], row["n"]) for row in test.view("minutes")] == [(at(0), 2)], (
@@ -218,8 +219,9 @@ def test_sessions_and_sliding_windows_whatever_the_batches(
 
     fed = disordered(7, ticks=4)
     answers = []
-    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
-        with PipelineTest(visits(), tmp_path / str(number), spark, shards=shards) as test:
+    plain: Any = PlainSpark()
+    for number, (session, max_ticks, shards) in enumerate([(spark, 100, 2), (plain, 1, 3)]):
+        with PipelineTest(visits(), tmp_path / str(number), session, shards=shards) as test:
             for rows in [
                 *fed,
                 [order(region, 0, device, 9 * 86400) for region in "ab" for device in "xy"],

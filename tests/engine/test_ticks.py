@@ -18,7 +18,7 @@ from headrace.log.file.store import now_us
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log", durability="os") as log:
+    with FileLog.open(tmp_path / "log", durability="os") as log:
         yield log
 
 
@@ -43,7 +43,7 @@ def record(log: FileLog, journal: TickJournal, ticks: list[Tick]) -> None:
 def test_recorded_ticks_are_read_as_they_were_cut(
     tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, dict[int, int]]]
 ) -> None:
-    with FileLog(tmp_path_factory.mktemp("ticks") / "log", durability="os") as log:
+    with FileLog.open(tmp_path_factory.mktemp("ticks") / "log", durability="os") as log:
         journal = TickJournal.open(log, "p")
         ends: dict[str, dict[int, int]] = {"a": {0: 0}}
         ticks = []
@@ -127,7 +127,7 @@ def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ticks_module, "MAX_CACHED_TICKS", 100)
-    log = FileLog(tmp_path)
+    log = FileLog.open(tmp_path)
     journal = TickJournal.open(log, "shop")
     everything = [
         Tick(

@@ -24,8 +24,9 @@ from headrace.errors import (
     UnknownEvent,
 )
 from headrace.events import Codec, Event, EventStore, Handler
-from headrace.events.event import Recorded
+from headrace.events.event import RecordedEvent
 from tests.events.totals import TOTALS, Added, Total, evolve
+from tests.short_forms import examples
 
 
 def test_a_command_is_decided_stored_and_answered(store: EventStore) -> None:
@@ -51,7 +52,7 @@ def test_a_refused_command_and_a_decider_that_raises_leave_no_event(store: Event
     assert store.end() == 0
 
 
-def test_another_writer_in_between_means_deciding_again(store: EventStore) -> None:
+def test_a_conflicting_writer_makes_the_command_decide_again(store: EventStore) -> None:
     seen = []
 
     def slow(command: int, total: Total) -> list[Added]:
@@ -65,7 +66,7 @@ def test_another_writer_in_between_means_deciding_again(store: EventStore) -> No
     assert (seen, answer.state) == ([0, 100], Total(101, 2))
 
 
-def test_what_others_stored_is_seen_before_a_command_is_refused(store: EventStore) -> None:
+def test_a_refusal_is_decided_on_the_newest_events(store: EventStore) -> None:
     def only_once(command: int, total: Total) -> list[Added]:
         if total.count:
             raise CommandRefused("no more")
@@ -98,7 +99,9 @@ def test_a_repeated_command_is_answered_as_before(store: EventStore) -> None:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     commands=st.lists(st.integers(0, 8), max_size=30),
@@ -220,8 +223,8 @@ class Named:
     last: str
 
 
-def stored(version: int, data: dict[str, Any], kind: str = "Named") -> Recorded:
-    return Recorded("a", 0, 0, 5, kind, version, None, None, data)
+def stored(version: int, data: dict[str, Any], kind: str = "Named") -> RecordedEvent:
+    return RecordedEvent("a", 0, 0, 5, kind, version, None, None, data)
 
 
 def split(old: dict[str, Any]) -> dict[str, Any]:
@@ -253,12 +256,12 @@ def test_old_versions_are_brought_up_to_date_step_by_step() -> None:
         ),
     ],
 )
-def test_what_the_code_does_not_know_is_named(event: Recorded, message: str) -> None:
+def test_an_unknown_event_type_is_named(event: RecordedEvent, message: str) -> None:
     with pytest.raises(UnknownEvent, match=message):
         Codec([Named], upcasters={("Named", 2): split}).from_recorded(event)
 
 
-def test_what_is_no_event_is_refused(store: EventStore) -> None:
+def test_a_value_that_is_no_event_is_refused(store: EventStore) -> None:
     with pytest.raises(BadEvent, match="A str is no event"):
         Handler(store, replace(TOTALS, decide=lambda _command, _total: ["Added"])).handle("a", 1)
     with pytest.raises(BadEvent, match="A object cannot be written"):

@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ExcisionRefused, NotForgotten
-from headrace.events import Change, Event, EventStore, Excised, excise, open_store, stream
+from headrace.events import Change, Event, EventStore, ExcisionResult, excise, open_store, stream
 from headrace.events.privacy.scan import scan
 from headrace.sinks.sync import describe_followers
 from headrace.testing.pipelines import PipelineTest
@@ -89,7 +89,7 @@ class World:
         self.settle()
 
     @property
-    def places(self) -> list[Path]:
+    def roots(self) -> list[Path]:
         return [self.root / name for name in ("log", "visits", "further")]
 
 
@@ -97,7 +97,7 @@ def check(world: World, *, visits_of_others: int) -> None:
     """As if she had never been there, in everything that is derived; others' rows of topics are
     where they were, each once.
     """
-    assert scan(world.places, [EMAIL]) == []
+    assert scan(world.roots, [EMAIL]) == []
     world.restart()
     each = visits_of_others // 4
     assert view(world.visits, "counts") == [(f"customer-{n}", each) for n in OTHERS]
@@ -115,7 +115,7 @@ def check(world: World, *, visits_of_others: int) -> None:
         (f"customer-{n}", each) for n in OTHERS
     ]
     assert world.log.verify() == []
-    assert scan(world.places, [EMAIL]) == []
+    assert scan(world.roots, [EMAIL]) == []
 
 
 def test_everything_that_was_derived_forgets(tmp_path: Path) -> None:
@@ -130,15 +130,13 @@ def test_everything_that_was_derived_forgets(tmp_path: Path) -> None:
             for row in world.log.read("seen").to_pylist()
             if row["entity"] != "customer-2"
         ]
-        places = {
-            found.file.relative_to(tmp_path).parts[:2] for found in scan(world.places, [EMAIL])
-        }
+        roots = {found.file.relative_to(tmp_path).parts[:2] for found in scan(world.roots, [EMAIL])}
         assert {
             ("log", "journal"),
             ("log", "topics"),
             ("visits", "state"),
             ("further", "state"),
-        } <= places
+        } <= roots
         done = excise(world.store, "2", values=[EMAIL])
         assert (done.events, sorted(done.pipelines)) == (4, ["further", "visits", "visits.v2"])
         assert (done.derived["seen"], done.derived["seen.v2"], done.unreached) == (4, 4, ())
@@ -219,22 +217,22 @@ def test_killed_at_every_step_it_goes_on(tmp_path: Path, every: int) -> None:
         with ExitStack() as stack:
             world = World(tmp_path / str(at), stack)
             done = excise(world.store, "2", values=[EMAIL])
-            assert isinstance(done, Excised)
+            assert isinstance(done, ExcisionResult)
             check(world, visits_of_others=12 if at % 3 == 1 else 8)
 
 
-def test_what_stands_in_the_way_is_refused_and_nothing_is_done(tmp_path: Path) -> None:
+def test_an_excision_that_is_blocked_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack)
         fill(world.store)
         world.settle()
         state = world.further.state
         world.further.runner.write_status()
-        told = json.loads((state / "status.json").read_text())
+        status = json.loads((state / "status.json").read_text())
         (state / "status.json").write_text(
             json.dumps(
                 {
-                    **told,
+                    **status,
                     "process": 1,
                     "process_began": (
                         Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
@@ -290,7 +288,7 @@ def test_the_state_of_a_pipeline_that_was_given_up_is_not_passed_over(tmp_path: 
             excise(world.store, "2", values=[EMAIL])
         shutil.rmtree(world.further.state)
         assert excise(world.store, "2", values=[EMAIL]).pipelines == ("visits",)
-        assert scan(world.places, [EMAIL]) == []
+        assert scan(world.roots, [EMAIL]) == []
 
 
 def test_an_output_that_was_being_built_is_built_from_what_is_left(tmp_path: Path) -> None:
@@ -361,6 +359,7 @@ def command(*arguments: str, root: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_is_followed_by_another(tmp_path: Path, every: int) -> None:
     """By kill -9; then comes the command that a person would type."""

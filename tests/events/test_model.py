@@ -1,4 +1,4 @@
-"""The store beside a model that is a dict: appends of every kind, repeated ones, excisions,
+"""The store compared with a model that is a dict: appends of every kind, repeated ones, excisions,
 snapshots, and reopening in between. And the well-known skipped gap.
 """
 
@@ -19,6 +19,7 @@ from headrace.events import ANY, NEW, Change, Event, Handler, excise, open_store
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.log import FileLog
 from tests.events.totals import TOTALS, Total
+from tests.short_forms import examples
 
 ENTITIES = st.sampled_from(["a", "b", "c"])
 SUBJECTS = st.sampled_from([None, "ada", "bob"])
@@ -170,13 +171,16 @@ def folded(events: list[tuple[Any, ...]]) -> Total:
 
 
 StoreAndModel.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestStoreAndModel = StoreAndModel.TestCase
 
 
 class SlowDisk(Disk):
-    """A disk that takes its time to sync the journal, when told so."""
+    """A disk that takes its time to sync the journal, when asked to."""
 
     def __init__(self) -> None:
         self.slow, self.waiting, self.go_on = False, threading.Event(), threading.Event()
@@ -197,9 +201,9 @@ def test_an_append_that_takes_long_is_not_skipped_by_who_follows(tmp_path: Path)
     """
     disk, followed = SlowDisk(), list[tuple[int, str]]()
     with (
-        FileLog(tmp_path / "log", disk=disk) as slow_log,
+        FileLog.open(tmp_path / "log", disk=disk) as slow_log,
         open_store(slow_log, "bank") as slow,
-        FileLog(tmp_path / "log") as log,
+        FileLog.open(tmp_path / "log") as log,
         open_store(log, "bank") as quick,
     ):
         quick.append("first", Event("Added", {"amount": 0}))

@@ -63,14 +63,14 @@ def test_the_eventsourcing_library_is_refused_too(kafka_broker: KafkaBroker) -> 
         )
 
 
-def copy(store: EventStore, target: Log, *, most: int | None = None) -> None:
+def copy(store: EventStore, target: Log, *, max_events: int | None = None) -> None:
     """What the documentation says: numbered by offset, so that it can be stopped anywhere and begun
     again.
     """
     target.create_topic("bank", SCHEMA, key="entity", partitions=1, exist_ok=True)
     with target.producer("bank", id="copy-of-bank") as producer:
         for number, event in enumerate(store.follow(producer.last_sequence + 1, idle="100 ms")):
-            if number == most:
+            if number == max_events:
                 return
             row = {
                 "entity": event.entity,
@@ -94,7 +94,7 @@ def test_a_copy_has_each_event_once_and_in_order(tmp_path: Path, kafka_broker: K
     ):
         for n in range(12):
             store.append(f"account-{n % 3}", Event("Deposited", {"amount": n}))
-        copy(store, target, most=5)
+        copy(store, target, max_events=5)
         copy(store, target)
         copied = [
             (row["entity"], row["version"], row["type"]) for row in target.read("bank").to_pylist()

@@ -15,14 +15,16 @@ import pytest
 
 import headrace as hr
 from headrace.events import open_store
-from headrace.events.event import Recorded
+from headrace.events.event import RecordedEvent
+
+pytestmark = pytest.mark.process
 
 WRITERS = Path(__file__).with_name("writers.py")
 Acknowledged = dict[int, list[tuple[int, int, int]]]
 
 
 def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
-    """Start writers, kill some of them in the middle, and collect what each was told."""
+    """Start writers, kill some of them in the middle, and collect what was acknowledged to each."""
     chosen = random.Random(writers)
     processes = [
         subprocess.Popen(
@@ -68,22 +70,22 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
     }
 
 
-def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
+def check(events: list[RecordedEvent], acknowledged: Acknowledged) -> None:
     assert [event.offset for event in events] == list(range(len(events)))
     hot = [event for event in events if event.entity == "hot"]
     assert [event.version for event in hot] == list(range(1, len(hot) + 1))
-    told = [(event.data["writer"], event.data["n"]) for event in hot]
-    assert len(set(told)) == len(told)
-    places = {
+    stored = [(event.data["writer"], event.data["n"]) for event in hot]
+    assert len(set(stored)) == len(stored)
+    positions = {
         (event.data["writer"], event.data["n"]): (event.version, event.offset) for event in hot
     }
     for writer, lines in acknowledged.items():
         for n, version, offset in lines:
-            assert places[writer, n] == (version, offset)
+            assert positions[writer, n] == (version, offset)
         own = [event.data["n"] for event in events if event.entity == f"own-{writer}"]
         assert own == list(range(len(own)))
         assert len(own) == len(
-            [one for one, _ in told if one == writer]
+            [one for one, _ in stored if one == writer]
         )  # both entities of an append, or neither
         assert len(lines) <= len(own) <= len(lines) + 1
 
@@ -93,7 +95,7 @@ def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
 )
 def test_processes_on_a_hot_entity(tmp_path: Path, writers: int, count: int, killed: int) -> None:
     directory = tmp_path / "log"
-    followed: list[Recorded] = []
+    followed: list[RecordedEvent] = []
     done = threading.Event()
     with hr.open_log(f"file:{directory}") as log, open_store(log, "bank") as store:
 

@@ -1,4 +1,4 @@
-"""Views of events: a pipeline over their topic, one added later, one rebuilt beside the old one,
+"""Views of events: a pipeline over their topic, one added later, one rebuilt next to the old one,
 also after an excision; and reading one's own writes from a served view.
 """
 

@@ -44,7 +44,7 @@ def test_events_have_versions_of_their_entity_and_offsets_of_all(store: EventSto
 
 
 @pytest.mark.parametrize(("expected", "current"), [(NEW, 2), (1, 2), (3, 2)])
-def test_another_version_than_expected_is_a_conflict_that_says_which(
+def test_an_unexpected_version_is_a_conflict_that_names_both(
     store: EventStore, expected: int, current: int
 ) -> None:
     store.append("a", [paid(1), paid(2)])
@@ -106,13 +106,13 @@ def test_appending_nothing_checks_the_version_and_stores_nothing(store: EventSto
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 401, 7, None])
-def test_what_cannot_name_an_entity_is_refused(store: EventStore, name: str) -> None:
+def test_an_invalid_entity_name_is_refused(store: EventStore, name: str) -> None:
     with pytest.raises(BadEvent, match="entity"):
         store.append(name, paid(1))
 
 
 @pytest.mark.parametrize("expected", [-2, "1", None, True, 1.0])
-def test_what_cannot_be_expected_is_refused(store: EventStore, expected: int) -> None:
+def test_an_invalid_expected_version_is_refused(store: EventStore, expected: int) -> None:
     with pytest.raises(BadEvent, match="expected version"):
         store.append("a", paid(1), expected=expected)
 
@@ -269,7 +269,7 @@ def test_an_index_that_is_ahead_of_the_log_is_thrown_away(tmp_path: Path) -> Non
 
 
 class FailingDisk(Disk):
-    """A disk whose journal cannot be synced, or written, when told so."""
+    """A disk whose journal cannot be synced, or written, on request."""
 
     def __init__(self) -> None:
         self.broken = ""
@@ -283,14 +283,14 @@ class FailingDisk(Disk):
         self.file_type = File
 
 
-def test_what_a_failed_commit_drafted_is_forgotten(tmp_path: Path) -> None:
+def test_the_draft_of_a_failed_commit_is_dropped(tmp_path: Path) -> None:
     from headrace.log.file.log import FileLog
 
     disk = FailingDisk()
     with (
-        FileLog(tmp_path / "log", disk=disk) as log,
+        FileLog.open(tmp_path / "log", disk=disk) as log,
         open_store(log, "bank") as store,
-        FileLog(tmp_path / "log") as other,
+        FileLog.open(tmp_path / "log") as other,
         open_store(other, "bank") as theirs,
     ):
         store.append("a", paid(1))

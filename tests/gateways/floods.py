@@ -17,7 +17,7 @@ ROWS_A_REQUEST, CONNECTIONS = 100, 20
 
 _PACE = """
 import json, sys, threading, time
-place, rate, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+address, rate, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 def paced(rate, send):
     started, sent = time.monotonic(), 0
     while (now := time.monotonic() - started) < seconds:
@@ -33,7 +33,7 @@ import http.client
 body = "\\n".join(json.dumps({"order_id": i, "region": "r" * 200}) for i in range(ROWS)).encode()
 answers, lock = {}, threading.Lock()
 def flood():
-    connection = http.client.HTTPConnection(place.removeprefix("http://"), timeout=400)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=400)
     def send(_number):
         connection.request("POST", "/topics/orders", body, {"Content-Type": "application/x-ndjson"})
         answer = connection.getresponse()
@@ -50,7 +50,7 @@ print(json.dumps([sum(answers.values()), answers]))
 _STATSD = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-    sender.connect(("127.0.0.1", int(place.rpartition(":")[2])))
+    sender.connect(("127.0.0.1", int(address.rpartition(":")[2])))
     print("sending", flush=True)
     print(json.dumps([paced(rate, lambda i: sender.send(b"flood.%d:%d|c" % (i % 50, i % 7))), {}]))
 """
@@ -58,7 +58,7 @@ _ZEROMQ = """
 import zmq
 with zmq.Context() as context, context.socket(zmq.PUSH) as push:
     push.set(zmq.SNDHWM, 100)
-    push.connect(place)
+    push.connect(address)
     print("sending", flush=True)
     sent = paced(rate, lambda i: push.send(b'{"order_id": %d, "region": "%s"}' % (i, b"r" * 200)))
     push.close(-1)
@@ -66,12 +66,13 @@ print(json.dumps([sent, {}]))
 """
 _AMQP = """
 import pika
-url, queue = place.split(" ")
+url, queue = address.split(" ")
 with pika.BlockingConnection(pika.URLParameters(url)) as connection:
     channel = connection.channel()
     print("sending", flush=True)
     named = lambda i: pika.BasicProperties(message_id=f"{queue}-{i}", delivery_mode=1)
-    sent = paced(rate, lambda i: channel.basic_publish("", queue, b'{"order_id": %d}' % i, named(i)))
+    body = lambda i: b'{"order_id": %d}' % i
+    sent = paced(rate, lambda i: channel.basic_publish("", queue, body(i), named(i)))
 print(json.dumps([sent, {}]))
 """
 _KINDS = {"http": _HTTP, "statsd": _STATSD, "zeromq": _ZEROMQ, "amqp": _AMQP}
@@ -102,5 +103,5 @@ class Flood:
         )
 
 
-def flood(kind: str, place: str, rows_a_second: float, seconds: float) -> Flood:
-    return Flood(in_another_process(_PACE + _KINDS[kind], place, rows_a_second, seconds), seconds)
+def flood(kind: str, address: str, rows_a_second: float, seconds: float) -> Flood:
+    return Flood(in_another_process(_PACE + _KINDS[kind], address, rows_a_second, seconds), seconds)

@@ -41,7 +41,8 @@ def submission(number: int, rows: int = 1, size: int = 10) -> Submission:
 def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox, GatewayCounters]:
     """An inbox that is appending the first delivery, and was handed more."""
     counts = GatewayCounters("g", "test")
-    inbox = Inbox(overload_policy(policy, **bounds), counts, log.write, retries_appends=True)  # type: ignore[arg-type]
+    limits = overload_policy(policy, **bounds)  # type: ignore[arg-type]
+    inbox = Inbox(limits, counts, log.write, retries_appends=True).start()
     inbox.submit(submission(0), Event())
     assert log.began.wait(10)
     for number in range(1, count):
@@ -98,17 +99,19 @@ def test_a_sender_that_waits_is_let_go_when_the_gateway_stops() -> None:
     assert (counts.status().stored, counts.status().reasons) == (3, {"stopping": 1})
 
 
-def test_what_is_larger_than_the_bound_gets_in_alone() -> None:
+def test_an_item_larger_than_the_bound_is_admitted_alone() -> None:
     log = SlowLog()
     log.go.set()
     counts = GatewayCounters("g", "test")
-    inbox = Inbox(overload_policy("buffer", max_rows=3), counts, log.write, retries_appends=True)
+    inbox = Inbox(
+        overload_policy("buffer", max_rows=3), counts, log.write, retries_appends=True
+    ).start()
     assert inbox.submit(submission(0, rows=100), Event())
     inbox.close()
     assert counts.status().stored == 100
 
 
-def test_what_fails_in_passing_is_tried_again_and_counted_once() -> None:
+def test_a_transient_failure_is_retried_and_counted_once() -> None:
     log = SlowLog()
     log.failing = [DiskFull("no room"), DiskFull("no room")]
     inbox, counts = filled("block", 5, log)
@@ -121,7 +124,7 @@ def test_what_fails_in_passing_is_tried_again_and_counted_once() -> None:
     assert (counts.status().stored, counts.status().error) == (5, None)
 
 
-def test_what_fails_for_good_ends_it_and_refuses_what_waits() -> None:
+def test_a_permanent_failure_ends_the_inbox_and_refuses_waiting_items() -> None:
     log, heard = SlowLog(), list[SubmissionResult]()
     log.failing = [ProducerFenced("taken over")]
     inbox, counts = filled("block", 5, log)

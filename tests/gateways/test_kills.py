@@ -15,9 +15,11 @@ import pytest
 import headrace as hr
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
-from tests.gateways.test_statsd import until
 from tests.servers.database_server import free_port
 from tests.servers.rabbitmq_server import RabbitmqServer
+from tests.waits import wait_until
+
+pytestmark = pytest.mark.process
 
 
 def started(*arguments: object, log: hr.Log) -> subprocess.Popen[str]:
@@ -137,7 +139,7 @@ def test_amqp_killed_under_load(rabbitmq: RabbitmqServer, log: hr.Log, tmp_path:
         time.sleep(0.25)
         killed(process)
     process = started(*arguments, log=log)
-    until(lambda: len(order_ids(log)) >= messages, timeout_s=60)
+    wait_until(lambda: len(order_ids(log)) >= messages, timeout_s=60)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

@@ -24,27 +24,27 @@ def test_a_quiet_gateway_is_known_behind_many_rows_of_a_busy_one(log: hr.Log) ->
     )
     with log.producer(TOPIC) as producer:
         producer.append([{**busy, "received": number} for number in range(12_000)])
-    told = GatewayReports(log)
-    assert {name: row["received"] for name, row in told.read().items()} == {
+    reports = GatewayReports(log)
+    assert {name: row["received"] for name, row in reports.read().items()} == {
         "quiet": 5,
         "busy": 11_999,
     }
     assert log.topic(TOPIC).compact
     GatewayReporter(log).report(GatewayStatus("quiet", "http", received=6, refused=6), NOW_US)
-    assert told.read()["quiet"]["refused"] == 6
+    assert reports.read()["quiet"]["refused"] == 6
 
 
 def test_a_gateway_that_may_not_tell_goes_on_and_warns_once(
     log: hr.Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.create_topic(TOPIC, "other BIGINT")  # nothing of ours fits
-    telling = GatewayReporter(log)
+    reporter = GatewayReporter(log)
     with caplog.at_level(logging.WARNING, "headrace.gateways"):
         for received in range(1, 4):
-            telling.report(GatewayStatus("door", "http", received=received), NOW_US)
+            reporter.report(GatewayStatus("door", "http", received=received), NOW_US)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     log.delete_topic(TOPIC)
-    telling.report(GatewayStatus("door", "http", received=4), NOW_US)
+    reporter.report(GatewayStatus("door", "http", received=4), NOW_US)
     assert GatewayReports(log).read()["door"]["received"] == 4
 
 
@@ -61,7 +61,7 @@ class _Broken(GatewayServer):
         raise RuntimeError("the log is gone too")
 
 
-def test_what_ended_a_gateway_is_what_is_raised(log: hr.Log) -> None:
+def test_the_error_that_ended_a_gateway_is_raised(log: hr.Log) -> None:
     stop = Event()
     stop.set()
     with pytest.raises(OSError, match="the socket is gone"):

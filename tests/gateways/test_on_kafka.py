@@ -17,8 +17,8 @@ from headrace.alerts.watch import Measurements, RuleEvent, Watcher, parse_rule
 from headrace.gateways.base import now_us
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
-from tests.gateways.test_statsd import until
 from tests.servers.kafka_broker import KafkaBroker
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -50,13 +50,13 @@ def test_posted_rows_are_there_once(log: hr.Log) -> None:
     assert order_ids(log, topic) == list(range(50))
 
 
-def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
-    name, stop, places = fresh("metrics"), threading.Event(), queue.Queue[str]()
+def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
+    name, stop, addresses = fresh("metrics"), threading.Event(), queue.Queue[str]()
     gateway = hr.gateways.statsd(fresh("values"), port=0, flush=None, name=name)
     running = threading.Thread(
-        target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put}
+        target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": addresses.put}
     )
-    watcher = Watcher(
+    watcher = Watcher.open(
         log,
         Measurements(log, []),
         [parse_rule(f"refused rows > 2 of {name} for 0 seconds")],
@@ -64,7 +64,7 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     )
     assert watcher.check(now_us()) == []
     running.start()
-    port = int(places.get(timeout=30).rpartition(":")[2])
+    port = int(addresses.get(timeout=30).rpartition(":")[2])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"a:1|c\nbad\nbad\nbad", ("127.0.0.1", port))
     found: list[RuleEvent] = []
@@ -73,7 +73,7 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
         found.extend(watcher.check(now_us()))
         return bool(found)
 
-    until(is_heard, timeout_s=30)
+    wait_until(is_heard, timeout_s=30)
     stop.set()
     running.join(30)
     assert [event.text for event in found] == [

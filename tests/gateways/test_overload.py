@@ -25,8 +25,9 @@ from tests.gateways.conftest import ORDERS, adds_up
 from tests.gateways.floods import Flood, flood
 from tests.gateways.paced_log import PacedLog, measured_pace
 from tests.gateways.senders import JSON, LINES, post
-from tests.gateways.test_statsd import until
 from tests.servers.rabbitmq_server import RabbitmqServer
+from tests.short_forms import examples
+from tests.waits import wait_until
 
 POLICIES = ("block", "buffer", "drop newest", "drop oldest")
 LOG_ROWS_A_SECOND, TIMES = 500, 5
@@ -52,7 +53,7 @@ class Overload:
             [{"order_id": 1, "region": "r" * 200}] * 25, schema=self.log.topic("tried").arrow_schema
         )
         self.pace = measured_pace(self.log, "tried", rows)
-        self.place = f"{broker} {self.queue}" if broker else ""
+        self.address = f"{broker} {self.queue}" if broker else ""
         bounds: dict[str, Any] = {
             "policy": policy,
             "max_rows": MAX_ROWS,
@@ -77,7 +78,7 @@ class Overload:
 
     def flood(self, seconds: float) -> None:
         self.sender = flood(
-            self.kind, self.place or self.gateway.address, TIMES * self.pace, seconds
+            self.kind, self.address or self.gateway.address, TIMES * self.pace, seconds
         )
         self.began_s = time.monotonic()
 
@@ -95,7 +96,7 @@ class Overload:
 
     def settle(self) -> None:
         self.sender.stop()
-        until(self._is_over, timeout_s=300)
+        wait_until(self._is_over, timeout_s=300)
 
     def _is_over(self) -> bool:
         status, sent = self.gateway.status(), self.sender.sent
@@ -214,7 +215,7 @@ BODIES = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(body=BODIES, lines=st.booleans())
 def test_any_body_is_answered_and_counted(fuzzed: GatewayServer, body: bytes, lines: bool) -> None:
     before = fuzzed.status()

@@ -66,7 +66,7 @@ def test_the_convention_signs_id_and_time(monkeypatch: pytest.MonkeyPatch) -> No
     value=st.text(max_size=200),
     body=st.binary(max_size=50),
 )
-def test_nothing_else_gets_in(kind: str, value: str, body: bytes) -> None:
+def test_requests_with_wrong_signatures_are_refused(kind: str, value: str, body: bytes) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         check = check_of(kind, monkeypatch, "secret")
     names = (

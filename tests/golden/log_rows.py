@@ -1,4 +1,4 @@
-"""What the log of a golden directory has beside the shop: a topic of every type, a table, an
+"""What the log of a golden directory has besides the shop: a topic of every type, a table, an
 idempotent producer, transactions, consumer groups, a queue, a compacted topic, dead letters and an
 event store.
 

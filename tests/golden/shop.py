@@ -463,10 +463,10 @@ def late_rows(test: PipelineTest) -> list[list[Any]]:
 
 def dead_letters(log: hr.Log, topic: str) -> list[Row]:
     """The dead letters of a topic, without the times at which they were written."""
-    letters = dead.read_dead_letters(log, topic)
+    dead_letters = dead.read_dead_letters(log, topic)
     return [
-        {name: value for name, value in letter.items() if name not in {"at", "_timestamp"}}
-        for letter in letters
+        {name: value for name, value in dead_letter.items() if name not in {"at", "_timestamp"}}
+        for dead_letter in dead_letters
     ]
 
 

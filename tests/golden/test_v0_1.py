@@ -192,7 +192,9 @@ def test_a_queue_delivers_what_was_not_acknowledged_and_nothing_else(
             (each.offset, each.deliveries) for each in queue.receive(10, visibility="2 hours")
         ] == [(5, 2)]
         assert queue.receive(10) == []
-    assert [letter["source_offset"] for letter in dead.read_dead_letters(log, "emails")] == [0]
+    assert [
+        dead_letter["source_offset"] for dead_letter in dead.read_dead_letters(log, "emails")
+    ] == [0]
 
 
 def test_a_receipt_still_acknowledges_its_message(log: hr.Log, clock: Clock) -> None:
@@ -337,17 +339,17 @@ def test_the_recorded_ticks_are_replayed(root: Path, clock: Clock) -> None:
 def test_sinks_go_on_behind_what_their_targets_have(root: Path, clock: Clock) -> None:
     address = f"file:{root / 'log'}"
     sinks = shop(root).sinks
-    places = {topic: sink.check(topic, log=address) for topic, sink in sinks.items()}
+    checks = {topic: sink.check(topic, log=address) for topic, sink in sinks.items()}
     with PipelineTest(shop(root), root) as test:
-        for topic, place in places.items():
-            assert (place.is_equal, place.positions) == (True, test.log.end_offsets(topic))
+        for topic, checked in checks.items():
+            assert (checked.is_equal, checked.positions) == (True, test.log.end_offsets(topic))
         feed(test, AFTER, clock, at_once=True)
         devices = test.folded("devices.sqlite", "device")
         rows = {topic: rows_of(test.log, topic) for topic in sinks}
     for topic, sink in sinks.items():
         statuses: list[Any] = []
         sink.run(topic, log=address, until_caught_up=True, on_status=statuses.append)
-        new = [row for row in rows[topic] if row["_offset"] >= places[topic].positions[0]]
+        new = [row for row in rows[topic] if row["_offset"] >= checks[topic].positions[0]]
         assert statuses[-1].rows == len(new) > 0
         assert sink.check(topic, log=address).is_equal
     with closing(sqlite3.connect(root / "reports.db")) as database:

@@ -101,7 +101,7 @@ CASTS: list[tuple[str, pa.DataType, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(
     ("ddl", "kind", "values", "expected"), CASTS, ids=[f"{kind}-{ddl}" for ddl, kind, _, _ in CASTS]
 )
-def test_what_fits_is_cast(
+def test_values_that_fit_are_cast(
     ddl: str, kind: pa.DataType, values: list[Any], expected: list[Any]
 ) -> None:
     array = pa.array(values, kind)
@@ -196,7 +196,7 @@ REFUSED: list[tuple[str, pa.DataType, list[Any], str]] = [
     REFUSED,
     ids=[f"{kind}-{ddl}-{bad[0]!r}" for ddl, kind, bad, _ in REFUSED],
 )
-def test_what_does_not_fit_is_refused_with_its_row(
+def test_values_that_do_not_fit_are_refused_with_their_row(
     ddl: str, kind: pa.DataType, bad: list[Any], reason: str
 ) -> None:
     values = [None, *bad, None, *bad]

@@ -98,7 +98,7 @@ def test_no_rows_are_an_empty_batch(empty: Any) -> None:
     "shape",
     ["text", b"bytes", 5, None, [5], ["ab"], [[1, 2]], [(1, 7, 2.5, None, "x")], [ROW, None]],
 )
-def test_what_is_no_row_is_refused(shape: Any) -> None:
+def test_a_value_that_is_no_row_is_refused(shape: Any) -> None:
     assert "orders" in refusal(shape, ORDERS)
 
 

@@ -1,5 +1,5 @@
-"""The obvious computation: rows in a list, a table in a dictionary, every aggregate from all values
-that are there, tick by tick.
+"""The reference computation: rows in a list, a table in a dictionary, every aggregate from all
+values that are there, tick by tick.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_ticks_are_checked(rows: list[tuple[float, int, str, int]], why: str) ->
     ],
     ids=str,
 )
-def test_what_counts_as_different(
+def test_which_values_are_a_change(
     kind: pa.DataType, before: list[Any], after: list[Any], expected: list[bool]
 ) -> None:
     left, right = pa.array(before, kind), pa.array(after, kind)

@@ -47,7 +47,7 @@ class Feed:
         return Watermarks(numbers, numbers * 7, horizon, horizon, before, before)
 
 
-def obvious(feed: Feed) -> list[int]:
+def reference(feed: Feed) -> list[int]:
     """Row by row: kept unless too late, or within the time of one that was kept."""
     kept: list[tuple[int, int]] = []
     found: list[int] = []
@@ -79,7 +79,7 @@ def feeds(draw: st.DrawFn) -> Feed:
 
 @pytest.mark.parametrize("worth_a_round", [0.0, 0.9, 1.0])
 @given(feed=feeds(), data=st.data())
-def test_any_split_of_ticks_gives_the_obvious_rows(
+def test_any_split_of_ticks_gives_the_rows_of_the_reference(
     worth_a_round: float, feed: Feed, data: st.DataObject
 ) -> None:
     """Row by row from the start, in rounds and then row by row, and in rounds alone."""
@@ -102,11 +102,11 @@ def check_split(feed: Feed, data: st.DataObject) -> None:
         found += rows["n"].to_pylist()
         accounted += rows.num_rows + kernel.counts["repeats"] + kernel.counts["late"]
         state = state.copy()
-    assert found == obvious(feed)
+    assert found == reference(feed)
     assert accounted == sum(map(len, feed.ticks))
 
 
-def test_what_no_row_can_repeat_is_forgotten() -> None:
+def test_expired_ids_are_dropped() -> None:
     feed = Feed([[(1, 5), (2, 6)], [], []], [5, 16, 17])
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
     kernel.step_timed(state, [feed.rows(0, 2)], [feed.watermarks(0, 2)])

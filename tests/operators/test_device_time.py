@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from itertools import pairwise
-from statistics import median_low
-from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -17,25 +13,14 @@ from hypothesis import strategies as st
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
 from headrace.testing.kernels import MemoryState
+from tests.operators.device_time_oracle import EPOCH, TOLERANCE, Row, corrected_times, row
+from tests.short_forms import examples
 
-EPOCH = datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))
 TIME = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema(
     [("device", pa.string()), ("happened", TIME), ("sent", TIME), ("received", TIME)]
 )
 COLUMNS = DeviceColumns("happened", "sent", "received", "device")
-TOLERANCE = 60
-Row = dict[str, Any]
-
-
-def at(seconds: float | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
-
-
-def row(
-    happened: float | None, sent: float | None, received: float | None, device: str | None = "a"
-) -> Row:
-    return {"device": device, "happened": at(happened), "sent": at(sent), "received": at(received)}
 
 
 def run(ticks: Sequence[list[Row]], cuts: Sequence[int] = ()) -> list[Row]:
@@ -146,54 +131,15 @@ SECONDS = st.none() | st.sampled_from([0, 3, 10, 50, 200, 1000])
     ),
     cuts=st.lists(st.integers(1, 6), max_size=4),
 )
-@settings(max_examples=60)
-def test_it_is_the_obvious_filter_whatever_the_calls(
+@settings(max_examples=examples(60))
+def test_offsets_equal_a_plain_filter_whatever_the_batches(
     ticks: list[list[Row]], cuts: list[int]
 ) -> None:
     found = run(ticks, cuts)
-    assert [each["event_time"] for each in found] == list(obvious(ticks))
+    assert [each["event_time"] for each in found] == list(corrected_times(ticks))
 
 
-def obvious(ticks: list[list[Row]]) -> list[datetime | None]:
-    offsets: dict[Any, int] = {}
-    jumps: dict[Any, int] = {}
-    found: list[datetime | None] = []
-    microsecond, tolerance = timedelta(microseconds=1), TOLERANCE * 1_000_000
-    for rows in ticks:
-        own = [
-            (
-                None
-                if each["sent"] is None or each["received"] is None
-                else (each["received"] - each["sent"]) // microsecond
-            )
-            for each in rows
-        ]
-        for device in dict.fromkeys(each["device"] for each in rows):
-            mine = [
-                offset
-                for each, offset in zip(rows, own, strict=True)
-                if each["device"] == device and offset is not None
-            ]
-            if not mine:
-                continue
-            middle, known = median_low(mine), offsets.get(device)
-            far = known is not None and abs(middle - known) > tolerance
-            jumps[device] = jumps.get(device, 0) + 1 if far else 0
-            if known is None or jumps[device] == 3:
-                offsets[device], jumps[device] = middle, 0
-            elif not far:
-                offsets[device] = known + (middle - known) // 8
-        for each, offset in zip(rows, own, strict=True):
-            used = offsets.get(each["device"], 0)
-            used = offset if offset is not None and abs(offset - used) > tolerance else used
-            time = None if each["happened"] is None else each["happened"] + used * microsecond
-            found.append(
-                time if time is None or each["received"] is None else min(time, each["received"])
-            )
-    return found
-
-
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UnknownColumn, match="did you mean 'sent'"):
         DeviceTimeKernel("d", SCHEMA, DeviceColumns("happened", "sendt", "received", "device"))
     with pytest.raises(InputError, match="must be a TIMESTAMP"):

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.aggregates.kernel import AggregateKernel
-from headrace.operators.joins.latest import LatestKernel
 from headrace.operators.kernel import InspectableKernel
+from headrace.operators.latest_rows import LatestKernel
 from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema(

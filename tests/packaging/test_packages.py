@@ -21,6 +21,8 @@ import pytest
 
 from headrace import __version__
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
@@ -96,10 +98,10 @@ def test_every_extra_is_tried() -> None:
     assert set(EXTRAS) - {""} == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
 
 
-def installed(place: Path, *options: str, what: str) -> Path:
+def installed(environment: Path, *options: str, what: str) -> Path:
     """A new environment with our wheel in it; returns its programs' directory."""
-    venv.create(place, symlinks=True)
-    programs = place / "bin"
+    venv.create(environment, symlinks=True)
+    programs = environment / "bin"
     command = [
         sys.executable,
         "-m",

@@ -231,7 +231,7 @@ def test_options_are_checked_when_they_are_given(build: Any, said: str) -> None:
         build()
 
 
-def test_a_custom_aggregate_must_be_told_from_others() -> None:
+def test_a_setting_of_a_custom_aggregate_needs_a_stable_repr() -> None:
     with pytest.raises(
         PlanError, match="setting 'weight' of the aggregate Mean has no stable repr"
     ):

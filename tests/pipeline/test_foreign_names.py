@@ -111,9 +111,7 @@ def test_private_names_and_copies_are_left_alone(shop: Shop) -> None:
         ((GroupedRows, WindowedRows), GROUP_REPLACEMENTS),
     ],
 )
-def test_what_to_write_instead_exists(
-    kinds: tuple[type, ...], replacements: dict[str, str]
-) -> None:
+def test_suggested_names_exist(kinds: tuple[type, ...], replacements: dict[str, str]) -> None:
     """Each method that an answer names is one of ours."""
     known = {
         name for kind in (*kinds, Stream, Table, GroupedRows, hr.Pipeline) for name in dir(kind)

@@ -33,7 +33,7 @@ def test_the_same_pipeline_under_two_names_is_one(tmp_path: Path) -> None:
     assert load_pipeline(written(tmp_path, ONE + "alias = shop\n")).name == "shop"
 
 
-def test_one_of_several_is_chosen_by_name(tmp_path: Path) -> None:
+def test_one_of_several_pipelines_is_chosen_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, ONE + 'other = hr.Pipeline("other")\n')
     assert load_pipeline(path, "other").name == "other"
     with pytest.raises(
@@ -60,7 +60,7 @@ def test_a_file_can_import_its_neighbours(tmp_path: Path) -> None:
     assert sys.path == before
 
 
-def test_what_a_file_defines_can_be_sent_to_workers_that_do_not_have_it(tmp_path: Path) -> None:
+def test_classes_of_a_pipeline_file_can_be_pickled_for_workers_without_it(tmp_path: Path) -> None:
     from pyspark import cloudpickle
 
     path = written(

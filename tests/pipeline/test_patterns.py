@@ -145,7 +145,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     BAD,
     ids=[f"{text} {list(asked)}" for text, asked, _, _ in BAD],
 )
-def test_what_cannot_be_is_refused_where_it_is_declared(
+def test_invalid_patterns_are_refused_at_declaration(
     text: str, asked: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     _, payments = bank()

@@ -121,7 +121,7 @@ def test_tables_are_no_documents_and_streams_no_queries() -> None:
         declared()[1].search(table, query="query", text="title")
 
 
-def test_one_step_alone() -> None:
+def test_a_search_step_alone() -> None:
     test = KernelTest(declared(explain=True)[1])
     query = {
         "subscription": 1,
@@ -187,12 +187,12 @@ def test_documents_meet_the_queries_of_their_tick(tmp_path: Path) -> None:
     with PipelineTest(pipeline(), tmp_path) as test:
         drive(test)
         assert sorted(pairs(test)) == sorted(MATCHES)
-        (letter,) = letters(test)
-        assert "title:(" in str(letter)
-        assert "never closed (at character 6)" in str(letter)
+        (dead_letter,) = dead_letters(test)
+        assert "title:(" in str(dead_letter)
+        assert "never closed (at character 6)" in str(dead_letter)
 
 
-def letters(test: PipelineTest) -> list[dict[str, Any]]:
+def dead_letters(test: PipelineTest) -> list[dict[str, Any]]:
     (name,) = [each for each in test.log.topics() if each.endswith(".dead")]
     rows: list[dict[str, Any]] = test.log.read(name).to_pylist()
     return rows
@@ -200,12 +200,12 @@ def letters(test: PipelineTest) -> list[dict[str, Any]]:
 
 def test_shards_and_batches_do_not_matter(tmp_path: Path) -> None:
     """Also not for the order of a derived topic's rows."""
-    told = []
+    emitted = []
     for shards, max_ticks in ((1, 1_000), (2, 1), (5, 1_000), (3, 2)):
         with PipelineTest(pipeline(), tmp_path / f"{shards}-{max_ticks}", shards=shards) as test:
             drive(test, max_ticks)
-            told.append(test.rows("alerts"))
-    assert told[0] == told[1] == told[2] == told[3]
+            emitted.append(test.rows("alerts"))
+    assert emitted[0] == emitted[1] == emitted[2] == emitted[3]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_a_runner_that_dies_and_one_with_other_shards_go_on(
         assert sorted(pairs(test)) == sorted(MATCHES | {(6, 1), (6, 5)})
 
 
-def test_one_row_a_document(tmp_path: Path) -> None:
-    told = []
+def test_digests_have_one_row_per_document(tmp_path: Path) -> None:
+    emitted = []
     for shards in (1, 3):
         with PipelineTest(pipeline(per="document"), tmp_path / str(shards), shards=shards) as test:
             drive(test)
@@ -246,8 +246,8 @@ def test_one_row_a_document(tmp_path: Path) -> None:
                 for row in test.log.read("alerts").to_pylist()
             }
             assert rows == {1: [1], 2: [2, 3], 4: [1, 2, 3], 5: [1]}
-            told.append(test.rows("alerts"))
-    assert told[0] == told[1]
+            emitted.append(test.rows("alerts"))
+    assert emitted[0] == emitted[1]
 
 
 def test_figures_of_a_run_and_of_its_last_batch(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def over_table(
 
     return {
         "The output 'shown'": lambda pipeline: pipeline.view("shown", kept(pipeline)),
-        "The output 'told'": lambda pipeline: pipeline.write("told", kept(pipeline)),
+        "The output 'totals'": lambda pipeline: pipeline.write("totals", kept(pipeline)),
         "The step 'counted.aggregate'": lambda pipeline: pipeline.view(
             "counted", kept(pipeline).group_by("city").aggregate(n=hr.agg.count())
         ),
@@ -93,7 +93,7 @@ def over_table(
 
 @pytest.mark.parametrize("who", list(over_table()))
 @pytest.mark.parametrize("edit", [{"condition": "age > 10"}, {"errors": "divert"}])
-def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
+def test_steps_between_a_table_and_its_consumers_are_fingerprinted(
     log: Log, who: str, edit: dict[str, str]
 ) -> None:
     run_once(log, plan_of(over_table()[who]))
@@ -104,7 +104,7 @@ def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
         goes_on(log, over_table(**edit)[who])
 
 
-def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
+def test_a_different_input_table_is_incompatible(log: Log) -> None:
     def two(first: str, second: str) -> Declared:
         def declare(pipeline: hr.Pipeline) -> None:
             tables = {name: people(pipeline, name) for name in ("people", "others")}
@@ -120,7 +120,7 @@ def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
         goes_on(log, two("others", "people"))
 
 
-def test_what_is_done_to_a_streams_rows_may_change(log: Log) -> None:
+def test_stateless_steps_of_a_stream_may_change(log: Log) -> None:
     def counted(condition: str) -> Declared:
         def declare(pipeline: hr.Pipeline) -> None:
             orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
@@ -173,7 +173,7 @@ def test_outputs_that_come_and_go_leave_steps_their_state(
         assert test.view("b") == [{"k": 0, "n": 3}]
 
 
-def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a_step_that_stayed(
+def test_an_output_that_returns_changed_does_not_take_the_name_of_a_step_that_stayed(
     tmp_path: Path,
 ) -> None:
     spark: Any = PlainSpark()
@@ -195,7 +195,7 @@ def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a
         assert (test.view("b"), test.view("a")) == ([{"k": 0, "n": 4}], [{"k": 0, "n": 20}])
 
 
-def test_who_renames_a_step_is_told_what_it_was_called(tmp_path: Path) -> None:
+def test_the_error_after_a_rename_names_the_old_step(tmp_path: Path) -> None:
     spark: Any = PlainSpark()
     with PipelineTest(totals("b"), tmp_path, spark) as test:
         test.feed("orders", [{"k": 0, "v": 1}])

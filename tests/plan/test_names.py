@@ -39,7 +39,7 @@ def test_a_given_name_is_kept() -> None:
     ) == ["paid", "totals"]
 
 
-def test_the_same_operation_again_is_numbered_from_the_input_on() -> None:
+def test_repeated_operations_are_numbered_from_the_input_on() -> None:
     assert names(
         lambda shop: shop.write(
             "big", shop.orders.where("amount > 0").where("amount > 1").where("amount > 2")
@@ -127,7 +127,7 @@ def test_an_output_that_is_added_renames_nothing() -> None:
     st.lists(st.sampled_from(["where", "select", "dedupe", "key_by"]), max_size=8),
     st.lists(st.sampled_from(["where", "select", "dedupe"]), max_size=4),
 )
-def test_what_is_appended_never_renames_what_was_there(before: list[str], after: list[str]) -> None:
+def test_appending_steps_never_renames_existing_steps(before: list[str], after: list[str]) -> None:
     def chain(operations: list[str]) -> list[str]:
         shop = Shop()
         stream = shop.orders

@@ -42,9 +42,9 @@ def test_steps_come_after_their_inputs() -> None:
         "revenue.select",
         "revenue.aggregate",
     ]
-    places = {id(step): place for place, step in enumerate(plan.steps())}
+    indices = {id(step): index for index, step in enumerate(plan.steps())}
     assert all(
-        places[id(given)] < places[id(step)] for step in plan.steps() for given in step.inputs
+        indices[id(given)] < indices[id(step)] for step in plan.steps() for given in step.inputs
     )
 
 
@@ -172,19 +172,19 @@ def test_the_signature_of_a_step_follows_its_own_work_only() -> None:
     )
     filtered = shop.plan().step("revenue.aggregate")
     assert filtered.signature == plain.signature, (
-        "what comes before, and what becomes of bad rows, does not change the meaning of the state"
+        "steps before it, and what becomes of bad rows, do not change the fingerprint"
     )
     assert filtered.lineage != plain.lineage
 
 
 def test_a_bound_can_be_changed_and_a_type_cannot() -> None:
-    def kept(schema: str, most: int) -> str:
+    def kept(schema: str, max_values: int) -> str:
         pipeline = hr.Pipeline("p")
         pipeline.view(
             "v",
             pipeline.topic("t", schema=schema)
             .group_by("k")
-            .aggregate(x=hr.agg.max("v", max_values=most), n=hr.agg.count("v")),
+            .aggregate(x=hr.agg.max("v", max_values=max_values), n=hr.agg.count("v")),
         )
         return pipeline.plan().step("v.aggregate").signature
 

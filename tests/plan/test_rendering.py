@@ -120,8 +120,8 @@ def test_boxes_do_not_overlap_and_lie_inside(plan: PipelinePlan) -> None:
         or other[0] + other[2] <= one[0]
         or one[1] + one[3] <= other[1]
         or other[1] + other[3] <= one[1]
-        for place, one in enumerate(boxes)
-        for other in boxes[:place]
+        for index, one in enumerate(boxes)
+        for other in boxes[:index]
     ]
     assert all(apart)
 
@@ -140,7 +140,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 @given(graphs())
 def test_arrows_only_go_from_a_column_to_the_next(drawn: Graph) -> None:
     placed = layout(drawn)
-    column = {name: place for place, names in enumerate(placed.columns) for name in names}
+    column = {name: index for index, names in enumerate(placed.columns) for name in names}
     assert {node.id for node in drawn.nodes} <= set(column)
     assert sum(map(len, placed.columns)) == len(column), "nothing stands in two places"
     for (start, end), route in zip(drawn.edges, placed.routes, strict=True):

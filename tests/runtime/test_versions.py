@@ -38,7 +38,7 @@ def shop(*, returns: bool = False) -> hr.Pipeline:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log") as opened:
+    with FileLog.open(tmp_path / "log") as opened:
         opened.create_topic("orders", "k BIGINT, v BIGINT", key="k", segment_bytes=512)
         yield opened
 
@@ -267,7 +267,7 @@ def test_what_retention_took_away_cannot_be_replayed(log: FileLog) -> None:
 
 
 def test_what_compaction_thinned_out_cannot_be_replayed(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "compacted") as log:
+    with FileLog.open(tmp_path / "compacted") as log:
         log.create_table(
             "orders", "k BIGINT, v BIGINT", key="k", history="0 seconds", segment_bytes=512
         )

@@ -156,7 +156,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(state: Path) -> Iterator[ViewStore]:
     """`counts` with the keys 1, 2 and 3 as of tick 4, and the empty stream `events`."""
-    with ViewStore(state / "views.db") as store:
+    with ViewStore.open(state / "views.db") as store:
         store.declare("counts", COUNTS, ("k",))
         store.declare("events", COUNTS)
         store.commit(4, 1, {"counts": inserts(4, (1, 10), (2, 20), (3, 30))})

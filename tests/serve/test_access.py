@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigurationError
-from headrace.serve.access import find_token
+from headrace.http.access import find_token
 from headrace.serve.server import start
 from headrace.views.store import ViewStore
 from tests.serve.conftest import Client, Start

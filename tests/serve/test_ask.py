@@ -12,7 +12,7 @@ from starlette.types import Message
 import headrace as hr
 from headrace.serve.ask import AskHandler
 from headrace.serve.requests import Limits, ReadPool
-from tests.waits import until
+from tests.waits import wait_until
 
 POLL_S = 0.3
 
@@ -45,13 +45,13 @@ def make_request(number: int) -> Request:
 
 def answer(log: hr.Log, already: int) -> None:
     """What a pipeline does with the next question."""
-    until(lambda: log.end_offsets("ask.double")[0] > already)
+    wait_until(lambda: log.end_offsets("ask.double")[0] > already)
     (row,) = log.read("ask.double", 0, already).to_pylist()
     with log.producer("ask.double.answers") as producer:
         producer.append([{"ask_id": row["ask_id"], "twice": 2 * row["n"]}])
 
 
-def test_who_asks_while_the_follower_is_about_to_end_is_answered(
+def test_a_request_that_races_with_the_end_of_the_follower_is_answered(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The follower has found nobody for long enough, and pauses for the last time when the second

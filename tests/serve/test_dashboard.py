@@ -1,5 +1,5 @@
-"""The dashboard: its measurements are those of the pipeline, its page requests nothing from elsewhere,
-and in a real browser everything it shows updates.
+"""The dashboard: its measurements are those of the pipeline, its page requests nothing from
+elsewhere, and in a real browser everything it shows updates.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import headrace as hr
 from headrace.cli.commands.pipeline.top import render
 from headrace.errors import ConfigurationError
 from headrace.plan.rendering import write_plan
+from headrace.run_status import check_state, log_address
 from headrace.serve import dashboard as board
 from headrace.serve.dashboard import (
     SAMPLE_EVERY_S,
@@ -28,7 +29,6 @@ from headrace.serve.dashboard import (
     DashboardSample,
     rate_span,
 )
-from headrace.serve.pipeline_status import check_state, log_address
 from headrace.serve.server import PORT, Server, start, start_at_usual_port
 from headrace.testing.pipelines import PipelineTest
 from tests.serve.conftest import Client
@@ -466,11 +466,18 @@ def test_seven_columns_fit_a_small_screen_and_edges_pass_no_box(
 
 
 _CROSSED = """() => {
-  const boxes = [...document.querySelectorAll('g.node')].map((node) => { const at = node.transform.baseVal[0].matrix, box = node.querySelector('rect').getBBox(); return [at.e + 1, at.f, at.e + box.width - 1, at.f + box.height]; });
+  const boxes = [...document.querySelectorAll('g.node')].map((node) => {
+    const at = node.transform.baseVal[0].matrix, box = node.querySelector('rect').getBBox();
+    return [at.e + 1, at.f, at.e + box.width - 1, at.f + box.height];
+  });
   let crossed = 0;
-  for (const edge of document.querySelectorAll('path.edge')) for (let at = 0; at < edge.getTotalLength(); at += 2) {
-    const { x, y } = edge.getPointAtLength(at);
-    crossed += boxes.some(([left, top, right, bottom]) => x > left && x < right && y > top && y < bottom);
+  for (const edge of document.querySelectorAll('path.edge')) {
+    for (let at = 0; at < edge.getTotalLength(); at += 2) {
+      const { x, y } = edge.getPointAtLength(at);
+      crossed += boxes.some(
+        ([left, top, right, bottom]) => x > left && x < right && y > top && y < bottom
+      );
+    }
   }
   return crossed;
 }"""
@@ -489,9 +496,7 @@ def test_colours_are_distinct_in_light_and_dark(chromium: Any, tmp_path: Path) -
             page.close()
 
 
-def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_pages_have_no_accessibility_violations(chromium: Any, tmp_path: Path) -> None:
     """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and
     the rest of WCAG that a program can see.
     """
@@ -522,8 +527,18 @@ def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(
 
 _CONTRAST = """() => {
   const numbers = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
+  const linear = (v) => v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+  const light = (c) => {
+    const [r, g, b] = c.slice(0, 3).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = numbers(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
   let worst = { ratio: 99 };
   for (const e of document.querySelectorAll('body *')) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());

@@ -96,7 +96,7 @@ def test_a_read_waits_until_the_view_contains_what_was_appended(
 def test_a_read_waits_for_a_pipeline_that_has_just_been_started(
     client: Client, store: ViewStore, log: hr.Log, state: Path
 ) -> None:
-    """`headrace run` serves before its first batch, and so before it has told anything of
+    """`headrace run` serves before its first batch, and so before it has reported anything of
     itself.
     """
     (state / "status.json").unlink()
@@ -118,7 +118,7 @@ def test_a_read_waits_for_a_pipeline_that_has_just_been_started(
     runner.join()
 
 
-def test_it_needs_no_more_than_the_first_tick_that_has_it(
+def test_a_read_waits_only_for_the_first_tick_with_the_write(
     client: Client, store: ViewStore, log: hr.Log
 ) -> None:
     position = append(log, 1)

@@ -28,7 +28,7 @@ def v2(state: Path, store: ViewStore) -> Iterator[ViewStore]:
     """
     directory = state / "versions" / "v2"
     directory.mkdir(parents=True)
-    with ViewStore(directory / "views.db") as version:
+    with ViewStore.open(directory / "views.db") as version:
         version.declare("counts.v2", COUNTS, ("k",))
         version.commit(3, 1, {"counts.v2": inserts(3, (2, 22), (3, 30), (4, 40))})
         yield version
@@ -238,7 +238,7 @@ def test_the_errors_of_commands(
     assert why in run("view", *arguments, "--state", state, code=1).err
 
 
-def test_what_was_switched_is_listed_and_shown(run: Run, v2: ViewStore, state: Path) -> None:
+def test_switched_versions_are_listed_and_shown(run: Run, v2: ViewStore, state: Path) -> None:
     run("view", "switch", "counts", "v2", "--state", state)
     assert (
         run("view", "switch", "counts", "v2", "--state", state).out
@@ -332,7 +332,7 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
     assert v2.reader.views() == []
 
 
-def test_nothing_is_dropped_without_a_word(run: Run, store: ViewStore, state: Path) -> None:
+def test_dropping_a_version_asks_for_confirmation(run: Run, store: ViewStore, state: Path) -> None:
     assert "give --yes to drop it" in run("view", "drop", "counts", "--state", state, code=2).err
     assert len(store.reader.views()) == 2
     write_run(state, updated=time.time() - 3_600)

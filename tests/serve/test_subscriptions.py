@@ -235,7 +235,7 @@ def test_a_malformed_last_event_id_is_refused(client: Client, last: str) -> None
 
 
 def test_a_tick_that_is_not_retained_or_has_not_come_is_refused(serve: Start, state: Path) -> None:
-    with ViewStore(state / "views.db", max_changes=8) as store:
+    with ViewStore.open(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         for tick in range(1, 40):
             insert(store, tick, tick)
@@ -250,7 +250,7 @@ def test_a_tick_that_is_not_retained_or_has_not_come_is_refused(serve: Start, st
 
 
 def test_more_at_once_than_is_kept_comes_as_a_new_snapshot(serve: Start, state: Path) -> None:
-    with ViewStore(state / "views.db", max_changes=8) as store:
+    with ViewStore.open(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         insert(store, 1, 1)
         with Client(serve().port).follow("/views/counts/changes") as subscriber:
@@ -293,7 +293,7 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
         ]
 
 
-def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
+def test_a_slow_resumption_blocks_no_other_subscriber_and_frees_its_slot(
     state: Path, store: ViewStore
 ) -> None:
     import asyncio
@@ -304,6 +304,7 @@ def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
 
     async def both() -> tuple[bytes, bytes]:
         hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), ViewStores(state)
+        hub.start()
         channel = await hub.channel(
             "counts", lambda: ViewEventSource(stores.locate("counts"), stores)
         )

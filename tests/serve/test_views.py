@@ -172,7 +172,7 @@ def test_a_view_that_is_made_anew_is_found_again(client: Client, store: ViewStor
     store.close()
     for path in store.path.parent.glob("views.db*"):
         path.unlink()
-    with ViewStore(store.path) as anew:
+    with ViewStore.open(store.path) as anew:
         schema = parse_schema("k STRING, m DOUBLE")
         anew.declare("counts", schema, ("k",))
         anew.commit(2, 2, {"counts": inserts(2, ("1", 0.5), schema=schema)})

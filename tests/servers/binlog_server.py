@@ -52,14 +52,14 @@ class BinlogServer(DatabaseServer):
 
     def command(self, data: Path) -> list[str]:
         options = [f"--{name}={value}" for name, value in self.settings.items()]
-        places = [
+        directories = [
             f"--datadir={data}",
             f"--port={self.port}",
             f"--socket={data / 'socket'}",
             f"--pid-file={data / 'pid'}",
             f"--init-file={data / 'first.sql'}",
         ]
-        return [self.program(), "--no-defaults", *places, *options]
+        return [self.program(), "--no-defaults", *directories, *options]
 
     def answers(self) -> bool:
         return self.is_open()

@@ -40,10 +40,10 @@ def program() -> str | None:
     )
     if found is None:
         return None
-    told = subprocess.run(
+    version_text = subprocess.run(
         [found, "--version"], capture_output=True, text=True, timeout=30, check=False
     ).stdout
-    return None if "MariaDB" in told or not told else found
+    return None if "MariaDB" in version_text or not version_text else found
 
 
 class MysqlServer(BinlogServer):

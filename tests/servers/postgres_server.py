@@ -86,5 +86,5 @@ class PostgresServer(DatabaseServer):
         return ready.returncode == 0
 
     def stop_process(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Postgres's fast shutdown, unless told otherwise: it does not wait for its clients."""
+        """Postgres's fast shutdown, by default: it does not wait for its clients."""
         super().stop_process(how)

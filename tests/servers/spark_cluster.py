@@ -4,7 +4,7 @@ loopback, gone when stopped.
     with SparkCluster(workers=2) as cluster:
         session = hr.spark(master=cluster.master)
 
-It needs Java 17 or newer, and nothing beside pyspark. Everything in it is small; nothing of it is
+It needs Java 17 or newer, and nothing but pyspark. Everything in it is small; nothing of it is
 fit for production.
 """
 

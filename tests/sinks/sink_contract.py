@@ -92,7 +92,7 @@ def read_back(target: Target) -> list[dict[str, Any]]:
 
 
 def folded(log: hr.Log, topic: str, shape: TargetShape) -> list[dict[str, Any]]:
-    """What should be in the target, by the obvious way."""
+    """What should be in the target, computed from the log."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in log.read(topic).to_pylist():
         key = tuple(row[name] for name in shape.key)
@@ -135,7 +135,7 @@ def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
     assert compared.rows == len(folded(log, topic, shape))
 
 
-def no_letters(_refused: Any) -> None:
+def no_dead_letters(_refused: Any) -> None:
     raise AssertionError("nothing should have been refused")
 
 
@@ -200,13 +200,13 @@ class SinkContract:
         with sink.open(sink.shape_for(log.topic("accounts")), log) as target:
             target.prepare()
             batch = next_batch(log, target, target.begin(new_owner()))
-            assert target.apply(batch, no_letters)
+            assert target.apply(batch, no_dead_letters)
             with log.producer("accounts") as producer:
                 producer.upsert([account(1, 50)])
             later = next_batch(log, target, target.begin(new_owner()))
-            assert target.apply(later, no_letters)
-            assert not target.apply(batch, no_letters)
-            assert not target.apply(later, no_letters)
+            assert target.apply(later, no_dead_letters)
+            assert not target.apply(batch, no_dead_letters)
+            assert not target.apply(later, no_dead_letters)
         assert [row["amount"] for row in rows_of(sink, log, "accounts")] == [50, 1]
 
     def test_an_older_owner_is_refused(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
@@ -222,13 +222,13 @@ class SinkContract:
             took_over = newer.begin(second)
             assert took_over.epoch > began.epoch
             with pytest.raises(SinkFenced):
-                older.apply(batch, no_letters)
+                older.apply(batch, no_dead_letters)
             with pytest.raises(SinkFenced):
                 older.begin(first, resume=True)
             assert read_back(newer) == []
-            assert newer.apply(batch, no_letters)
+            assert newer.apply(batch, no_dead_letters)
             with pytest.raises(SinkFenced):
-                older.apply(batch, no_letters)
+                older.apply(batch, no_dead_letters)
         assert_equal_to_log(sink, log, "accounts")
 
     def test_struck_at_each_step_of_a_commit(
@@ -281,7 +281,7 @@ class SinkContract:
         ] == [(0, 0, 1), (0, 1, 2), (0, 2, 3)]
         assert_equal_to_log(sink, log, "payments")
 
-    def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_are_put_aside(
+    def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_become_dead_letters(
         self, sink: hr.sinks.Sink, log: hr.Log
     ) -> None:
         merged = replace(sink, key=("id",), name="newest")
@@ -289,13 +289,13 @@ class SinkContract:
             producer.append([account(7, 1), {**account(0, 2), "id": None}, account(7, 3)])
         assert caught_up(merged, log, "payments").status.refused == 1
         assert [(row["id"], row["amount"]) for row in rows_of(merged, log, "payments")] == [(7, 3)]
-        (letter,) = read_dead_letters(log, "newest")
-        assert (letter["source_offset"], letter["reason"], letter["place"]) == (
+        (dead_letter,) = read_dead_letters(log, "newest")
+        assert (dead_letter["source_offset"], dead_letter["reason"], dead_letter["place"]) == (
             1,
             "its key is null",
             "sink newest",
         )
-        assert '"amount":"2.00"' in letter["row"]
+        assert '"amount":"2.00"' in dead_letter["row"]
 
     def test_small_batches_and_many_partitions_come_to_the_same(
         self, sink: hr.sinks.Sink, log: hr.Log
@@ -309,7 +309,9 @@ class SinkContract:
         assert syncing.status.commits >= 120 // 17
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_another_topic_is_not_written_over_it(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+    def test_a_target_of_another_topic_is_not_overwritten(
+        self, sink: hr.sinks.Sink, log: hr.Log
+    ) -> None:
         one = replace(sink, table="one")
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
@@ -337,10 +339,10 @@ class SinkContract:
                 producer.upsert([account(1, 2)])
                 second = next_batch(log, target, began.with_offsets(first.stop))
                 with pytest.raises(TargetUnavailable, match="at other offsets"):
-                    target.apply(second, no_letters)
+                    target.apply(second, no_dead_letters)
                 assert read_back(target) == []
-                assert target.apply(first, no_letters)
-                assert target.apply(second, no_letters)
+                assert target.apply(first, no_dead_letters)
+                assert target.apply(second, no_dead_letters)
         assert_equal_to_log(sink, log, "accounts")
 
     def test_starting_over_fills_it_anew(self, sink: hr.sinks.Sink, log: hr.Log) -> None:

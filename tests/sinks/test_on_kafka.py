@@ -25,7 +25,7 @@ from tests.sinks.sink_contract import (
     account,
     caught_up,
     next_batch,
-    no_letters,
+    no_dead_letters,
     rows_of,
     run_and_die,
     strike,
@@ -90,8 +90,8 @@ def test_an_older_owner_is_refused(log: hr.Log, accounts: str, tmp_path: Path) -
         batch = next_batch(log, older, older.begin(new_owner()))
         newer.begin(new_owner())
         with pytest.raises(SinkFenced):
-            older.apply(batch, no_letters)
-        assert newer.apply(batch, no_letters)
+            older.apply(batch, no_dead_letters)
+        assert newer.apply(batch, no_dead_letters)
     assert_equal(sink, log, accounts)
 
 

@@ -24,9 +24,9 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def applied(topic: str, *, at_us: int | None = None, **positions: int) -> SinkCheckpoint:
-    places = {int(name.removeprefix("p")): offset for name, offset in positions.items()}
+    offsets = {int(name.removeprefix("p")): offset for name, offset in positions.items()}
     return SinkCheckpoint(
-        topic, "", 1, 1, places, time.time_ns() // 1000 if at_us is None else at_us
+        topic, "", 1, 1, offsets, time.time_ns() // 1000 if at_us is None else at_us
     )
 
 
@@ -70,9 +70,9 @@ def test_a_change_of_key_is_not_cut(log: hr.Log) -> None:
                 },
             ]
             tx.append("documents", changes)
-    for most in (1, 3, 5):
+    for max_rows in (1, 3, 5):
         following = TopicFollower(log, "documents", applied("documents"))
-        while (piece := following.next(most)) is not None:
+        while (piece := following.next(max_rows)) is not None:
             assert piece.stop[0] % 2 == 0
             following.advance(piece)
         assert following.positions == {0: 10}

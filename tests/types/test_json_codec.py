@@ -1,5 +1,5 @@
-"""Rows as JSON and back: exact in both directions, by Arrow's reader where possible, and with a reason
-for every record that does not fit.
+"""Rows as JSON and back: exact in both directions, by Arrow's reader where possible, and with a
+reason for every record that does not fit.
 """
 
 import json
@@ -18,6 +18,7 @@ from headrace.errors import BadRows
 from headrace.types import json_codec
 from headrace.types.json_codec import decode_rows, decode_rows_exactly, encode_rows
 from headrace.types.schema import parse_schema
+from tests.short_forms import examples
 
 MIXED = parse_schema(
     "b BOOLEAN, i TINYINT, l BIGINT, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP,"
@@ -84,7 +85,7 @@ def same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(rows(finite), min_size=1, max_size=5))
 def test_plain_rows_are_decoded_by_arrow(sample: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(sample, schema=MIXED)
@@ -96,7 +97,7 @@ def test_plain_rows_are_decoded_by_arrow(sample: list[dict[str, Any]]) -> None:
     assert same(decode_rows_exactly(values, MIXED).batch, batch)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(rows({}), max_size=5))
 def test_any_rows_come_back(sample: list[dict[str, Any]]) -> None:
     batch = pa.RecordBatch.from_pylist(sample, schema=WITH_MAPS)
@@ -145,7 +146,9 @@ def test_slices_come_back() -> None:
         (b"[" * 100_000, "not JSON"),
     ],
 )
-def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, reason: str) -> None:
+def test_values_that_do_not_fit_are_named_and_their_neighbours_kept(
+    value: bytes, reason: str
+) -> None:
     schema = parse_schema(
         "n INT NOT NULL, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, money"
         " DECIMAL(5,2), part STRUCT<id: INT NOT NULL>, m MAP<STRING, INT>"
@@ -160,7 +163,7 @@ def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, re
         assert decoded.batch.column("n").to_pylist() == [7, 8]
 
 
-def test_what_others_write_is_read_generously() -> None:
+def test_json_of_other_writers_is_read_leniently() -> None:
     schema = parse_schema("n BIGINT, d DOUBLE, money DECIMAL(5,2), at TIMESTAMP, s STRING")
     values = [
         b' { "s" : "\\u00e4", "n" : 1 } ',
@@ -209,7 +212,10 @@ def test_both_ways_agree_on_mangled_values() -> None:
         "a BIGINT, s STRING, d DOUBLE, l ARRAY<INT>, st STRUCT<x: INT, y: ARRAY<STRING>>, at"
         " TIMESTAMP, b BOOLEAN"
     )
-    good = b'{"a":1,"s":"x","d":1.5,"l":[1,null],"st":{"x":1,"y":["q"]},"at":"2024-01-01T00:00:00Z","b":true}'
+    good = (
+        b'{"a":1,"s":"x","d":1.5,"l":[1,null],"st":{"x":1,"y":["q"]},'
+        b'"at":"2024-01-01T00:00:00Z","b":true}'
+    )
     pieces = [
         b"{",
         b"}",

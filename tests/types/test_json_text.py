@@ -125,7 +125,7 @@ def test_a_null_column_and_a_type_without_text() -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON's own reader should give back for a value: the rules, written the obvious way."""
+    """What JSON's own reader should give back for a value: the rules, written plainly."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):

@@ -197,7 +197,7 @@ class ViewContract:
         newer.commit(2, 6, {})
         assert store.reader.tick("counts") == 2
 
-    def test_what_was_committed_is_there_after_a_restart(
+    def test_committed_rows_survive_a_restart(
         self, store: ViewStore, open_store: OpenStore
     ) -> None:
         store.commit(3, 2, {"counts": inserts(3, (1, 1))})
@@ -389,7 +389,7 @@ class ViewContract:
         assert len(found()) == 12
 
     @pytest.mark.parametrize("key", [(), (1, 2), {"x": 1}, "a", 1.5, 2**63])
-    def test_what_is_no_key_is_refused(self, store: ViewStore, key: Any) -> None:
+    def test_a_value_that_is_no_key_is_refused(self, store: ViewStore, key: Any) -> None:
         with pytest.raises(InputError, match="key"):
             store.reader.get("counts", key)
 
@@ -512,7 +512,7 @@ class ViewContract:
         store.commit(2, 1, {"events": inserts(2, *((n, n) for n in range(3)))})
         assert [n for _, n, _ in rows(store, "events")] == [4, 0, 1, 2]
 
-    def test_what_only_tables_have_is_refused_for_a_stream(self, open_store: OpenStore) -> None:
+    def test_deletes_and_lookups_are_refused_for_a_stream(self, open_store: OpenStore) -> None:
         store = open_store()
         store.declare("events", COUNTS)
         with pytest.raises(BugError, match="'delete'"):

@@ -24,7 +24,7 @@ AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def filled(path: Path) -> ViewStore:
-    store = ViewStore(path)
+    store = ViewStore.open(path)
     store.declare("sales", SALES, ("region",))
     store.declare("counts", COUNTS, ("k",))
     store.declare("shop-events.v2", COUNTS)
@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[ViewStore]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewReader]:
-    """The same views, for all who only read."""
+    """One file of views, shared by the tests that only read."""
     with filled(tmp_path_factory.mktemp("sql") / "views.db") as store:
         yield store.reader
 

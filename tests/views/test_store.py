@@ -21,6 +21,7 @@ from headrace.types.schema import parse_schema
 from headrace.views import file as view_file
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
+from tests.short_forms import examples
 from tests.views.store_contract import (
     COUNTS,
     OpenStore,
@@ -45,7 +46,7 @@ def open_store(path: Path) -> Iterator[OpenStore]:
     opened: list[ViewStore] = []
 
     def open_one(**options: Any) -> ViewStore:
-        opened.append(ViewStore(path, **options))
+        opened.append(ViewStore.open(path, **options))
         return opened[-1]
 
     yield open_one
@@ -116,7 +117,7 @@ def same(left: Table, right: Table) -> bool:
     return sorted(map(repr, left.values())) == sorted(map(repr, right.values()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     edits=ticks_of_edits,
     spans=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6),
@@ -130,7 +131,7 @@ def test_any_changelog_folds_however_it_is_committed_and_repeated(
     """
     steps, tables = changelog(edits)
     reached = 0
-    with ViewStore(tmp_path_factory.mktemp("views") / "views.db") as store:
+    with ViewStore.open(tmp_path_factory.mktemp("views") / "views.db") as store:
         store.declare("v", KEYED, ("region", "part"))
         for back, length in [*spans, (0, len(steps))]:
             start = max(0, reached - back)
@@ -268,7 +269,7 @@ def test_a_newer_format_is_refused(path: Path, open_store: OpenStore) -> None:
         db.execute("PRAGMA user_version = 2")
     db.close()
     with pytest.raises(NewerFormat, match="format 2; this version of Headrace reads up to 1"):
-        ViewStore(path)
+        ViewStore.open(path)
     with pytest.raises(NewerFormat), ViewReader(path) as reader:
         reader.views()
 
@@ -278,13 +279,13 @@ def test_a_foreign_database_is_left_alone(path: Path) -> None:
         db.execute("CREATE TABLE precious (x)")
     db.close()
     with pytest.raises(ConfigurationError, match="not a view store"):
-        ViewStore(path)
+        ViewStore.open(path)
 
 
 def test_a_damaged_file_is_named(path: Path) -> None:
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(CorruptionError, match="views.db is damaged") as caught:
-        ViewStore(path)
+        ViewStore.open(path)
     assert "headrace replay" in caught.value.fix
 
 
@@ -296,7 +297,7 @@ def test_a_reader_before_the_first_run_is_refused(path: Path, tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="holds no views yet"):
         ViewReader(path).views()
     with pytest.raises(ConfigurationError, match="cannot be used"):
-        ViewStore(tmp_path / "missing" / "views.db")
+        ViewStore.open(tmp_path / "missing" / "views.db")
 
 
 def test_a_store_for_reading_does_not_write(path: Path, open_store: OpenStore) -> None:

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import dead_letter_json
+from headrace.log.values import TopicInfo
 
 # The state of an alert: what it has emitted, what fires, and what waits for its next message. It is
 # a note of the log, stored with each message, and bounded in bytes below the largest record that
@@ -274,17 +275,34 @@ class AlertDecider:
         log: Log,
         pipeline: str,
         alert: Alert,
-        on_message: Callable[[AlertMessage], None] | None = None,
+        info: TopicInfo,
+        on_message: Callable[[AlertMessage], None] | None,
     ) -> None:
         self.log = log
         self.pipeline = pipeline
         self.alert = alert
+        self._info = info
         self._on_message = on_message or (lambda _message: None)
         self._note = f"alerting.{pipeline}.{alert.name}"
-        log.create_topic(TOPIC, SCHEMA, exist_ok=True)
-        self._info = log.topic(alert.topic)
         self._transaction: Transaction | None = None
-        self.reload()
+        self._stored_note: str | None = None
+        self._state = AlertState()
+        self._emitted_positions: dict[int, int] = {}
+        self._active_bytes = 0
+
+    @classmethod
+    def open(
+        cls,
+        log: Log,
+        pipeline: str,
+        alert: Alert,
+        on_message: Callable[[AlertMessage], None] | None = None,
+    ) -> Self:
+        """Create the topic of alerts if it is missing, and read the state of the alert."""
+        log.create_topic(TOPIC, SCHEMA, exist_ok=True)
+        decider = cls(log, pipeline, alert, log.topic(alert.topic), on_message)
+        decider.reload()
+        return decider
 
     def reload(self) -> None:
         """After a failure, go back to the state that the log has; rows after it are read again."""

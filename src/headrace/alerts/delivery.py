@@ -2,9 +2,9 @@
 own, so one that is slow or unreachable delays no other. Its offset is a note of the log, stored
 after each message.
 
-A receiver that fails is retried with growing pauses and a circuit breaker. A message that was refused,
-or that was not accepted within `GIVE_UP_US`, becomes a dead letter in `alerts.dead`; replayed from
-there, it goes to all receivers again under the same id.
+A receiver that fails is retried with growing pauses and a circuit breaker. A message that was
+refused, or that was not accepted within `GIVE_UP_US`, becomes a dead letter in `alerts.dead`;
+replayed from there, it goes to all receivers again under the same id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from email.message import EmailMessage
 from threading import Event
-from typing import Protocol
+from typing import Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -215,22 +215,39 @@ class AlertSender:
         log: Log,
         pipeline: str,
         alert: Alert,
-        receiver: AlertReceiver,
+        notifier: Notifier,
         *,
-        breaker: CircuitBreaker | None = None,
+        breaker: CircuitBreaker,
     ) -> None:
         self.log = log
         self.pipeline = pipeline
         self.alert = alert
         self.status = SenderStatus()
-        self._notifier = make_notifier(receiver)
-        self._breaker = breaker or CircuitBreaker()
+        self._notifier = notifier
+        self._breaker = breaker
+        self._note = f"alerting.{pipeline}.{alert.name}.{notifier.identity}"
         self._transaction: Transaction | None = None
+        self._next = 0
+
+    @classmethod
+    def open(
+        cls,
+        log: Log,
+        pipeline: str,
+        alert: Alert,
+        receiver: AlertReceiver,
+        *,
+        breaker: CircuitBreaker | None = None,
+    ) -> Self:
+        """Create the topic of alerts if it is missing, and store from where the receiver reads."""
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
-        self._note = f"alerting.{pipeline}.{alert.name}.{self._notifier.identity}"
-        stored = log.note(self._note)
-        self._next = int(stored) if stored is not None else log.end_offsets(TOPIC)[0]
-        self._store_offset(self._next)
+        sender = cls(
+            log, pipeline, alert, make_notifier(receiver), breaker=breaker or CircuitBreaker()
+        )
+        stored = log.note(sender._note)
+        sender._next = int(stored) if stored is not None else log.end_offsets(TOPIC)[0]
+        sender._store_offset(sender._next)
+        return sender
 
     def run(self, stop: Event, *, until_caught_up: bool = False) -> None:
         """Send messages until `stop` is set, or until those that exist now have been sent."""

@@ -1,7 +1,8 @@
-"""`headrace watch`: rules over the log and the status of pipelines, which fire and resolve as alerts.
+"""`headrace watch`: rules over the log and the status of pipelines, which fire and resolve as
+alerts.
 
-A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 minutes of orders for
-30 seconds`. In the order in which data flows:
+A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 minutes of orders
+for 30 seconds`. In the order in which data flows:
 
     WatchRule      a parsed rule
     Measurements   the current values: consumer lag, dead letters, gateways, status of pipelines
@@ -33,7 +34,7 @@ from headrace.errors import BadDuration, ConfigurationError, InputError, RetryEr
 from headrace.gateways.metrics import GatewayReports
 from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
-from headrace.serve.pipeline_status import read_status
+from headrace.run_status import read_status_fields
 
 # Rules
 
@@ -198,7 +199,7 @@ class Measurements:
             yield DROPPED, f"gateway/{name}", counts["dropped"] + counts["lost"]
             yield REFUSED, f"gateway/{name}", counts["refused"]
         for state in self._states:
-            if (status := read_status(state)) is not None:
+            if (status := read_status_fields(state)) is not None:
                 yield from _read_pipeline(status, now_s)
 
     def _last_minute(self, measure: str, subject: str, total: float, now_s: float) -> float:
@@ -304,6 +305,11 @@ PIPELINE = "watch"
 """The name in place of a pipeline's in messages."""
 
 
+def note_name(watcher: str) -> str:
+    """The note in which a watcher stores which rules are firing."""
+    return f"watching.{watcher}"
+
+
 class Watcher:
     """Checks rules in a loop. What fires is stored in the log under `name`, which tells one watcher
     from another.
@@ -313,24 +319,37 @@ class Watcher:
         self,
         log: Log,
         measurements: Measurements,
+        states: RuleStates,
+        *,
+        name: str,
+        senders: Sequence[AlertSender],
+    ) -> None:
+        self.log = log
+        self.measurements = measurements
+        self.states = states
+        self.name = name
+        self._note = note_name(name)
+        self._senders = senders
+        self._transaction: Transaction | None = None
+
+    @classmethod
+    def open(
+        cls,
+        log: Log,
+        measurements: Measurements,
         rules: Sequence[WatchRule],
         *,
         name: str = "watch",
         to: Sequence[AlertReceiver] = (),
-    ) -> None:
-        self.log = log
-        self.measurements = measurements
-        self.name = name
-        self._note = f"watching.{name}"
+    ) -> Watcher:
+        """Create the topic of alerts if it is missing, and read which rules were firing."""
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         texts = {rule.text for rule in rules}
-        stored = json.loads(log.note(self._note) or "[]")
-        self.states = RuleStates(
-            rules, {(text, of): since_us for text, of, since_us in stored if text in texts}
-        )
+        stored = json.loads(log.note(note_name(name)) or "[]")
+        firing = {(text, of): since_us for text, of, since_us in stored if text in texts}
         alert = Alert(name, TOPIC, tuple(to))
-        self._senders = [AlertSender(log, PIPELINE, alert, receiver) for receiver in to]
-        self._transaction: Transaction | None = None
+        senders = [AlertSender.open(log, PIPELINE, alert, receiver) for receiver in to]
+        return cls(log, measurements, RuleStates(rules, firing), name=name, senders=senders)
 
     def check(self, now_us: int) -> list[RuleEvent]:
         """Measure once, record what has changed, and return it."""

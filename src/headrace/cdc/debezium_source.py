@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -45,8 +45,8 @@ from headrace.columnar.columns import (
 from headrace.error_policy import DIVERT, STOP
 from headrace.errors import BadSchema, ConfigurationError, InputError
 from headrace.log import open_log
+from headrace.log.api import Log
 from headrace.log.dead_letters import DeadLetter, rows_to_json_column
-from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, to_ddl
 from headrace.types.values import Misfit, column_converter
 
@@ -123,20 +123,15 @@ class DebeziumSource:
         table: str,
         schema: str,
         key: tuple[str, ...],
-        log: str,
+        log: Log,
         decimals: str,
         errors: str = DIVERT,
     ) -> None:
         self._has_precise_decimals = decimals == "precise"
         self._stops_on_error = errors == STOP
-        self._log = open_log(log)
-        self.topic, self.key = topic, key
-        info = self._topic_info(topic)
-        if VALUE not in info.arrow_schema.names:
-            raise ConfigurationError(
-                f"The topic {topic!r} has no column {VALUE!r}.",
-                fix="Debezium's records belong into a topic with a column value STRING.",
-            )
+        self._log = log
+        self.topic = topic
+        self.key = key
         self._schema = parse_schema(schema)
         columns = tuple(
             (
@@ -151,14 +146,22 @@ class DebeziumSource:
         self._unusable: dict[int, str] = {}
         """By offset, why a record of the current part cannot be used."""
 
-    def _topic_info(self, topic: str) -> TopicInfo:
-        """Return the topic. On Kafka, a topic that a connector created has no schema yet: it gets
-        one with the column `value`.
+    @classmethod
+    def open(cls, *, topic: str, log: str, **options: Any) -> Self:
+        """Open the log at an address, and check the topic. On Kafka, a topic that a connector
+        created has no schema yet: it gets one with the column `value`.
         """
+        opened = open_log(log)
         try:
-            return self._log.topic(topic)
+            info = opened.topic(topic)
         except BadSchema:
-            return self._log.create_topic(topic, f"{VALUE} STRING", exist_ok=True)
+            info = opened.create_topic(topic, f"{VALUE} STRING", exist_ok=True)
+        if VALUE not in info.arrow_schema.names:
+            raise ConfigurationError(
+                f"The topic {topic!r} has no column {VALUE!r}.",
+                fix="Debezium's records belong into a topic with a column value STRING.",
+            )
+        return cls(topic=topic, log=opened, **options)
 
     def start(self, position: str | None, *, start_over: bool = False) -> str:
         stored = json.loads(position) if position is not None and not start_over else {}

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from headrace.cdc.base import CaptureSource, CaptureSpec
 from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
 from headrace.durations import to_us
+from headrace.error_policy import DIVERT, STOP, check_error_policy
 from headrace.errors import InputError, nearest
 from headrace.log.values import Duration
 
@@ -110,7 +111,7 @@ def sqlite(
 def _open_sqlite(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.sqlite_source import SqliteSource
 
-    return SqliteSource(capture.options["path"], capture.name, capture.tables)
+    return SqliteSource.open(capture.options["path"], capture.name, capture.tables)
 
 
 def postgres(
@@ -141,7 +142,7 @@ def postgres(
 def _open_postgres(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.postgres_source.source import PostgresSource
 
-    return PostgresSource(
+    return PostgresSource.open(
         capture.options["url"], capture.name, capture.tables, prefix=capture.prefix
     )
 
@@ -196,7 +197,7 @@ def mysql(
 def _open_mysql(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.mysql_source.source import MysqlSource
 
-    return MysqlSource(capture.options["url"], capture.name, capture.tables)
+    return MysqlSource.open(capture.options["url"], capture.name, capture.tables)
 
 
 def polling(
@@ -255,7 +256,7 @@ def polling(
 def _open_polling(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.polling_source import PollingSource
 
-    return PollingSource(**capture.options)
+    return PollingSource.open(**capture.options)
 
 
 def debezium(
@@ -266,7 +267,7 @@ def debezium(
     log: str,
     table: str | None = None,
     decimals: str = "precise",
-    errors: str = "divert",
+    errors: str = DIVERT,
     name: str | None = None,
     **settings: Any,
 ) -> Capture:
@@ -295,14 +296,12 @@ def debezium(
         >>> orders = hr.cdc.debezium(
         ...     "pg.public.orders", schema="id BIGINT, state STRING", key="id", log="file:data")
     """
-    for setting, value, allowed in (
-        ("decimals", decimals, ("precise", "string", "double")),
-        ("errors", errors, ("divert", "stop")),
-    ):
-        if value not in allowed:
-            raise InputError(
-                f"hr.cdc.debezium has no {setting}={value!r}: {nearest(value, allowed)}"
-            )
+    kinds = ("precise", "string", "double")
+    if decimals not in kinds:
+        raise InputError(
+            f"hr.cdc.debezium has no decimals={decimals!r}: {nearest(decimals, kinds)}"
+        )
+    check_error_policy(errors, where="hr.cdc.debezium", supported=(DIVERT, STOP))
     table = table or topic.rsplit(".", 1)[-1]
     settings.setdefault("snapshot", False)
     options = {
@@ -321,7 +320,7 @@ def debezium(
 def _open_debezium(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.debezium_source import DebeziumSource
 
-    return DebeziumSource(**{**capture.options, "log": capture.log or capture.options["log"]})
+    return DebeziumSource.open(**{**capture.options, "log": capture.log or capture.options["log"]})
 
 
 def _database_name(url: str) -> str:

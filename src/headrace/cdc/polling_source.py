@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ class PollingSource:
 
     def __init__(
         self,
-        connect: Callable[[], Any],
+        connection: Any,
         table: str,
         column: str,
         schema: str,
@@ -56,12 +56,18 @@ class PollingSource:
         self.key = key
         self.every_s = every_s
         self.mark = mark
-        with _driver_errors(table):
-            self._connection = connect()
+        self._connection = connection
         self._value: Any = None
         self._seen_keys: list[list[Any]] = []
         self._next_s = 0.0
         self._polls = 0
+
+    @classmethod
+    def open(cls, *, connect: Callable[[], Any], table: str, **options: Any) -> Self:
+        """Connect to the database."""
+        with _driver_errors(table):
+            connection = connect()
+        return cls(connection, table, **options)
 
     def start(self, position: str | None, *, start_over: bool = False) -> str:
         if position is not None and not start_over:
@@ -91,22 +97,7 @@ class PollingSource:
             time.sleep(min(left_s, timeout_s))
             if left_s > timeout_s:
                 return StreamPart()
-        rows, is_full = self._poll_rows()
-        self._polls += 1
-        self._next_s = 0.0 if is_full else time.monotonic() + self.every_s
-        if not rows:
-            return StreamPart()
-        return StreamPart(
-            [TableChanges(self.table, self._batch(rows))],
-            self._position(),
-            transactions=1,
-            is_idle=not is_full,
-        )
-
-    def _poll_rows(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return rows with a larger value, and new rows with the same value; and whether there may
-        be more.
-        """
+        # Rows with a larger value, and new rows with the same value.
         names = ", ".join(self._schema.names)
         condition = (
             f"WHERE {self.column} >= {self.mark}"
@@ -130,7 +121,17 @@ class PollingSource:
             if row[self.column] != self._value or json.dumps(self._key_of(row)) not in seen
         ]
         self._advance(new_rows)
-        return new_rows, len(rows) >= limit
+        is_full = len(rows) >= limit
+        self._polls += 1
+        self._next_s = 0.0 if is_full else time.monotonic() + self.every_s
+        if not new_rows:
+            return StreamPart()
+        return StreamPart(
+            [TableChanges(self.table, self._batch(new_rows))],
+            self._position(),
+            transactions=1,
+            is_idle=not is_full,
+        )
 
     def _advance(self, new_rows: list[dict[str, Any]]) -> None:
         if not new_rows:
@@ -196,8 +197,8 @@ def _from_json(value: Any) -> Any:
 
 @contextmanager
 def _driver_errors(table: str) -> Iterator[None]:
-    """Translate a driver's errors. Drivers differ in which of DB-API's errors pass by themselves, so
-    only a wrong query ends the capture.
+    """Translate a driver's errors. Drivers differ in which of DB-API's errors pass by themselves,
+    so only a wrong query ends the capture.
     """
     try:
         yield

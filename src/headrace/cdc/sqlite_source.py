@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -202,7 +202,10 @@ def install(connection: sqlite3.Connection, table: SqliteTable) -> str | None:
     has_triggers = len(_triggers(connection, table.name)) == 3
     if stored and stored[0] == current and has_triggers:
         return None
-    _uninstall(connection, table.name)
+    for trigger in _triggers(connection, table.name):
+        connection.execute(f"DROP TRIGGER {quote_identifier(trigger)}")
+    connection.execute(f"DROP TABLE IF EXISTS {quote_identifier(PREFIX + table.name)}")
+    connection.execute(f"DELETE FROM {SHAPE_TABLE} WHERE name = ?", (table.name,))
     _create(connection, table)
     connection.execute(f"INSERT INTO {SHAPE_TABLE} VALUES (?, ?)", (table.name, current))
     if stored is None:
@@ -229,8 +232,10 @@ def _create(connection: sqlite3.Connection, table: SqliteTable) -> None:
     ):
         literal = "'" + table.name.replace("'", "''") + "'"
         connection.execute(
-            f"CREATE TRIGGER {quote_identifier(f'{PREFIX}{table.name}_{event.lower()}')} AFTER {event} ON"
-            f" {quote_identifier(table.name)} BEGIN INSERT INTO {ORDER_TABLE} (name, at) VALUES ({literal},"
+            f"CREATE TRIGGER {quote_identifier(f'{PREFIX}{table.name}_{event.lower()}')} AFTER"
+            f" {event} ON"
+            f" {quote_identifier(table.name)} BEGIN INSERT INTO {ORDER_TABLE} (name, at) VALUES"
+            f" ({literal},"
             f" {_NOW_US}); INSERT INTO {shadow} VALUES (last_insert_rowid(), '{op}', {values}); END"
         )
 
@@ -285,13 +290,6 @@ def _triggers(connection: sqlite3.Connection, table: str) -> list[str]:
     return [name for (name,) in connection.execute(query, (table,))]
 
 
-def _uninstall(connection: sqlite3.Connection, table: str) -> None:
-    for trigger in _triggers(connection, table):
-        connection.execute(f"DROP TRIGGER {quote_identifier(trigger)}")
-    connection.execute(f"DROP TABLE IF EXISTS {quote_identifier(PREFIX + table)}")
-    connection.execute(f"DELETE FROM {SHAPE_TABLE} WHERE name = ?", (table,))
-
-
 def installed_objects(connection: sqlite3.Connection) -> list[str]:
     """Return everything that capture created in the database."""
     query = (
@@ -325,8 +323,8 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 def table_changes(
     table: SqliteTable, rows: list[tuple[Any, ...]], *, transaction: int
 ) -> TableChanges:
-    """Return the changes of a shadow table's rows (seq, op, the row before, the row after, time). An
-    update that changes the key is a delete and an insert.
+    """Return the changes of a shadow table's rows (seq, op, the row before, the row after, time).
+    An update that changes the key is a delete and an insert.
     """
     width = len(table.columns)
     key = [table.columns.index(name) for name in table.key_columns]
@@ -421,15 +419,13 @@ PRUNE_INTERVAL_S = 10.0
 class SqliteSource:
     """Streams the changes of an SQLite database. A position is the `seq` of the last change."""
 
-    def __init__(self, path: str, name: str, tables: Sequence[str]) -> None:
-        self.path, self.name, self.wanted = path, name, tuple(tables)
-        if not Path(path).is_file():
-            raise ConfigurationError(
-                f"There is no SQLite database at {path!r}.",
-                fix="give the path of an existing database.",
-            )
-        with _driver_errors(path):
-            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    def __init__(
+        self, path: str, name: str, tables: Sequence[str], connection: sqlite3.Connection
+    ) -> None:
+        self.path = path
+        self.name = name
+        self.wanted = tuple(tables)
+        self._connection = connection
         self._tables: dict[str, SqliteTable] = {}
         self._skipped = SkippedTables()
         self._request: ChunkRequest | None = None
@@ -437,6 +433,18 @@ class SqliteSource:
         self._reading_to: int | None = None
         self._schema_version = self._data_version = -1
         self._pruned_s = 0.0
+
+    @classmethod
+    def open(cls, path: str, name: str, tables: Sequence[str]) -> Self:
+        """Connect to the database, which must exist."""
+        if not Path(path).is_file():
+            raise ConfigurationError(
+                f"There is no SQLite database at {path!r}.",
+                fix="give the path of an existing database.",
+            )
+        with _driver_errors(path):
+            connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        return cls(path, name, tables, connection)
 
     # Beginning
 
@@ -573,7 +581,8 @@ class SqliteSource:
     def _changes(self, after: int, stop: int) -> Iterator[StreamItem]:
         for table in self._tables.values():
             query = (
-                f"SELECT s.*, o.at FROM {quote_identifier(PREFIX + table.name)} s JOIN {ORDER_TABLE} o ON o.seq"
+                f"SELECT s.*, o.at FROM {quote_identifier(PREFIX + table.name)} s JOIN"
+                f" {ORDER_TABLE} o ON o.seq"
                 " = s.seq WHERE s.seq > ? AND s.seq <= ? ORDER BY s.seq"
             )
             if rows := self._connection.execute(query, (after, stop)).fetchall():

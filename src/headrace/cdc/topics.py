@@ -29,7 +29,7 @@ from headrace.columnar.columns import (
     UPDATE_PREIMAGE,
 )
 from headrace.errors import ConfigurationError
-from headrace.log.api import Batches, Log
+from headrace.log.api import Log
 from headrace.log.values import TopicInfo
 from headrace.operators.changelog import fill_unchanged_values
 from headrace.types.schema import to_ddl
@@ -168,19 +168,9 @@ def live_keys(
     """
     key = list(log.topic(topic).key)
     columns = [*key, CHANGE_TYPE, PARTITION_COLUMN, OFFSET_COLUMN]
-    newest = _newest_changes(log.read(topic, columns=columns), key, columns)
-    if written:
-        newest = _fold_written(newest, written, key)
-    alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
-    if before is not None:
-        alive = pc.and_(alive, _is_before(newest, before))
-    return newest.filter(alive).select(key)
-
-
-def _newest_changes(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
-    """Return the last change of each key. It is folded while it is read, to bound memory. A key
-    stays in one partition, so its offsets are the order of its changes.
-    """
+    # The last change of each key. It is folded while it is read, to bound memory. A key
+    # stays in one partition, so its offsets are the order of its changes.
+    batches = log.read(topic, columns=columns)
     folded: pa.Table | None = None
     waiting: list[pa.RecordBatch] = [
         pa.RecordBatch.from_pylist([], schema=batches.schema).select(columns)
@@ -191,7 +181,13 @@ def _newest_changes(batches: Batches, key: list[str], columns: list[str]) -> pa.
         rows += batch.num_rows
         if rows >= _FOLD_ROWS:
             folded, waiting, rows = _fold_newest(folded, waiting, key), [], 0
-    return _fold_newest(folded, waiting, key) if waiting or folded is None else folded
+    newest = _fold_newest(folded, waiting, key) if waiting or folded is None else folded
+    if written:
+        newest = _fold_written(newest, written, key)
+    alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
+    if before is not None:
+        alive = pc.and_(alive, _is_before(newest, before))
+    return newest.filter(alive).select(key)
 
 
 def _fold_newest(

@@ -243,17 +243,6 @@ class CaptureWriter:
             self.log, shape, self._topic(shape.name), partitions=self.partitions
         )
 
-    def _widen(self, shapes: list[TableShape]) -> None:
-        """Add new columns to topics before any row of a part is written. They are null in rows of
-        the old shape.
-        """
-        for shape in shapes:
-            if shape.name == self.outbox:
-                continue
-            prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
-            if shape.name in self.shapes:
-                self._map(self.shapes[shape.name])
-
     def restart_snapshot(self, table: str) -> None:
         """Begin a table's snapshot, or begin it again. Rows that are in the topic now and that it
         does not read will be deleted at its end.
@@ -266,22 +255,19 @@ class CaptureWriter:
         )
         self.state.tables[table].snapshot = SnapshotState(since=since)
 
-    def _recover_missed(self, table: str) -> None:
-        """Read a table again of which changes were missed, unless its snapshot is yet to begin."""
-        snapshot = self.state.tables[table].snapshot
-        if snapshot is None or snapshot.after is not None:
-            logger.warning(
-                "Changes of %s may have been missed, since it was not captured for a while: it is"
-                " read again.",
-                table,
-            )
-            self.restart_snapshot(table)
-
     # Rows
 
     def write(self, part: StreamPart) -> None:
         """Write a part to the open transaction."""
-        self._widen([item.shape for item in part.items if isinstance(item, SchemaChange)])
+        # Add new columns to topics before any row of a part is written. They are null in rows of
+        # the old shape.
+        shapes = [item.shape for item in part.items if isinstance(item, SchemaChange)]
+        for shape in shapes:
+            if shape.name == self.outbox:
+                continue
+            prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
+            if shape.name in self.shapes:
+                self._map(self.shapes[shape.name])
         for item in part.items:
             self._write(item)
         self.transactions += part.transactions
@@ -292,7 +278,17 @@ class CaptureWriter:
         if isinstance(item, SchemaChange):
             self.add(item.shape)
             if item.missed:
-                self._recover_missed(item.shape.name)
+                # Read a table again of which changes were missed, unless its snapshot is yet to
+                # begin.
+                snapshot = self.state.tables[item.shape.name].snapshot
+                if snapshot is None or snapshot.after is not None:
+                    logger.warning(
+                        "Changes of %s may have been missed, since it was not captured for a"
+                        " while: it is"
+                        " read again.",
+                        item.shape.name,
+                    )
+                    self.restart_snapshot(item.shape.name)
         elif isinstance(item, TableChanges):
             rows = item.rows if self.preimages else _without_preimages(item.rows)
             self._append(item.table, rows)
@@ -304,7 +300,19 @@ class CaptureWriter:
         elif isinstance(item, TopicRows):
             self._write_event(item)
         elif isinstance(item, DeadRecords):
-            self._write_dead_letters(item)
+            dead_letter_topic = ensure_dead_topic(self.log, item.topic)
+            count = len(item.dead_letters)
+            self._transaction().append(dead_letter_topic, dead_letters_to_rows(item.dead_letters))
+            self.dead_letters += count
+            self.waiting_rows += count
+            logger.warning(
+                "%d records of %s cannot be used, such as offset %s: %s. They are in %s.",
+                count,
+                item.topic,
+                item.dead_letters[0].offset,
+                item.dead_letters[0].reason,
+                dead_letter_topic,
+            )
 
     def _append(self, table: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
@@ -335,21 +343,6 @@ class CaptureWriter:
         self._transaction().append(item.topic, item.rows)
         self.waiting_rows += item.rows.num_rows
         self.rows += item.rows.num_rows
-
-    def _write_dead_letters(self, item: DeadRecords) -> None:
-        dead_letter_topic = ensure_dead_topic(self.log, item.topic)
-        count = len(item.dead_letters)
-        self._transaction().append(dead_letter_topic, dead_letters_to_rows(item.dead_letters))
-        self.dead_letters += count
-        self.waiting_rows += count
-        logger.warning(
-            "%d records of %s cannot be used, such as offset %s: %s. They are in %s.",
-            count,
-            item.topic,
-            item.dead_letters[0].offset,
-            item.dead_letters[0].reason,
-            dead_letter_topic,
-        )
 
     # Snapshots
 

@@ -1,7 +1,7 @@
 """The output of commands: tables and lines for people, JSON lines for programs, and progress.
 
-JSON follows the rules of the log: times in ISO 8601, bytes in base64, decimals and non-finite floats
-as strings.
+JSON follows the rules of the log: times in ISO 8601, bytes in base64, decimals and non-finite
+floats as strings.
 """
 
 from __future__ import annotations
@@ -128,15 +128,17 @@ def make_table(
     """A table of rows under headings, with numbers aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for index, heading in enumerate(headings):
-        is_numeric = all(_is_number(row[index]) for row in rows)
+        is_numeric = all(
+            (
+                isinstance(row[index], int | float | Decimal | None)
+                and not isinstance(row[index], bool)
+            )
+            for row in rows
+        )
         table.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(format_cell, row))
     return table
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | Decimal | None) and not isinstance(value, bool)
 
 
 def count_text(count: int, thing: str) -> str:
@@ -187,7 +189,8 @@ class RunProgress:
     def __call__(self, status: Status) -> None:
         if self.last is None and self.opening:  # the run has started: nothing was refused
             echo(self.opening)
-        if status.batches > (self.last.batches if self.last is not None else 0):
+        before = self.last.batches if self.last is not None else 0
+        if status.batches not in (0, before):  # a run that had to start Spark again counts anew
             self.rows += status.batch_rows
         self.last = status
         now_s = time.monotonic()
@@ -204,7 +207,8 @@ class RunProgress:
             else "time left unknown"
         )
         return (
-            f"tick {status.tick:,} of {status.newest_tick:,}, {count_text(status.rows_behind, 'row')}"
+            f"tick {status.tick:,} of {status.newest_tick:,},"
+            f" {count_text(status.rows_behind, 'row')}"
             f" behind, {rate:,.0f} rows/s, {left}"
         )
 

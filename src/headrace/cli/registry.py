@@ -1,5 +1,5 @@
-"""The list of commands: the module of each, and its line in `headrace --help`. A command's module is
-imported when the command is called.
+"""The list of commands: the module of each, and its line in `headrace --help`. A command's module
+is imported when the command is called.
 
 Importing all modules takes a second (Arrow, pandas and more), which is too long to wait for a list.
 A test checks that each line here equals the first line of the command's own help.
@@ -38,7 +38,12 @@ class ErrorGroup(TyperGroup):
             print_error(error)
             raise typer.Exit(1) from None
         except BrokenPipeError:
-            _detach_stdout()
+            # Redirect standard output to nowhere after its reader has closed it, so that flushing
+            # the buffer does not raise again when the interpreter shuts down.
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except (OSError, ValueError):
+                sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (stays open)
             raise typer.Exit(0) from None
 
 
@@ -52,16 +57,6 @@ def print_error(error: HeadraceError) -> None:
         console.print(f"  {note}")
     if error.fix:
         console.print(f"To fix: {error.fix}")
-
-
-def _detach_stdout() -> None:
-    """Redirect standard output to nowhere after its reader has closed it, so that flushing the
-    buffer does not raise again when the interpreter shuts down.
-    """
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (it must stay open until the end)
 
 
 # Commands

@@ -1,6 +1,6 @@
 """Reads rows from files and standard input, for `headrace produce`: JSON lines and CSV as text rows
-with their line numbers, Parquet as Arrow batches. Files of any size are read in chunks; only the rows
-of one append are in memory.
+with their line numbers, Parquet as Arrow batches. Files of any size are read in chunks; only the
+rows of one append are in memory.
 """
 
 from __future__ import annotations
@@ -137,7 +137,12 @@ def csv_chunks(
         names = next(reader, None)
         if names is None:
             return
-        _check_heading(names, source)
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise BadRows(
+                    f"{source}, line 1 names the column {name!r} twice.",
+                    fix="the first line of a CSV file names its columns, each once.",
+                )
         for fields in reader:
             if not fields:
                 continue
@@ -164,15 +169,6 @@ def _csv_lines(stream: BinaryIO, source: str, on_read: OnRead) -> Iterator[str]:
             raise BadRows(
                 f"{source}, line {number} is not UTF-8 text: byte {error.start + 1} cannot be read."
             ) from None
-
-
-def _check_heading(names: list[str], source: str) -> None:
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise BadRows(
-                f"{source}, line 1 names the column {name!r} twice.",
-                fix="the first line of a CSV file names its columns, each once.",
-            )
 
 
 def _csv_row(names: list[str], fields: list[str], position: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Finds the view stores that a command reads: the state directory, the location of a view by name, and
-the store of a query. `headrace view` and `headrace serve` use it.
+"""Finds the view stores that a command reads: the state directory, the location of a view by name,
+and the store of a query. `headrace view` and `headrace serve` use it.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ operators are built from them.
 - `packed_array`: integer columns in as few bytes as they need, for state.
 - `wide_integer`: sums of two or three 64-bit words that cannot overflow.
 - `murmur2`: Kafka's key hash over whole columns.
-- `expressions`: expression trees that are evaluated over Arrow columns, without Spark.
-- `json_fields`: fields of JSON texts, as those expressions read them.
+- `json_fields`: fields of JSON texts, as `headrace.expressions.evaluator` reads them.
 
 Types, schemas and the JSON codec are in `headrace.types`.
 """

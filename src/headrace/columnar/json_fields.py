@@ -59,7 +59,14 @@ def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
         )
     ).as_py():
         raise NeedsSpark
-    values = _unquote(tokens)
+    # Strings without their quotes, and null for a JSON null.
+    tokens = pc.if_else(pc.equal(tokens, "null"), pa.scalar(None, pa.string()), tokens)
+    quoted = pc.starts_with(tokens, '"')
+    values = (
+        pc.if_else(quoted, pc.utf8_slice_codeunits(tokens, 1, -1), tokens)
+        if pc.any(quoted).as_py()
+        else tokens
+    )
     needs_parser = pc.fill_null(pc.invert(is_flat), fill_value=False)
     if not pc.any(needs_parser).as_py():
         return values
@@ -73,17 +80,6 @@ def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
 @lru_cache(maxsize=1000)
 def _token(name: str) -> str:
     return rf'"{name}": ?(?P<value>{_VALUE})'
-
-
-def _unquote(tokens: pa.Array) -> pa.Array:
-    """Strings without their quotes, and null for a JSON null."""
-    tokens = pc.if_else(pc.equal(tokens, "null"), pa.scalar(None, pa.string()), tokens)
-    quoted = pc.starts_with(tokens, '"')
-    return (
-        pc.if_else(quoted, pc.utf8_slice_codeunits(tokens, 1, -1), tokens)
-        if pc.any(quoted).as_py()
-        else tokens
-    )
 
 
 def _parse_field(text: str, name: str, *, floating: bool) -> str | None:

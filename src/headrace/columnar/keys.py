@@ -53,7 +53,17 @@ def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.A
         raise UnknownColumn(missing[0], rows.schema.names, where="The input")
     arrays = [as_array(rows.column(name)) for name in columns]
     if len(arrays) == 1:
-        return _encode_single(arrays[0])
+        (array,) = arrays
+        encoded = ordered_bytes(array.drop_null() if array.null_count else array)
+        if isinstance(encoded, pa.Array):
+            encoded = pc.binary_join_element_wise(
+                pa.scalar(b"\x01", pa.binary()), encoded, pa.scalar(b"", pa.binary())
+            )
+        elif not array.null_count:
+            return _fixed(encoded)
+        else:
+            encoded = _fixed(encoded).cast(pa.binary())
+        return _with_nulls(encoded, array, b"") if array.null_count else encoded
     matrices = [
         matrix
         for array in arrays
@@ -103,11 +113,24 @@ def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
     if pa.types.is_boolean(kind):
         return array.to_numpy(zero_copy_only=False).astype(np.uint8).reshape(-1, 1)
     if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        return _ordered_integers(array)
+        width = kind.bit_width // 8
+        values = fixed_width_values(array, f"<u{width}")
+        return _matrix(
+            values
+            if pa.types.is_unsigned_integer(kind)
+            else values ^ values.dtype.type(1 << (8 * width - 1))
+        )
     if pa.types.is_floating(kind):
-        return _ordered_floats(array.to_numpy(zero_copy_only=False))
+        values = array.to_numpy(zero_copy_only=False)
+        width = values.dtype.itemsize
+        bits = _canonical_floats(values).view(f"u{width}")
+        top = bits.dtype.type(1 << (8 * width - 1))
+        return _matrix(np.where(bits & top, ~bits, bits | top))
     if pa.types.is_decimal128(kind):
-        return _ordered_decimals(array)
+        words = fixed_width_values(array, "<u8").reshape(-1, 2)
+        big = np.empty((len(array), 2), ">u8")
+        big[:, 0], big[:, 1] = words[:, 1] ^ np.uint64(1 << 63), words[:, 0]
+        return big.view(np.uint8).reshape(len(array), 16)
     if (
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
@@ -119,19 +142,6 @@ def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
         f"A column of type {kind} cannot be part of a key.",
         fix="key by columns of plain types; extract fields of nested columns with select.",
     )
-
-
-def _encode_single(array: pa.Array) -> pa.Array:
-    encoded = ordered_bytes(array.drop_null() if array.null_count else array)
-    if isinstance(encoded, pa.Array):
-        encoded = pc.binary_join_element_wise(
-            pa.scalar(b"\x01", pa.binary()), encoded, pa.scalar(b"", pa.binary())
-        )
-    elif not array.null_count:
-        return _fixed(encoded)
-    else:
-        encoded = _fixed(encoded).cast(pa.binary())
-    return _with_nulls(encoded, array, b"") if array.null_count else encoded
 
 
 def _with_length(array: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -177,35 +187,11 @@ def _matrix(words: npt.NDArray[np.unsignedinteger]) -> Bytes:
     )
 
 
-def _ordered_integers(array: pa.Array) -> Bytes:
-    width = array.type.bit_width // 8
-    values = fixed_width_values(array, f"<u{width}")
-    return _matrix(
-        values
-        if pa.types.is_unsigned_integer(array.type)
-        else values ^ values.dtype.type(1 << (8 * width - 1))
-    )
-
-
 def _canonical_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """Floats with one zero (-0.0 becomes 0.0) and one NaN."""
     canonical = values + values.dtype.type(0)
     canonical[np.isnan(canonical)] = np.nan
     return canonical
-
-
-def _ordered_floats(values: npt.NDArray[np.floating]) -> Bytes:
-    width = values.dtype.itemsize
-    bits = _canonical_floats(values).view(f"u{width}")
-    top = bits.dtype.type(1 << (8 * width - 1))
-    return _matrix(np.where(bits & top, ~bits, bits | top))
-
-
-def _ordered_decimals(array: pa.Array) -> Bytes:
-    words = fixed_width_values(array, "<u8").reshape(-1, 2)
-    big = np.empty((len(array), 2), ">u8")
-    big[:, 0], big[:, 1] = words[:, 1] ^ np.uint64(1 << 63), words[:, 0]
-    return big.view(np.uint8).reshape(len(array), 16)
 
 
 # Decoding

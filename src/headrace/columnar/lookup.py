@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.segments import order_by_code, order_by_key
-from headrace.columnar.sort import has_few_distinct, key_codes, rank_by_hashing, stable_sort
+from headrace.columnar.sort import has_few_distinct, key_codes, rank_by_hashing, row_order
 
 _WORD_BITS = 63
 
@@ -138,24 +138,13 @@ def sort_order(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
     Equal rows keep their order, or the order of `start`, which is fast if it is nearly sorted.
     """
     columns = columns if start is None else tuple(column[start] for column in columns)
-    are_integers = all(column.dtype.kind == "i" for column in columns)
-    (packed,) = _pack(columns) if are_integers else (None,)
-    if packed is None:
-        is_sorted = are_integers and _is_sorted(columns)
-        order = np.arange(len(columns[0])) if is_sorted else np.lexsort(columns[::-1])
-    elif (packed[1:] >= packed[:-1]).all():
-        order = np.arange(len(packed))
+    if all(column.dtype.kind == "i" for column in columns):
+        order = row_order(columns)
+        if order is None:
+            order = np.arange(len(columns[0]))
     else:
-        order, _ = stable_sort(packed.view(np.uint64))
+        order = np.lexsort(columns[::-1])
     return order if start is None else start[order]
-
-
-def _is_sorted(columns: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether rows are sorted by the columns already, which costs little compared with sorting."""
-    is_in_order = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
-    for column in reversed(columns):
-        is_in_order = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & is_in_order)
-    return bool(is_in_order.all())
 
 
 def _pack(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:

@@ -44,7 +44,13 @@ def encode_array(array: pa.Array) -> pa.Array:
     """The bytes of each value as a large-binary column; empty for a null."""
     kind = array.type
     if (width := byte_width(kind)) is not None:
-        return _encode_fixed(array, width)
+        if pa.types.is_boolean(kind):
+            data = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
+        else:
+            data = fixed_width_values(array, np.uint8).reshape(len(array), width)
+            if array.null_count:
+                data = np.where(_valid(array)[:, None], data, np.uint8(0))
+        return _binary(data, np.arange(len(array) + 1) * width)
     if pa.types.is_struct(kind):
         children = [pc.struct_field(array, at) for at in range(kind.num_fields)]
         return _join([piece for child in children for piece in _field_pieces(child)], len(array))
@@ -76,16 +82,6 @@ def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 # Encoding
-
-
-def _encode_fixed(array: pa.Array, width: int) -> pa.Array:
-    if pa.types.is_boolean(array.type):
-        data = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
-    else:
-        data = fixed_width_values(array, np.uint8).reshape(len(array), width)
-        if array.null_count:
-            data = np.where(_valid(array)[:, None], data, np.uint8(0))
-    return _binary(data, np.arange(len(array) + 1) * width)
 
 
 def _field_pieces(child: pa.Array) -> list[pa.Array]:

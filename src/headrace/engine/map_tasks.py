@@ -27,13 +27,13 @@ from headrace.columnar.columns import (
     RANK,
     UPDATE_PREIMAGE,
 )
-from headrace.columnar.expressions import Filter, RowStep
 from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.reader import TopicRange
 from headrace.engine.reports import JobFiles, mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.watermarks import EventTimes, with_tick_times
+from headrace.expressions.evaluator import Filter, RowStep
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
 from headrace.operators.watermark_spec import WatermarkSpec

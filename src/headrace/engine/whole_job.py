@@ -22,7 +22,7 @@ from headrace.engine.job_graph import MapNode, Node, nodes, run_whole
 from headrace.engine.reports import JobMemory, write_report
 from headrace.engine.shard import ShardFunction, state_report
 from headrace.engine.state.task_state import open_task_state, share_state
-from headrace.engine.worker import settle_worker
+from headrace.engine.worker_daemon import settle_worker
 
 STORE = "whole"
 """The local store of a whole job, beside those of the stages."""

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from headrace.errors import CommandRefused, VersionConflict
 from headrace.events.codec import Codec, personal
-from headrace.events.decider import Decider, Handled, Handler, digest
-from headrace.events.event import ANY, NEW, Appended, Change, Event, Recorded
-from headrace.events.privacy.excision import Excised, excise, prove
+from headrace.events.decider import CommandResult, Decider, Handler, digest
+from headrace.events.event import ANY, NEW, Change, Event, EventAppendResult, RecordedEvent
+from headrace.events.privacy.excision import ExcisionResult, excise, prove
 from headrace.events.privacy.vault import Vault, open_vault
 from headrace.events.projection import stream
 from headrace.events.store import EventStore, open_store
@@ -29,17 +29,17 @@ from headrace.events.store import EventStore, open_store
 __all__ = [
     "ANY",
     "NEW",
-    "Appended",
     "Change",
     "Codec",
     "CommandRefused",
+    "CommandResult",
     "Decider",
     "Event",
+    "EventAppendResult",
     "EventStore",
-    "Excised",
-    "Handled",
+    "ExcisionResult",
     "Handler",
-    "Recorded",
+    "RecordedEvent",
     "Vault",
     "VersionConflict",
     "digest",

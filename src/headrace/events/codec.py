@@ -27,7 +27,7 @@ from headrace.errors import (
     UnknownEvent,
     nearest,
 )
-from headrace.events.event import Event, Recorded
+from headrace.events.event import Event, RecordedEvent
 
 if TYPE_CHECKING:
     from headrace.events.privacy.vault import Vault
@@ -298,7 +298,7 @@ class Codec:
             )
         return str(value)
 
-    def from_recorded(self, event: Recorded) -> Any:
+    def from_recorded(self, event: RecordedEvent) -> Any:
         """The instance of a stored event, brought up to date."""
         kind = self._classes.get(event.type)
         where = f"event {event.version} of {event.entity!r}"
@@ -324,7 +324,7 @@ class Codec:
                 fix="give the class its new event_version, and an upcaster from the old one.",
             ) from error
 
-    def _upcast(self, event: Recorded, target: int, where: str) -> dict[str, Any]:
+    def _upcast(self, event: RecordedEvent, target: int, where: str) -> dict[str, Any]:
         if event.type_version > target:
             raise UnknownEvent(
                 f"The {where} is a {event.type!r} of version {event.type_version}; this code knows"

@@ -26,7 +26,7 @@ from headrace.errors import (
     VersionConflict,
 )
 from headrace.events.codec import Codec, Upcaster, from_json, to_json
-from headrace.events.event import Event, Recorded, check_entity, parse_events
+from headrace.events.event import Event, RecordedEvent, check_entity, parse_events
 from headrace.events.store import EventStore
 from headrace.log.values import AppendResult
 from headrace.retry import Backoff
@@ -81,7 +81,7 @@ class Decider(Generic[S]):
 
 
 @dataclass(frozen=True)
-class Handled(Generic[S]):
+class CommandResult(Generic[S]):
     """The result of a command. `str(position)` can be given to a served view as `at_least`, which
     then shows the events.
     """
@@ -94,7 +94,9 @@ class Handled(Generic[S]):
 
 
 class Handler(Generic[S]):
-    """Runs a decider on a store. It is safe for threads, and any number of processes may run one."""
+    """Runs a decider on a store. It is safe for threads, and any number of processes may run
+    one.
+    """
 
     def __init__(
         self, store: EventStore, decider: Decider[S], *, vault: Vault | None = None
@@ -107,7 +109,7 @@ class Handler(Generic[S]):
         # Threads that handle commands of one entity take turns, which avoids conflicts.
         self._entity_locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def handle(self, entity: str, command: Any, *, id: str | None = None) -> Handled[S]:
+    def handle(self, entity: str, command: Any, *, id: str | None = None) -> CommandResult[S]:
         """Load the entity, decide, and append the events; once more if another process was faster.
 
         Args:
@@ -140,7 +142,7 @@ class Handler(Generic[S]):
                     time.sleep(_CONFLICT_BACKOFF.pause_s(attempt + 1))
         raise AssertionError
 
-    def _attempt(self, entity: str, command: Any, id: str | None) -> Handled[S]:
+    def _attempt(self, entity: str, command: Any, id: str | None) -> CommandResult[S]:
         known = None if id is None else self._previous_result(entity, id)
         if known is not None:
             return known
@@ -151,7 +153,7 @@ class Handler(Generic[S]):
             for at, thing in enumerate(things)
         ]
         if not events:
-            return Handled(state, version, (), self.store.position())
+            return CommandResult(state, version, (), self.store.position())
         after = self._fold(entity, state, list(map(self.codec.sealed, things, events)))
         try:
             appended = self.store.append(entity, events, expected=version)
@@ -164,9 +166,9 @@ class Handler(Generic[S]):
         if appended.duplicate:
             now, after = self._load(entity)
         self._keep(entity, now, after, since=version)
-        return Handled(after, now, tuple(things), appended.position, appended.duplicate)
+        return CommandResult(after, now, tuple(things), appended.position, appended.duplicate)
 
-    def _previous_result(self, entity: str, id: str) -> Handled[S] | None:
+    def _previous_result(self, entity: str, id: str) -> CommandResult[S] | None:
         """Return the result of a command that was handled before; None if it was not."""
         end = self.store.by_entity.refresh()
         with self.store.by_entity.look(end=end) as look:
@@ -184,7 +186,7 @@ class Handler(Generic[S]):
             if (event.id or "").rpartition("/")[0] == id
         ]
         version, state = self._load(entity)
-        return Handled(
+        return CommandResult(
             state,
             version,
             tuple(map(self.codec.from_recorded, ours)),
@@ -269,7 +271,7 @@ class Handler(Generic[S]):
             )
         return self._folded(entity, wanted)
 
-    def history(self, entity: str) -> list[tuple[Recorded, Any]]:
+    def history(self, entity: str) -> list[tuple[RecordedEvent, Any]]:
         """Return each stored event of an entity with its instance."""
         return [(event, self.codec.from_recorded(event)) for event in self.store.load(entity)]
 
@@ -277,7 +279,10 @@ class Handler(Generic[S]):
         """Return the current version and state: the cached ones, and what came since."""
         event_index = self.store.by_entity
         end = event_index.refresh()
-        self._drop_if_excised()
+        if self.store.by_entity.generation != self._generation:
+            with self._guard:
+                self._states.clear()
+                self._generation = self.store.by_entity.generation
         known = self._states.get(entity)
         if known is not None and (event_index.newest(entity, end=end) or 0) == known[0]:
             return known
@@ -333,12 +338,6 @@ class Handler(Generic[S]):
                 entity, self.decider.name, json.dumps(content, separators=(",", ":")).encode()
             )
 
-    def _drop_if_excised(self) -> None:
-        if self.store.by_entity.generation != self._generation:
-            with self._guard:
-                self._states.clear()
-                self._generation = self.store.by_entity.generation
-
 
 # Hashes of ranges of entities, to compare two stores that should hold the same: a replica, a
 # restored backup, a state folded by another process.
@@ -360,8 +359,8 @@ class RangeDigest:
 def digest(
     store: EventStore, *, ranges: int = 16, handler: Handler[Any] | None = None
 ) -> list[RangeDigest]:
-    """Return a hash of the events of each range of entities and, with a handler, of the states folded
-    from them. Offsets and times do not count, since a copy has its own.
+    """Return a hash of the events of each range of entities and, with a handler, of the states
+    folded from them. Offsets and times do not count, since a copy has its own.
     """
     if not 1 <= ranges <= MAX_RANGES:
         raise InputError(f"{ranges} ranges were asked for.", fix=f"give 1 to {MAX_RANGES}.")

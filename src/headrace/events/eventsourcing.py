@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from uuid import UUID
 
 from headrace.errors import HeadraceError, MissingExtra
-from headrace.events.event import Draft, Recorded, entry, parse_events
+from headrace.events.event import Draft, RecordedEvent, entry, parse_events
 from headrace.events.store import EventStore, open_store, prepare_rows
 from headrace.log import open_log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
@@ -75,7 +75,11 @@ class HeadraceAggregateRecorder(AggregateRecorder):
         if not stored_events and tracking is None:
             return []
         rows = [
-            (str(event.originator_id), event.originator_version, _draft(event))
+            (
+                str(event.originator_id),
+                event.originator_version,
+                Draft(event.topic, 1, None, None, None, event.state),
+            )
             for event in stored_events
         ]
         self._store.by_entity.refresh()
@@ -162,7 +166,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             for event in parse_events(entity, chosen)
         ]
 
-    def _id(self, event: Recorded) -> UUID | str:
+    def _id(self, event: RecordedEvent) -> UUID | str:
         return UUID(event.entity) if self._id_type == "uuid" else event.entity
 
 
@@ -203,7 +207,7 @@ class HeadraceApplicationRecorder(HeadraceAggregateRecorder, ApplicationRecorder
                     break
         return found
 
-    def _between(self, first: int, end: int, limit: int) -> Iterator[Recorded]:
+    def _between(self, first: int, end: int, limit: int) -> Iterator[RecordedEvent]:
         while first < end:
             stop = min(end, first + max(limit, _AT_ONCE))
             yield from self._store.read(first, stop)
@@ -334,9 +338,5 @@ def check_tracking(draft: CommitDraft, topic: str, tracking: Tracking) -> None:
         )
 
 
-def _draft(event: StoredEvent) -> Draft:
-    return Draft(event.topic, 1, None, None, None, event.state)
-
-
-def _state(event: Recorded) -> bytes:
+def _state(event: RecordedEvent) -> bytes:
     return (event.state or "").encode("latin-1")

@@ -16,7 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
@@ -34,7 +34,7 @@ from headrace.log.file.segment import CONTROL, SPARSE, decode_batch
 if TYPE_CHECKING:
     from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
-    from headrace.log.file.state import State, TopicState
+    from headrace.log.file.state import State
 
 
 # Erasure records: the topic `<events>.forgotten` says what was erased, without saying whom, and
@@ -89,42 +89,41 @@ class Index:
     LMDB demands.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, env: lmdb.Environment) -> None:
         self.directory = directory
+        self._env = env
+        self._events, self._ids, self._snapshots, self._about = (
+            env.open_db(name) for name in (b"events", b"ids", b"snapshots", b"about")
+        )
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Open the index, or create it; one that cannot be used is discarded."""
         try:
-            self._open()
+            return cls._open_existing(directory)
         except lmdb.Error:
             shutil.rmtree(directory, ignore_errors=True)
-            self._open()
+            return cls._open_existing(directory)
 
-    def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(
-            str(self.directory), map_size=_MAP_BYTES, max_dbs=_DATABASES, max_readers=1024
-        )
-        try:
-            self._check_length()
-            self._env.reader_check()
-            self._events, self._ids, self._snapshots, self._about = (
-                self._env.open_db(name) for name in (b"events", b"ids", b"snapshots", b"about")
-            )
-            self._check_version()
-        except BaseException:
-            self._env.close()
-            raise
-
-    def _check_length(self) -> None:
-        """Reading behind the end of a file that was cut short would end the process."""
-        if (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] > (
-            self.directory / "data.mdb"
-        ).stat().st_size:
-            raise lmdb.CorruptedError(f"{self.directory} was cut short")
-
-    def _check_version(self) -> None:
-        with self._env.begin(write=True) as txn:
-            if (txn.get(b"version", db=self._about) or b"%d" % VERSION) != b"%d" % VERSION:
-                raise lmdb.VersionMismatchError(f"{self.directory} has another version")
-            txn.put(b"version", b"%d" % VERSION, db=self._about)
+    @classmethod
+    def _open_existing(cls, directory: Path) -> Self:
+        directory.mkdir(parents=True, exist_ok=True)
+        env = lmdb.open(str(directory), map_size=_MAP_BYTES, max_dbs=_DATABASES, max_readers=1024)
+        with ExitStack() as unusable:
+            unusable.callback(env.close)
+            # Reading behind the end of a file that was cut short would end the process.
+            needed_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+            if needed_bytes > (directory / "data.mdb").stat().st_size:
+                raise lmdb.CorruptedError(f"{directory} was cut short")
+            env.reader_check()
+            index = cls(directory, env)
+            with env.begin(write=True) as txn:
+                version = b"%d" % VERSION
+                if (txn.get(b"version", db=index._about) or version) != version:
+                    raise lmdb.VersionMismatchError(f"{directory} has another version")
+                txn.put(b"version", version, db=index._about)
+            unusable.pop_all()
+            return index
 
     def position(self) -> int:
         """Everything before this offset is in it."""
@@ -255,7 +254,7 @@ def open_index(directory: Path) -> Index:
     with _guard:
         index, users = _open_indexes.get(key, (None, 0))
         if index is None:
-            index = Index(directory)
+            index = Index.open(directory)
         _open_indexes[key] = index, users + 1
         return index
 
@@ -300,8 +299,8 @@ def discard_index(index: Index) -> None:
 
 
 class RecentEvents:
-    """Events in memory, from offset `start` up to `end`. It is not safe for threads: its owner has a
-    lock.
+    """Events in memory, from offset `start` up to `end`. It is not safe for threads: its owner has
+    a lock.
     """
 
     def __init__(self, start: int) -> None:
@@ -376,6 +375,11 @@ def event_index(log: FileLog, topic: str) -> EventIndex:
 
 
 class EventIndex:
+    """The events of one topic by entity: the index on disk, and the recent events in memory that it
+    does not have yet. `event_index` gives one object a log and topic; its callers count as `users`,
+    and it is closed with the last of them.
+    """
+
     def __init__(self, log: FileLog, topic: str) -> None:
         if not log.store.writable:
             raise ReadOnlyLog(
@@ -444,11 +448,25 @@ class EventIndex:
         generation = state.notes.get(generation_note(self._topic), "0")
         with self._lock:
             if generation != self.generation:
-                self._begin_again(generation)
+                # Begin a new index after events were excised: nothing of the old one may stay.
+                release_index(self._index)
+                self._log.cache.forget(self._directory, 0)
+                self._begin(generation)
             if self._seen is not None and self._log.store.newest_state() is not self._seen:
                 self._forget_drafted()
             if self._tail.end < end:
-                self._catch_up_to(topic, end)
+                # Read what others have written; if that is much, it is moved to the index on the
+                # way.
+                reached = self._index.position()
+                if reached > self._tail.end:
+                    self._tail = RecentEvents(reached)
+                reader = PartitionReader(self._durable, topic, 0)
+                while self._tail.end < end:
+                    stop = min(end, self._tail.end + _READ_ENTRIES)
+                    self._add(reader, stop)
+                    if stop < end:
+                        reached = self._index.put(self._tail.entries, stop)
+                        self._tail = RecentEvents(reached)
             self._sure = max(self._sure, end)
             self._refreshed_s = time.monotonic()
         if (
@@ -457,29 +475,10 @@ class EventIndex:
             self.flush_if_due()
         return end
 
-    def _begin_again(self, generation: str) -> None:
-        """Begin a new index after events were excised: nothing of the old one may stay."""
-        release_index(self._index)
-        self._log.cache.forget(self._directory, 0)
-        self._begin(generation)
-
     def _forget_drafted(self) -> None:
         self._tail = self._tail.between(self._tail.start, self._sure)
         self._seen = None
         self._drafted = SegmentCache(self._log.store)
-
-    def _catch_up_to(self, topic: TopicState, end: int) -> None:
-        """Read what others have written; if that is much, it is moved to the index on the way."""
-        reached = self._index.position()
-        if reached > self._tail.end:
-            self._tail = RecentEvents(reached)
-        reader = PartitionReader(self._durable, topic, 0)
-        while self._tail.end < end:
-            stop = min(end, self._tail.end + _READ_ENTRIES)
-            self._add(reader, stop)
-            if stop < end:
-                reached = self._index.put(self._tail.entries, stop)
-                self._tail = RecentEvents(reached)
 
     def _add(self, reader: PartitionReader, stop: int) -> None:
         for entry in _read(reader, self._tail.end, stop):
@@ -544,8 +543,8 @@ class EventIndex:
             release_index(index)
 
     def put_snapshot(self, entity: str, name: str, content: bytes) -> None:
-        """Store a snapshot. It is in memory until the index is written next; a lost snapshot is taken
-        again.
+        """Store a snapshot. It is in memory until the index is written next; a lost snapshot is
+        taken again.
         """
         with self._lock:
             self._snapshots[entity, name] = content

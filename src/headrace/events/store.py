@@ -21,12 +21,12 @@ from headrace.events.event import (
     ANY,
     ARROW,
     SCHEMA,
-    Appended,
     Change,
     Draft,
     Entry,
     Event,
-    Recorded,
+    EventAppendResult,
+    RecordedEvent,
     batch,
     entry,
     events_from_rows,
@@ -68,7 +68,25 @@ def open_store(log: Log, name: str) -> EventStore:
         >>> accounts = hr.events.open_store(log, "accounts")
 
     """
-    return EventStore(log, name)
+    check_log(log)
+    if name not in log.topics():
+        log.create_topic(name, SCHEMA, key="entity", partitions=1, exist_ok=True)
+    info = log.topic(name)
+    if (
+        info.partitions != 1
+        or info.is_table
+        or not info.arrow_schema.equals(ARROW)
+        or info.compact
+        or info.retention_us
+        or info.retention_bytes
+    ):
+        raise InputError(
+            f"The topic {name!r} is not an event store: that has one partition, the columns"
+            f" {SCHEMA}, and no retention.",
+            fix="give the event store another name.",
+        )
+    file_log = cast("FileLog", log)
+    return EventStore(file_log, name, event_index(file_log, name), file_log.topic_state(name))
 
 
 def check_log(log: Log) -> None:
@@ -89,39 +107,19 @@ def check_log(log: Log) -> None:
 class EventStore(Closeable):
     """The events of entities. It is safe for threads, and for any number of processes."""
 
-    def __init__(self, log: Log, name: str) -> None:
-        check_log(log)
-        self.log = cast("FileLog", log)
+    def __init__(self, log: FileLog, name: str, index: EventIndex, topic_state: TopicState) -> None:
+        self.log = log
         self.name = self.topic = name
-        if name not in log.topics():
-            log.create_topic(name, SCHEMA, key="entity", partitions=1, exist_ok=True)
-        self._check_topic()
-        self._index: EventIndex = event_index(self.log, name)
-        self.topic_state: TopicState = self.log.topic_state(name)
+        self._index = index
+        self.topic_state = topic_state
         """The topic as it was last read. Each commit checks whether it is still so."""
         self._closed = False
-
-    def _check_topic(self) -> None:
-        info = self.log.topic(self.topic)
-        if (
-            info.partitions != 1
-            or info.is_table
-            or not info.arrow_schema.equals(ARROW)
-            or info.compact
-            or info.retention_us
-            or info.retention_bytes
-        ):
-            raise InputError(
-                f"The topic {self.topic!r} is not an event store: that has one partition, the"
-                f" columns {SCHEMA}, and no retention.",
-                fix="give the event store another name.",
-            )
 
     # Writing
 
     def append(
         self, entity: str, events: Event | Iterable[Event], *, expected: int = ANY
-    ) -> Appended:
+    ) -> EventAppendResult:
         """Append events to an entity. They are durable when this returns.
 
         Args:
@@ -146,7 +144,7 @@ class EventStore(Closeable):
             [Change(entity, [events] if isinstance(events, Event) else list(events), expected)]
         )
 
-    def commit(self, changes: Iterable[Change]) -> Appended:
+    def commit(self, changes: Iterable[Change]) -> EventAppendResult:
         """Append events of several entities, all or none. See `append`."""
         drafted = [
             (
@@ -158,7 +156,7 @@ class EventStore(Closeable):
         ]
         return self.commit_drafted(drafted)
 
-    def commit_drafted(self, drafted: Drafted) -> Appended:
+    def commit_drafted(self, drafted: Drafted) -> EventAppendResult:
         """Internal: append prepared events of several entities in one commit."""
         _check(drafted)
         if not any(events for _, _, events in drafted):
@@ -170,15 +168,15 @@ class EventStore(Closeable):
         self._index.flush_if_due()
         return answer
 
-    def _nothing(self, drafted: Drafted, end: int) -> Appended:
+    def _nothing(self, drafted: Drafted, end: int) -> EventAppendResult:
         with self._index.look(end=end) as look:
             heads = {entity: look.head(entity) for entity, _, _ in drafted}
         _check_versions(drafted, heads)
-        return Appended(self.position(end), heads, range(end, end))
+        return EventAppendResult(self.position(end), heads, range(end, end))
 
     # Reading
 
-    def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[Recorded]:
+    def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[RecordedEvent]:
         """Return an entity's events in order, after one version and up to another. The cost depends
         on the entity's own events only.
 
@@ -217,16 +215,17 @@ class EventStore(Closeable):
         with self._index.look(end=end) as look:
             return look.entities(prefix)
 
-    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Recorded]:
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[RecordedEvent]:
         """Yield all entities' events in the global order, from one offset up to another, by default
         the current end.
         """
         for rows in self.log.read(self.topic, 0, start, stop):
             yield from events_from_rows(rows)
 
-    def follow(self, start: int = 0, *, idle: Duration | None = None) -> Iterator[Recorded]:
-        """Yield all entities' events in the global order, and wait for new ones. Ends when none came
-        for `idle`, if that is given. No event is left out, repeated, or seen before it is durable.
+    def follow(self, start: int = 0, *, idle: Duration | None = None) -> Iterator[RecordedEvent]:
+        """Yield all entities' events in the global order, and wait for new ones. Ends when none
+        came for `idle`, if that is given. No event is left out, repeated, or seen before it is
+        durable.
         """
         idle_s = None if idle is None else to_us(idle, what="idle") / 1e6
         empty_polls = 0
@@ -249,7 +248,9 @@ class EventStore(Closeable):
         return self.log.end_offsets(self.topic)[0]
 
     def position(self, end: int | None = None) -> AppendResult:
-        """Return a position after all events up to now, or up to an offset, to wait for in a view."""
+        """Return a position after all events up to now, or up to an offset, to wait for in a
+        view.
+        """
         stop = self.end() if end is None else end
         return AppendResult({self.topic: {0: OffsetRange(stop, stop)}})
 
@@ -279,8 +280,8 @@ def prepare_rows(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> P
 
 
 class _PendingAppend:
-    """An append before its commit. Rows are encoded before the log's lock is taken, for the versions
-    that are likely; under the lock they are encoded again if those are wrong.
+    """An append before its commit. Rows are encoded before the log's lock is taken, for the
+    versions that are likely; under the lock they are encoded again if those are wrong.
     """
 
     def __init__(self, store: EventStore, drafted: Drafted) -> None:
@@ -305,7 +306,7 @@ class _PendingAppend:
             ],
         )
 
-    def commit(self) -> Appended:
+    def commit(self) -> EventAppendResult:
         while True:
             try:
                 return self.log.committer.submit(self._decide, size=self._rows.size)
@@ -313,7 +314,7 @@ class _PendingAppend:
                 self._store.reload()
                 self._rows = self._prepare()
 
-    def _decide(self, draft: CommitDraft) -> Appended:
+    def _decide(self, draft: CommitDraft) -> EventAppendResult:
         """Decide under the log's lock.
 
         1. Add everything to the index that was drafted before.
@@ -337,7 +338,7 @@ class _PendingAppend:
         place = draft.offsets[self.topic][0]
         self._index.add(self._entries(place.start, draft.time_us))
         versions = {entity: heads[entity] + len(events) for entity, _, events in self.drafted}
-        return Appended(draft.result(), versions, range(place.start, place.stop))
+        return EventAppendResult(draft.result(), versions, range(place.start, place.stop))
 
     def _entries(self, offset: int, time_us: int) -> list[Entry]:
         found: list[Entry] = []
@@ -348,7 +349,7 @@ class _PendingAppend:
                 )
         return found
 
-    def _repeated(self, look: IndexView) -> Appended | None:
+    def _repeated(self, look: IndexView) -> EventAppendResult | None:
         """Return where this append was stored when it came first; None if it is new. Raises
         EventIdConflict if an id belongs to another event.
         """
@@ -377,7 +378,7 @@ class _PendingAppend:
         }
         offsets = [offset for _, _, offset in known]
         span = range(min(offsets), max(offsets) + 1)
-        return Appended(
+        return EventAppendResult(
             AppendResult({self.topic: {0: OffsetRange(span.start, span.stop)}}, duplicate=True),
             versions,
             span,

@@ -1,4 +1,5 @@
-"""The AMQP gateway: reads a queue of RabbitMQ. Messages are acknowledged when their rows are durable.
+"""The AMQP gateway: reads a queue of RabbitMQ. Messages are acknowledged when their rows are
+durable.
 
 A message that was not acknowledged when the connection, this process or the broker ends is
 delivered again. One whose `message_id` is in the topic already is acknowledged and left out.
@@ -28,8 +29,8 @@ from headrace.log.api import Log
 logger = logging.getLogger("headrace.gateways")
 POLL_S = 0.02
 REFUSED_PAUSE_S = 0.2
-"""How long a refused message waits before it goes back into the queue. RabbitMQ delivers it again at
-once, and without a pause both sides would do nothing else.
+"""How long a refused message waits before it goes back into the queue. RabbitMQ delivers it again
+at once, and without a pause both sides would do nothing else.
 """
 
 

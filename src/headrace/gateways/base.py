@@ -138,7 +138,7 @@ class GatewayServer(Closeable):
             self._writer.write,
             retries_appends=self.retries_appends,
             on_room=self.on_room(),
-        )
+        ).start()
         try:
             self.start()
         except BaseException:

@@ -1,6 +1,6 @@
 """The HTTP gateway: `POST /topics/NAME`, answered when the rows are durable.
 
-A request passes `serve.access.Access` (who may send), then the numbered steps of
+A request passes `http.access.AccessMiddleware` (who may send), then the numbered steps of
 `PostHandler._store`: the format of the body, room for it, the body, its signature, its rows, and
 the wait for the log. Requests that wait together are appended together.
 """
@@ -39,10 +39,11 @@ from headrace.gateways.inbox import (
 )
 from headrace.gateways.metrics import metrics
 from headrace.gateways.signatures import BadSignature, Hook, SignatureCheck
-from headrace.http_server import MEDIA_TYPE, HttpServer, listen
+from headrace.http.access import AccessMiddleware, check_listening, find_token, is_loopback
+from headrace.http.prometheus import MEDIA_TYPE
+from headrace.http.responses import JSON_HEADERS, Refused, error_response, json_response
+from headrace.http.server import HttpServer, listen
 from headrace.log.api import Log
-from headrace.serve.access import AccessMiddleware, check_listening, find_token, is_loopback
-from headrace.serve.requests import JSON_HEADERS, Refused, error_response, json_response
 from headrace.types.json_codec import JsonMismatch, parse_json
 
 # Bodies of requests

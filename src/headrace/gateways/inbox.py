@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from threading import Condition, Event, Lock, Thread
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -326,7 +326,11 @@ class Inbox:
         # ones would have to be dropped instead of older ones.
         self._frees_before_append = policy.name == DROP_OLDEST
         self._thread = Thread(target=self._run, name=f"gateway {counters.gateway}", daemon=True)
+
+    def start(self) -> Self:
+        """Start the thread that appends."""
         self._thread.start()
+        return self
 
     @property
     def waiting_rows(self) -> int:

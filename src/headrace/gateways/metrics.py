@@ -15,7 +15,7 @@ from typing import Any
 from headrace.durations import from_us
 from headrace.errors import HeadraceError
 from headrace.gateways.inbox import Fate, GatewayStatus
-from headrace.http_server import family
+from headrace.http.prometheus import family
 from headrace.log.api import Log
 
 Samples = list[tuple[dict[str, str], float]]
@@ -152,8 +152,8 @@ class GatewayReports:
         self._newest: dict[str, dict[str, Any]] = {}
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Return the counts by the gateway's name, with the time of the report (`at`) and the packets
-        that the system dropped (`lost`).
+        """Return the counts by the gateway's name, with the time of the report (`at`) and the
+        packets that the system dropped (`lost`).
         """
         if TOPIC not in self._log.topics():
             return {}

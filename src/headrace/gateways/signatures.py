@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from headrace.connector import as_tuple
 from headrace.durations import to_us
 from headrace.errors import ConfigurationError, InputError, nearest
-from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
+from headrace.names import check_name
 from headrace.secrets import is_named, secret
 
 RAW_SCHEMA = (
@@ -41,8 +41,8 @@ class BadSignature(Exception):
 
 @dataclass(frozen=True)
 class Hook:
-    """A topic for webhooks. `secrets` say where the secrets are: `env:NAME` or `file:PATH`. There are
-    several while one replaces another.
+    """A topic for webhooks. `secrets` say where the secrets are: `env:NAME` or `file:PATH`. There
+    are several while one replaces another.
     """
 
     topic: str
@@ -124,8 +124,8 @@ class SignatureCheck:
         self._keys = [_key(secret("secret", each), hook) for each in hook.secrets]
 
     def check(self, headers: Headers, body: bytes, now_s: float | None = None) -> str | None:
-        """Check a request, and return the id that is part of what was signed; None if there is none.
-        Who repeats a request cannot change it.
+        """Check a request, and return the id that is part of what was signed; None if there is
+        none. Who repeats a request cannot change it.
 
         Raises:
             BadSignature: The signature is wrong, missing, or too old.
@@ -213,8 +213,8 @@ def _standard(
 
 
 def _compare(given: Sequence[str], right: Sequence[str]) -> None:
-    """Raise BadSignature unless one of the given signatures is right. All pairs are compared, each in
-    constant time, so that the duration reveals nothing.
+    """Raise BadSignature unless one of the given signatures is right. All pairs are compared, each
+    in constant time, so that the duration reveals nothing.
     """
     matches = [
         hmac.compare_digest(signature.encode(), expected.encode())

@@ -119,12 +119,6 @@ class PacketReceiver:
         self._call = getattr(ctypes.CDLL(None, use_errno=True), "recvmmsg", None)
         self._slots = bytearray(CALL_PACKETS * SLOT_BYTES)
         self._view = memoryview(self._slots)
-        self._messages = self._allocate()
-        self._raw = np.frombuffer(memoryview(self._messages), np.uint8).reshape(
-            CALL_PACKETS, ctypes.sizeof(_Message)
-        )
-
-    def _allocate(self) -> ctypes.Array[_Message]:
         address = ctypes.addressof((ctypes.c_char * len(self._slots)).from_buffer(self._slots))
         self._parts = (_Iovec * CALL_PACKETS)(
             *(_Iovec(address + i * SLOT_BYTES, SLOT_BYTES) for i in range(CALL_PACKETS))
@@ -133,14 +127,22 @@ class PacketReceiver:
         for i in range(CALL_PACKETS):
             messages[i].header.parts = ctypes.pointer(self._parts[i])
             messages[i].header.part_count = 1
-        return messages
+        self._messages = messages
+        self._raw = np.frombuffer(memoryview(self._messages), np.uint8).reshape(
+            CALL_PACKETS, ctypes.sizeof(_Message)
+        )
 
     def receive(self) -> list[memoryview]:
         """Return the packets that wait, or the next one; none if none comes in time. They are valid
         until the next call.
         """
         if self._call is None:
-            return self._receive_one()
+            try:
+                return [self._view[: self._socket.recv_into(self._slots)]]
+            except OSError as error:
+                if error.errno in _QUIET:
+                    return []
+                raise
         count = self._call(
             self._socket.fileno(), self._messages, CALL_PACKETS, _MSG_WAITFORONE, None
         )
@@ -156,14 +158,6 @@ class PacketReceiver:
             view[start : start + length]
             for start, length in zip(range(0, count * SLOT_BYTES, SLOT_BYTES), lengths, strict=True)
         ]
-
-    def _receive_one(self) -> list[memoryview]:
-        try:
-            return [self._view[: self._socket.recv_into(self._slots)]]
-        except OSError as error:
-            if error.errno in _QUIET:
-                return []
-            raise
 
 
 def dropped_packets(listening: socket.socket) -> int:
@@ -227,7 +221,8 @@ def parse_packets(data: bytes) -> StatsdValues:
     metric, value, kind, rate, tags = (
         parts.field(name) for name in ("metric", "value", "kind", "rate", "tags")
     )
-    kind = _full_kinds(kind)
+    codes = pc.index_in(kind, pa.array(list(_KINDS), kind.type))
+    kind = pa.array(list(_KINDS.values())).take(codes)
     line_of, value = _unpack(value, kind)
     if line_of is not None:
         metric, kind, rate, tags = (
@@ -243,11 +238,6 @@ def _trim_lines(lines: pa.Array) -> pa.Array:
     return pc.if_else(
         pc.greater(pc.binary_length(trimmed), MAX_LINE_BYTES), pa.scalar("", trimmed.type), trimmed
     )
-
-
-def _full_kinds(short: pa.Array) -> pa.Array:
-    codes = pc.index_in(short, pa.array(list(_KINDS), short.type))
-    return pa.array(list(_KINDS.values())).take(codes)
 
 
 def _unpack(value: pa.Array, kind: pa.Array) -> tuple[npt.NDArray[np.int64] | None, pa.Array]:
@@ -399,7 +389,12 @@ class StatsdAggregator:
         """Add values. Returns how many were rejected, because there are too many metrics or
         values.
         """
-        metrics = self._metrics_of(values)
+        # The index of each value's metric; -1 if there are too many metrics.
+        names = pc.binary_join_element_wise(
+            values.metric, values.kind, values.tags, "\n"
+        ).dictionary_encode()
+        numbers = np.array([self._number(name) for name in names.dictionary.to_pylist()], np.int64)
+        metrics: Numbers = numbers[names.indices.to_numpy()] if len(numbers) else _NO_NUMBERS
         taken = metrics >= 0
         kinds = values.kind.to_numpy(zero_copy_only=False)
         weights = values.times / values.rate
@@ -409,20 +404,14 @@ class StatsdAggregator:
         if self._waiting.size + int(many.sum()) > MAX_VALUES:
             taken &= ~many
         else:
-            self._add_timed(metrics, values, weights, many & (kinds != SET))
+            mine = many & (kinds != SET)
+            if mine.any():
+                self._waiting.timed.append((metrics[mine], values.value[mine], weights[mine]))
+                self._waiting.size += int(mine.sum())
             self._add_members(metrics, values, many & (kinds == SET))
         count = int(values.times[taken].sum())
         self._waiting.values += count
         return len(values) - count
-
-    def _metrics_of(self, values: StatsdValues) -> Numbers:
-        """Return the index of each value's metric; -1 if there are too many metrics."""
-        names = pc.binary_join_element_wise(
-            values.metric, values.kind, values.tags, "\n"
-        ).dictionary_encode()
-        numbers = np.array([self._number(name) for name in names.dictionary.to_pylist()], np.int64)
-        metrics: Numbers = numbers[names.indices.to_numpy()] if len(numbers) else _NO_NUMBERS
-        return metrics
 
     def _number(self, joined: str) -> int:
         metric, kind, tags = joined.split("\n")
@@ -469,13 +458,6 @@ class StatsdAggregator:
         for metric, count in zip(distinct.tolist(), times.tolist(), strict=True):
             self._waiting.counts[metric] = self._waiting.counts.get(metric, 0.0) + count
 
-    def _add_timed(
-        self, metrics: Numbers, values: StatsdValues, weights: Floats, mine: npt.NDArray[np.bool_]
-    ) -> None:
-        if mine.any():
-            self._waiting.timed.append((metrics[mine], values.value[mine], weights[mine]))
-            self._waiting.size += int(mine.sum())
-
     def _add_members(
         self, metrics: Numbers, values: StatsdValues, mine: npt.NDArray[np.bool_]
     ) -> None:
@@ -489,8 +471,8 @@ class StatsdAggregator:
     # The end of an interval
 
     def flush(self, started_us: int, ended_us: int) -> tuple[pa.RecordBatch, int]:
-        """Return one row a metric, and how many values they stand for. A gauge that was not set keeps
-        its value, and is emitted again unless gauges are to be forgotten.
+        """Return one row a metric, and how many values they stand for. A gauge that was not set
+        keeps its value, and is emitted again unless gauges are to be forgotten.
         """
         waiting, self._waiting = self._waiting, _Interval()
         seconds = max((ended_us - started_us) / 1e6, 1e-6)
@@ -515,16 +497,13 @@ class StatsdAggregator:
         if self._forget_gauges:
             self._gauges.clear()
         if len(self._names) >= MAX_METRICS // 2:
-            self._forget_idle_metrics()
+            # Drop all metrics but gauges, and renumber these, before there are too many.
+            names = [self._names[number] for number in self._gauges]
+            gauges = list(self._gauges.values())
+            self._names = names
+            self._numbers = {name: number for number, name in enumerate(names)}
+            self._gauges = dict(enumerate(gauges))
         return batch, waiting.values
-
-    def _forget_idle_metrics(self) -> None:
-        """Drop all metrics but gauges, and renumber these, before there are too many."""
-        names = [self._names[number] for number in self._gauges]
-        gauges = list(self._gauges.values())
-        self._names = names
-        self._numbers = {name: number for number, name in enumerate(names)}
-        self._gauges = dict(enumerate(gauges))
 
     def _batch(
         self, rows: list[tuple[int, dict[str, float]]], started_us: int, ended_us: int
@@ -549,8 +528,8 @@ class StatsdAggregator:
 def _describe_timed(
     timed: list[tuple[Numbers, Floats, Floats]], seconds: float
 ) -> list[tuple[int, dict[str, float]]]:
-    """Return the figures of timers and histograms. A sampled value counts as often as it stands for,
-    also in percentiles.
+    """Return the figures of timers and histograms. A sampled value counts as often as it stands
+    for, also in percentiles.
     """
     if not timed:
         return []
@@ -635,8 +614,8 @@ class StatsdGatewayServer(ThreadedGatewayServer):
         super().start()
 
     def stop(self) -> None:
-        """Stop receiving. What was received is still parsed and submitted, as long as the log accepts
-        it.
+        """Stop receiving. What was received is still parsed and submitted, as long as the log
+        accepts it.
         """
         super().stop()
         with contextlib.suppress(queue.Full):
@@ -709,7 +688,29 @@ class StatsdGatewayServer(ThreadedGatewayServer):
         if not len(values):
             return
         if self._flush_us is None:
-            self._submit_in_slices(_raw_rows(values), received_us)
+            # Submit rows in slices that fit the inbox, so that its bounds hold however many packets
+            # came together.
+            # One row for each value that came, in that order.
+            order = pa.array(values.order)
+            number = pa.array(values.value, from_pandas=True)
+            distinct = pa.record_batch(
+                {
+                    "metric": values.metric,
+                    "kind": values.kind,
+                    "tags": values.tags,
+                    "value": number,
+                    "member": values.member,
+                    "is_delta": pa.array(values.is_delta),
+                    "sample_rate": pa.array(values.rate),
+                    "stands_for": pa.array(1 / values.rate),
+                }
+            )
+            batch = distinct.take(order)
+            policy = self.gateway.policy
+            rows = max(1, min(policy.rows, batch.num_rows * policy.bytes // max(1, batch.nbytes)))
+            for start in range(0, batch.num_rows, rows):
+                part = batch.slice(start, rows)
+                self._submit(part, part.nbytes, received_us, None)
             return
         self.counters.record_received(len(values))
         if too_many := self._aggregator.add(values):
@@ -717,8 +718,8 @@ class StatsdGatewayServer(ThreadedGatewayServer):
             self.counters.record_rejected(too_many, "too many metrics")
 
     def _flush(self) -> None:
-        """Submit the rows of an interval, and begin the next one without a gap. An interval in which
-        nothing came has gauges only.
+        """Submit the rows of an interval, and begin the next one without a gap. An interval in
+        which nothing came has gauges only.
         """
         if self._flush_us is None:
             return
@@ -727,16 +728,6 @@ class StatsdGatewayServer(ThreadedGatewayServer):
         self._started_us = ended_us
         if batch.num_rows:
             self._submit(batch, batch.nbytes, ended_us, count)
-
-    def _submit_in_slices(self, batch: pa.RecordBatch, received_us: int) -> None:
-        """Submit rows in slices that fit the inbox, so that its bounds hold however many packets came
-        together.
-        """
-        policy = self.gateway.policy
-        rows = max(1, min(policy.rows, batch.num_rows * policy.bytes // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, rows):
-            part = batch.slice(start, rows)
-            self._submit(part, part.nbytes, received_us, None)
 
     def _submit(
         self, batch: pa.RecordBatch, size: int, received_us: int, stands_for: int | None
@@ -750,22 +741,3 @@ class StatsdGatewayServer(ThreadedGatewayServer):
             stands_for=stands_for,
         )
         self.inbox.submit(submission, self._given_up)
-
-
-def _raw_rows(values: StatsdValues) -> pa.RecordBatch:
-    """Return one row for each value that came, in that order."""
-    order = pa.array(values.order)
-    number = pa.array(values.value, from_pandas=True)
-    distinct = pa.record_batch(
-        {
-            "metric": values.metric,
-            "kind": values.kind,
-            "tags": values.tags,
-            "value": number,
-            "member": values.member,
-            "is_delta": pa.array(values.is_delta),
-            "sample_rate": pa.array(values.rate),
-            "stands_for": pa.array(1 / values.rate),
-        }
-    )
-    return distinct.take(order)

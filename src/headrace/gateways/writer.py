@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from headrace.gateways.inbox import (
     SubmissionResult,
 )
 from headrace.log import dead_letters
-from headrace.log.api import Log
+from headrace.log.api import Log, Producer
 from headrace.log.rows import to_batch
 from headrace.log.values import AppendResult, TopicInfo
 from headrace.types.json_codec import Decoded, decode_rows, decode_rows_exactly
@@ -77,7 +77,18 @@ def decode_submissions(
             _decode_json(together, schema, ignored, result)
         else:
             for submission in together:
-                _decode_plain(submission, schema, topic, result)
+                content = cast("PlainRows | ArrowRows", submission.content)
+                try:
+                    rows = (
+                        _aligned(content.batch, schema)
+                        if isinstance(content, ArrowRows)
+                        else [
+                            {name: row.get(name) for name in schema.names} for row in content.values
+                        ]
+                    )
+                    result.add([submission], to_batch(rows, schema, topic=topic))
+                except BadRows as error:
+                    result.refused[id(submission)] = error.message
     return result
 
 
@@ -120,21 +131,6 @@ def _decode(
     return decode_rows_exactly(values, schema, ignored=ignored, parser=lambda value: value)
 
 
-def _decode_plain(
-    submission: Submission, schema: pa.Schema, topic: str, result: DecodedSubmissions
-) -> None:
-    content = cast("PlainRows | ArrowRows", submission.content)
-    try:
-        rows = (
-            _aligned(content.batch, schema)
-            if isinstance(content, ArrowRows)
-            else [{name: row.get(name) for name in schema.names} for row in content.values]
-        )
-        result.add([submission], to_batch(rows, schema, topic=topic))
-    except BadRows as error:
-        result.refused[id(submission)] = error.message
-
-
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of a schema; those that the batch lacks are null."""
     arrays = [
@@ -174,7 +170,9 @@ class DuplicateFilter:
         return id in self._ids
 
     def catch_up(self) -> None:
-        """Read the ids of rows that were appended since the last call; at first, of the newest rows."""
+        """Read the ids of rows that were appended since the last call; at first, of the newest
+        rows.
+        """
         ends = self._log.end_offsets(self._topic)
         if self._next_offsets is None:
             starts = self._log.start_offsets(self._topic)
@@ -233,7 +231,7 @@ class GatewayWriter:
         topic = submissions[0].topic
         try:
             if topic not in self._topics:
-                self._topics[topic] = GatewayTopicWriter(
+                self._topics[topic] = GatewayTopicWriter.open(
                     self._log, topic, self._gateway, self._received
                 )
             results = self._topics[topic].write(submissions)
@@ -250,14 +248,24 @@ class GatewayWriter:
 class GatewayTopicWriter:
     """Writes to one topic. Opening it fences an older process of the same gateway."""
 
-    def __init__(self, log: Log, topic: str, gateway: str, received: str) -> None:
+    def __init__(
+        self, log: Log, topic: str, gateway: str, received: str, producer: Producer
+    ) -> None:
         self._log = log
         self._topic = topic
         self._gateway = gateway
         self._received = received
-        self._producer = log.producer(topic, f"gateway.{gateway}")
+        self._producer = producer
         self._duplicates = DuplicateFilter(log, topic)
-        self._read_schema()
+
+    @classmethod
+    def open(cls, log: Log, topic: str, gateway: str, received: str) -> Self:
+        """Open the topic's producer, which fences an older process of the gateway, and read the
+        topic's columns.
+        """
+        writer = cls(log, topic, gateway, received, log.producer(topic, f"gateway.{gateway}"))
+        writer._read_schema()
+        return writer
 
     def _read_schema(self) -> None:
         self._info: TopicInfo = self._log.topic(self._topic)

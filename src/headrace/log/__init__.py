@@ -56,11 +56,11 @@ def open_log(address: str | Path, **options: Any) -> Log:
     if text.startswith("kafka://"):
         from headrace.log.kafka.log import KafkaLog
 
-        return KafkaLog(text, **options)
+        return KafkaLog.open(text, **options)
     if text.startswith("file:"):
         from headrace.log.file.log import FileLog
 
-        return FileLog(text.removeprefix("file:"), **options)
+        return FileLog.open(text.removeprefix("file:"), **options)
     raise LogUnavailable(
         f"{text!r} is not the address of a log.",
         fix="use file:PATH, such as file:data, or kafka://host:port.",

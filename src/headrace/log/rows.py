@@ -212,7 +212,12 @@ def _raise_bad_row(topic: str, name: str, row: int, reason: str) -> NoReturn:
 
 def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
     if isinstance(rows, pa.RecordBatch) and rows.schema.equals(plan.schema, check_metadata=True):
-        _check_columns(rows, plan, topic)
+        for position in plan.checked_columns:
+            array, field = rows.column(position), plan.schema.field(position)
+            try:
+                check_column(array, field)
+            except Misfit as error:
+                _raise_bad_row(topic, field.name, *find_misfit(array, field, error, check_column))
         return rows
     _check_names(rows.schema.names, plan.names, where=f"Rows for {topic}")
     arrays = [
@@ -220,15 +225,6 @@ def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str) 
         for field in plan.schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
-
-
-def _check_columns(batch: pa.RecordBatch, plan: _SchemaPlan, topic: str) -> None:
-    for position in plan.checked_columns:
-        array, field = batch.column(position), plan.schema.field(position)
-        try:
-            check_column(array, field)
-        except Misfit as error:
-            _raise_bad_row(topic, field.name, *find_misfit(array, field, error, check_column))
 
 
 def _single_array(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Array:
@@ -270,7 +266,13 @@ def _from_pandas(frame: Any, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
 
 def _from_series(series: Any, converter: ColumnConverter, topic: str) -> pa.Array:
     if series.dtype == object:
-        return _from_objects(series, converter, topic)
+        values = [
+            None if missing else value for value, missing in zip(series, series.isna(), strict=True)
+        ]
+        try:
+            return converter.array(values)
+        except _ERRORS:
+            _raise_bad_row(topic, converter.name, *converter.find_misfit(values))
     try:
         array = _single_array(pa.array(series, from_pandas=True), topic, converter.name)
     except (pa.ArrowException, TypeError):
@@ -280,16 +282,6 @@ def _from_series(series: Any, converter: ColumnConverter, topic: str) -> pa.Arra
     if pa.types.is_floating(array.type) and pa.types.is_integer(converter.field.type):
         array = _floats_to_integers(array, converter, topic)
     return _fit_column(array, converter.field, topic)
-
-
-def _from_objects(series: Any, converter: ColumnConverter, topic: str) -> pa.Array:
-    values = [
-        None if missing else value for value, missing in zip(series, series.isna(), strict=True)
-    ]
-    try:
-        return converter.array(values)
-    except _ERRORS:
-        _raise_bad_row(topic, converter.name, *converter.find_misfit(values))
 
 
 def _floats_to_integers(array: pa.Array, converter: ColumnConverter, topic: str) -> pa.Array:
@@ -365,20 +357,13 @@ def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
             f"{change!r} is not a change: {nearest(str(change), CHANGE_TYPES)}",
         )
     for field in batch.schema:
-        if (
-            field.metadata
-            and NOT_NULL_KEY in field.metadata
-            and batch.column(field.name).null_count
-        ):
-            _check_not_null(batch.column(field.name), changes, field.name, topic)
-
-
-def _check_not_null(array: pa.Array, changes: pa.Array, name: str, topic: str) -> None:
-    wrong = pc.and_(array.is_null(), pc.not_equal(changes, DELETE))
-    if pc.any(wrong).as_py():
-        _raise_bad_row(
-            topic, name, pc.index(wrong, True).as_py(), "it is null, but the column is NOT NULL"
-        )
+        array = batch.column(field.name)
+        if not (field.metadata and NOT_NULL_KEY in field.metadata and array.null_count):
+            continue
+        wrong = pc.and_(array.is_null(), pc.not_equal(changes, DELETE))
+        if pc.any(wrong).as_py():
+            row = pc.index(wrong, True).as_py()
+            _raise_bad_row(topic, field.name, row, "it is null, but the column is NOT NULL")
 
 
 def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:

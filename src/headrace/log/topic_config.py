@@ -7,7 +7,6 @@ and refuse the same declarations.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,32 +15,20 @@ import pyarrow as pa
 
 from headrace.durations import to_us
 from headrace.errors import (
-    BadName,
-    HeadraceError,
     IncompatibleChange,
     InputError,
     TopicExists,
     nearest,
 )
 from headrace.log.values import TopicInfo
+from headrace.names import check_name
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
 
 T = TypeVar("T")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")  # Kafka's rule for topics
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
 
 
-# Names and offsets
-
-
-def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) -> str:
-    """Refuse a name that topics, groups, producers and transactions may not have; return it."""
-    if not _NAME.fullmatch(name) or name in {".", ".."}:
-        raise error(
-            f"{name!r} cannot be a {what}.",
-            fix="use 1 to 200 letters, digits, dots, hyphens and underscores.",
-        )
-    return name
+# Offsets
 
 
 def resolve_offset_alias(to: T) -> T | str:
@@ -153,34 +140,30 @@ def altered_topic(
             arrow_schema=stored_schema(schema, info.key, is_table=info.is_table),
         )
     if partitions is not None:
-        _check_partitions(info, partitions, allow_moving_keys=allow_moving_keys)
+        if partitions < info.partitions:
+            raise IncompatibleChange(
+                f"The topic {info.name!r} has {info.partitions} partitions; they cannot become"
+                f" {partitions}, as rows would be lost.",
+                fix="create another topic and copy the rows.",
+            )
+        if partitions > MAX_PARTITIONS:
+            raise InputError(
+                f"The topic {info.name!r} cannot have {partitions} partitions.",
+                fix=f"give it 1 to {MAX_PARTITIONS}.",
+            )
+        if partitions > info.partitions and info.key and not allow_moving_keys:
+            raise IncompatibleChange(
+                f"More partitions for {info.name!r} would send most keys to another partition: rows"
+                " of one key would no longer be in one partition, in order, and a table's older"
+                " rows would not be found with the newer ones.",
+                fix=(
+                    "create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if"
+                    " nobody relies on it."
+                ),
+            )
         changed = replace(changed, partitions=partitions)
     _check_compaction(changed)
     return changed
-
-
-def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bool) -> None:
-    if partitions < info.partitions:
-        raise IncompatibleChange(
-            f"The topic {info.name!r} has {info.partitions} partitions; they cannot become"
-            f" {partitions}, as rows would be lost.",
-            fix="create another topic and copy the rows.",
-        )
-    if partitions > MAX_PARTITIONS:
-        raise InputError(
-            f"The topic {info.name!r} cannot have {partitions} partitions.",
-            fix=f"give it 1 to {MAX_PARTITIONS}.",
-        )
-    if partitions > info.partitions and info.key and not allow_moving_keys:
-        raise IncompatibleChange(
-            f"More partitions for {info.name!r} would send most keys to another partition: rows of"
-            " one key would no longer be in one partition, in order, and a table's older rows"
-            " would not be found with the newer ones.",
-            fix=(
-                "create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if"
-                " nobody relies on it."
-            ),
-        )
 
 
 def check_existing_topic(existing: TopicInfo, wanted: TopicInfo, *, exist_ok: bool) -> TopicInfo:

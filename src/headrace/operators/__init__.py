@@ -4,14 +4,16 @@ Nothing here knows Spark or the log: a kernel turns Arrow tables and keyed state
 The engine (`engine/shard.py`) and `headrace.testing` host kernels; `plan` builds them from steps.
 
 - `kernel`: the contract of a kernel, its state and its watermarks. Read it first.
-- `watermark`: how an input's watermark advances, as a plan holds it (`engine/watermarks.py` does
-  it).
+- `watermark_spec`: how an input's watermark advances, as a plan holds it (`engine/watermarks.py`
+  does it).
 - `load_shedding`: which rows of an input are dropped when a pipeline is far behind.
 - `device_time`: event times of devices with wrong clocks, corrected.
 - `deduplication`: the first row of each key within a time.
 - `aggregates/`: aggregates per group, and `hr.agg`.
 - `windows/`: aggregates per group and window, `hr.late`, and window comparison.
-- `joins/`: streams and tables, joined; the latest row and the top rows per key.
+- `latest_rows`: the latest row of each key, by arrival or by event time.
+- `top_rows`: the first rows of each group, and the distinct rows.
+- `joins/`: streams and tables, joined.
 - `patterns/`: sequences of rows (`match`).
 - `search/`: stored queries over documents.
 - `changelog`: tables as sequences of changes; every kernel with a table as output builds them.

@@ -260,7 +260,10 @@ def fill_unchanged_values(
     if not pc.any(marked).as_py():
         return rows
     touched = _touched(rows, rows.filter(marked), key)
-    here = _among(rows, touched, key)
+    # Which rows have one of the keys.
+    numbered = rows.select(key).append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
+    matching = numbered.join(touched, key, join_type="left semi")["__n"]
+    here = pc.is_in(numbered["__n"], value_set=matching.combine_chunks()).combine_chunks()
     known = {_key(row, key): row for row in lookup(touched).to_pylist()}
     changed = pa.Table.from_pylist(
         _UnchangedValueFiller(rows.filter(here).to_pylist(), known, key).filled(),
@@ -287,13 +290,6 @@ def _touched(rows: pa.Table, marked: pa.Table, key: list[str]) -> pa.Table:
             ]
         )
     return pa.TableGroupBy(keys, key).aggregate([])
-
-
-def _among(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Array:
-    """Which rows have one of the keys."""
-    numbered = rows.select(key).append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
-    matching = numbered.join(keys, key, join_type="left semi")["__n"]
-    return pc.is_in(numbered["__n"], value_set=matching.combine_chunks()).combine_chunks()
 
 
 class _UnchangedValueFiller:

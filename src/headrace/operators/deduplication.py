@@ -86,56 +86,46 @@ class DedupeKernel:
         self.counts = {"repeats": 0, "late": 0}
         result = self.schema.append(TICK_FIELD).empty_table()
         if rows.num_rows:
-            result = self._pass_first_rows(state, rows, own_watermarks)
+            tick_index = own_watermarks.tick_indices(as_array(rows[TICK]).to_numpy())
+            times = (
+                own_watermarks.times_us[tick_index]
+                if self.time is None
+                else microseconds(rows[self.time])
+            )
+            late = (
+                times < own_watermarks.horizon_before[tick_index]
+                if self.time is not None
+                else np.zeros(rows.num_rows, np.bool_)
+            )
+            keys = encode_keys(rows, self.on)
+            # Which rows pass. In each round, the first remaining row of each key passes and strikes
+            # out the rows that repeat it. Rounds stop once they strike out few rows; the rest, of
+            # keys with many distinct times, is processed row by row.
+            encoded = keys.dictionary_encode()
+            key_of, distinct = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
+            groups = key_groups(distinct)
+            names = [_KEPT + key for key in key_list(distinct)]
+            known = [self._times(value) for value in state.get(names, groups)]
+            rest = np.flatnonzero(~late & ~self._repeats_known(known, key_of, times))
+            kept = np.zeros(len(times), np.bool_)
+            last = np.zeros(len(distinct), np.int64)
+            before = 2 * len(rest)
+            while 0 < len(rest) <= before * _MAX_ROUND_LEFTOVER:
+                before = len(rest)
+                touched, first = np.unique(key_of[rest], return_index=True)
+                chosen = rest[first]
+                kept[chosen] = True
+                last[touched] = times[chosen]
+                rest = rest[np.abs(times[rest] - last[key_of[rest]]) > self.within_us]
+            kept[rest[self._first_of_many(key_of[rest], times[rest])]] = True
+            self._store_times(state, names, groups, known, key_of[kept], times[kept])
+            self.counts["late"] = int(np.count_nonzero(late))
+            self.counts["repeats"] = (
+                rows.num_rows - self.counts["late"] - int(np.count_nonzero(kept))
+            )
+            result = rows.select([*self.schema.names, TICK]).filter(pa.array(kept))
         self._forget(state, own_watermarks)
         return result
-
-    def _pass_first_rows(
-        self, state: KeyedState, rows: pa.Table, own_watermarks: Watermarks
-    ) -> pa.Table:
-        tick_index = own_watermarks.tick_indices(as_array(rows[TICK]).to_numpy())
-        times = (
-            own_watermarks.times_us[tick_index]
-            if self.time is None
-            else microseconds(rows[self.time])
-        )
-        late = (
-            times < own_watermarks.horizon_before[tick_index]
-            if self.time is not None
-            else np.zeros(rows.num_rows, np.bool_)
-        )
-        keys = encode_keys(rows, self.on)
-        kept = self._passing_rows(state, keys, times, late)
-        self.counts["late"] = int(np.count_nonzero(late))
-        self.counts["repeats"] = rows.num_rows - self.counts["late"] - int(np.count_nonzero(kept))
-        return rows.select([*self.schema.names, TICK]).filter(pa.array(kept))
-
-    def _passing_rows(self, state: KeyedState, keys: pa.Array, times: Times, late: Mask) -> Mask:
-        """Which rows pass.
-
-        In each round, the first remaining row of each key passes and strikes out the rows that
-        repeat it. Rounds stop once they strike out few rows; the rest, of keys with many distinct
-        times, is processed row by row.
-        """
-        encoded = keys.dictionary_encode()
-        key_of, distinct = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
-        groups = key_groups(distinct)
-        names = [_KEPT + key for key in key_list(distinct)]
-        known = [self._times(value) for value in state.get(names, groups)]
-        rest = np.flatnonzero(~late & ~self._repeats_known(known, key_of, times))
-        kept = np.zeros(len(times), np.bool_)
-        last = np.zeros(len(distinct), np.int64)
-        before = 2 * len(rest)
-        while 0 < len(rest) <= before * _MAX_ROUND_LEFTOVER:
-            before = len(rest)
-            touched, first = np.unique(key_of[rest], return_index=True)
-            chosen = rest[first]
-            kept[chosen] = True
-            last[touched] = times[chosen]
-            rest = rest[np.abs(times[rest] - last[key_of[rest]]) > self.within_us]
-        kept[rest[self._first_of_many(key_of[rest], times[rest])]] = True
-        self._store_times(state, names, groups, known, key_of[kept], times[kept])
-        return kept
 
     def _repeats_known(self, known: list[Times], key_of: Times, times: Times) -> Mask:
         """Which rows repeat one that passed in an earlier call: a stored time lies within `within`

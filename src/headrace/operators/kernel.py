@@ -340,7 +340,8 @@ class GroupFull(InputError):
             f"The aggregate {aggregate!r} of the step {step!r} keeps up to {max_values:,} values a"
             f" group, and the group {group!r} has more.",
             fix=(
-                "give it a larger max_values=, or send the values above the limit to dead letters with"
+                "give it a larger max_values=, or send the values above the limit to dead letters"
+                " with"
                 ' when_full="divert".'
             ),
         )

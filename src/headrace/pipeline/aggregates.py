@@ -16,18 +16,18 @@ import pyarrow as pa
 
 from headrace.error_policy import DIVERT, NULL
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
+from headrace.expressions.expression import parse_expression
+from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec, UnfitType
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.columns import Selection, check_columns, select_columns
-from headrace.plan.expressions import parse_expression
-from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import DistinctStep, SettleStep, TopStep
 from headrace.plan.plan import SelectStep, Step, UnionStep, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
-    from headrace.operators.joins.top import Order
+    from headrace.operators.top_rows import Order
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def top_step(
     name: str | None,
 ) -> Step:
     """Check `table.top(…)`, and make its steps."""
-    from headrace.operators.joins.top import MAX_TOP_ROWS
+    from headrace.operators.top_rows import MAX_TOP_ROWS
 
     where = table.step_label("top", name)
     if not 1 <= n <= MAX_TOP_ROWS:

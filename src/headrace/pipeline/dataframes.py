@@ -13,7 +13,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from headrace.columnar.columns import CHANGE_TYPE, TIMESTAMP_COLUMN
+from headrace.error_policy import STOP
 from headrace.errors import NotSupported
+from headrace.expressions.expression import Expression
+from headrace.expressions.literals import quoted_text
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.relation import Relation
@@ -55,12 +58,12 @@ class _FrameBuilder:
             return self._read(topic, step, [f"`{name}`" for name in step.schema.names])
         if isinstance(step, SelectStep):
             columns = [
-                f"{expression.safe} AS `{name}`"
+                f"{_sql(expression, step)} AS `{name}`"
                 for (name, _), expression in zip(step.columns, step.expressions, strict=True)
             ]
             return self.frame(step.input).selectExpr(*columns, *_change_column(step))
         if isinstance(step, WhereStep) and not step.is_table:
-            return self.frame(step.input).where(step.expression.safe)
+            return self.frame(step.input).where(_sql(step.expression, step))
         if isinstance(step, KeyByStep):
             return self.frame(step.input)
         if isinstance(step, UnionStep):
@@ -102,6 +105,15 @@ class _FrameBuilder:
                 " topic."
             ),
         )
+
+
+def _sql(expression: Expression, step: SelectStep | WhereStep) -> str:
+    """The expression with null where it fails; with `errors="stop"` it ends the query there."""
+    if step.errors != STOP or expression.failed is None:
+        return expression.safe
+    message = f"The expression {expression.text} of the step {step.path} failed on a row."
+    error = f"raise_error({quoted_text(message)})"
+    return f"CASE WHEN {expression.failed} THEN {error} ELSE {expression.safe} END"
 
 
 def _change_column(step: Step) -> list[str]:

@@ -18,7 +18,8 @@ from datetime import timedelta
 import pyarrow as pa
 
 from headrace.errors import PlanError, UnknownColumn, nearest
-from headrace.log.topic_config import check_name
+from headrace.expressions.literals import quoted_name
+from headrace.names import check_name
 from headrace.operators.patterns.compiled_pattern import (
     CompiledPattern,
     PatternSpec,
@@ -38,7 +39,6 @@ from headrace.operators.windows.specs import positive_us
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import RESERVED, require_event_time
 from headrace.plan import columns as cols
-from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.match_steps import MatchStep, RuleMatchStep
 from headrace.plan.plan import SelectStep, Step, TimeColumn, WhereStep
 from headrace.types.schema import type_name

@@ -24,8 +24,9 @@ from headrace.errors import (
     UnknownTopic,
     nearest,
 )
-from headrace.log.topic_config import check_name, declared_topic
+from headrace.log.topic_config import declared_topic
 from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, questions_topic
+from headrace.names import check_name
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.view import View, plan_bundle
@@ -703,6 +704,7 @@ class Pipeline:
             ConfigurationError: No log is named, or Spark cannot be started.
             PlanError: The pipeline cannot be planned.
             FencedError: Another runner of the pipeline has taken over.
+            RetryError: Spark has ended, and the run cannot start it again.
 
         Example:
             ```python
@@ -712,7 +714,7 @@ class Pipeline:
         """
         from headrace.runtime.run import run
 
-        given = {"master": master, "remote": remote, "config": config}
+        given: dict[str, Any] = {"master": master, "remote": remote, "config": config}
         run(
             self,
             log=log,

@@ -50,9 +50,27 @@ def search_step(
     document, a step that gathers the shards' matches.
     """
     where = documents.step_label("search", name)
-    _check_inputs(documents, queries, where=where)
+    if not (isinstance(queries, Relation) and queries.step.is_table):
+        raise PlanError(
+            f"The step {where} was given a {type(queries).__name__} of queries.",
+            fix="give it a table, such as pipeline.table(…), or to_table(key) of a stream.",
+        )
+    if queries.pipeline is not documents.pipeline:
+        raise PlanError(
+            f"The step {where} searches with queries of another pipeline.",
+            fix="write them to a topic, and read that topic here.",
+        )
     language = search_language(documents.schema, options, where=where)
-    _check_query(queries.schema, options.query, where=where)
+    if options.query not in queries.schema.names:
+        raise UnknownColumn(
+            options.query, queries.schema.names, where=f"The queries of the step {where}"
+        )
+    if not pa.types.is_string(queries.schema.field(options.query).type):
+        raise PlanError(
+            f"The step {where} has queries in {options.query!r}, which is"
+            f" {type_name(queries.schema.field(options.query).type)}.",
+            fix="name the STRING column that has them.",
+        )
     columns = _query_columns(documents.schema, queries.schema, options, where=where)
     gathered = options.per == DOCUMENT
     if options.per not in {MATCH, DOCUMENT}:
@@ -92,19 +110,6 @@ def search_step(
     return replace(
         gather, schema=cols.check_columns(gather.kernel().output, where=f"The step {where}")
     )
-
-
-def _check_inputs(documents: Relation, queries: Any, *, where: str) -> None:
-    if not (isinstance(queries, Relation) and queries.step.is_table):
-        raise PlanError(
-            f"The step {where} was given a {type(queries).__name__} of queries.",
-            fix="give it a table, such as pipeline.table(…), or to_table(key) of a stream.",
-        )
-    if queries.pipeline is not documents.pipeline:
-        raise PlanError(
-            f"The step {where} searches with queries of another pipeline.",
-            fix="write them to a topic, and read that topic here.",
-        )
 
 
 def search_language(schema: pa.Schema, options: SearchOptions, *, where: str) -> Language:
@@ -151,17 +156,6 @@ def search_language(schema: pa.Schema, options: SearchOptions, *, where: str) ->
         analyzer,
         options.default,
     )
-
-
-def _check_query(schema: pa.Schema, query: str, *, where: str) -> None:
-    if query not in schema.names:
-        raise UnknownColumn(query, schema.names, where=f"The queries of the step {where}")
-    if not pa.types.is_string(schema.field(query).type):
-        raise PlanError(
-            f"The step {where} has queries in {query!r}, which is"
-            f" {type_name(schema.field(query).type)}.",
-            fix="name the STRING column that has them.",
-        )
 
 
 def _query_columns(

@@ -91,7 +91,20 @@ class _Query:
         self.find_input = find_input
         self.text = text
         self.tokens = self._tokenize()
-        self.first, self.last = self._find_clause_bounds()
+        # The indices of MATCH_RECOGNIZE and of the parenthesis that closes it.
+        first = next(
+            (at for at, token in enumerate(self.tokens) if token.text.upper() == "MATCH_RECOGNIZE"),
+            None,
+        )
+        if first is None:
+            self._fail(
+                "there is no MATCH_RECOGNIZE in it, which is what sql() is for",
+                0,
+                "use select, where, group_by, window and join for everything else.",
+            )
+        if first + 1 >= len(self.tokens) or self.tokens[first + 1].token_type != TokenType.L_PAREN:
+            self._fail("'(' was expected behind MATCH_RECOGNIZE", self.tokens[first].end)
+        self.first, self.last = first, self._find_closing(first + 1)
 
     def _fail(
         self,
@@ -118,22 +131,6 @@ class _Query:
                 f"The query cannot be read: {str(error).splitlines()[0]}",
                 fix="close quotes and comments.",
             ) from None
-
-    def _find_clause_bounds(self) -> tuple[int, int]:
-        """The indices of MATCH_RECOGNIZE and of the parenthesis that closes it."""
-        first = next(
-            (at for at, token in enumerate(self.tokens) if token.text.upper() == "MATCH_RECOGNIZE"),
-            None,
-        )
-        if first is None:
-            self._fail(
-                "there is no MATCH_RECOGNIZE in it, which is what sql() is for",
-                0,
-                "use select, where, group_by, window and join for everything else.",
-            )
-        if first + 1 >= len(self.tokens) or self.tokens[first + 1].token_type != TokenType.L_PAREN:
-            self._fail("'(' was expected behind MATCH_RECOGNIZE", self.tokens[first].end)
-        return first, self._find_closing(first + 1)
 
     def _find_closing(self, opening: int) -> int:
         depth = 0
@@ -260,7 +257,10 @@ class _Query:
                 self._fail(f"{needed} is missing", self.tokens[self.first].start)
         keyed = self._partitioned_input(clauses.get("PARTITION BY"))
         self._check_order(keyed, clauses["ORDER BY"])
-        pattern = self._pattern(clauses["PATTERN"])
+        text = self._text_of(clauses["PATTERN"])
+        if not text.startswith("(") or not text.endswith(")"):
+            self._fail("the pattern must stand in parentheses", self._offset_of(clauses["PATTERN"]))
+        pattern = text[1:-1].strip()
         subsets = self._subsets(clauses.get("SUBSET"))
         symbols = parse_pattern(pattern, where=keyed.step_label("match", name)).symbols
         spelled = _Spelling((*symbols, *(subsets or {})))
@@ -288,7 +288,13 @@ class _Query:
         """The topic, keyed by the columns of PARTITION BY. Without that clause all rows are one
         sequence, which only a topic without a key allows.
         """
-        source = self._source()
+        before = self.tokens[: self.first]
+        if len(before) < 2 or before[-2].token_type != TokenType.FROM:
+            self._fail(
+                "a topic was expected between FROM and MATCH_RECOGNIZE",
+                self.tokens[self.first].start,
+            )
+        source = self.find_input(before[-1].text.strip("`"))
         if clause is not None:
             spelled = _Spelling(source.schema.names)
             return source.key_by(
@@ -302,12 +308,6 @@ class _Query:
                 f"write PARTITION BY {', '.join(source.key)}.",
             )
         return source
-
-    def _pattern(self, clause: _TokenRange) -> str:
-        text = self._text_of(clause)
-        if not text.startswith("(") or not text.endswith(")"):
-            self._fail("the pattern must stand in parentheses", self._offset_of(clause))
-        return text[1:-1].strip()
 
     def _column(self, part: _TokenRange) -> str:
         if part.stop - part.first != 1:
@@ -394,15 +394,6 @@ class _Query:
         return subsets
 
     # The query around MATCH_RECOGNIZE
-
-    def _source(self) -> Stream:
-        before = self.tokens[: self.first]
-        if len(before) < 2 or before[-2].token_type != TokenType.FROM:
-            self._fail(
-                "a topic was expected between FROM and MATCH_RECOGNIZE",
-                self.tokens[self.first].start,
-            )
-        return self.find_input(before[-1].text.strip("`"))
 
     def _select_and_where(self, matches: Stream) -> Stream:
         """The SELECT and WHERE of the query, over the matches."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.error_policy import DIVERT, NULL, STOP, check_error_policy
 from headrace.errors import PlanError, StreamOnly
+from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
 from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
@@ -48,7 +49,6 @@ from headrace.pipeline.windows import (
     window_schema,
 )
 from headrace.plan import columns as cols
-from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import WAIT
 from headrace.plan.plan import (
     AggregateStep,
@@ -212,7 +212,7 @@ class Rows(Relation):
 
         Args:
             window: `hr.tumbling("1 minute")`, `hr.hopping`, `hr.sliding` or `hr.session`.
-            late: What becomes of rows that arrive behind the watermark: `hr.late.drop()`, the
+            late: What becomes of rows behind the horizon or the watermark: `hr.late.drop()`, the
                 default, `hr.late.correct("1 hour")` or `hr.late.divert("late_rows")`.
             emit: `"final"` emits a window once, when the watermark passes its end; `"changes"`
                 emits it on every change.
@@ -300,7 +300,27 @@ class Rows(Relation):
     def _union(self, others: Sequence[Rows], *, name: str | None) -> Self:
         where = self.step_label("union", name)
         for other in others:
-            _check_united(self, other, where=where)
+            # Raise if two sides of a union do not fit together.
+            if not isinstance(other, Rows):
+                raise PlanError(
+                    f"The step {where} was given a {type(other).__name__}.",
+                    fix="give it streams, or tables.",
+                )
+            if other.pipeline is not self.pipeline:
+                raise PlanError(
+                    f"The step {where} unites rows of two pipelines, {self.pipeline.name!r} and"
+                    f" {other.pipeline.name!r}.",
+                    fix="write one of them to a topic, and read that topic here.",
+                )
+            if other.step.is_table != self.step.is_table:
+                table = (self if self.step.is_table else other).step.path
+                raise StreamOnly(
+                    f"The step {where} unites a stream with the table {table}: a table changes"
+                    " rows, a"
+                    " stream only inserts.",
+                    fix="use changes() of the table, or to_table(key) of the stream.",
+                )
+            cols.check_same_columns(self.step, other.step, where=where)
         steps = [self.step, *(each.step for each in others)]
         return self._add(
             UnionStep,
@@ -664,7 +684,7 @@ class Stream(Rows):
             subsets: Names for several symbols together, for measures.
             rows: `"one"` gives one row per match, `"all"` each row of a match, with `classifier`
                 and `match_number`.
-            late: What becomes of rows behind the watermark: `hr.late.drop()`, the default, or
+            late: What becomes of rows behind the horizon: `hr.late.drop()`, the default, or
                 `hr.late.divert(topic)`.
             timed_out: A topic for partial matches whose time ran out.
             max_rows: The most rows that are buffered per key and pattern.
@@ -1347,26 +1367,3 @@ def _aggregation_input(rows: Rows, aggregation: Aggregation, errors: str, *, whe
             )
         errors = NULL
     return rows.add_selection(selection, name=None, errors=errors)
-
-
-def _check_united(first: Rows, other: Any, *, where: str) -> None:
-    """Raise if two sides of a union do not fit together."""
-    if not isinstance(other, Rows):
-        raise PlanError(
-            f"The step {where} was given a {type(other).__name__}.",
-            fix="give it streams, or tables.",
-        )
-    if other.pipeline is not first.pipeline:
-        raise PlanError(
-            f"The step {where} unites rows of two pipelines, {first.pipeline.name!r} and"
-            f" {other.pipeline.name!r}.",
-            fix="write one of them to a topic, and read that topic here.",
-        )
-    if other.step.is_table != first.step.is_table:
-        table = (first if first.step.is_table else other).step.path
-        raise StreamOnly(
-            f"The step {where} unites a stream with the table {table}: a table changes rows, a"
-            " stream only inserts.",
-            fix="use changes() of the table, or to_table(key) of the stream.",
-        )
-    cols.check_same_columns(first.step, other.step, where=where)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.operators.windows.late_policy import Correct, Divert, Drop
 from headrace.operators.windows.specs import (
     Hopping,
@@ -148,7 +148,31 @@ def compare_step(
 ) -> CompareStep:
     """Check `table.compare(…)`, and make its step."""
     where = table.step_label("compare", name)
-    window = _compared_window(table.step, where=where)
+    # The windows of a table's rows, which steps behind the windows must have kept.
+    source = table.step
+    while isinstance(source, SelectStep | WhereStep | KeyByStep | CompareStep):
+        source = source.input
+    time = time_column(table.step)
+    if (
+        not isinstance(source, WindowStep)
+        or not {WINDOW_START, WINDOW_END} <= set(table.step.key)
+        or time is None
+        or time.name != WINDOW_END
+    ):
+        raise PlanError(
+            f"The step {where} compares windows, and {table.step.path} is no table of windows.",
+            fix=(
+                "use it on what window(…).aggregate(…) gives, and keep the columns window_start and"
+                " window_end."
+            ),
+        )
+    if not isinstance(source.window, Tumbling | Hopping):
+        raise PlanError(
+            f"The step {where} compares {source.window}, of which no two begin and end at the same"
+            " time of different days.",
+            fix="compare tumbling or hopping windows.",
+        )
+    window = source.window
     period_us = positive_us(period, f"period of the step {where}")
     if period_us % window.every_us:
         raise PlanError(
@@ -178,31 +202,3 @@ def compare_step(
         where=f"The step {where}",
     )
     return replace(step, name=name or "", schema=schema)
-
-
-def _compared_window(step: Step, *, where: str) -> Tumbling | Hopping:
-    """The windows of a table's rows, which steps behind the windows must have kept."""
-    source = step
-    while isinstance(source, SelectStep | WhereStep | KeyByStep | CompareStep):
-        source = source.input
-    time = time_column(step)
-    if (
-        not isinstance(source, WindowStep)
-        or not {WINDOW_START, WINDOW_END} <= set(step.key)
-        or time is None
-        or time.name != WINDOW_END
-    ):
-        raise PlanError(
-            f"The step {where} compares windows, and {step.path} is no table of windows.",
-            fix=(
-                "use it on what window(…).aggregate(…) gives, and keep the columns window_start and"
-                " window_end."
-            ),
-        )
-    if not isinstance(source.window, Tumbling | Hopping):
-        raise PlanError(
-            f"The step {where} compares {source.window}, of which no two begin and end at the same"
-            " time of different days.",
-            fix="compare tumbling or hopping windows.",
-        )
-    return source.window

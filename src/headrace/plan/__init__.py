@@ -2,7 +2,6 @@
 Spark jobs; nothing here runs or opens a log.
 
     event_time      hr.EventTime, hr.device_time, hr.processing_time
-    expressions/    Spark SQL expressions: parsed, type-checked, compiled to Arrow
     columns         checks of columns, keys and conditions
     plan            the plan, its base class of steps, row-local steps, aggregation, outputs
     window_steps    windows
@@ -13,5 +12,6 @@ Spark jobs; nothing here runs or opens a log.
     fingerprints    whether a step's state may be continued after an edit
     rendering       Mermaid, SVG, plan.json
 
-What users call is in `headrace.pipeline`; the kernels of the steps are in `headrace.operators`.
+What users call is in `headrace.pipeline`; expressions are in `headrace.expressions`, the kernels of
+the steps in `headrace.operators`.
 """

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import BadExpression, PlanError, UnfitColumn, UnknownColumn
-from headrace.log.topic_config import check_name
+from headrace.expressions.expression import Expression, parse_expression, parse_named_expression
+from headrace.names import check_name
 from headrace.operators.aggregates.specs import AggregateSpec
-from headrace.plan.expressions import Expression, parse_expression, parse_named_expression
 from headrace.plan.plan import Step
 from headrace.types.schema import RESERVED_COLUMNS, check_key, type_name
 

@@ -5,8 +5,8 @@ A stream's rows are processed once, so what happens to them on the way may chang
 the next. A table's changes retract rows that were emitted before, so everything between a table and
 a step that keeps state, or an output, must stay as it was.
 
-`headrace.runtime.query_assignment` stores fingerprints with a pipeline's state, and compares them when
-the pipeline starts.
+`headrace.runtime.query_assignment` stores fingerprints with a pipeline's state, and compares them
+when the pipeline starts.
 """
 
 from __future__ import annotations
@@ -91,14 +91,11 @@ def _find_names(steps: Iterable[Step], known: Mapping[str, StepFingerprint]) -> 
             del free[name]
     for step in moved:
         if id(step) not in names:
-            names[id(step)] = _unused_name(step.name, set(names.values()))
+            taken = set(names.values())
+            unused = step.name
+            number = 1
+            while unused in taken:
+                number += 1
+                unused = f"{step.name}-{number}"
+            names[id(step)] = unused
     return names
-
-
-def _unused_name(name: str, taken: set[str]) -> str:
-    unused = name
-    number = 1
-    while unused in taken:
-        number += 1
-        unused = f"{name}-{number}"
-    return unused

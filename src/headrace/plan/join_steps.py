@@ -16,14 +16,14 @@ from headrace.plan.plan import Step, TimeColumn, Times
 
 if TYPE_CHECKING:
     from headrace.operators.aggregates.kernel import AggregateKernel
-    from headrace.operators.joins.latest import NewestKernel
     from headrace.operators.joins.sides import ResultColumn, SettleKernel, Side
     from headrace.operators.joins.stream_stream import StreamStreamJoin
     from headrace.operators.joins.stream_table import StreamTableJoin
     from headrace.operators.joins.table_table import TableTableJoin
     from headrace.operators.joins.timeline import HistoryKernel
-    from headrace.operators.joins.top import Order, TopKernel
     from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+    from headrace.operators.latest_rows import NewestKernel
+    from headrace.operators.top_rows import Order, TopKernel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class TopStep(Step):
         return True
 
     def kernel(self) -> TopKernel:
-        from headrace.operators.joins.top import TopKernel
+        from headrace.operators.top_rows import TopKernel
 
         return TopKernel(self.name, self.schema, self.key, n=self.n, by=self.order, per=self.per)
 
@@ -74,7 +74,7 @@ class DistinctStep(Step):
         return True
 
     def kernel(self) -> AggregateKernel:
-        from headrace.operators.joins.top import distinct_kernel
+        from headrace.operators.top_rows import distinct_kernel
 
         return distinct_kernel(self.name, self.input.schema, self.input.key, self.key)
 
@@ -115,7 +115,7 @@ class NewestStep(Step):
     row_time: str
 
     def kernel(self) -> NewestKernel:
-        from headrace.operators.joins.latest import NewestKernel
+        from headrace.operators.latest_rows import NewestKernel
 
         return NewestKernel(self.name, self.schema, self.key, own=self.own, time=self.row_time)
 

@@ -22,16 +22,16 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.columnar.expressions import Filter, Projection, RowStep
 from headrace.durations import format_us
 from headrace.error_policy import DIVERT, NULL
 from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
+from headrace.expressions.evaluator import Filter, Projection, RowStep
+from headrace.expressions.expression import Expression, parse_expression
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.operators.watermark_spec import WatermarkPath, WatermarkSpec
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
-from headrace.plan.expressions import Expression, parse_expression
 from headrace.types.schema import to_ddl
 
 Settings = tuple[tuple[str, Any], ...]
@@ -358,7 +358,7 @@ class TopicStep(Step):
 
     def kernel(self) -> Kernel | TimedKernel:
         from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
-        from headrace.operators.joins.latest import LatestKernel
+        from headrace.operators.latest_rows import LatestKernel
 
         if self.is_table:
             return LatestKernel(self.name, self.schema, self.key)
@@ -407,7 +407,7 @@ class SelectStep(Step):
         return replace(before, name=name, producer=names.get(before.producer))
 
     def row_step(self, *, optimistic: bool) -> RowStep | None:
-        from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+        from headrace.expressions.spark_subset import compile_to_arrow
 
         columns = []
         for (name, _), expression in zip(self.columns, self.expressions, strict=True):
@@ -440,7 +440,7 @@ class WhereStep(Step):
         return parse_expression(self.condition, self.input.schema, where=self.path)
 
     def row_step(self, *, optimistic: bool) -> RowStep | None:
-        from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+        from headrace.expressions.spark_subset import compile_to_arrow
 
         condition = compile_to_arrow(self.expression, self.input.schema, optimistic=optimistic)
         return None if condition is None else Filter(condition)
@@ -590,7 +590,7 @@ class ToTableStep(Step):
         return f"key {', '.join(self.key)}"
 
     def kernel(self) -> Kernel:
-        from headrace.operators.joins.latest import LatestKernel
+        from headrace.operators.latest_rows import LatestKernel
 
         return LatestKernel(self.name, self.schema, self.key)
 

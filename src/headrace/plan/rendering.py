@@ -5,7 +5,7 @@ the state directory, which the dashboard reads. The plan as text is `tree` of `p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -26,6 +26,7 @@ from headrace.plan.plan import (
     step_text,
 )
 from headrace.plan.window_steps import WindowStep
+from headrace.run_status import PLAN_FILE
 
 STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
 _SHAPES = {
@@ -133,19 +134,8 @@ class Layout:
 
 def layout(graph: Graph) -> Layout:
     """Arrange a graph's boxes in columns."""
-    depth = _depths([node.id for node in graph.nodes], graph.edges)
-    columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-    for node in graph.nodes:
-        columns[depth[node.id]].append(node.id)
-    routes = [_route(start, end, depth, columns) for start, end in graph.edges]
-    _untangle(columns, routes)
-    return Layout(tuple(map(tuple, columns)), tuple(routes))
-
-
-def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The column of each id; `ids` come in topological order. An input stands just before the first
-    box that reads it.
-    """
+    # The nodes come in topological order. An input stands just before the first box that reads it.
+    ids, edges = [node.id for node in graph.nodes], graph.edges
     depth = dict.fromkeys(ids, 0)
     for name in ids:
         depth[name] = max((depth[start] + 1 for start, end in edges if end == name), default=0)
@@ -153,16 +143,17 @@ def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, i
         read_by = [depth[end] for start, end in edges if start == name]
         if read_by and not any(end == name for _, end in edges):
             depth[name] = min(read_by) - 1
-    return depth
-
-
-def _route(
-    start: str, end: str, depth: dict[str, int], columns: list[list[str]]
-) -> tuple[str, ...]:
-    between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
-    for column, name in enumerate(between, depth[start] + 1):
-        columns[column].append(name)
-    return (start, *between, end)
+    columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node in graph.nodes:
+        columns[depth[node.id]].append(node.id)
+    routes = []
+    for start, end in edges:
+        between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
+        for column, name in enumerate(between, depth[start] + 1):
+            columns[column].append(name)
+        routes.append((start, *between, end))
+    _untangle(columns, routes)
+    return Layout(tuple(map(tuple, columns)), tuple(routes))
 
 
 def _untangle(columns: list[list[str]], routes: Iterable[tuple[str, ...]]) -> None:
@@ -294,7 +285,6 @@ def _wrapped(text: str) -> list[str]:
 # the file that declares the pipeline.
 
 
-FILE = "plan.json"
 VERSION = 1
 
 
@@ -314,7 +304,9 @@ def write_plan(
     """Write plan.json. `log` is the log's address, by which a reader finds the topics."""
     content = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / FILE, json.dumps(content, default=str).encode(), durable=False)
+    write_atomically(
+        directory / PLAN_FILE, json.dumps(content, default=str).encode(), durable=False
+    )
 
 
 def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:

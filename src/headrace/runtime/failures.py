@@ -10,6 +10,13 @@ import re
 
 from headrace import errors
 
+
+class SparkLost(errors.RetryError):
+    """Spark's JVM, or the Connect server, has ended under a run. What is not in the ledger never
+    happened: another run goes on from there.
+    """
+
+
 PERMANENT = (
     errors.BadPartition,
     errors.BadRows,

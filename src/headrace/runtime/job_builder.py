@@ -18,7 +18,6 @@ from functools import lru_cache
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS
-from headrace.columnar.expressions import RowStep
 from headrace.engine.context import (
     BatchContext,
     HostedInput,
@@ -55,9 +54,10 @@ from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
 from headrace.error_policy import DIVERT
+from headrace.expressions.evaluator import RowStep
+from headrace.expressions.expression import Expression
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
-from headrace.plan.expressions import Expression
 from headrace.plan.plan import (
     ChangesStep,
     KeyByStep,

@@ -7,14 +7,18 @@ services, and close everything again.
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from headrace.durations import to_us
+from headrace.engine.worker_daemon import settle_partition
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
@@ -22,6 +26,7 @@ from headrace.log.values import Duration
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.run_status import Status
+from headrace.runtime.failures import SparkLost
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query_assignment import check_fits, known_names
 from headrace.runtime.runner import Maintenance, Runner, input_topics
@@ -44,7 +49,9 @@ if TYPE_CHECKING:
     from headrace.serve.server import Server
 
 
+logger = logging.getLogger("headrace.pipeline")
 OnStatus = Callable[[Status], None]
+OnStarting = Callable[[float | None], None]
 PATIENCE_S = 20.0
 
 
@@ -63,6 +70,7 @@ def run(
     on_serving: Callable[[Server], None] | None = None,
     on_gateway: OnReady | None = None,
     on_alert: OnAlert | None = None,
+    on_starting: OnStarting | None = None,
     batch_target: Duration = "30 seconds",
     width: str = "auto",
     **spark_options: Any,
@@ -86,6 +94,8 @@ def run(
         on_serving: Called with the server when it is ready.
         on_gateway: Called with each gateway and its address when it is ready.
         on_alert: Called with each alert message.
+        on_starting: Called with None when Spark is about to be started, and with the seconds that
+            it took when it is there; again if it dies and is started anew.
         batch_target: How long a batch should take. The results do not depend on it.
         width: How wide batches run: whole in "one" task, "wide" over many, or "auto", as their rows
             need it. The results do not depend on it.
@@ -96,6 +106,7 @@ def run(
         PlanChanged: The stored state does not fit the pipeline any more.
         StateElsewhere: The state directory is not the one of this pipeline.
         RunnerFenced: Another runner of the pipeline has taken over.
+        SparkLost: Spark has ended, and the run cannot start it again.
 
     Example:
         run(pipeline, log="file:data", until_caught_up=True)
@@ -117,24 +128,39 @@ def run(
         target_s = to_us(batch_target, what="batch_target") / 1e6
         # Serving starts before Spark, which takes seconds.
         with _serving(home, opened, port, on_serving) if serve else nullcontext():
-            runner = Runner.start(
-                plan,
-                opened,
-                _start_spark(spark_options),
-                home,
-                shards=shards,
-                local=None if local is None else Path(local),
-                batch_target_s=target_s,
-                width=width,
-            )
-            ingests = Ingests(
-                pipeline,
-                runner.spark,
-                opened.address,
-                home,
-                until_caught_up=until_caught_up,
-                on_change=runner.write_status,
-            )
+            spark = RunSession(spark_options, on_starting)
+
+            def start_runner() -> Runner:
+                return Runner.start(
+                    plan,
+                    opened,
+                    spark.session,
+                    home,
+                    shards=shards,
+                    local=None if local is None else Path(local),
+                    batch_target_s=target_s,
+                    width=width,
+                )
+
+            def run_batches(runner: Runner) -> None:
+                ingests = Ingests(
+                    pipeline,
+                    runner.spark,
+                    opened.address,
+                    home,
+                    until_caught_up=until_caught_up,
+                    on_change=runner.write_status,
+                )
+                _run(
+                    runner,
+                    ingests,
+                    fixed_shards=shards is not None,
+                    until_caught_up=until_caught_up,
+                    stop=stop,
+                    on_status=on_status,
+                )
+
+            runner = start_runner()
             with (
                 run_gateways(
                     pipeline,
@@ -148,14 +174,7 @@ def run(
                     pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert
                 ),
             ):
-                _run(
-                    runner,
-                    ingests,
-                    fixed_shards=shards is not None,
-                    until_caught_up=until_caught_up,
-                    stop=stop,
-                    on_status=on_status,
-                )
+                spark.survive_deaths(runner, start_runner, run_batches)
 
 
 def replay(
@@ -201,22 +220,29 @@ def replay(
         directory = version_state(state_of(pipeline, state), version)
         plan = start_version(opened, pipeline.plan(), version, since=since, retick=retick)
         plan = _check(opened, plan, directory)
-        runner = Runner.start(
-            plan,
-            opened,
-            _start_spark(spark_options),
-            directory,
-            shards=shards,
-            local=None if local is None else Path(local),
-        )
-        _run(
-            runner,
-            None,
-            fixed_shards=shards is not None,
-            until_caught_up=until_caught_up,
-            stop=stop,
-            on_status=on_status,
-        )
+        spark = RunSession(spark_options)
+
+        def start_runner() -> Runner:
+            return Runner.start(
+                plan,
+                opened,
+                spark.session,
+                directory,
+                shards=shards,
+                local=None if local is None else Path(local),
+            )
+
+        def run_batches(runner: Runner) -> None:
+            _run(
+                runner,
+                None,
+                fixed_shards=shards is not None,
+                until_caught_up=until_caught_up,
+                stop=stop,
+                on_status=on_status,
+            )
+
+        spark.survive_deaths(start_runner(), start_runner, run_batches)
 
 
 @contextmanager
@@ -224,7 +250,7 @@ def _serving(
     state: Path, log: Log, port: int | None, on_serving: Callable[[Server], None] | None
 ) -> Iterator[None]:
     """Serve the views for as long as the pipeline runs."""
-    from headrace.serve.access import find_token
+    from headrace.http.access import find_token
     from headrace.serve.server import start_at_usual_port
 
     with start_at_usual_port(state, log, port, token=find_token(None)) as server:
@@ -266,11 +292,18 @@ def _run(
 
     def between() -> bool:
         maintenance.step()
-        return ingests is not None and ingests.poll()
+        try:
+            return ingests is not None and ingests.poll()
+        except Exception as error:
+            runner.check_spark(error)
+            raise
 
     Thread(target=_interrupt_late_batch, args=(runner.spark, stop, ended), daemon=True).start()
     try:
         runner.run(until_caught_up=until_caught_up, stop=stop, between=between)
+    except SparkLost:
+        ingests = None  # their queries have ended with it
+        raise
     finally:
         ended.set()
         if ingests is not None:
@@ -285,19 +318,92 @@ def _interrupt_late_batch(spark: SparkSession, stop: Event, ended: Event) -> Non
     while not ended.wait(0.5):
         if stop.is_set():
             if not ended.wait(PATIENCE_S):
-                spark.interruptAll()
+                with suppress(Exception):  # it may have ended
+                    spark.interruptAll()
             return
 
 
-def _start_spark(options: dict[str, Any]) -> SparkSession:
-    """Start Spark from another thread: started by the main thread, it would handle Ctrl-C itself."""
-    from headrace.log.spark.session import spark
+# Spark
 
-    with ThreadPoolExecutor(1) as starter:
-        session = starter.submit(spark, **options).result()
-    # Makes it this thread's session too, which is where Spark looks for data sources.
-    session.createDataFrame([], "nothing INT")
-    return session
+
+MAX_DEATHS = 3
+
+
+class RunSession:
+    """The Spark session of a run. One that the run has started itself is replaced when its JVM
+    dies; one that was there before, and one of a Connect server, is its owner's business.
+    """
+
+    def __init__(self, options: dict[str, Any], on_starting: OnStarting | None = None) -> None:
+        from pyspark.sql import SparkSession
+
+        self.options = options
+        self.on_starting = on_starting or (lambda _seconds: None)
+        self.is_own = (
+            options.get("remote") is None
+            and SparkSession.getActiveSession() is None
+            and "PYSPARK_GATEWAY_PORT" not in os.environ
+        )
+        self.session = self._start()
+
+    def _start(self) -> SparkSession:
+        """Start Spark from another thread: started by the main thread, it would handle Ctrl-C
+        itself.
+        """
+        from headrace.log.spark.session import end_quietly, limit_retries, spark
+
+        if self.is_own:
+            self.on_starting(None)
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(1) as starter:
+            session = starter.submit(spark, **self.options).result()
+        # Makes it this thread's session too, which is where Spark looks for data sources.
+        session.createDataFrame([], "nothing INT")
+        if self.options.get("remote") is not None:
+            limit_retries(session)
+        if self.is_own:
+            end_quietly(session)
+            self.on_starting(time.monotonic() - started_s)
+            Thread(target=_start_workers, args=(session,), daemon=True).start()
+        return session
+
+    def survive_deaths(
+        self,
+        runner: Runner,
+        start_runner: Callable[[], Runner],
+        run_batches: Callable[[Runner], None],
+    ) -> None:
+        """Run batches with a runner. If Spark ends meanwhile, start another session and another
+        runner, which goes on at the ledger's tick: what is not in the ledger never happened.
+        Raises SparkLost if the session is not the run's own, or if several in a row end before
+        they have committed anything.
+        """
+        from headrace.log.spark.session import forget_ended
+
+        deaths = 0
+        while True:
+            try:
+                run_batches(runner)
+            except SparkLost:
+                deaths = 1 if runner.batches else deaths + 1
+                if not self.is_own or deaths >= MAX_DEATHS:
+                    raise
+                logger.warning(
+                    "Spark has ended while %s was running. Starting it again.", runner.plan.name
+                )
+                forget_ended(self.session)
+                self.session = self._start()
+                runner = start_runner()
+            else:
+                return
+
+
+def _start_workers(session: SparkSession) -> None:
+    """Run a job of nothing, so that the daemon of Python workers starts while the run is being
+    prepared and not with the first batch. If it fails, the batches will say why.
+    """
+    with suppress(Exception):
+        session.sparkContext.parallelize([0], 1).foreachPartition(settle_partition)
 
 
 def state_of(pipeline: DeclaredPipeline, state: str | Path | None) -> Path:

@@ -39,7 +39,7 @@ from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
 from headrace.run_status import Status, process_start_ticks, write_status
 from headrace.runtime.batch_size import DEFAULT_TARGET_S
-from headrace.runtime.failures import failure_reason, is_permanent
+from headrace.runtime.failures import SparkLost, failure_reason, is_permanent
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
     MAX_TICKS_A_BATCH,
@@ -385,7 +385,7 @@ class Runner:
         between: Callable[[], bool] | None = None,
     ) -> None:
         """Run batches until `stop` is set or, with `until_caught_up`, until everything that was
-        there at the start has been taken in.
+        there at the start has been taken in. SparkLost if Spark has ended.
 
         `between` is called between batches. It returns whether more rows will come from the
         services that it looks after: then the run has not caught up.
@@ -404,6 +404,7 @@ class Runner:
             if started_s - self._status_written_s > STATUS_EVERY_S:
                 self.write_status()
                 self._check_newest()
+                self.check_spark()
             if not (worked and self.tick < self._newest_tick()):
                 stop.wait(max(0.0, TICK_EVERY_S - (time.monotonic() - started_s)))
 
@@ -433,6 +434,7 @@ class Runner:
         self.failures += 1
         self.last_error = failure_reason(error)
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
+        self.check_spark(error)
         if self.failures > MAX_FAILURES or is_permanent(error):
             raise error
         pause_s = BACKOFF.pause_s(self.failures)
@@ -458,6 +460,23 @@ class Runner:
             logger.debug(
                 "Whether %s has a newer runner is not known.", self.plan.name, exc_info=error
             )
+
+    def check_spark(self, error: Exception | None = None) -> None:
+        """Raise SparkLost if Spark has ended: no batch can succeed any more. `error` is what was
+        seen of it.
+        """
+        from headrace.log.spark.session import has_ended
+
+        if has_ended(self.spark):
+            self.last_error = "SparkLost: Spark has ended."
+            self.write_status()
+            raise SparkLost(
+                f"Spark has ended while {self.plan.name} was running.",
+                fix=(
+                    "start the run again: it goes on at the last committed tick. If it happens"
+                    " again, look for what ended Spark's JVM, such as a lack of memory."
+                ),
+            ) from error
 
     # Status
 
@@ -543,7 +562,7 @@ def _open_views(plan: PipelinePlan, state: Path, epoch: int) -> ViewStore | None
     outputs = [output for output in plan.outputs if isinstance(output, ViewOutput)]
     if not outputs:
         return None
-    store = ViewStore(state / VIEWS_FILE)
+    store = ViewStore.open(state / VIEWS_FILE)
     for output in outputs:
         store.declare(
             output.name, output.input.schema, view_key(output), max_changes=output.keep_changes

@@ -223,11 +223,11 @@ def run_alerts(
 
     alerts = list(pipeline.alerts.values())
     senders = [
-        AlertSender(log, pipeline.name, alert, receiver)
+        AlertSender.open(log, pipeline.name, alert, receiver)
         for alert in alerts
         for receiver in alert.to
     ]
-    deciders = [AlertDecider(log, pipeline.name, alert, on_alert) for alert in alerts]
+    deciders = [AlertDecider.open(log, pipeline.name, alert, on_alert) for alert in alerts]
     if until_caught_up:
         yield
         for decider in deciders:

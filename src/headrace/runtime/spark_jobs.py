@@ -37,7 +37,7 @@ from headrace.engine.map_tasks import ShardHeartbeat
 from headrace.engine.reports import JobMemory
 from headrace.engine.shuffle import PACKED, heartbeat_of, packed_row, shard_of
 from headrace.engine.whole_job import WholeJob
-from headrace.engine.worker import settle_worker
+from headrace.engine.worker_daemon import settle_worker
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

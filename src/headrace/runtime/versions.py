@@ -22,7 +22,7 @@ from headrace.engine.ledger import Ledger
 from headrace.engine.ticks import Ends, Tick, TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanError, nearest
 from headrace.log.api import Log
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.plan.plan import PipelinePlan, Step, TopicStep, topological_order
 from headrace.runtime.inputs import InputTopics
 

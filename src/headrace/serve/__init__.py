@@ -3,9 +3,9 @@
 In the order in which a request passes:
 
     server            the server's thread and port
-    access            who may send requests
+    redaction         values of deleted people hidden in responses
     app               the routes and their handlers
-    requests          limits, parameters, JSON, errors as HTTP statuses
+    requests          limits, parameters, rows as JSON
     stores            the store, and version, from which a view is served
     lookups           single rows by key, the fast path
     views             rows of a range, and SQL
@@ -16,8 +16,9 @@ In the order in which a request passes:
     ask               questions to a pipeline, and their answers
     dashboard         what the dashboard and `headrace top` show
     metrics           Prometheus metrics
-    pipeline_status   the files that the runner writes, as the server reads them
     openapi           the description of all this
 
-The stores themselves are in `headrace.views`, HTTP ingestion in `headrace.gateways`.
+What it shares with HTTP gateways (access control, errors as statuses) is in `headrace.http`, the
+stores themselves in `headrace.views`, the status of a run in `headrace.run_status`, and HTTP
+ingestion in `headrace.gateways`.
 """

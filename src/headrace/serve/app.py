@@ -1,7 +1,7 @@
 """The HTTP interface: its paths and their handlers. `openapi.py` describes it as OpenAPI.
 
-`make_app` builds the ASGI application: access control, then the veil of deleted people, then the
-fast path for single rows, then the routes.
+`make_app` builds the ASGI application: access control, then the redaction of deleted people's
+values, then the fast path for single rows, then the routes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.errors import BugError, ConfigurationError, HeadraceError, UnknownView
+from headrace.http.access import AccessMiddleware
+from headrace.http.responses import Refused, error_response, json_response
 from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.serve import subscriptions, views
-from headrace.serve.access import AccessMiddleware, veil_responses
 from headrace.serve.ask import AskHandler
 from headrace.serve.channels import EventStream, Hub
 from headrace.serve.dashboard import Dashboard, page_routes
@@ -31,14 +32,8 @@ from headrace.serve.lookups import LookupMiddleware, RowLookups
 from headrace.serve.metrics import render_metrics
 from headrace.serve.openapi import description
 from headrace.serve.read_your_writes import OffsetWaiter
-from headrace.serve.requests import (
-    Limits,
-    ReadPool,
-    Refused,
-    RequestParameters,
-    error_response,
-    json_response,
-)
+from headrace.serve.redaction import redact_responses
+from headrace.serve.requests import Limits, ReadPool, RequestParameters
 from headrace.serve.stores import ViewStores
 from headrace.serve.subscriptions import (
     SnapshotCache,
@@ -79,6 +74,7 @@ class Service:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self.loop = asyncio.get_running_loop()
         self.hub = Hub(self.limits)
+        self.hub.start()
         sampling = asyncio.create_task(self._sample_dashboard())
         try:
             yield
@@ -243,7 +239,9 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
     return AccessMiddleware(
-        veil_responses(LookupMiddleware(app, service.lookups), service.log), host=host, token=token
+        redact_responses(LookupMiddleware(app, service.lookups), service.log),
+        host=host,
+        token=token,
     )
 
 

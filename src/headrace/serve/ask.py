@@ -14,17 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import ConfigurationError, InputError, nearest
+from headrace.http.responses import Refused, json_response
 from headrace.log.api import Log
 from headrace.log.values import ASK_ID, answers_topic, question_names, questions_topic
-from headrace.serve.requests import (
-    Limits,
-    ReadPool,
-    Refused,
-    RequestParameters,
-    json_response,
-    read_json,
-    rows_json,
-)
+from headrace.serve.requests import Limits, ReadPool, RequestParameters, read_json, rows_json
 
 MAX_WAITING = 1_000
 POLL_S = 0.02
@@ -69,7 +62,9 @@ class AskHandler:
                 raise Refused(
                     503,
                     f"The question was not answered within {wait_s:g} seconds.",
-                    fix="check that the pipeline runs (headrace status), or wait longer: ?wait=30s.",
+                    fix=(
+                        "check that the pipeline runs (headrace status), or wait longer: ?wait=30s."
+                    ),
                 ) from None
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
 """Server-sent events for many subscribers. Each view or topic with subscribers is read once, and
 each event is encoded once, however many receive it. `subscriptions.py` says what the events are.
 
-A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only an index
-into that ring, so thousands of idle subscribers cost little, and a slow one delays nobody: when it
-falls behind the ring it is dropped, and resumes later from what the store or the log retains. All of
-this lives in the event loop's thread; one other thread reads.
+A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only an
+index into that ring, so thousands of idle subscribers cost little, and a slow one delays nobody:
+when it falls behind the ring it is dropped, and resumes later from what the store or the log
+retains. All of this lives in the event loop's thread; one other thread reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import pyarrow as pa
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError, RetryError
-from headrace.serve.requests import Limits, Refused
+from headrace.http.responses import Refused
+from headrace.serve.requests import Limits
 
 _SEND_BYTES = 64 << 10
 Position = Any
@@ -189,6 +190,9 @@ class Hub:
         self._resuming = asyncio.Semaphore(limits.resuming)
         self._reading = asyncio.Lock()
         self.is_closing = False
+
+    def start(self) -> None:
+        """Start to read the sources, in a task of the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property

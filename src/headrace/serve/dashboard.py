@@ -23,8 +23,7 @@ from starlette.routing import Route
 from headrace.errors import HeadraceError
 from headrace.log import dead_letters
 from headrace.log.api import Log
-from headrace.run_status import is_alive
-from headrace.serve.pipeline_status import read_plan, read_status
+from headrace.run_status import is_alive, read_plan, read_status_fields
 from headrace.serve.stores import ViewStores
 
 SAMPLE_EVERY_S = 1.0
@@ -81,7 +80,7 @@ class Dashboard:
         with self._lock:
             if self._samples and time.time() - self._samples[-1].at < SAMPLE_EVERY_S * 0.9:
                 return
-            status = read_status(self.state) or {}
+            status = read_status_fields(self.state) or {}
             watermarks = status.get("watermarks", {})
             self._samples.append(
                 DashboardSample(
@@ -103,9 +102,10 @@ class Dashboard:
     def measurements(self) -> dict[str, Any]:
         """Everything the dashboard shows, in values that JSON can hold."""
         self.sample()
-        status = read_status(self.state)
+        status = read_status_fields(self.state)
         with self._lock:
             earlier, now = rate_span(self._samples)
+            samples = list(self._samples)
         seconds = now.at - earlier.at
         rates = {}
         if seconds > 0:
@@ -132,7 +132,18 @@ class Dashboard:
             "state": self._sizes.steps,
             "dead": self._sizes.dead,
             "views": self._sizes.views,
-            "series": self._series(),
+            "series": {
+                "at": [round(sample.at, 1) for sample in samples],
+                "behind": [sample.rows_behind for sample in samples],
+                "lag": {
+                    group: [sample.lag.get(group) for sample in samples]
+                    for group in samples[-1].lag
+                },
+                "event_time": {
+                    name: [_seconds(sample.watermark_us.get(name)) for sample in samples]
+                    for name in samples[-1].watermark_us
+                },
+            },
         }
 
     def _topic_ends(self) -> dict[str, int]:
@@ -179,21 +190,6 @@ class Dashboard:
             if topic.rows
         ]
         return sizes
-
-    def _series(self) -> dict[str, Any]:
-        """The history of the rows behind, of each group's lag, and of each input's watermark."""
-        with self._lock:
-            samples = list(self._samples)
-        newest = samples[-1]
-        return {
-            "at": [round(sample.at, 1) for sample in samples],
-            "behind": [sample.rows_behind for sample in samples],
-            "lag": {group: [sample.lag.get(group) for sample in samples] for group in newest.lag},
-            "event_time": {
-                name: [_seconds(sample.watermark_us.get(name)) for sample in samples]
-                for name in newest.watermark_us
-            },
-        }
 
 
 def rate_span(samples: Sequence[DashboardSample]) -> tuple[DashboardSample, DashboardSample]:

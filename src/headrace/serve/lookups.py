@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, UnknownView
-from headrace.serve.requests import (
-    JSON_HEADERS,
-    NoSuchRow,
-    error_response,
-    head_json,
-    parse_key,
-    parse_key_only,
-)
+from headrace.http.responses import JSON_HEADERS, error_response
+from headrace.serve.requests import NoSuchRow, head_json, parse_key, parse_key_only
 from headrace.serve.stores import ViewLocation, ViewStores
 from headrace.views.lookup import Lookup
 

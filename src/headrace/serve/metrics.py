@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.errors import ConfigurationError
-from headrace.http_server import family
-from headrace.run_status import is_alive
-from headrace.serve.pipeline_status import read_status
+from headrace.http.prometheus import family
+from headrace.run_status import is_alive, read_status_fields
 from headrace.serve.stores import ViewStores, version_directory, versions
 
 Samples = Iterable[tuple[dict[str, str], float]]
@@ -33,7 +32,7 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
     """All metrics, as text."""
     state = stores.state
     directories = [version_directory(state, version) for version in (None, *versions(state))]
-    runs = [status for directory in directories if (status := read_status(directory))]
+    runs = [status for directory in directories if (status := read_status_fields(directory))]
     lines: list[str] = []
 
     def add(name: str, kind: str, help_text: str, samples: Samples) -> None:
@@ -89,7 +88,12 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "rows_counted_total",
         "counter",
         "Rows that became dead letters or came too late, by step and reason.",
-        _row_counts(runs),
+        [
+            ({**_labels(run), "what": name}, count)
+            for run in runs
+            for name, count in run.get("counts", {}).items()
+            if not name.endswith(_WINDOW_GAUGES)
+        ],
     )
     add(
         "watermark_timestamp_seconds",
@@ -132,7 +136,12 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "waits_for_timestamp_seconds",
         "gauge",
         "The event time that a step waits for next.",
-        _due_times(runs),
+        [
+            ({**_labels(run), "step": step}, due_us / 1_000_000)
+            for run in runs
+            for query in run.get("queries", {}).values()
+            for step, due_us in query.get("due_us", {}).items()
+        ],
     )
     try:
         views = stores.views()
@@ -155,13 +164,6 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
 
 def _labels(run: dict[str, Any]) -> dict[str, str]:
     return {"pipeline": str(run.get("pipeline"))}
-
-
-def _row_counts(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
-    for run in runs:
-        for name, count in run.get("counts", {}).items():
-            if not name.endswith(_WINDOW_GAUGES):
-                yield {**_labels(run), "what": name}, count
 
 
 def _open_windows(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
@@ -190,10 +192,3 @@ def _slowest_producers(
             for producer in watermark.get("held_back_by", ()):
                 labels = {**_labels(run), "input": name, "producer": str(producer["producer"])}
                 yield labels, producer[field] / 1_000_000
-
-
-def _due_times(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
-    for run in runs:
-        for query in run.get("queries", {}).values():
-            for step, due_us in query.get("due_us", {}).items():
-                yield {**_labels(run), "step": step}, due_us / 1_000_000

@@ -25,7 +25,48 @@ def description(limits: Limits) -> dict[str, Any]:
             "/views/{name}": {
                 "get": _operation(
                     "Rows of a view, with the tick that they show",
-                    _view_parameters(limits),
+                    [
+                        _parameter("name", "The view", location="path"),
+                        _parameter(
+                            "key", "One row: once for each column of the key, in order", _STRINGS
+                        ),
+                        _parameter(
+                            "from",
+                            "The first key, or its first columns; of a stream, the first tick",
+                            _STRINGS,
+                        ),
+                        _parameter("to", "The key before which to stop", _STRINGS),
+                        _parameter(
+                            "order",
+                            "The order of the key; of a stream, of appending",
+                            {"enum": ["asc", "desc"]},
+                        ),
+                        _parameter(
+                            "limit",
+                            "How many rows",
+                            {
+                                "type": "integer",
+                                "minimum": 1,
+                                "maximum": limits.max_rows,
+                                "default": limits.rows,
+                            },
+                        ),
+                        _parameter(
+                            "at_least",
+                            "Wait until the view contains these offsets:"
+                            " TOPIC:PARTITION:END, joined by commas",
+                        ),
+                        _parameter(
+                            "wait",
+                            f"How long to wait for it; at most {limits.max_wait_s:g} seconds",
+                            {"type": "string", "default": f"{limits.wait_s:g} seconds"},
+                        ),
+                        _parameter(
+                            "at_tick",
+                            "The view as it was at an earlier tick",
+                            {"type": "integer", "minimum": 0},
+                        ),
+                    ],
                     _json("a row, or rows"),
                     404,
                     410,
@@ -35,7 +76,18 @@ def description(limits: Limits) -> dict[str, Any]:
             "/views/{name}/changes": {
                 "get": _operation(
                     "A view's rows, then its changes as they happen",
-                    _changes_parameters(),
+                    [
+                        _parameter("name", "The view", location="path"),
+                        _parameter("key", "Only rows whose key begins with these values", _STRINGS),
+                        _parameter(
+                            "where",
+                            "Only rows that meet a condition, such as: amount >= 100 and"
+                            " region = eu",
+                        ),
+                        _parameter(
+                            "Last-Event-ID", "The id of the last event received", location="header"
+                        ),
+                    ],
                     _events(),
                     404,
                     410,
@@ -47,7 +99,18 @@ def description(limits: Limits) -> dict[str, Any]:
             "/topics/{name}/tail": {
                 "get": _operation(
                     "A topic's rows as they are appended",
-                    _tail_parameters(),
+                    [
+                        _parameter("name", "The topic", location="path"),
+                        _parameter("where", "Only rows that meet a condition"),
+                        _parameter(
+                            "last",
+                            "How many of the rows that each partition already has",
+                            {"type": "integer", "minimum": 0, "default": 0},
+                        ),
+                        _parameter(
+                            "Last-Event-ID", "The id of the last event received", location="header"
+                        ),
+                    ],
                     _events(),
                     404,
                     410,
@@ -64,7 +127,16 @@ def description(limits: Limits) -> dict[str, Any]:
             "/dead/{name}/replay": {
                 "post": _operation(
                     "Replay dead letters; the only request that changes anything",
-                    _replay_parameters(),
+                    [
+                        _parameter(
+                            "name", "The topic whose dead letters to replay", location="path"
+                        ),
+                        _parameter(
+                            "offset",
+                            "Only the dead letter at this offset",
+                            {"type": "integer", "minimum": 0},
+                        ),
+                    ],
                     _json("the number of rows replayed, and those that failed"),
                     404,
                     503,
@@ -88,11 +160,17 @@ def description(limits: Limits) -> dict[str, Any]:
 def _operation(
     summary: str, parameters: list[dict[str, Any]], response: dict[str, Any], *refusals: int
 ) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "parameters": parameters,
-        "responses": {"200": response, **_refusals(400, 401, 403, *refusals)},
+    error = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("error", "message", "fix")},
     }
+    responses = {"200": response}
+    for status in (400, 401, 403, *refusals):
+        responses[str(status)] = {
+            "description": _MEANINGS[status],
+            "content": {"application/json": {"schema": error}},
+        }
+    return {"summary": summary, "parameters": parameters, "responses": responses}
 
 
 _MEANINGS = {
@@ -101,25 +179,13 @@ _MEANINGS = {
     403: "The request comes from another origin, or addresses the server by another name",
     404: "There is no such view, topic or row",
     409: "The view is served from a version",
-    410: "The tick or offset is no longer retained, or has not come yet; the message says which are",
+    410: (
+        "The tick or offset is no longer retained, or has not come yet; the message says which are"
+    ),
     413: "The request is too large",
     415: "The request is not JSON",
     503: "Try again later",
 }
-
-
-def _refusals(*statuses: int) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in ("error", "message", "fix")},
-    }
-    return {
-        str(status): {
-            "description": _MEANINGS[status],
-            "content": {"application/json": {"schema": schema}},
-        }
-        for status in statuses
-    }
 
 
 def _json(what: str) -> dict[str, Any]:
@@ -149,61 +215,6 @@ def _parameter(
     }
 
 
-def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The view", location="path"),
-        _parameter("key", "One row: once for each column of the key, in order", _STRINGS),
-        _parameter(
-            "from", "The first key, or its first columns; of a stream, the first tick", _STRINGS
-        ),
-        _parameter("to", "The key before which to stop", _STRINGS),
-        _parameter(
-            "order", "The order of the key; of a stream, of appending", {"enum": ["asc", "desc"]}
-        ),
-        _parameter(
-            "limit",
-            "How many rows",
-            {"type": "integer", "minimum": 1, "maximum": limits.max_rows, "default": limits.rows},
-        ),
-        _parameter(
-            "at_least",
-            "Wait until the view contains these offsets: TOPIC:PARTITION:END, joined by commas",
-        ),
-        _parameter(
-            "wait",
-            f"How long to wait for it; at most {limits.max_wait_s:g} seconds",
-            {"type": "string", "default": f"{limits.wait_s:g} seconds"},
-        ),
-        _parameter(
-            "at_tick", "The view as it was at an earlier tick", {"type": "integer", "minimum": 0}
-        ),
-    ]
-
-
-def _changes_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The view", location="path"),
-        _parameter("key", "Only rows whose key begins with these values", _STRINGS),
-        _parameter(
-            "where", "Only rows that meet a condition, such as: amount >= 100 and region = eu"
-        ),
-        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
-    ]
-
-
-def _tail_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The topic", location="path"),
-        _parameter("where", "Only rows that meet a condition"),
-        _parameter(
-            "last",
-            "How many of the rows that each partition already has",
-            {"type": "integer", "minimum": 0, "default": 0},
-        ),
-        _parameter("Last-Event-ID", "The id of the last event received", location="header"),
-    ]
-
-
 def _ask() -> dict[str, Any]:
     parameters = [
         _parameter("name", "The question's name", location="path"),
@@ -228,15 +239,6 @@ def _ask() -> dict[str, Any]:
         ),
         "requestBody": body,
     }
-
-
-def _replay_parameters() -> list[dict[str, Any]]:
-    return [
-        _parameter("name", "The topic whose dead letters to replay", location="path"),
-        _parameter(
-            "offset", "Only the dead letter at this offset", {"type": "integer", "minimum": 0}
-        ),
-    ]
 
 
 def _sql(limits: Limits) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Read-your-writes: `at_least=OFFSETS` waits until a view contains the rows up to these offsets.
 
 Offsets are written `orders:0:18,orders:1:20`: topic, partition, and the offset after the last row,
-as `str(producer.append(…))` returns them. A view contains them once it shows a tick that covers them
-in each partition; the pipeline's tick journal says which ticks do.
+as `str(producer.append(…))` returns them. A view contains them once it shows a tick that covers
+them in each partition; the pipeline's tick journal says which ticks do.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError, InputError, UnknownTopic, nearest
+from headrace.http.responses import Refused
 from headrace.log.api import Log
-from headrace.serve.pipeline_status import pipeline_name
-from headrace.serve.requests import ReadPool, Refused
+from headrace.run_status import pipeline_name
+from headrace.serve.requests import ReadPool
 from headrace.serve.stores import ServedStore
 
 _PART = re.compile(r"([A-Za-z0-9._-]{1,200}):([0-9]{1,9}):([0-9]{1,18})")

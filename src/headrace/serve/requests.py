@@ -1,7 +1,7 @@
-"""What the handlers of requests share: limits, parameters and bodies, JSON responses, errors as HTTP
-statuses, a pool of reading threads, and values parsed by a column's type.
+"""What the handlers of requests share: limits, parameters and bodies, rows as JSON, a pool of
+reading threads, and values parsed by a column's type.
 
-The handlers themselves are in `app.py`.
+The handlers themselves are in `app.py`; responses and errors in `headrace.http.responses`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,13 @@ from urllib.parse import unquote_plus
 
 import pyarrow as pa
 from starlette.requests import Request
-from starlette.responses import Response
 
 from headrace.durations import to_us
 from headrace.errors import (
-    ChangesGone,
-    ConfigurationError,
-    HeadraceError,
     InputError,
-    OffsetOutOfRange,
-    RetryError,
-    UnknownTopic,
-    UnknownVersion,
-    UnknownView,
     nearest,
 )
+from headrace.http.responses import Refused
 from headrace.types.json_codec import decode_rows_exactly, is_text_encoded, object_text
 from headrace.types.schema import type_name
 from headrace.views.file import ViewInfo
@@ -38,9 +30,7 @@ from headrace.views.file import ViewInfo
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a server. The defaults fit a laptop and a small machine alike; tests and
-    `bench_serve.py` choose others.
-    """
+    """The bounds of a server. The defaults fit a laptop and a small machine alike."""
 
     poll_s: float = 0.05
     """How often a view store or topic with subscribers is polled."""
@@ -77,16 +67,7 @@ class Limits:
 # Responses
 
 
-JSON_HEADERS = [(b"cache-control", b"no-store"), (b"content-type", b"application/json")]
 _BATCH_ROWS = 65_536
-
-
-class Refused(HeadraceError):
-    """A request is refused with a certain HTTP status."""
-
-    def __init__(self, status: int, message: str, *, fix: str = "") -> None:
-        super().__init__(message, fix=fix)
-        self.status = status
 
 
 class NoSuchRow(Refused):
@@ -97,45 +78,6 @@ class NoSuchRow(Refused):
         super().__init__(
             404, f"The view {view!r} {verb} no row for the key {', '.join(key)} at tick {tick}."
         )
-
-
-def json_response(
-    content: bytes | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    body = (
-        content if isinstance(content, bytes) else json.dumps(content, ensure_ascii=False).encode()
-    )
-    return Response(
-        body,
-        status,
-        headers={"cache-control": "no-store", **(headers or {})},
-        media_type="application/json",
-    )
-
-
-def error_response(error: HeadraceError) -> Response:
-    status = http_status(error)
-    headers = {"retry-after": "1"} if status == 503 else {}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return json_response(
-        {"error": type(error).__name__, "message": error.message, "fix": error.fix}, status, headers
-    )
-
-
-def http_status(error: HeadraceError) -> int:
-    """The HTTP status of an error, by what the caller can do: request something else, correct the
-    request, or retry.
-    """
-    if isinstance(error, Refused):
-        return error.status
-    if isinstance(error, UnknownView | UnknownVersion | UnknownTopic):
-        return 404
-    if isinstance(error, ChangesGone | OffsetOutOfRange):
-        return 410
-    if isinstance(error, InputError):
-        return 400
-    return 503 if isinstance(error, RetryError | ConfigurationError) else 500
 
 
 def head_json(view: str, version: str | None, tick: int) -> str:

@@ -5,7 +5,7 @@
     print(server.address)
     server.stop()
 
-The server has its own event loop, and ends with its process. `headrace.http_server` has the sockets
+The server has its own event loop, and ends with its process. `headrace.http.server` has the sockets
 and threads.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from headrace.http_server import HttpServer, PortTaken, listen
+from headrace.http.access import check_listening
+from headrace.http.server import HttpServer, PortTaken, listen
 from headrace.log import open_log
 from headrace.log.api import Log
-from headrace.serve.access import check_listening
 from headrace.serve.app import Service, make_app
 from headrace.serve.requests import Limits
 

@@ -26,7 +26,7 @@ from headrace.errors import (
     UnknownVersion,
     UnknownView,
 )
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translate_errors
 from headrace.views.lookup import Lookup
 from headrace.views.reader import ViewReader
@@ -72,7 +72,7 @@ class ServedStore:
             self.forget_lookup(view)
             with self.reader.snapshot() as snap:
                 info = snap.view(view)
-            lookup = self._lookups[view] = Lookup(self.path, info)
+            lookup = self._lookups[view] = Lookup.open(self.path, info)
             lookup.refresh()
         return lookup
 
@@ -270,7 +270,16 @@ def switch(state: Path, view: str, version: str | None) -> None:
     again. The switch is atomic. UnknownView or UnknownVersion if there is nothing to switch to.
     """
     if version is None:
-        _check_pipeline_view(state, view)
+        with ViewReader(state / VIEWS_FILE) as reader:
+            names = [info.name for info in reader.views()]
+        if view not in names and view not in read_served(state):
+            raise UnknownView(view, names)
+        if view not in names:
+            raise ConfigurationError(
+                f"There is no view {view!r} of the pipeline itself to switch back to: it was"
+                " dropped.",
+                fix="run the pipeline: if it declares the view, it rebuilds it. Then switch back.",
+            )
     else:
         path = version_directory(state, version) / VIEWS_FILE
         if not path.is_file():
@@ -285,16 +294,3 @@ def switch(state: Path, view: str, version: str | None) -> None:
         served[view] = version
     content = json.dumps({"format": FORMAT, "views": served}).encode()
     write_atomically(state / SERVED_FILE, content, durable=True)
-
-
-def _check_pipeline_view(state: Path, view: str) -> None:
-    with ViewReader(state / VIEWS_FILE) as reader:
-        names = [info.name for info in reader.views()]
-    if view in names:
-        return
-    if view not in read_served(state):
-        raise UnknownView(view, names)
-    raise ConfigurationError(
-        f"There is no view {view!r} of the pipeline itself to switch back to: it was dropped.",
-        fix="run the pipeline: if it declares the view, it rebuilds it. Then switch back.",
-    )

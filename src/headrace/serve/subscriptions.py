@@ -2,10 +2,10 @@
 (`GET /topics/NAME/tail`). `channels.py` delivers the events.
 
 A subscriber of a view receives its rows first, then one event for each tick that changed it, in
-order and each once. The id of an event is its tick, with the version in front (`v2:57`) if a version
-is served instead of the pipeline's own view. A subscriber that reconnects with the last id it
-received continues after it. If another version is served, or the store was rebuilt, the subscriber
-receives a new snapshot.
+order and each once. The id of an event is its tick, with the version in front (`v2:57`) if a
+version is served instead of the pipeline's own view. A subscriber that reconnects with the last id
+it received continues after it. If another version is served, or the store was rebuilt, the
+subscriber receives a new snapshot.
 
 A subscriber of a topic receives the rows as they are appended. The id of an event says how far each
 partition was read (`0:17,1:20`).
@@ -271,9 +271,9 @@ def _is_served(resume: ResumePoint, location: ViewLocation) -> bool:
 
 # Selections
 #
-# A subscriber may want only the rows of one key, or those that meet a condition such as
-# `amount >= 100 and region = eu`: comparisons of a column with a value, joined by `and`. Of an update
-# that crosses the condition only one half is selected. The row appears (an insert) or disappears (a
+# A subscriber may want only the rows of one key, or those that meet a condition such as `amount >=
+# 100 and region = eu`: comparisons of a column with a value, joined by `and`. Of an update that
+# crosses the condition only one half is selected. The row appears (an insert) or disappears (a
 # delete), so a subscriber that maintains the rows that meet the condition stays correct.
 
 
@@ -305,9 +305,27 @@ def parse_selection(
     """The selection of the rows of a view or topic whose key begins with `texts` and that meet the
     condition `where`. None if it selects all rows.
     """
-    conditions = _key_conditions(name, schema, key, texts) if texts else []
+    if texts and not key:
+        raise InputError(
+            f"The view {name!r} is a stream: its rows have no key.", fix="choose rows with where=."
+        )
+    if len(texts) > len(key):
+        raise InputError(
+            f"{len(texts)} values came for the key of the view {name!r}, which is"
+            f" ({', '.join(key)}).",
+            fix="give key= once for each.",
+        )
+    conditions = [
+        _compare(schema.field(column), "=", text) for column, text in zip(key, texts, strict=False)
+    ]
     if where is not None:
-        conditions += [_comparison(name, schema, part) for part in _split_condition(where)]
+        if len(where) > MAX_TEXT:
+            raise InputError(
+                f"The condition has {len(where):,} characters; the limit is {MAX_TEXT:,}."
+            )
+        # Split at `and`, but not inside quotes.
+        parts = re.split(r"\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", where, flags=re.IGNORECASE)
+        conditions += [_comparison(name, schema, part) for part in parts]
     if not conditions:
         return None
     return RowSelection(name, tuple(texts), where, as_changes, tuple(conditions))
@@ -332,31 +350,6 @@ class RowSelection:
         if not self.as_changes or CHANGE_TYPE not in rows.schema.names:
             return rows.filter(target)
         return _split_updates(rows, target.to_numpy().astype(np.bool_)).filter(target)
-
-
-def _key_conditions(
-    name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[str]
-) -> list[Condition]:
-    if not key:
-        raise InputError(
-            f"The view {name!r} is a stream: its rows have no key.", fix="choose rows with where=."
-        )
-    if len(texts) > len(key):
-        raise InputError(
-            f"{len(texts)} values came for the key of the view {name!r}, which is"
-            f" ({', '.join(key)}).",
-            fix="give key= once for each.",
-        )
-    return [
-        _compare(schema.field(column), "=", text) for column, text in zip(key, texts, strict=False)
-    ]
-
-
-def _split_condition(where: str) -> list[str]:
-    """Split a condition at `and`, but not inside quotes."""
-    if len(where) > MAX_TEXT:
-        raise InputError(f"The condition has {len(where):,} characters; the limit is {MAX_TEXT:,}.")
-    return re.split(r"\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", where, flags=re.IGNORECASE)
 
 
 def _comparison(of: str, schema: pa.Schema, text: str) -> Condition:

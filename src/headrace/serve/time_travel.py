@@ -1,5 +1,5 @@
-"""Reads a view as of an earlier tick (`at_tick=`): the current rows, with the retained changes since
-that tick undone.
+"""Reads a view as of an earlier tick (`at_tick=`): the current rows, with the retained changes
+since that tick undone.
 
 The first change of a key after the tick says what the key was at the tick. Before an insert there
 was no row; a delete, or the first half of an update, holds the old row.
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, INSERT, UPDATE_POSTIMAGE
 from headrace.errors import ChangesGone
-from headrace.serve.requests import Refused
+from headrace.http.responses import Refused
 from headrace.views.file import ViewInfo
 from headrace.views.reader import Snapshot
 

@@ -18,16 +18,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import InputError, UnknownView, nearest
-from headrace.serve.pipeline_status import read_plan, read_status
+from headrace.http.responses import Refused, json_response
+from headrace.run_status import read_plan, read_status_fields
 from headrace.serve.requests import (
     Limits,
     NoSuchRow,
-    Refused,
     RequestParameters,
     bounded_seconds,
     head_json,
     is_written_as_text,
-    json_response,
     parse_key,
     read_json,
     rows_json,
@@ -73,7 +72,7 @@ def shed_rows(directory: Path) -> dict[str, dict[str, int]]:
     """The input rows that a pipeline shed under load (`hr.shed`), exactly counted: by view, the
     number of rows per topic. Views that miss no rows are left out.
     """
-    status, plan = read_status(directory), read_plan(directory)
+    status, plan = read_status_fields(directory), read_plan(directory)
     counts = {} if status is None else status.get("counts", {})
     shed = {
         name.removesuffix(_SHED_SUFFIX): count

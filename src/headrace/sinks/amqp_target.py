@@ -203,7 +203,13 @@ class AmqpPublisher:
             for attempt in range(1, MAX_ATTEMPTS):
                 if not left:
                     break
-                self._pause(REJECTED_BACKOFF.pause_s(attempt))
+                # Wait, while the connection's heartbeats go on.
+                pause_s = REJECTED_BACKOFF.pause_s(attempt)
+                loop = self._connection.ioloop
+                loop.call_later(pause_s, loop.stop)
+                loop.start()
+                if self._failure is not None:
+                    raise self._failure
                 left = self._publish_all(routing_key, left)
         except self._connection_errors as error:
             self.close()
@@ -233,14 +239,6 @@ class AmqpPublisher:
             in_flight += len(message.body)
         self._run_until(lambda: not self._unconfirmed, CONFIRM_S)
         return [message for message in messages if message.id in self._rejected]
-
-    def _pause(self, pause_s: float) -> None:
-        """Wait, while the connection's heartbeats go on."""
-        loop = self._connection.ioloop
-        loop.call_later(pause_s, loop.stop)
-        loop.start()
-        if self._failure is not None:
-            raise self._failure
 
     def _publish(self, routing_key: str, message: AmqpMessage) -> None:
         properties = self._pika.BasicProperties(

@@ -140,30 +140,8 @@ class AtLeastOnceTarget(Target):
         self._failure = None
         self._applied_offsets = dict(batch.stop)
         refused: list[Refusal] = []
-        rows = self._in_topic_order(batch)
-        for start in range(0, rows.num_rows, self._request_rows):
-            try:
-                self._check_stopped()
-                self._send(rows.slice(start, self._request_rows), refused)
-            except TargetUnavailable as error:
-                self._failure = error
-                self._applied_offsets = _offsets_before(batch, rows, start)
-                break
-        return refused
-
-    def _check_stopped(self) -> None:
-        if self.stopped.is_set():
-            raise TargetUnavailable(
-                "The sink was told to stop.", fix="nothing: it resumes from here."
-            )
-
-    def _send(self, rows: pa.Table, refused: list[Refusal]) -> None:
-        bisect_refused(rows, rows.select(OFFSET_COLUMNS), self._post, refused)
-
-    def _in_topic_order(self, batch: SinkBatch) -> pa.Table:
-        """Return upserts and deletes in the order of partitions and offsets. Of a deleted row only
-        the key is not null.
-        """
+        # Upserts and deletes in the order of partitions and offsets. Of a deleted row only
+        # the key is not null.
         upserts = batch.upserts.select(self._columns)
         if CHANGE_TYPE in batch.upserts.column_names:
             change = batch.upserts[CHANGE_TYPE]
@@ -185,9 +163,28 @@ class AtLeastOnceTarget(Target):
                     batch.delete_offsets,
                 )
             )
-        return pa.concat_tables(parts).sort_by(
+        rows = pa.concat_tables(parts).sort_by(
             [(PARTITION_COLUMN, "ascending"), (OFFSET_COLUMN, "ascending")]
         )
+        for start in range(0, rows.num_rows, self._request_rows):
+            failure: TargetUnavailable | None = None
+            if self.stopped.is_set():
+                failure = TargetUnavailable(
+                    "The sink was told to stop.", fix="nothing: it resumes from here."
+                )
+            else:
+                try:
+                    self._send(rows.slice(start, self._request_rows), refused)
+                except TargetUnavailable as error:
+                    failure = error
+            if failure is not None:
+                self._failure = failure
+                self._applied_offsets = _offsets_before(batch, rows, start)
+                break
+        return refused
+
+    def _send(self, rows: pa.Table, refused: list[Refusal]) -> None:
+        bisect_refused(rows, rows.select(OFFSET_COLUMNS), self._post, refused)
 
     def _record_refused(self, reason: str) -> None:
         self._refused_in_a_row += 1

@@ -96,7 +96,21 @@ def target_shape(
         fields = [*fields, *change_fields, *_OFFSET_FIELDS]
         key = tuple(OFFSET_COLUMNS)
     else:
-        key = _merge_key(info, key, [field.name for field in fields])
+        names = [field.name for field in fields]
+        if info.is_table and key and key != info.key:
+            raise InputError(
+                f"The table {info.name!r} has the key {', '.join(info.key)}, not {', '.join(key)}.",
+                fix="leave out key=…: a table is merged by its own key.",
+            )
+        key = key or info.key
+        if not key:
+            raise InputError(
+                f"The topic {info.name!r} has no key to merge by.",
+                fix="give key=… (--key …), or use mode='append'.",
+            )
+        for name in key:
+            if name not in names:
+                raise UnknownColumn(name, names, where=f"The topic {info.name!r}")
     return TargetShape(
         topic=info.name,
         topic_id=info.id,
@@ -108,24 +122,6 @@ def target_shape(
 
 
 _OFFSET_FIELDS = [pa.field(PARTITION_COLUMN, pa.int32()), pa.field(OFFSET_COLUMN, pa.int64())]
-
-
-def _merge_key(info: TopicInfo, key: tuple[str, ...], names: list[str]) -> tuple[str, ...]:
-    if info.is_table and key and key != info.key:
-        raise InputError(
-            f"The table {info.name!r} has the key {', '.join(info.key)}, not {', '.join(key)}.",
-            fix="leave out key=…: a table is merged by its own key.",
-        )
-    key = key or info.key
-    if not key:
-        raise InputError(
-            f"The topic {info.name!r} has no key to merge by.",
-            fix="give key=… (--key …), or use mode='append'.",
-        )
-    for name in key:
-        if name not in names:
-            raise UnknownColumn(name, names, where=f"The topic {info.name!r}")
-    return key
 
 
 @dataclass(frozen=True)

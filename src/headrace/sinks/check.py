@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,15 +54,19 @@ class ExpectedRows(Closeable):
     grows. Rows are stored as JSON, so that two rows are equal if their texts are.
     """
 
-    def __init__(self, shape: TargetShape) -> None:
+    def __init__(self, shape: TargetShape, db: sqlite3.Connection) -> None:
         self.shape = shape
         self._schema = _as_compared(shape.schema)
-        self._db = sqlite3.connect("", isolation_level=None)  # in memory, up to the cache's size
-        self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._db.execute("PRAGMA journal_mode = MEMORY")
-        self._db.execute(
-            "CREATE TABLE rows (key BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID"
-        )
+        self._db = db
+
+    @classmethod
+    def open(cls, shape: TargetShape) -> Self:
+        """Create the temporary database."""
+        db = sqlite3.connect("", isolation_level=None)  # in memory, up to the cache's size
+        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        db.execute("PRAGMA journal_mode = MEMORY")
+        db.execute("CREATE TABLE rows (key BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID")
+        return cls(shape, db)
 
     def close(self) -> None:
         self._db.close()
@@ -294,7 +298,7 @@ def compare(sink: SinkSpec, log: Log, topic: str, *, max_examples: int = 20) -> 
     """Compare a sink's target with its topic. Nothing is changed."""
     shape = sink.shape_for(log.topic(topic))
     read_only = replace(sink, create=False)
-    with read_only.open(shape, log) as target, ExpectedRows(shape) as expected:
+    with read_only.open(shape, log) as target, ExpectedRows.open(shape) as expected:
         target.prepare()
         checkpoint, chunks = target.contents()
         positions = dict(checkpoint.positions) if checkpoint is not None else {}

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
 from headrace.durations import to_us
@@ -112,13 +114,7 @@ def sqlite(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.sqlite("shop.db", table="orders").run("orders", log="file:data")
     """
-    return _sink("sqlite", _open_sqlite, settings, path=str(path))
-
-
-def _open_sqlite(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.sqlite_target import SqliteTarget
-
-    return SqliteTarget(sink, shape)
+    return _sink("sqlite", settings, path=str(path))
 
 
 def postgres(url: str, **settings: Any) -> Sink:
@@ -138,13 +134,7 @@ def postgres(url: str, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.postgres("postgresql://app@db/shop", table="reports.orders")
     """
-    return _sink("postgres", _open_postgres, settings, url=url)
-
-
-def _open_postgres(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.postgres_target import PostgresTarget
-
-    return PostgresTarget(sink, shape)
+    return _sink("postgres", settings, url=url)
 
 
 def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
@@ -170,13 +160,7 @@ def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
             f"hr.sinks.redis has no encoding {encoding!r}: {nearest(encoding, ['hash', 'json'])}"
         )
     settings.setdefault("batch_rows", 10_000)
-    return _sink("redis", _open_redis, settings, url=url, encoding=encoding)
-
-
-def _open_redis(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.redis_target import RedisTarget
-
-    return RedisTarget(sink, shape)
+    return _sink("redis", settings, url=url, encoding=encoding)
 
 
 def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
@@ -202,13 +186,7 @@ def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
         raise InputError(
             f"hr.sinks.parquet cannot have {buckets} buckets.", fix="choose from 1 to 10,000."
         )
-    return _sink("parquet", _open_parquet, settings, path=str(path), buckets=buckets)
-
-
-def _open_parquet(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.parquet_target import ParquetTarget
-
-    return ParquetTarget(sink, shape)
+    return _sink("parquet", settings, path=str(path), buckets=buckets)
 
 
 def delta(path: str | Path, **settings: Any) -> Sink:
@@ -227,13 +205,7 @@ def delta(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.delta("lake", table="orders")
     """
-    return _sink("delta", _open_delta, settings, path=str(path))
-
-
-def _open_delta(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.delta_target import DeltaTarget
-
-    return DeltaTarget(sink, shape)
+    return _sink("delta", settings, path=str(path))
 
 
 def search(path: str | Path, **settings: Any) -> Sink:
@@ -252,13 +224,7 @@ def search(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.search("products").run("products", log="file:data")
     """
-    return _sink("search", _open_search, settings, path=str(path))
-
-
-def _open_search(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.search_target import SearchTarget
-
-    return SearchTarget(sink, shape)
+    return _sink("search", settings, path=str(path))
 
 
 def webhook(
@@ -312,13 +278,7 @@ def webhook(
         timeout_s=to_us(timeout, what="timeout") / 1e6,
         internal=as_tuple(internal),
     )
-    return _sink("webhook", _open_webhook, settings, endpoint=endpoint, request_rows=request_rows)
-
-
-def _open_webhook(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.webhook_target import WebhookTarget
-
-    return WebhookTarget(sink, shape)
+    return _sink("webhook", settings, endpoint=endpoint, request_rows=request_rows)
 
 
 def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **settings: Any) -> Sink:
@@ -344,33 +304,70 @@ def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **sett
     from headrace.amqp import check_url
 
     settings.setdefault("batch_rows", 1_000)
-    return _sink(
-        "amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key
-    )
+    return _sink("amqp", settings, url=check_url(url), exchange=exchange, routing_key=routing_key)
 
 
-def _open_amqp(sink: SinkSpec, shape: TargetShape) -> Target:
-    from headrace.sinks.amqp_target import AmqpTarget
+@dataclass(frozen=True)
+class SinkKind:
+    """What the package must know about a built-in kind of sink.
 
-    return AmqpTarget(sink, shape)
+    Attributes:
+        declare: The function of `hr.sinks`.
+        target: Where what opens the target is found, as `module:name`. It is imported when a sink
+            of the kind is run.
+        url: The form of its URLs, for messages.
+        schemes: The schemes of its URLs; by default the name of the kind.
+        may_repeat: Whether the target may get a row again, and so gets marks with the rows.
+    """
+
+    declare: Callable[..., Sink]
+    target: str
+    url: str
+    schemes: tuple[str, ...] = ()
+    may_repeat: bool = False
 
 
-def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
+KINDS = {
+    "sqlite": SinkKind(sqlite, "sqlite_target:SqliteTarget.open", "sqlite:PATH"),
+    "parquet": SinkKind(parquet, "parquet_target:ParquetTarget", "parquet:DIRECTORY"),
+    "delta": SinkKind(delta, "delta_target:DeltaTarget", "delta:DIRECTORY"),
+    "search": SinkKind(search, "search_target:SearchTarget", "search:DIRECTORY"),
+    "postgres": SinkKind(
+        postgres,
+        "postgres_target:PostgresTarget.open",
+        "postgresql://USER@HOST/DATABASE",
+        schemes=("postgres", "postgresql"),
+    ),
+    "redis": SinkKind(
+        redis, "redis_target:RedisTarget", "redis://HOST", schemes=("redis", "rediss")
+    ),
+    "amqp": SinkKind(
+        amqp, "amqp_target:AmqpTarget", "amqp://HOST", schemes=("amqp", "amqps"), may_repeat=True
+    ),
+    "webhook": SinkKind(
+        webhook, "webhook_target:WebhookTarget", "webhook:https://HOST/PATH", may_repeat=True
+    ),
+}
+"""The built-in kinds of sinks. A new one needs an entry here, and what the entry names."""
+
+
+def _sink(kind: str, settings: dict[str, Any], **options: Any) -> Sink:
     check_settings(f"hr.sinks.{kind}", settings, _SETTINGS)
     return Sink(
         kind=kind,
-        opener=opener,
+        opener=open_target,
         key=as_tuple(settings.pop("key", ())),
         options=options,
-        keeps_marks=kind in {"webhook", "amqp"},
+        keeps_marks=KINDS[kind].may_repeat,
         **settings,
     )
 
 
-_EXAMPLES = (
-    "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY,"
-    " postgresql://USER@HOST/DATABASE, redis://HOST, amqp://HOST, webhook:https://HOST/PATH"
-)
+def open_target(sink: SinkSpec, shape: TargetShape) -> Target:
+    """Open the target of a built-in kind, whose driver is imported now."""
+    module, _, name = KINDS[sink.kind].target.partition(":")
+    opener = attrgetter(name)(import_module(f"headrace.sinks.{module}"))
+    return cast("Target", opener(sink, shape))
 
 
 def from_url(url: str, **settings: Any) -> Sink:
@@ -391,23 +388,12 @@ def from_url(url: str, **settings: Any) -> Sink:
         >>> hr.sinks.from_url("sqlite:shop.db", table="orders")
     """
 
-    def with_path(declare: Callable[..., Sink]) -> Callable[[str], Sink]:
-        return lambda url: declare(without_scheme(url), **settings)
-
-    def with_url(declare: Callable[..., Sink]) -> Callable[[str], Sink]:
-        return lambda url: declare(url, **settings)
+    def builder(kind: SinkKind) -> Callable[[str], Sink]:
+        takes_url = any(kind.url.startswith(f"{scheme}://") for scheme in kind.schemes)
+        return lambda url: kind.declare(url if takes_url else without_scheme(url), **settings)
 
     builders = {
-        "delta": with_path(delta),
-        "parquet": with_path(parquet),
-        "search": with_path(search),
-        "sqlite": with_path(sqlite),
-        "postgres": with_url(postgres),
-        "postgresql": with_url(postgres),
-        "redis": with_url(redis),
-        "rediss": with_url(redis),
-        "amqp": with_url(amqp),
-        "amqps": with_url(amqp),
-        "webhook": lambda url: webhook(url.removeprefix("webhook:"), **settings),
+        scheme: builder(kind) for name, kind in KINDS.items() for scheme in kind.schemes or (name,)
     }
-    return build_from_url(url, builders, what="a sink", examples=_EXAMPLES)
+    examples = ", ".join(kind.url for kind in KINDS.values())
+    return build_from_url(url, builders, what="a sink", examples=examples)

@@ -2,8 +2,8 @@
 
 A batch is one commit of Delta's log: an append, or a merge by key. The checkpoint is in Delta's
 transaction identifiers, which are names with a number field: the owner, the epoch, and the next
-offset of field partition. A commit is made on top of exactly the version that was read, and fails if
-there is a newer one by then. So an older owner cannot write.
+offset of field partition. A commit is made on top of exactly the version that was read, and fails
+if there is a newer one by then. So an older owner cannot write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.sinks.parquet_target import filter_by_keys
-from headrace.views.types import is_time_text, time_array, time_text
+from headrace.types.sqlite_codec import is_time_text, time_array, time_text
 
 try:
     import deltalake
@@ -193,7 +193,9 @@ class DeltaTarget(Target):
         )
 
     def _topic_in_history(self) -> str:
-        """Return the topic that the table was last filled from; identifiers have its digest only."""
+        """Return the topic that the table was last filled from; identifiers have its digest
+        only.
+        """
         return next(
             (
                 str(entry[_TOPIC_NAME])

@@ -1,8 +1,8 @@
 """The target `parquet`: a directory of Parquet files, and a manifest that says which of them form
 the table.
 
-In append mode column commit adds a file. In merge mode rows are spread over buckets by their key, one
-file column, and a commit rewrites the buckets whose keys it touches. Data files are written and
+In append mode column commit adds a file. In merge mode rows are spread over buckets by their key,
+one file column, and a commit rewrites the buckets whose keys it touches. Data files are written and
 synced first; the manifest, which also contains the checkpoint, is the commit. A file that no
 manifest names is removed at the next start.
 """
@@ -172,18 +172,15 @@ class ParquetTarget(Target):
     ) -> SinkCheckpoint:
         checkpoint = super().begin(owner, resume=resume, start_over=start_over)
         with _driver_errors():
-            self._remove_unused_files()
+            # Remove files that were replaced, or left behind by a process that was killed before
+            # its commit. Another process that still writes is not the owner any more, and cannot
+            # commit.
+            named = set(read_manifest(self.directory).names)
+            for path in self.directory.glob("*.parquet"):
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+            remove_old_manifests(self.directory)
         return checkpoint
-
-    def _remove_unused_files(self) -> None:
-        """Remove files that were replaced, or left behind by a process that was killed before its
-        commit. Another process that still writes is not the owner any more, and cannot commit.
-        """
-        named = set(read_manifest(self.directory).names)
-        for path in self.directory.glob("*.parquet"):
-            if path.name not in named:
-                path.unlink(missing_ok=True)
-        remove_old_manifests(self.directory)
 
     # A commit
 
@@ -235,8 +232,8 @@ class ParquetTarget(Target):
     def _rewrite_bucket(
         self, bucket: int, batch: SinkBatch, names: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """Write a bucket's rows with the batch applied. Returns the name of the new file, or nothing
-        if no row is left.
+        """Write a bucket's rows with the batch applied. Returns the name of the new file, or
+        nothing if no row is left.
         """
         upserts, deletes = (
             rows.filter(pa.array(self._buckets_of(rows) == bucket))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.csv
@@ -39,7 +39,7 @@ from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import json_text
 from headrace.types.schema import quote_identifier
-from headrace.views.types import is_time_text, nested_array, nested_text, time_text
+from headrace.types.sqlite_codec import is_time_text, nested_array, nested_text, time_text
 
 # Values
 
@@ -152,7 +152,8 @@ def driver_errors() -> Iterator[None]:
             raise TargetMismatch(
                 f"Postgres: {text}",
                 fix=(
-                    "make the table as the topic needs it, or grant the missing privilege; then start"
+                    "make the table as the topic needs it, or grant the missing privilege; then"
+                    " start"
                     " the sink again."
                 ),
             ) from error
@@ -166,7 +167,7 @@ def driver_errors() -> Iterator[None]:
 
 
 class PostgresTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape, db: Any) -> None:
         super().__init__(sink, shape)
         self._name = (
             ".".join(map(quote_identifier, sink.table.split(".")))
@@ -174,7 +175,12 @@ class PostgresTarget(Target):
             else quote_identifier(shape.topic)
         )
         self._is_first_fill = False
-        self._db = _connect(sink.options["url"])
+        self._db = db
+
+    @classmethod
+    def open(cls, sink: SinkSpec, shape: TargetShape) -> Self:
+        """Connect to the database."""
+        return cls(sink, shape, _connect(sink.options["url"]))
 
     def close(self) -> None:
         self._db.close()
@@ -184,7 +190,18 @@ class PostgresTarget(Target):
     def prepare(self) -> None:
         with driver_errors(), self._db.transaction():
             self._lock()
-            self._create_checkpoint_table()
+            # Create the table if it is missing. The check comes first, so that a role that may not
+            # create tables can use an existing one.
+            self._db.execute(
+                "SELECT pg_advisory_xact_lock(4871)"
+            )  # one lock for all targets, so that two do not create it at once
+            if self._db.execute(
+                "SELECT to_regclass(%s) IS NULL", (CHECKPOINT_TABLE,)
+            ).fetchone() == (True,):
+                self._execute_ddl(
+                    f"CREATE TABLE {CHECKPOINT_TABLE} (target text PRIMARY KEY, applied text NOT"
+                    " NULL)"
+                )
             existing = self._column_names()
             if existing is None:
                 self._create()
@@ -201,20 +218,6 @@ class PostgresTarget(Target):
             self._db.execute(
                 "CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT"
                 f" {_identifiers(self.shape.key)} FROM {self._name} WITH NO DATA"
-            )
-
-    def _create_checkpoint_table(self) -> None:
-        """Create the table if it is missing. The check comes first, so that a role that may not
-        create tables can use an existing one.
-        """
-        self._db.execute(
-            "SELECT pg_advisory_xact_lock(4871)"
-        )  # one lock for all targets, so that two do not create it at once
-        if self._db.execute("SELECT to_regclass(%s) IS NULL", (CHECKPOINT_TABLE,)).fetchone() == (
-            True,
-        ):
-            self._execute_ddl(
-                f"CREATE TABLE {CHECKPOINT_TABLE} (target text PRIMARY KEY, applied text NOT NULL)"
             )
 
     def _column_names(self) -> list[str] | None:
@@ -269,7 +272,8 @@ class PostgresTarget(Target):
             raise TargetMismatch(
                 f"Postgres: {error.diag.message_primary}.",
                 fix=(
-                    f"as a role that may, run: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on"
+                    f"as a role that may, run: {statement}; and GRANT SELECT, INSERT, UPDATE,"
+                    " DELETE on"
                     " it to this one."
                 ),
             ) from error
@@ -315,7 +319,8 @@ class PostgresTarget(Target):
 
     def write_checkpoint(self, checkpoint: SinkCheckpoint) -> None:
         statement = (
-            f"INSERT INTO {CHECKPOINT_TABLE} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied ="
+            f"INSERT INTO {CHECKPOINT_TABLE} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET"
+            " applied ="
             " excluded.applied"
         )
         self._db.execute(statement, (self._name, checkpoint.to_json()))
@@ -369,7 +374,8 @@ class PostgresTarget(Target):
         with self._savepoint():
             self._copy(_STAGED_ROWS, rows)
             self._db.execute(
-                f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGED_ROWS} {on_conflict}"
+                f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGED_ROWS}"
+                f" {on_conflict}"
             )
             self._db.execute(f"TRUNCATE {_STAGED_ROWS}")
 
@@ -416,16 +422,18 @@ class PostgresTarget(Target):
             self._copy(_STAGED_KEYS, keys.select(list(self.shape.key)))
             return self._table(
                 self._db.execute(
-                    f"SELECT {self._select_list()} FROM {self._name} AS target JOIN {_STAGED_KEYS} AS wanted"
+                    f"SELECT {self._select_list()} FROM {self._name} AS target JOIN {_STAGED_KEYS}"
+                    " AS wanted"
                     f" ON {same}"
                 ).fetchall()
             )
 
     def _select_list(self) -> str:
-        return ", ".join(
-            f"target.{quote_identifier(field.name)}{'::text' if pa.types.is_nested(field.type) else ''}"
-            for field in self.shape.schema
-        )
+        names = []
+        for field in self.shape.schema:
+            cast = "::text" if pa.types.is_nested(field.type) else ""
+            names.append(f"target.{quote_identifier(field.name)}{cast}")
+        return ", ".join(names)
 
     def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
@@ -447,7 +455,8 @@ def _connect(url: str) -> psycopg.Connection[Any]:
             raise ConfigurationError(
                 f"Postgres refuses the connection: {text}",
                 fix=(
-                    "check the URL, the database and the role; a password can be in PGPASSWORD or in"
+                    "check the URL, the database and the role; a password can be in PGPASSWORD or"
+                    " in"
                     " ~/.pgpass."
                 ),
             ) from error

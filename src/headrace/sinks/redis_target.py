@@ -3,7 +3,8 @@
 Rows and checkpoint are written in one MULTI, which fails if the checkpoint was changed meanwhile. A
 row of the table `accounts` with the key 7 is under `accounts:7`; several key columns are a JSON
 array, as in the log. In a hash every column is a field, in the form that the view store uses
-(`views.types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
+(`types.sqlite_codec`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no
+field.
 
 Redis does not undo a command that fails inside MULTI. So rows are written by scripts that count
 themselves, and the checkpoint is written only if all have run; otherwise the batch is applied
@@ -26,7 +27,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_js
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import decode_rows
-from headrace.views.types import from_values, to_values
+from headrace.types.sqlite_codec import from_values, to_values
 
 try:
     import redis
@@ -74,7 +75,9 @@ _UNLINK = "for at = 1, #ARGV do redis.call('UNLINK', ARGV[at]) end redis.call('I
 _FINISH = """
 local ran = redis.call('GET', KEYS[1]) or '0'
 redis.call('DEL', KEYS[1])
-if ran ~= ARGV[1] then return redis.error_reply('ERR only ' .. ran .. ' of ' .. ARGV[1] .. ' scripts have run') end
+if ran ~= ARGV[1] then
+  return redis.error_reply('ERR only ' .. ran .. ' of ' .. ARGV[1] .. ' scripts have run')
+end
 redis.call('SET', KEYS[2], ARGV[2])
 """
 
@@ -200,8 +203,8 @@ class RedisTarget(Target):
     # Reading back
 
     def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
-        """Return checkpoint and rows. Redis has no snapshots: while a sink writes, rows may be newer
-        than the checkpoint.
+        """Return checkpoint and rows. Redis has no snapshots: while a sink writes, rows may be
+        newer than the checkpoint.
         """
         with _driver_errors():
             return self.read_checkpoint(), self._read_chunks()

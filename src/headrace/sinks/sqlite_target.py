@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Targe
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.schema import quote_identifier
-from headrace.views.types import affinity, from_values, to_values
+from headrace.types.sqlite_codec import affinity, from_values, to_values
 
 CHECKPOINT_TABLE = "_headrace_sinks"
 BUSY_S = 30.0
@@ -53,12 +53,18 @@ def _driver_errors() -> Iterator[None]:
 
 
 class SqliteTarget(Target):
-    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
+    def __init__(self, sink: SinkSpec, shape: TargetShape, db: sqlite3.Connection) -> None:
         super().__init__(sink, shape)
+        self._db = db
+
+    @classmethod
+    def open(cls, sink: SinkSpec, shape: TargetShape) -> Self:
+        """Connect to the database; the file is created if it is missing."""
         with _driver_errors():
-            self._db = sqlite3.connect(
+            db = sqlite3.connect(
                 sink.options["path"], timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
+        return cls(sink, shape, db)
 
     def close(self) -> None:
         self._db.close()
@@ -68,7 +74,8 @@ class SqliteTarget(Target):
     def prepare(self) -> None:
         with _driver_errors(), self._transaction():
             self._db.execute(
-                f"CREATE TABLE IF NOT EXISTS {CHECKPOINT_TABLE} (target TEXT PRIMARY KEY, applied TEXT NOT"
+                f"CREATE TABLE IF NOT EXISTS {CHECKPOINT_TABLE} (target TEXT PRIMARY KEY, applied"
+                " TEXT NOT"
                 " NULL)"
             )
             existing = self._column_names()
@@ -83,7 +90,8 @@ class SqliteTarget(Target):
                     f"The table {self.table!r} has no primary key or unique index on"
                     f" {', '.join(self.shape.key)}, by which it would be merged.",
                     fix=(
-                        f"CREATE UNIQUE INDEX {quote_identifier(f'{self.table}_key')} ON {quote_identifier(self.table)}"
+                        f"CREATE UNIQUE INDEX {quote_identifier(f'{self.table}_key')} ON"
+                        f" {quote_identifier(self.table)}"
                         f" ({_identifiers(self.shape.key)})"
                     ),
                 )
@@ -98,7 +106,8 @@ class SqliteTarget(Target):
         columns = ", ".join(
             f"{quote_identifier(field.name)} {affinity(field.type)}" for field in self.shape.schema
         )
-        statement = f"CREATE TABLE {quote_identifier(self.table)} ({columns}, PRIMARY KEY ({_identifiers(self.shape.key)}))"
+        key = _identifiers(self.shape.key)
+        statement = f"CREATE TABLE {quote_identifier(self.table)} ({columns}, PRIMARY KEY ({key}))"
         if not self.sink.create:
             raise TargetMismatch(
                 f"There is no table {self.table!r} in {self.sink.options['path']}.",
@@ -221,7 +230,8 @@ class SqliteTarget(Target):
         try:
             with _driver_errors():
                 cursor = self._db.execute(
-                    f"SELECT {_identifiers(self.shape.schema.names)} FROM {quote_identifier(self.table)}"
+                    f"SELECT {_identifiers(self.shape.schema.names)} FROM"
+                    f" {quote_identifier(self.table)}"
                 )
                 while rows := cursor.fetchmany(READ_ROWS):
                     yield self._table(rows)
@@ -230,7 +240,8 @@ class SqliteTarget(Target):
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         query = (
-            f"SELECT {_identifiers(self.shape.schema.names)} FROM {quote_identifier(self.table)} WHERE"
+            f"SELECT {_identifiers(self.shape.schema.names)} FROM {quote_identifier(self.table)}"
+            " WHERE"
             f" ({_identifiers(self.shape.key)}) = ({', '.join('?' * len(self.shape.key))})"
         )
         with _driver_errors():

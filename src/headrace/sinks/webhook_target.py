@@ -190,7 +190,8 @@ class WebhookEndpoint:
             raise InputError(
                 f"{self.url!r} is not the address of a webhook.",
                 fix=(
-                    "write it as https://example.com/hook, with spaces as %20 and letters beyond ASCII"
+                    "write it as https://example.com/hook, with spaces as %20 and letters beyond"
+                    " ASCII"
                     " percent-encoded too."
                 ),
             )
@@ -362,7 +363,9 @@ class WebhookSender(Closeable):
         if 300 <= status < 400:
             raise ConfigurationError(
                 f"{response}. Redirects are not followed.",
-                fix=f"give the final address: {headers.get('Location', 'the response names none')}.",
+                fix=(
+                    f"give the final address: {headers.get('Location', 'the response names none')}."
+                ),
             )
         if status in _WRONG_ENDPOINT:
             raise ConfigurationError(

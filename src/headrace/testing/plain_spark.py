@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from headrace.engine.shuffle import spark_hash
 from headrace.errors import HeadraceError, NotSupported
-from headrace.plan.expressions import parse_expression
-from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
+from headrace.expressions.expression import parse_expression
+from headrace.expressions.spark_subset import compile_to_arrow
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]

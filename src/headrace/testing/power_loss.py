@@ -4,10 +4,10 @@ after a power cut. Also disks that are slow or full.
 For tests of the embedded log, this project's own and yours:
 
     disk = RecordingDisk(tmp_path / "before")
-    log = FileLog(tmp_path / "before" / "log", disk=disk)
+    log = FileLog.open(tmp_path / "before" / "log", disk=disk)
     ...                                                       # a workload
     disk.trace.cut_power(7, tmp_path / "after", mode="torn", chance=random.Random(1))
-    log = FileLog(tmp_path / "after" / "log", disk=RebootedDisk())
+    log = FileLog.open(tmp_path / "after" / "log", disk=RebootedDisk())
 
 What was synced survives. What was not is kept, dropped, torn or garbled, each write on its own. The
 model is strict: a created, renamed or removed name is durable only when its directory was synced,

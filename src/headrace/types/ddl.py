@@ -190,7 +190,8 @@ class _Parser:
             self._fail(
                 "a column name",
                 note=(
-                    "a name with other characters than a to z, digits and _ must be in `backquotes`."
+                    "a name with other characters than a to z, digits and _ must be in"
+                    " `backquotes`."
                 ),
             )
         self.at += 1
@@ -225,7 +226,17 @@ class _Parser:
                 fix="choose another type.",
             )
         if name not in _PLAIN and name not in self.parametric:
-            self._fail("a type", note=_nearest_type(name, [*_PLAIN, *self.parametric]))
+            known = [*_PLAIN, *self.parametric]
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            examples = "BIGINT, STRING, DOUBLE, TIMESTAMP or DECIMAL(10, 2)"
+            self._fail(
+                "a type",
+                note=(
+                    f"did you mean {close[0]}?"
+                    if close
+                    else f"use one of Spark's types, such as {examples}."
+                ),
+            )
         self.at += 1
         return _Type(_PLAIN[name]) if name in _PLAIN else self.parametric[name]()
 
@@ -452,14 +463,3 @@ def _metadata(type_name: str | None, comment: str | None) -> dict[bytes, bytes] 
     if comment is not None:
         metadata[SPARK_METADATA_KEY] = json.dumps({"comment": comment}).encode()
     return metadata or None
-
-
-def _nearest_type(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return (
-        f"did you mean {close[0]}?"
-        if close
-        else (
-            "use one of Spark's types, such as BIGINT, STRING, DOUBLE, TIMESTAMP or DECIMAL(10, 2)."
-        )
-    )

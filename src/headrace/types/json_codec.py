@@ -99,7 +99,11 @@ def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         return _list_from_wire(array, kind)
     if pa.types.is_struct(kind):
-        return _struct_from_wire(array, kind)
+        children = [from_wire(child, kind.field(i).type) for i, child in enumerate(array.flatten())]
+        mask = array.is_null() if array.null_count else None
+        if not children:
+            return array.cast(kind)
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     return array.cast(kind)
 
 
@@ -141,14 +145,6 @@ def _map_from_arrays(
         starts = pa.array(np.append(mask.to_numpy(zero_copy_only=False), [False]))
         offsets = pc.if_else(starts, pa.scalar(None, pa.int32()), offsets)
     return pa.MapArray.from_arrays(offsets, keys, values, type=kind)
-
-
-def _struct_from_wire(array: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
-    children = [from_wire(child, kind.field(i).type) for i, child in enumerate(array.flatten())]
-    mask = array.is_null() if array.null_count else None
-    if not children:
-        return array.cast(kind)
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
 
 
 def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:

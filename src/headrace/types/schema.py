@@ -88,34 +88,25 @@ def _without_lengths(field: pa.Field) -> pa.Field:
         for name, value in (field.metadata or {}).items()
         if name != TYPE_KEY or not value.startswith((b"CHAR", b"VARCHAR"))
     }
-    return field.with_type(_type_without_lengths(field.type)).with_metadata(metadata or None)
-
-
-def _type_without_lengths(kind: pa.DataType) -> pa.DataType:
+    kind = field.type
     if pa.types.is_map(kind):
-        return pa.map_(_without_lengths(kind.key_field), _without_lengths(kind.item_field))
-    if pa.types.is_list(kind):
-        return pa.list_(_without_lengths(kind.value_field))
-    if pa.types.is_struct(kind):
-        return pa.struct([_without_lengths(child) for child in kind])
-    return kind
+        kind = pa.map_(_without_lengths(kind.key_field), _without_lengths(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_without_lengths(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_without_lengths(child) for child in kind])
+    return field.with_type(kind).with_metadata(metadata or None)
 
 
 def _column_ddl(field: pa.Field, *, separator: str) -> str:
-    not_null = "" if field.nullable else " NOT NULL"
-    return f"{_quoted_name(field.name)}{separator}{_type_ddl(field)}{not_null}{_comment_ddl(field)}"
-
-
-def _quoted_name(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
-
-
-def _comment_ddl(field: pa.Field) -> str:
+    is_plain = _PLAIN_NAME.fullmatch(field.name)
+    name = field.name if is_plain else "`" + field.name.replace("`", "``") + "`"
+    ddl = f"{name}{separator}{_type_ddl(field)}{'' if field.nullable else ' NOT NULL'}"
     comment = json.loads((field.metadata or {}).get(SPARK_METADATA_KEY, b"{}")).get("comment")
     if comment is None:
-        return ""
+        return ddl
     escaped = comment.replace("\\", "\\\\").replace("'", "\\'")
-    return f" COMMENT '{escaped}'"
+    return f"{ddl} COMMENT '{escaped}'"
 
 
 def _type_ddl(field: pa.Field) -> str:
@@ -131,10 +122,13 @@ def _type_ddl(field: pa.Field) -> str:
     if pa.types.is_list(kind):
         return f"ARRAY<{_type_ddl(kind.value_field)}>"
     if pa.types.is_struct(kind):
-        return (
-            _tagged_ddl(kind)
-            or f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
-        )
+        # VARIANT, GEOMETRY and GEOGRAPHY are tagged structs in Arrow.
+        if is_variant(kind):
+            return "VARIANT"
+        if name := _spatial_name(kind):
+            srid = kind.field("wkb").metadata[b"srid"].decode()
+            return f"{name}({'ANY' if srid == '-1' else srid})"
+        return f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
     raise BadSchema(
         f"Column {field.name!r} has the Arrow type {kind}, which has no Spark type.",
         fix="cast it to a type that Spark has.",
@@ -147,16 +141,6 @@ def type_name(kind: pa.DataType) -> str:
         return _type_ddl(pa.field("", kind))
     except BadSchema:
         return "VOID" if pa.types.is_null(kind) else str(kind)
-
-
-def _tagged_ddl(kind: pa.StructType) -> str | None:
-    """The DDL of types that are tagged structs in Arrow: VARIANT, GEOMETRY, GEOGRAPHY."""
-    if is_variant(kind):
-        return "VARIANT"
-    if name := _spatial_name(kind):
-        srid = kind.field("wkb").metadata[b"srid"].decode()
-        return f"{name}({'ANY' if srid == '-1' else srid})"
-    return None
 
 
 def is_spatial(kind: pa.DataType) -> bool:

@@ -27,7 +27,6 @@ from headrace.columnar.columns import (
     TIMESTAMP_COLUMN,
 )
 from headrace.errors import BadRows, nearest
-from headrace.log.values import TopicInfo
 from headrace.types.schema import declared_schema
 from headrace.types.values import ColumnConverter, Misfit, column_converter
 
@@ -47,21 +46,25 @@ class TextRow:
 
 
 class TextRowParser:
-    """Converts text rows to Arrow batches of one topic."""
+    """Converts text rows to Arrow batches of one topic. Errors name the topic, and the source of
+    the text.
+    """
 
-    def __init__(self, info: TopicInfo, source: str) -> None:
-        self.info = info
+    def __init__(
+        self, schema: pa.Schema, key: Sequence[str], *, is_table: bool, topic: str, source: str
+    ) -> None:
+        self.key = key
+        self.is_table = is_table
+        self.topic = topic
         self.source = source
-        self._rows = _Columns(
-            declared_schema(info.arrow_schema) if info.is_table else info.arrow_schema
-        )
-        self._changes = _Columns(info.arrow_schema)
+        self._rows = _Columns(declared_schema(schema) if is_table else schema)
+        self._changes = _Columns(schema)
         self._names = set(self._rows.names)
-        self.has_decimals = any("decimal" in str(field.type) for field in info.arrow_schema)
+        self.has_decimals = any("decimal" in str(field.type) for field in schema)
 
     def batch(self, rows: Sequence[TextRow], *, csv: bool) -> pa.RecordBatch:
         """The rows as one Arrow batch. On a table it has `_change_type` if any of the rows does."""
-        changes = self.info.is_table and any(CHANGE_TYPE in row.values for row in rows)
+        changes = self.is_table and any(CHANGE_TYPE in row.values for row in rows)
         for row in rows:
             self._check_names(row)
         columns = self._changes if changes else self._rows
@@ -92,19 +95,19 @@ class TextRowParser:
         if names == self._names:
             return
         where = f"{self.source}, line {row.line}"
-        change = row.values.get(CHANGE_TYPE) if self.info.is_table else None
+        change = row.values.get(CHANGE_TYPE) if self.is_table else None
         if change is not None and change not in CHANGE_TYPES:
             raise BadRows(
                 f"{where}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}"
             )
-        known = self._names | SYSTEM_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
+        known = self._names | SYSTEM_COLUMNS | ({CHANGE_TYPE} if self.is_table else set())
         if extra := sorted(names - known):
             raise BadRows(
-                f"{where}: {self.info.name} has no column {extra[0]!r}:"
+                f"{where}: {self.topic} has no column {extra[0]!r}:"
                 f" {nearest(extra[0], self._names)}",
                 fix="remove or rename it.",
             )
-        needed = set(self.info.key) if change == DELETE else self._names
+        needed = set(self.key) if change == DELETE else self._names
         if missing := sorted(needed - names):
             raise BadRows(
                 f"{where}: the column {missing[0]!r} is missing.",

@@ -545,7 +545,13 @@ _CASTS: tuple[tuple[Callable[[pa.DataType], bool], Cast], ...] = (
 def _cast_nested(array: pa.Array, field: pa.Field) -> pa.Array:
     source, target = array.type, field.type
     if types.is_struct(target) and types.is_struct(source):
-        return _cast_struct(array, target)
+        present = [child.name for child in array.type]
+        wanted = [child.name for child in target]
+        if sorted(present) != sorted(wanted):
+            raise Misfit(f"it has the fields {', '.join(present)}, not {', '.join(wanted)}")
+        parts = array.flatten()
+        children = [cast_losslessly(parts[present.index(child.name)], child) for child in target]
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))
     if types.is_map(target) and types.is_map(source):
         keys, items = map_entries(array)
         parts = cast_losslessly(keys, target.key_field), cast_losslessly(items, target.item_field)
@@ -572,16 +578,6 @@ def _is_list(kind: pa.DataType) -> bool:
             types.is_list_view,
         )
     )
-
-
-def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.StructArray:
-    present = [child.name for child in array.type]
-    wanted = [child.name for child in target]
-    if sorted(present) != sorted(wanted):
-        raise Misfit(f"it has the fields {', '.join(present)}, not {', '.join(wanted)}")
-    parts = array.flatten()
-    children = [cast_losslessly(parts[present.index(child.name)], child) for child in target]
-    return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))
 
 
 def _mask(array: pa.Array) -> pa.BooleanArray | None:

@@ -5,12 +5,11 @@ In the order in which data flows:
     store     the writer: declares views and commits changes, one transaction per tick
     changes   the recent changes that a store retains for subscribers
     file      the database itself: tables, opening, errors, dropping and scrubbing
-    types     Arrow columns as SQLite values, and back
     reader    snapshots for any process: get, scan, SQL, changes
     lookup    single rows as JSON, for the server
     sql       the sandbox in which users' queries run
     diff      the comparison of two views
 
-Views over HTTP are in `headrace.serve`; the pipeline steps that declare them are in
-`headrace.pipeline.view`.
+How values are stored in SQLite is in `headrace.types.sqlite_codec`. Views over HTTP are in
+`headrace.serve`; the pipeline steps that declare them are in `headrace.pipeline.view`.
 """

@@ -1,8 +1,8 @@
 """Compares two views. `headrace view diff` prints the result.
 
-Views with a key are compared by key: rows that only one side has, and rows that differ. Streams have
-no key, so their rows are compared as multisets: a row counts as extra as often as one side has it
-more often than the other.
+Views with a key are compared by key: rows that only one side has, and rows that differ. Streams
+have no key, so their rows are compared as multisets: a row counts as extra as often as one side has
+it more often than the other.
 """
 
 from __future__ import annotations

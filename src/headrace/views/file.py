@@ -38,8 +38,8 @@ from headrace.errors import (
     UnknownView,
 )
 from headrace.types.schema import quote_identifier, schema_from_bytes
+from headrace.types.sqlite_codec import affinity, from_values, to_values
 from headrace.types.values import Misfit, column_converter
-from headrace.views.types import affinity, from_values, to_values
 
 VIEWS_FILE = "views.db"
 FORMAT = 1
@@ -50,14 +50,18 @@ _CACHE_KIB = 64 << 10
 _WAL_KEPT_BYTES = 64 << 20
 _TRUNCATE_WAIT_S = 10.0
 
-_TABLES = """
-CREATE TABLE _ledger (epoch INTEGER NOT NULL);
-CREATE TABLE _views (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL COLLATE NOCASE UNIQUE, schema BLOB NOT NULL, key TEXT NOT NULL, most_rows INTEGER,
-    tick INTEGER NOT NULL, null_keys INTEGER NOT NULL, kept_after INTEGER NOT NULL, kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL);
-CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL, last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE INDEX _changes_by_view ON _changes (view, id);
-"""
+# SQLite stores the text of each statement.
+_TABLES = (
+    "\nCREATE TABLE _ledger (epoch INTEGER NOT NULL);\n"
+    "CREATE TABLE _views (\n"
+    "    number INTEGER PRIMARY KEY, name TEXT NOT NULL COLLATE NOCASE UNIQUE,"
+    " schema BLOB NOT NULL, key TEXT NOT NULL, most_rows INTEGER,\n"
+    "    tick INTEGER NOT NULL, null_keys INTEGER NOT NULL, kept_after INTEGER NOT NULL,"
+    " kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL);\n"
+    "CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL,"
+    " last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);\n"
+    "CREATE INDEX _changes_by_view ON _changes (view, id);\n"
+)
 _VIEW_COLUMNS = (
     "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
 )
@@ -268,12 +272,13 @@ def _translate_error(error: sqlite3.Error, path: Path) -> HeadraceError:
 
 
 class ViewTable:
-    """The table with a view's rows: its columns, its keys as SQLite stores them, and its statements.
+    """The table with a view's rows: its columns, its keys as SQLite stores them, and its
+    statements.
 
-    A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a value
-    of a kind that the column never has: an empty blob, or in a column of blobs the number 0
-    (`null_key`). The SQL view turns it back into null only once such a row has been written, because
-    the conversion keeps SQLite from using the key's index.
+    A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a
+    value of a kind that the column never has: an empty blob, or in a column of blobs the number 0
+    (`null_key`). The SQL view turns it back into null only once such a row has been written,
+    because the conversion keeps SQLite from using the key's index.
     """
 
     def __init__(self, info: ViewInfo) -> None:
@@ -303,19 +308,18 @@ class ViewTable:
 
     def create_view(self, *, null_keys: bool) -> str:
         """The statement that creates the SQL view: the rows under the user's names."""
-        columns = [
-            f"{self._column_expression(position, null_keys=null_keys)} AS {quote_identifier(name)}"
-            for position, name in enumerate(self.info.schema.names)
-        ]
+        columns = []
+        for column, declared in zip(self.columns, self.info.schema, strict=True):
+            expression = column
+            if null_keys and column in self.key_columns:
+                stand_in = null_key(declared.type)
+                expression = f"nullif({column}, {'x' + repr('') if stand_in == b'' else stand_in})"
+            columns.append(f"{expression} AS {quote_identifier(declared.name)}")
         ticks = [TICK] if self.info.is_stream else []
-        return f"CREATE VIEW {quote_identifier(self.info.name)} AS SELECT {', '.join([*ticks, *columns])} FROM {self.table}"  # noqa: S608
-
-    def _column_expression(self, position: int, *, null_keys: bool) -> str:
-        name = self.columns[position]
-        if not null_keys or name not in self.key_columns:
-            return name
-        stands_for_null = null_key(self.info.schema.field(position).type)
-        return f"nullif({name}, {'x' + repr('') if stands_for_null == b'' else stands_for_null})"
+        return (
+            f"CREATE VIEW {quote_identifier(self.info.name)} AS"  # noqa: S608
+            f" SELECT {', '.join([*ticks, *columns])} FROM {self.table}"
+        )
 
     @property
     def inserted_columns(self) -> list[str]:

@@ -113,8 +113,8 @@ class Snapshot:
 
         Args:
             view: The view's name.
-            start: The first key. The first columns of a key stand for all keys that begin with them.
-                For a stream, a tick.
+            start: The first key. The first columns of a key stand for all keys that begin with
+                them. For a stream, a tick.
             stop: The key, or for a stream the tick, before which to stop.
             limit: The largest number of rows to return.
             reverse: Whether to return the rows in descending order.
@@ -129,7 +129,6 @@ class Snapshot:
 
         Example:
             ``reader.scan("orders", start=("de", 100), limit=10)``
-
         """
         table = ViewTable(self.view(view))
         conditions, values = [], []
@@ -266,7 +265,14 @@ class ViewReader:
                 db.execute("SELECT epoch FROM _ledger").fetchone()  # the first read pins the commit
             yield Snapshot(db, self.path)
         finally:
-            self._return_connection(db)
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            with self._lock:
+                is_kept = len(self._idle) < _IDLE_CONNECTIONS
+                if is_kept:
+                    self._idle.append(db)
+            if not is_kept:
+                db.close()
 
     def views(self) -> list[ViewInfo]:
         with self.snapshot() as snap:
@@ -316,12 +322,3 @@ class ViewReader:
             if self._idle:
                 return self._idle.pop()
         return open_for_reading(self.path)
-
-    def _return_connection(self, db: sqlite3.Connection) -> None:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        with self._lock:
-            if len(self._idle) < _IDLE_CONNECTIONS:
-                self._idle.append(db)
-                return
-        db.close()

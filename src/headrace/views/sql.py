@@ -24,14 +24,17 @@ _STEPS_BETWEEN_CHECKS = 10_000
 _FETCH_ROWS = 4_096
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
 _FUNCTION_NAMES = """
-    abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max min nullif octet_length printf quote replace round
-    rtrim sign soundex substr substring trim typeof unhex unicode upper
-    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2 mod pi pow power radians sin sinh sqrt tan tanh trunc
+    abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max
+    min nullif octet_length printf quote replace round rtrim sign soundex substr substring
+    trim typeof unhex unicode upper
+    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2
+    mod pi pow power radians sin sinh sqrt tan tanh trunc
     date time datetime julianday strftime timediff unixepoch
-    avg count group_concat string_agg sum total median percentile row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value
-    nth_value
-    json json_array json_array_length json_error_position json_extract -> ->> json_insert json_object json_patch json_pretty json_quote json_remove
-    json_replace json_set json_type json_valid json_group_array json_group_object json_each json_tree
+    avg count group_concat string_agg sum total median percentile row_number rank dense_rank
+    percent_rank cume_dist ntile lag lead first_value last_value nth_value
+    json json_array json_array_length json_error_position json_extract -> ->> json_insert
+    json_object json_patch json_pretty json_quote json_remove json_replace json_set json_type
+    json_valid json_group_array json_group_object json_each json_tree
 """
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
@@ -56,24 +59,24 @@ def run_query(
             cursor = db.execute(query, parameters)
             if cursor.description is None:
                 raise BadQuery("There is no query.", fix="write a SELECT over the views.")
-            rows = list(_fetch_rows(cursor, max_rows))
+            rows: list[tuple[Any, ...]] = []
+            while fetched := cursor.fetchmany(_FETCH_ROWS):
+                rows += fetched
+                if len(rows) > max_rows:
+                    raise BadQuery(
+                        f"The query's result has more than {max_rows:,} rows.",
+                        fix="add a LIMIT, or aggregate.",
+                    )
     except (sqlite3.Error, sqlite3.Warning) as error:
         if is_storage_error(error):
             raise
         raise _query_error(error, views, timeout_us) from None
-    return _as_table([column for column, *_ in cursor.description], rows)
-
-
-def _fetch_rows(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]:
-    count = 0
-    while rows := cursor.fetchmany(_FETCH_ROWS):
-        count += len(rows)
-        if count > max_rows:
-            raise BadQuery(
-                f"The query's result has more than {max_rows:,} rows.",
-                fix="add a LIMIT, or aggregate.",
-            )
-        yield from rows
+    names = [column for column, *_ in cursor.description]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    return pa.Table.from_arrays(
+        [_array(name, list(values)) for name, values in zip(names, columns, strict=True)],
+        names=names,
+    )
 
 
 def mentions(query: str, view: str) -> bool:
@@ -172,14 +175,6 @@ def _query_error(error: Exception, views: Collection[str], timeout_us: int) -> I
 
 
 # Results
-
-
-def _as_table(names: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-    return pa.Table.from_arrays(
-        [_array(name, list(values)) for name, values in zip(names, columns, strict=True)],
-        names=names,
-    )
 
 
 def _array(name: str, values: list[Any]) -> pa.Array:

@@ -39,9 +39,10 @@ from headrace.errors import (
     IncompatibleChange,
     UnknownView,
 )
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 from headrace.types.ddl import check_duplicates
 from headrace.types.schema import check_key, quote_identifier, schema_to_bytes, to_ddl
+from headrace.types.sqlite_codec import to_values
 from headrace.views.changes import MAX_CHANGES, retain_changes
 from headrace.views.file import (
     ViewInfo,
@@ -52,7 +53,6 @@ from headrace.views.file import (
     translate_errors,
 )
 from headrace.views.reader import ViewReader
-from headrace.views.types import to_values
 
 MAX_STREAM_ROWS = 100_000
 _CELLS_PER_STATEMENT = 512
@@ -60,18 +60,28 @@ _ROWS_PER_SLICE = 1 << 16
 
 
 class ViewStore:
-    """The views in one file. With `write=False` the store only reads. It retains the newest
-    `max_changes` changes of each view for subscribers.
-    """
+    """The views in one file. A store without a connection only reads."""
 
-    def __init__(self, path: Path, *, write: bool = True, max_changes: int = MAX_CHANGES) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, db: sqlite3.Connection | None, max_changes: int) -> None:
+        self.path = path
         self.max_changes = max_changes
-        self._db = open_for_writing(self.path) if write else None
+        self._db = db
         self._declared: dict[str, ViewTable] = {}
         self._max_changes_by_view: dict[str, int] = {}
         self._lock = threading.Lock()
-        self.reader = ViewReader(self.path)
+        self.reader = ViewReader(path)
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = True, max_changes: int = MAX_CHANGES) -> ViewStore:
+        """Open the store in a file.
+
+        Args:
+            path: The file; it is created if it is missing.
+            write: False to read only.
+            max_changes: How many of its newest changes each view retains for subscribers.
+        """
+        path = Path(path)
+        return cls(path, open_for_writing(path) if write else None, max_changes)
 
     def close(self) -> None:
         self.reader.close()
@@ -120,10 +130,14 @@ class ViewStore:
                 _create(db, view, schema, key, max_rows)
             else:
                 _check_compatible(stored, view, schema, key)
+                fields = [  # a column that was nullable stays nullable
+                    new.with_nullable(new.nullable or old.nullable)
+                    for old, new in zip(stored.schema, schema, strict=True)
+                ]
                 db.execute(
                     "UPDATE _views SET schema = ?, most_rows = ? WHERE number = ?",
                     (
-                        schema_to_bytes(_merge_schemas(stored.schema, schema)),
+                        schema_to_bytes(pa.schema(fields, schema.metadata)),
                         None if key else max_rows,
                         stored.number,
                     ),
@@ -221,7 +235,10 @@ class ViewStore:
             append_rows(db, table, changes)
         else:
             if not info.null_keys and any(changes[name].null_count for name in info.key):
-                _show_null_keys(db, table)
+                # From now on the SQL view must show the stand-in for a null key as null.
+                db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (info.number,))
+                db.execute(f"DROP VIEW {quote_identifier(info.name)}")
+                db.execute(table.create_view(null_keys=True))
             apply_changes(db, table, changes)
         retained = retain_changes(db, info, changes, self._max_changes_by_view[info.name.lower()])
         db.execute(
@@ -241,7 +258,8 @@ class ViewStore:
         """
         if self._db is None:
             raise ConfigurationError(
-                f"{self.path} was opened for reading only.", fix="open it with ViewStore(path)."
+                f"{self.path} was opened for reading only.",
+                fix="open it with ViewStore.open(path).",
             )
         with self._lock, translate_errors(self.path):
             self._db.execute("BEGIN IMMEDIATE")
@@ -333,22 +351,6 @@ def _differences(stored: ViewInfo, schema: pa.Schema, key: tuple[str, ...]) -> I
         yield f"the order of the columns was {', '.join(stored.schema.names)}"
 
 
-def _merge_schemas(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
-    """The declared schema, with its comments; a column that was nullable stays nullable."""
-    fields = [
-        new.with_nullable(new.nullable or old.nullable)
-        for old, new in zip(stored, declared, strict=True)
-    ]
-    return pa.schema(fields, declared.metadata)
-
-
-def _show_null_keys(db: sqlite3.Connection, table: ViewTable) -> None:
-    """Recreate the SQL view so that it shows the stand-in for a null key as null."""
-    db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (table.info.number,))
-    db.execute(f"DROP VIEW {quote_identifier(table.info.name)}")
-    db.execute(table.create_view(null_keys=True))
-
-
 # Changes
 
 
@@ -366,27 +368,22 @@ def _check_changes(table: ViewTable, changes: pa.Table, tick: int) -> pa.Table:
     ticks = changes[TICK].to_numpy()
     if len(ticks) and (ticks[-1] > tick or (np.diff(ticks) < 0).any()):
         raise BugError(f"{where} are not in the order of their ticks, or go beyond tick {tick}.")
-    return changes.select([*info.schema.names, TICK]).append_column(
-        CHANGE_TYPE, _change_types(changes, info, where)
-    )
-
-
-def _change_types(changes: pa.Table, info: ViewInfo, where: str) -> pa.ChunkedArray | pa.Array:
-    if CHANGE_TYPE not in changes.schema.names and info.is_stream:
-        return pa.repeat(INSERT, changes.num_rows)
-    if CHANGE_TYPE not in changes.schema.names:
+    if CHANGE_TYPE in changes.schema.names:
+        kinds = changes[CHANGE_TYPE].cast(pa.string())
+    elif info.is_stream:
+        kinds = pa.repeat(INSERT, changes.num_rows)
+    else:
         raise BugError(f"{where} lack the column {CHANGE_TYPE!r}.")
-    kinds = changes[CHANGE_TYPE].cast(pa.string())
     unknown = set(pc.unique(kinds).to_pylist()) - set([INSERT] if info.is_stream else CHANGE_TYPES)
     if unknown:
         raise BugError(f"{where} have the change {unknown.pop()!r}.")
-    return kinds
+    return changes.select([*info.schema.names, TICK]).append_column(CHANGE_TYPE, kinds)
 
 
 # Writing rows
 #
-# Only the last change of a key decides its row, so each key is written at most once a commit, in key
-# order: neighbours in SQLite's tree are written together (measured: twice as fast as in random
+# Only the last change of a key decides its row, so each key is written at most once a commit, in
+# key order: neighbours in SQLite's tree are written together (measured: twice as fast as in random
 # order). Many rows go into one statement, because a statement costs more than a row.
 
 

@@ -28,7 +28,7 @@ def started(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 def append_from_threads(root: Path, first: int, threads: int, appends: int) -> None:
     """Each thread is a producer of its own; the log may not be there yet."""
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         log.create_topic("a", SCHEMA, partitions=2, exist_ok=True)
         workers = [
             Thread(target=append_in_turn, args=(log, first + n, appends)) for n in range(threads)
@@ -47,7 +47,10 @@ def append_in_turn(log: FileLog, who: int, appends: int) -> None:
 
 def poll_and_commit(root: Path, diary: Path) -> None:
     """A member of a group: notes what it owns, and each offset that it could commit."""
-    with FileLog(root) as log, log.consumer("a", "readers", session_timeout="1 second") as consumer:
+    with (
+        FileLog.open(root) as log,
+        log.consumer("a", "readers", session_timeout="1 second") as consumer,
+    ):
         while True:
             consumer.poll("20 milliseconds", max_rows=5)
             consumer.commit()
@@ -56,7 +59,10 @@ def poll_and_commit(root: Path, diary: Path) -> None:
 
 def poll_pause_and_commit(root: Path, diary: Path, go_on: Path) -> None:
     """A member that reads rows and commits them much later."""
-    with FileLog(root) as log, log.consumer("a", "readers", session_timeout="1 second") as consumer:
+    with (
+        FileLog.open(root) as log,
+        log.consumer("a", "readers", session_timeout="1 second") as consumer,
+    ):
         consumer.poll("1 second", max_rows=5)
         diary.write_text("read")
         while not go_on.exists():

@@ -18,7 +18,7 @@ def journals(root: Path) -> list[Path]:
 
 
 def reopened(root: Path) -> FileLog:
-    return FileLog(root, disk=RebootedDisk())
+    return FileLog.open(root, disk=RebootedDisk())
 
 
 def fill(

@@ -31,7 +31,7 @@ def test_a_closed_log_says_that_it_was_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [5, None, "n", b"n"])
-def test_what_is_no_row_is_refused(tmp_path: Path, rows: Any) -> None:
+def test_a_value_that_is_no_row_is_refused(tmp_path: Path, rows: Any) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_topic("t", schema="n BIGINT")
         with log.producer("t") as producer, pytest.raises(BadRows, match=type(rows).__name__):

@@ -22,7 +22,7 @@ from tests.log.file.small_log import SCHEMA, fail_next_commit, fill, numbers
 def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=2000)
         fill(log, "a", 0, 2)
         fail_next_commit(log, monkeypatch)
@@ -30,7 +30,7 @@ def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(
             fill(log, "a", 66, 3, 1000)  # would begin another segment
         fill(log, "a", 2, 2)  # does not
         assert numbers(log, "a") == [0, 1, 2, 3]
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         assert numbers(log, "a") == [0, 1, 2, 3]
         fill(log, "a", 4, 3, 1000)
         assert numbers(log, "a") == [0, 1, 2, 3, 4, 5, 6]
@@ -40,7 +40,7 @@ def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(
 def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         fail_next_commit(log, monkeypatch)
         with pytest.raises(DiskFull):
@@ -49,13 +49,13 @@ def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(
         monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
         fill(log, "a", 0, 3)
         assert numbers(log, "a") == [0, 1, 2]
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         assert numbers(log, "a") == [0, 1, 2]
         assert log.verify() == []
 
 
 def test_a_transaction_that_filled_several_segments_was_refused(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=1000)
         with log.transaction("job") as tx:
             for n in range(3):
@@ -67,7 +67,7 @@ def test_large_rows_for_two_segments_in_one_commit_were_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 0)
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=1000)
         fill(log, "a", 0, 1, 900)
         with log.transaction("job") as tx:
@@ -81,7 +81,7 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(
 ) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 0)
     monkeypatch.setattr("headrace.log.file.store._MAX_OPEN_SEGMENTS", 2)
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, partitions=5)
         fill(log, "a", 0, 10)
         assert sorted(numbers(log, "a")) == list(range(10))
@@ -91,7 +91,7 @@ def test_a_repeat_of_a_staged_append_could_not_be_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         till = log.producer("a", id="till")
         first, *_ = [till.append({"n": n, "text": "x"}, sequence=n) for n in range(10)]
@@ -105,7 +105,7 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
 ) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
-    log = FileLog(tmp_path / "log")
+    log = FileLog.open(tmp_path / "log")
     log.create_topic("a", SCHEMA)
 
     def broken(_: object) -> None:
@@ -120,7 +120,7 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
     with pytest.raises(RetryError, match="open the log again"):
         fill(log, "a", 3, 1)
     log.close()
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         fill(log, "a", 3, 1)
         assert numbers(log, "a") == [0, 1, 2, 3]
         assert log.verify() == []
@@ -131,7 +131,7 @@ def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(
 ) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 100)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
 
         def no_room(*_: object) -> None:
@@ -149,7 +149,7 @@ def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.transaction.MAX_BYTES_IN_MEMORY", 100)
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         for ending in ("abort", "commit"):
             tx = log.transaction("job")
@@ -167,7 +167,7 @@ def test_rows_of_a_transaction_were_doubled_when_there_was_no_room_for_some(
 ) -> None:
     monkeypatch.setattr("headrace.log.file.transaction.MAX_BYTES_IN_MEMORY", 500)
     disk = FullDisk(1 << 20)
-    with FileLog(tmp_path / "log", disk=disk) as log:
+    with FileLog.open(tmp_path / "log", disk=disk) as log:
         log.create_topic("a", SCHEMA)
         tx = log.transaction("job")
         tx.append("a", {"n": 1, "text": "x"})
@@ -184,7 +184,7 @@ def test_a_failed_append_came_back_when_power_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = RecordingDisk(tmp_path / "before")
-    log = FileLog(tmp_path / "before" / "log", disk=disk)
+    log = FileLog.open(tmp_path / "before" / "log", disk=disk)
     log.create_topic("a", SCHEMA)
     write = log.committer._write_journal
 
@@ -201,12 +201,12 @@ def test_a_failed_append_came_back_when_power_was_lost(
         trace.cut_power(
             len(trace.changes), tmp_path / f"after{seed}", mode="mixed", chance=Random(seed)
         )
-        with FileLog(tmp_path / f"after{seed}" / "log", disk=RebootedDisk()) as log:
+        with FileLog.open(tmp_path / f"after{seed}" / "log", disk=RebootedDisk()) as log:
             assert numbers(log, "a") == []
 
 
 def test_ctrl_c_left_the_lead_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
 
         def interrupted() -> None:
@@ -225,7 +225,7 @@ def test_ctrl_c_left_the_lead_to_nobody(tmp_path: Path, monkeypatch: pytest.Monk
 def test_ctrl_c_during_a_sync_made_the_log_unusable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
 
         def interrupted(_: DiskFile) -> None:
@@ -242,7 +242,7 @@ def test_ctrl_c_during_a_sync_made_the_log_unusable(
 def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and_then_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
+    with FileLog.open(tmp_path / "log") as first, FileLog.open(tmp_path / "log") as second:
         with (
             monkeypatch.context() as patch
         ):  # the first one wrote its record and has not come to syncing it
@@ -257,7 +257,7 @@ def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and
 def test_an_append_failed_while_another_thread_was_importing_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         monkeypatch.setitem(
             sys.modules, "pandas", ModuleType("pandas")

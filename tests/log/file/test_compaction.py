@@ -21,7 +21,7 @@ DAY_US = 24 * 3600 * 1_000_000
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         yield log
 
 
@@ -259,7 +259,7 @@ def test_rows_are_whole_behind_the_last_segment_that_was_compacted(
     table(log, history="0 seconds")
     change(log, random.Random(1), 60)
     assert log.whole_from("t") == {0: 0}
-    with FileLog(tmp_path / "log") as other:  # whose open files are not ours
+    with FileLog.open(tmp_path / "log") as other:  # whose open files are not ours
         other.maintain("t")
     whole = log.whole_from("t")[0]
     offsets = [row["_offset"] for row in read(log)]

@@ -36,7 +36,7 @@ from tests.log.file.other_processes import (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log") as opened:
+    with FileLog.open(tmp_path / "log") as opened:
         opened.create_topic("a", SCHEMA, partitions=2)
         yield opened
 
@@ -91,7 +91,7 @@ def test_processes_and_threads_that_append_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         rows = log.read("a").to_pylist()
         assert sorted((row["who"], row["n"]) for row in rows) == [
             (who, n) for who in range(8) for n in range(40)
@@ -115,7 +115,7 @@ class CountingDisk(SlowDisk):
 
 def test_many_appends_share_a_sync(tmp_path: Path) -> None:
     disk = CountingDisk()
-    with FileLog(tmp_path / "log", disk=disk) as log:
+    with FileLog.open(tmp_path / "log", disk=disk) as log:
         log.create_topic("a", SCHEMA, partitions=2)
         append_in_turn(log, 0, 1)
         append_in_turn(log, 1, 1)
@@ -157,7 +157,7 @@ def test_a_log_opened_before_a_fork_is_not_written_by_the_child(log: FileLog) ->
 
 
 def test_the_marker_never_goes_back(tmp_path: Path) -> None:
-    marker = DurableMarker(Disk(), tmp_path / "durable", write=True)
+    marker = DurableMarker.open(Disk(), tmp_path / "durable", write=True)
 
     def publish(number: int) -> None:
         for lsn in range(number, 2000, 4):
@@ -211,7 +211,10 @@ def test_nothing_is_seen_before_it_is_durable(
     monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 10_000)
     monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 1_000)
     disk = HeldDisk()
-    with FileLog(tmp_path / "log", disk=disk) as writer, FileLog(tmp_path / "log") as reader:
+    with (
+        FileLog.open(tmp_path / "log", disk=disk) as writer,
+        FileLog.open(tmp_path / "log") as reader,
+    ):
         writer.create_topic("a", SCHEMA)
         writer.producer("a").append({"who": 0, "n": 0})
         disk.free.clear()
@@ -289,7 +292,7 @@ def test_opening_a_log_whose_checkpoints_come_and_go(log: FileLog, tmp_path: Pat
 
     def open_again(_: int) -> None:
         while not stop.is_set():
-            with FileLog(tmp_path / "log") as another:
+            with FileLog.open(tmp_path / "log") as another:
                 before = sum(log.end_offsets("a").values())
                 assert sum(another.end_offsets("a").values()) >= before
 
@@ -356,8 +359,10 @@ def test_a_stopped_member_comes_back_too_late(filled: FileLog, tmp_path: Path) -
 # Slow readers
 
 
-def test_a_slow_reader_holds_nobody_up_and_is_told_when_it_has_lost_rows(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+def test_a_slow_reader_blocks_nobody_and_gets_an_error_when_retention_overtakes_it(
+    tmp_path: Path,
+) -> None:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=3_000, retention_bytes=8_000)
         append_in_turn(log, 0, 1)
         slow, fast = log.consumer("a", "slow"), log.consumer("a", "fast", on_lost="earliest")
@@ -377,7 +382,7 @@ def test_a_slow_reader_holds_nobody_up_and_is_told_when_it_has_lost_rows(tmp_pat
 
 
 def test_a_reader_needs_little_memory_whatever_the_topics_size(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log", durability="os") as log:
+    with FileLog.open(tmp_path / "log", durability="os") as log:
         log.create_topic("a", "data BINARY", segment_bytes=8 << 20)
         rows = pa.table({"data": pa.array([os.urandom(100_000)] * 20, pa.binary())})
         for _ in range(40):

@@ -88,7 +88,7 @@ def test_the_dead_are_replaced_at_once(state: State) -> None:
     assert len(step(state, "b", dead=("a",))) == 4
 
 
-def test_who_leaves_frees_its_partitions(state: State) -> None:
+def test_a_consumer_that_leaves_frees_its_partitions(state: State) -> None:
     step(state, "a")
     leave_group(CommitDraft(state, 0), "g", "a")
     assert state.groups["g"].owners == {}

@@ -52,9 +52,11 @@ def spoil(tmp_path: Path, partition: int, number: int) -> None:
 def rows_of(consumer: Consumer) -> list[tuple[int, int]]:
     batches = consumer.poll(timeout="0 seconds")
     return [
-        place
+        position
         for batch in batches
-        for place in zip(batch["_partition"].to_pylist(), batch["_offset"].to_pylist(), strict=True)
+        for position in zip(
+            batch["_partition"].to_pylist(), batch["_offset"].to_pylist(), strict=True
+        )
     ]
 
 

@@ -40,7 +40,7 @@ def settled(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(original: Path) -> Rows:
-    with FileLog(original, disk=RebootedDisk()) as log:
+    with FileLog.open(original, disk=RebootedDisk()) as log:
         return rows_of(log)
 
 
@@ -197,9 +197,7 @@ def test_a_marker_damaged_while_the_log_is_open_is_named(
         assert log.verify() == []
 
 
-def test_what_says_that_this_is_a_log_is_checked(
-    original: Path, tmp_path: Path, truth: Rows
-) -> None:
+def test_the_marker_file_of_a_log_is_checked(original: Path, tmp_path: Path, truth: Rows) -> None:
     refusals = set()
     for damaged, _, _ in damages(original, tmp_path, "headrace.json", every=True):
         try:

@@ -1,4 +1,4 @@
-"""A sync fails once. Whoever tried it again would be told that all is well: so nothing more is
+"""A sync fails once. A second attempt would falsely succeed: so nothing more is
 written, by anyone who has the log open here.
 """
 
@@ -39,7 +39,7 @@ class FailingDisk(Disk):
 @pytest.mark.parametrize("name", [".journal", ".segment"])
 def test_nothing_is_written_after_a_sync_that_failed(tmp_path: Path, by: str, name: str) -> None:
     disk = FailingDisk()
-    with FileLog(tmp_path / "log", disk=disk) as log:
+    with FileLog.open(tmp_path / "log", disk=disk) as log:
         log.create_topic("a", "n BIGINT")
         log.producer("a").append({"n": 1})
         disk.fails = name
@@ -53,6 +53,6 @@ def test_nothing_is_written_after_a_sync_that_failed(tmp_path: Path, by: str, na
         for again in (lambda: log.producer("a").append({"n": 3}), lambda: create_checkpoint(log)):
             with pytest.raises(RetryError, match="cannot be written any more by this process"):
                 again()
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         assert log.read("a").to_pylist()[0]["n"] == 1
         log.producer("a").append({"n": 4})

@@ -75,10 +75,10 @@ def numbers_of(log: FileLog) -> list[int]:
 
 def check(root: Path, room_bytes: int, name_bytes: int) -> int:
     """Returns how many steps failed."""
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         log.create_topic("a", SCHEMA, segment_bytes=3_000)
     disk = FullDisk(room_bytes, name_bytes=name_bytes)
-    log = FileLog(root, disk=disk)
+    log = FileLog.open(root, disk=disk)
     stored: list[int] = []
     failed = 0
     for step in STEPS:
@@ -92,7 +92,7 @@ def check(root: Path, room_bytes: int, name_bytes: int) -> int:
         stored += step(log)
     assert numbers_of(log) == stored
     log.close()
-    with FileLog(root) as log:
+    with FileLog.open(root) as log:
         assert numbers_of(log) == stored
         assert [finding for finding in log.verify() if finding.kind != "stale"] == []
     return failed
@@ -117,22 +117,22 @@ def test_a_full_disk_fails_cleanly_wherever_it_is_full(name_bytes: int, tmp_path
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one mebibyte."""
-    place = tmp_path / "tiny"
-    place.mkdir()
+    mount_point = tmp_path / "tiny"
+    mount_point.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)],
         capture_output=True,
         check=False,
         timeout=10,
     )
     if done.returncode:
         pytest.skip("a file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=10)
+    yield mount_point
+    subprocess.run(["umount", "--lazy", str(mount_point)], check=True, timeout=10)
 
 
 def test_a_real_full_disk(tiny_disk: Path) -> None:
-    log = FileLog(tiny_disk / "log")
+    log = FileLog.open(tiny_disk / "log")
     log.create_topic("a", SCHEMA)
     stored: list[int] = []
     with pytest.raises(DiskFull, match="make room"):

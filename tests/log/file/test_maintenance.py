@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[FileLog]:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         yield log
 
 
@@ -112,7 +112,7 @@ def test_segments_are_rolled_by_size_and_by_age(log: FileLog, clock: Clock) -> N
     assert rows(log) == list(range(41))
 
 
-def test_a_reader_that_retention_overtakes_is_told_and_can_go_on(log: FileLog) -> None:
+def test_a_reader_that_retention_overtakes_gets_an_error_and_can_go_on(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT", retention_bytes=2000, segment_bytes=500)
     fill(log, 0, 3)
     with log.consumer("t", "slow", max_rows=1) as consumer:
@@ -149,9 +149,9 @@ def test_old_checkpoints_and_journals_go(log: FileLog) -> None:
         assert [row["a"] for row in other.read("t").to_pylist()] == list(range(5))
 
 
-def test_another_handle_that_slept_through_checkpoints_wakes_up_right(log: FileLog) -> None:
+def test_a_handle_that_missed_checkpoints_catches_up(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
-    with FileLog(log.store.root) as sleeper:
+    with FileLog.open(log.store.root) as sleeper:
         fill(sleeper, 0, 1)
         for turn in range(1, 5):
             fill(log, turn, 1)
@@ -171,7 +171,7 @@ def test_the_files_of_a_deleted_topic_go(log: FileLog) -> None:
     assert log.read("t").to_pylist() == []
 
 
-def test_what_dead_owners_staged_is_swept(log: FileLog, clock: Clock) -> None:
+def test_staging_files_of_dead_owners_are_swept(log: FileLog, clock: Clock) -> None:
     log.create_topic("t", "a BIGINT")
     staged = log.stage(
         "t", [pa.RecordBatch.from_pylist([{"a": 1}], schema=log.topic("t").arrow_schema)]

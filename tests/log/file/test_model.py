@@ -20,6 +20,7 @@ from headrace.log.file.consumer import FileConsumer
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
 from headrace.testing.power_loss import RebootedDisk
+from tests.short_forms import examples
 
 SCHEMA = "k INT, n BIGINT, text STRING"
 TOPICS = ("a", "b")
@@ -77,7 +78,7 @@ class LogMachine(RuleBasedStateMachine):
         self.count = 0
 
     def opened(self) -> FileLog:
-        return FileLog(self.directory / "log", disk=self.disk)
+        return FileLog.open(self.directory / "log", disk=self.disk)
 
     def teardown(self) -> None:
         try:
@@ -107,9 +108,9 @@ class LogMachine(RuleBasedStateMachine):
     def stored(
         self, topic: str, partition: int, rows: Sequence[Row | None]
     ) -> dict[int, tuple[int, int]]:
-        place = self.topics[topic].partitions[partition]
-        place += rows
-        return {partition: (len(place) - len(rows), len(place))}
+        stored = self.topics[topic].partitions[partition]
+        stored += rows
+        return {partition: (len(stored) - len(rows), len(stored))}
 
     # Topics
 
@@ -167,7 +168,7 @@ class LogMachine(RuleBasedStateMachine):
             partition %= len(self.topics[name].partitions)
             rows = self.fresh(name, count)
             position = self.logs[handle].producer(name).append(rows, partition=partition)
-            assert places(position) == self.stored(name, partition, rows)
+            assert offsets_of(position) == self.stored(name, partition, rows)
 
     @rule(handle=HANDLES, name=NAMES, back=st.integers(0, 10))
     def append_numbered(self, handle: int, name: str, back: int) -> None:
@@ -183,12 +184,12 @@ class LogMachine(RuleBasedStateMachine):
                 ):
                     repeated = till.append(self.fresh(name, 1), sequence=sequence, partition=0)
                     assert repeated.duplicate
-                    assert places(repeated) == self.sequences[name][sequence]
+                    assert offsets_of(repeated) == self.sequences[name][sequence]
                 else:
                     rows = self.fresh(name, 2)
                     position = till.append(rows, sequence=till.last_sequence + 1, partition=0)
                     self.sequences[name].append(self.stored(name, 0, rows))
-                    assert places(position) == self.sequences[name][-1]
+                    assert offsets_of(position) == self.sequences[name][-1]
 
     @rule(handle=HANDLES, name=NAMES, partition=st.integers(0, 3))
     def control(self, handle: int, name: str, partition: int) -> None:
@@ -249,37 +250,37 @@ class LogMachine(RuleBasedStateMachine):
 
     # A queue
 
-    @rule(handle=HANDLES, name=NAMES, most=st.integers(1, 5))
-    def receive(self, handle: int, name: str, most: int) -> None:
+    @rule(handle=HANDLES, name=NAMES, max_messages=st.integers(1, 5))
+    def receive(self, handle: int, name: str, max_messages: int) -> None:
         if name in self.topics:
             for message in (
                 self.logs[handle]
                 .queue(name, "workers", delivery_limit=1000)
-                .receive(most, visibility="1 hour")
+                .receive(max_messages, visibility="1 hour")
             ):
-                place = message.partition, message.offset
-                assert place not in self.leased[name]
-                assert place not in self.done[name]
+                message_position = message.partition, message.offset
+                assert message_position not in self.leased[name]
+                assert message_position not in self.done[name]
                 row = self.topics[name].partitions[message.partition][message.offset]
                 assert row is not None
                 assert message.row["n"] == row["n"]
-                self.leased[name][place] = message
+                self.leased[name][message_position] = message
 
     @rule(name=NAMES, acknowledge=st.booleans())
     def settle(self, name: str, acknowledge: bool) -> None:
         settable = [
-            (place, message)
-            for place, message in self.leased.get(name, {}).items()
+            (message_position, message)
+            for message_position, message in self.leased.get(name, {}).items()
             if message is not None
         ]
         if name in self.topics and settable:
-            place, message = settable[0]
-            del self.leased[name][place]
-            if place[1] < self.topics[name].starts[place[0]]:
+            message_position, message = settable[0]
+            del self.leased[name][message_position]
+            if message_position[1] < self.topics[name].starts[message_position[0]]:
                 return  # retention was faster
             if acknowledge:
                 message.ack()
-                self.done[name].add(place)
+                self.done[name].add(message_position)
             else:
                 message.nack()
 
@@ -319,8 +320,8 @@ class LogMachine(RuleBasedStateMachine):
         """Messages taken through a closed log stay leased, and cannot be settled."""
         for held in self.leased.values():
             held |= {
-                place: None
-                for place, message in held.items()
+                message_position: None
+                for message_position, message in held.items()
                 if message is not None and message.queue.log in logs
             }
 
@@ -380,21 +381,24 @@ class LogMachine(RuleBasedStateMachine):
         }
 
 
-def places(position: Any) -> dict[int, tuple[int, int]]:
+def offsets_of(position: Any) -> dict[int, tuple[int, int]]:
     return {
         partition: (found.start, found.stop) for partition, found in position.partitions().items()
     }
 
 
 SHORT = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 LONG = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(300),
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 TestModel = LogMachine.TestCase

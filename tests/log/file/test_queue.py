@@ -24,25 +24,25 @@ def test_a_damaged_message_becomes_a_dead_letter_that_says_where_it_was(tmp_path
             queue.ack([message.receipt for message in messages])
             assert queue.receive(10) == []
 
-        (letter,) = dead.read_dead_letters(log, "mails")
+        (dead_letter,) = dead.read_dead_letters(log, "mails")
         assert (
-            letter["place"],
-            letter["source_partition"],
-            letter["source_offset"],
-            letter["row"],
+            dead_letter["place"],
+            dead_letter["source_partition"],
+            dead_letter["source_offset"],
+            dead_letter["row"],
         ) == ("queue g", 0, 2, None)
-        assert segment.name in letter["reason"]
+        assert segment.name in dead_letter["reason"]
         assert [lag.rows for lag in log.lag("g")] == [0]
 
 
-def test_more_letters_than_one_answer_holds_can_be_replayed(tmp_path: Path) -> None:
+def test_more_dead_letters_than_one_answer_holds_can_be_replayed(tmp_path: Path) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_topic("mails", schema="text STRING")
-        letters = [
+        dead_letters = [
             dead.DeadLetter(place="test", reason="", row=f'{{"text": "{number}"}}')
             for number in range(dead._MAX_ROWS_PER_READ + 1)
         ]
-        dead.divert(log, "mails", letters)
+        dead.divert(log, "mails", dead_letters)
         assert dead.replay(log, "mails", offsets=[0, dead._MAX_ROWS_PER_READ]).replayed == 2
         assert sorted(row["text"] for row in log.read("mails").to_pylist()) == [
             "0",

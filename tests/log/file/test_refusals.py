@@ -26,7 +26,7 @@ SCHEMA = "n BIGINT, text STRING"
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def public_directory() -> Iterator[Path]:
     """A directory that everybody can read; those of pytest are closed to others."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
@@ -34,13 +34,13 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def root(place: Path) -> Path:
-    with FileLog(place / "log") as log:
+def root(public_directory: Path) -> Path:
+    with FileLog.open(public_directory / "log") as log:
         log.create_topic("a", SCHEMA)
         log.producer("a").append([{"n": n, "text": "x"} for n in range(3)])
         create_checkpoint(log)
         create_checkpoint(log)
-    return place / "log"
+    return public_directory / "log"
 
 
 def with_crc(data: bytearray, crc_at: int, stop: int, *, seed: int = 0) -> bytes:
@@ -64,10 +64,10 @@ def newer_segment(root: Path) -> None:
 def newer_frame(root: Path) -> None:
     (path,) = root.rglob("*.segment")
     data = path.read_bytes()
-    place = data.index(b"HRF\xf7")
-    frame = bytearray(data[place:])
+    start = data.index(b"HRF\xf7")
+    frame = bytearray(data[start:])
     frame[4] = 2
-    path.write_bytes(data[:place] + with_crc(frame, 8, 80, seed=place))
+    path.write_bytes(data[:start] + with_crc(frame, 8, 80, seed=start))
 
 
 def newer_journal(root: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -
         if path.is_file() and path.name not in {"durable", "housekeeping"}
     }
     with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1") as caught:
-        FileLog(root, disk=RebootedDisk()).read("a").to_table()
+        FileLog.open(root, disk=RebootedDisk()).read("a").to_table()
     assert caught.value.fix == "upgrade Headrace."
     assert before == {path: path.read_bytes() for path in before}, (
         "a file of a newer format was changed"
@@ -129,26 +129,26 @@ def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("not a log")
     with pytest.raises(LogUnavailable, match="is a file; a log is a directory"):
-        FileLog(tmp_path / "log")
+        FileLog.open(tmp_path / "log")
     assert (tmp_path / "log").read_text() == "not a log"
 
 
 def test_a_directory_with_other_things_in_it(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(LogUnavailable, match="other things in it"):
-        FileLog(tmp_path)
+        FileLog.open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_directory_in_one_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(LogUnavailable, match="does not exist") as caught:
-        FileLog(tmp_path / "missing" / "log")
+        FileLog.open(tmp_path / "missing" / "log")
     assert "mkdir -p" in caught.value.fix
 
 
 def test_a_log_that_is_missing_and_shall_not_be_made(tmp_path: Path) -> None:
     with pytest.raises(LogUnavailable, match="There is no log"):
-        FileLog(tmp_path / "log", create=False)
+        FileLog.open(tmp_path / "log", create=False)
     assert not (tmp_path / "log").exists()
 
 
@@ -184,7 +184,7 @@ def as_nobody(script: str, *arguments: str) -> str:
 
 
 READ_ROWS = """
-    log = FileLog(sys.argv[1])
+    log = FileLog.open(sys.argv[1])
     print("rows", [row["n"] for row in log.read("a").to_pylist()])
 """
 READ_ONLY = f"""{READ_ROWS}
@@ -238,12 +238,14 @@ def test_a_directory_that_can_be_written_with_files_that_cannot(root: Path) -> N
     assert printed[2] == "append ReadOnlyLog True"
 
 
-def test_a_log_cannot_be_made_in_a_read_only_directory(place: Path) -> None:
-    printed = as_nobody('attempt("make", lambda: FileLog(sys.argv[1]))', str(place / "log"))
+def test_a_log_cannot_be_made_in_a_read_only_directory(public_directory: Path) -> None:
+    printed = as_nobody(
+        'attempt("make", lambda: FileLog.open(sys.argv[1]))', str(public_directory / "log")
+    )
     assert printed == "make LogUnavailable True\n"
 
 
 def test_a_directory_that_cannot_be_read(root: Path) -> None:
     root.chmod(0o700)
-    printed = as_nobody('attempt("open", lambda: FileLog(sys.argv[1]))', str(root))
+    printed = as_nobody('attempt("open", lambda: FileLog.open(sys.argv[1]))', str(root))
     assert printed == "open LogUnavailable True\n"

@@ -19,13 +19,13 @@ from tests.log.file.small_log import SCHEMA, fill, journals, numbers, reopened
 
 
 def test_verify_failed_on_a_topic_without_rows(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, partitions=2)
         assert log.verify() == []
 
 
 def test_verify_did_not_miss_a_removed_first_segment(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=1)
         for n in range(3):
             log.producer("a").append({"n": n, "text": ""})
@@ -37,14 +37,14 @@ def test_verify_did_not_miss_a_removed_first_segment(tmp_path: Path) -> None:
 def test_a_log_left_half_made_could_not_be_opened(tmp_path: Path) -> None:
     (tmp_path / "log" / "journal").mkdir(parents=True)
     (tmp_path / "log" / ".headrace.json.12.ab").write_text("{")
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         assert log.topics() == []
 
 
 def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(
     tmp_path: Path,
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         create_checkpoint(log)
     _, new = journals(tmp_path / "log")
@@ -61,7 +61,7 @@ def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(
 def test_rows_were_ignored_when_the_journal_file_before_theirs_had_lost_its_end(
     tmp_path: Path,
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         create_checkpoint(log)
         log.producer("a").append({"n": 1, "text": "x"})
@@ -90,7 +90,7 @@ def test_a_copy_of_a_journal_record_in_a_row_was_taken_for_a_record() -> None:
 
 
 def compacted(root: Path) -> FileLog:
-    log = FileLog(root)
+    log = FileLog.open(root)
     log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=1)
     for n in (0, 1, 0, 1, 2):
         fill(log, "a", n, 1)
@@ -131,7 +131,7 @@ def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(
         syncing.set()
         go_on.wait(20)
 
-    with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
+    with FileLog.open(tmp_path / "log") as first, FileLog.open(tmp_path / "log") as second:
         first.create_topic("a", SCHEMA)
         fill(first, "a", 0, 1)
         monkeypatch.setattr(maintenance, "_sync_segment", slow_sync)
@@ -150,7 +150,7 @@ def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(
 def test_a_topics_rows_were_removed_before_its_deletion_was_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
+    with FileLog.open(tmp_path / "log") as first, FileLog.open(tmp_path / "log") as second:
         first.create_topic("a", SCHEMA)
         fill(first, "a", 0, 3)
         with (
@@ -167,7 +167,7 @@ def test_a_topics_rows_were_removed_before_its_deletion_was_durable(
 
 
 def test_segments_that_retention_had_removed_came_back_broken_after_a_crash(tmp_path: Path) -> None:
-    log = FileLog(tmp_path / "log")
+    log = FileLog.open(tmp_path / "log")
     log.create_topic("a", SCHEMA, segment_bytes=2500, retention="1 hour", retention_bytes=3000)
     fill(log, "a", 0, 1)
     create_checkpoint(log)
@@ -185,7 +185,7 @@ def test_segments_that_retention_had_removed_came_back_broken_after_a_crash(tmp_
 
 
 def test_files_that_a_killed_process_left_unfinished_stayed_for_ever(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         fill(log, "a", 0, 1)
         segment = next((tmp_path / "log" / "topics").rglob("*.segment"))
@@ -197,8 +197,8 @@ def test_files_that_a_killed_process_left_unfinished_stayed_for_ever(tmp_path: P
         assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: Path) -> None:
-    with FileLog(tmp_path / "log") as log:
+def test_two_tasks_with_one_staging_directory_staged_into_one_file(tmp_path: Path) -> None:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         parts = [
             pa.RecordBatch.from_pylist([{"n": n, "text": "x"}], schema=log.topic("a").arrow_schema)
@@ -214,7 +214,7 @@ def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: P
 def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_was_damaged(
     tmp_path: Path,
 ) -> None:
-    with FileLog(tmp_path / "log") as log:
+    with FileLog.open(tmp_path / "log") as log:
         log.create_topic("a", "data BINARY")
         producer = log.producer("a")
         producer.append({"data": b"secret"})
@@ -223,10 +223,11 @@ def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_w
         for shift in range(8):  # one of these is aligned as batches are
             producer.append({"data": b"." * shift + copy})
         data = bytearray(segment.read_bytes())
-        place = len(copy)
-        while (place := data.find(b"HRF\xf7", place)) >= 0:
-            data[place + 20] ^= 1  # the header of every batch behind the first, and of every copy
-            place += 1
+        found_at = len(copy)
+        while (found_at := data.find(b"HRF\xf7", found_at)) >= 0:
+            # the header of every batch behind the first, and of every copy
+            data[found_at + 20] ^= 1
+            found_at += 1
         segment.write_bytes(data)
         for at in range(len(copy), len(data), 8):  # put the copies right again
             if data[at : at + 4] == b"HRF\xf7":

@@ -1,4 +1,4 @@
-"""What a queue knows of its messages, beside a plain model of it."""
+"""A queue's state of its messages, compared with a plain model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_floor_rises_over_what_is_done_out_of_order() -> None:
     assert (queue.floor, queue.done, queue.waiting(5)) == (3, set(), 2)
 
 
-def test_what_was_given_back_comes_again_after_its_delay() -> None:
+def test_a_released_message_is_redelivered_after_its_delay() -> None:
     state = QueueState()
     state.apply("take", 0, [0], 1000, "r")
     state.apply("return", 0, [0], 500)
@@ -38,7 +38,7 @@ def test_what_was_given_back_comes_again_after_its_delay() -> None:
     assert queue.available(1, 500, 1) == [0]
 
 
-def test_what_is_handed_out_is_bounded(monkeypatch: object) -> None:
+def test_leased_messages_are_bounded(monkeypatch: object) -> None:
     queue = PartitionQueue()
     assert len(queue.available(10**9, 0, 10**9)) == MAX_LEASED
     queue.next = MAX_AHEAD - 5

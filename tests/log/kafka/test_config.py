@@ -65,7 +65,9 @@ def test_secrets_come_from_the_environment_or_a_file(
         ("kafka://h:1", {"sasl.password": "file:/no/such/file"}, "cannot be read"),
     ],
 )
-def test_what_cannot_be_right_is_refused(address: str, options: dict[str, str], words: str) -> None:
+def test_invalid_options_are_refused_without_showing_secrets(
+    address: str, options: dict[str, str], words: str
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         parse_address(address, options)
     assert words in str(refused.value)

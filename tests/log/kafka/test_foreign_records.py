@@ -1,5 +1,5 @@
-"""Topics shared with clients that know nothing of Headrace: what they read, and what happens to what
-they write.
+"""Topics shared with clients that know nothing of Headrace: what they read, and what happens to
+what they write.
 """
 
 import json

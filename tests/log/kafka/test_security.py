@@ -1,5 +1,5 @@
-"""TLS and SASL: a broker that requires them is reached with the right options, and an error explains
-the wrong ones.
+"""TLS and SASL: a broker that requires them is reached with the right options, and an error
+explains the wrong ones.
 """
 
 import shutil

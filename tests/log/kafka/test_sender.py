@@ -1,4 +1,6 @@
-"""Sending: few delivery reports, reused clients and staged records, and no record is lost silently."""
+"""Sending: few delivery reports, reused clients and staged records, and no record is lost
+silently.
+"""
 
 from __future__ import annotations
 

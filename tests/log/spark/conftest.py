@@ -123,8 +123,8 @@ class SparkLog:
 def failing_behind(
     staging: Path, column: str, value: int, switch: Path | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: the task that reads a value waits until another task has staged its rows, then
-    fails; with a switch file, only if that exists.
+    """For mapInArrow: the task that reads a value waits until another task has staged its rows,
+    then fails; with a switch file, only if that exists.
     """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -215,7 +215,7 @@ def test_positions_in_every_form(any_spark_log: SparkLog) -> None:
     assert found(endingOffsets=between.isoformat()) == first + second
 
 
-def test_what_does_not_exist_is_named(spark_log: SparkLog) -> None:
+def test_a_topic_that_does_not_exist_is_named(spark_log: SparkLog) -> None:
     topic = spark_log.topic("orders")
     with pytest.raises(
         PySparkException, match=f"There is no topic '{topic}s': did you mean '{topic}'"

@@ -56,9 +56,7 @@ GOOD = {"order_id": "long", "customer_id": "integer", "note": "string"}
         (GOOD | {"_change_type": "string"}, "no column '_change_type'"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_column_named(
-    columns: dict[str, str], message: str
-) -> None:
+def test_columns_that_do_not_fit_are_refused_by_name(columns: dict[str, str], message: str) -> None:
     with pytest.raises(BadRows) as refused:
         check_writable(frame(**columns), ORDERS)
     assert message in str(refused.value)
@@ -70,7 +68,7 @@ def test_a_column_that_is_there_twice_is_refused() -> None:
         check_writable(twice, ORDERS)
 
 
-def test_what_fits_is_taken() -> None:
+def test_columns_that_fit_are_accepted() -> None:
     check_writable(frame(**GOOD), ORDERS)
     table = info("id BIGINT, name STRING", is_table=True)
     check_writable(frame(id="long", name="string"), table)

@@ -135,7 +135,7 @@ def test_a_column_added_to_the_topic_does_not_change_the_digest_of_older_rows() 
     assert digest_rows(before.append_column("b", pa.nulls(2, pa.string()))) == digest_rows(before)
 
 
-def test_what_was_stored_by_an_older_version_is_recognised() -> None:
+def test_a_digest_of_an_older_version_is_recognised() -> None:
     known = batch(
         [
             dict.fromkeys(SCHEMA.names)

@@ -17,7 +17,7 @@ from headrace.log.spark.reader import (
 GOOD = {"log": "file:data", "topic": "orders"}
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_options_have_defaults() -> None:
     options = read_options(GOOD, home="here")
     assert options.address == Address("file:here/data")
     assert (options.starting, options.ending, options.on_lost, options.on_corrupt) == (
@@ -83,15 +83,15 @@ partitions = st.dictionaries(
 
 @given(partitions, st.integers(1, 120))
 def test_a_cut_takes_as_much_as_it_may_and_shares_it_evenly(
-    waiting: dict[int, tuple[int, int]], most: int
+    waiting: dict[int, tuple[int, int]], max_rows: int
 ) -> None:
     begin = {partition: first for partition, (first, _) in waiting.items()}
     ends = {partition: first + count for partition, (first, count) in waiting.items()}
     taken = {
         partition: end - begin[partition]
-        for partition, end in limit_ends(begin, ends, most).items()
+        for partition, end in limit_ends(begin, ends, max_rows).items()
     }
-    assert sum(taken.values()) == min(most, sum(count for _, count in waiting.values()))
+    assert sum(taken.values()) == min(max_rows, sum(count for _, count in waiting.values()))
     assert all(0 <= taken[partition] <= count for partition, (_, count) in waiting.items())
     cut_short = [
         taken[partition] for partition, (_, count) in waiting.items() if taken[partition] < count

@@ -49,7 +49,7 @@ def rows(source: TopicStreamReader, start: dict[str, Any], end: dict[str, Any]) 
     ]
 
 
-def test_nothing_new_is_the_start_itself(log: hr.Log) -> None:
+def test_without_new_rows_the_end_is_the_start(log: hr.Log) -> None:
     log.create_topic("t", ORDERS, partitions=2)
     append(log, "t", 0, 10)
     source = reader(log, "t")

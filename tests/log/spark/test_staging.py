@@ -41,7 +41,7 @@ def test_a_group_is_discarded_and_others_stay(tmp_path: Path) -> None:
             log.stage("t", orders(0, 1).to_batches(), group="../../elsewhere")
 
 
-def test_the_same_for_a_log_on_kafka(tmp_path: Path) -> None:
+def test_staging_for_a_log_on_kafka(tmp_path: Path) -> None:
     """Its rows wait in a directory, which needs no broker."""
     from headrace.log.kafka import staging
 

@@ -2,13 +2,11 @@
 requested size.
 """
 
-import time
-from collections.abc import Callable
-
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.log.spark.conftest import SparkLog, batch_rows, failing_behind, orders
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -156,7 +154,7 @@ def test_latest_means_the_same_when_the_first_batch_is_repeated(spark_log: Spark
     )
 
 
-def test_it_follows_a_topic_that_grows(any_spark_log: SparkLog) -> None:
+def test_a_stream_follows_a_growing_topic(any_spark_log: SparkLog) -> None:
     source, target = any_spark_log.topic("source"), any_spark_log.topic("target")
     query = any_spark_log.start(
         any_spark_log.stream(source, columns="order_id,customer_id,note"),
@@ -166,14 +164,7 @@ def test_it_follows_a_topic_that_grows(any_spark_log: SparkLog) -> None:
     try:
         for first in range(0, 60, 20):
             any_spark_log.append(source, orders(first, 20))
-            wait_for(lambda: len(any_spark_log.numbers(target)) == first + 20)  # noqa: B023
+            wait_until(lambda: len(any_spark_log.numbers(target)) == first + 20, 60)  # noqa: B023
     finally:
         query.stop()
     assert any_spark_log.numbers(target) == list(range(60))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -41,7 +41,7 @@ PROPERTIES: dict[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
-def spark_tells_tasks_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def spark_task_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.log.spark.writer.task_property", PROPERTIES.get)
 
 

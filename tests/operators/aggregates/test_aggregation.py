@@ -16,6 +16,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from tests.operators.aggregates.values import NUMBERS, VALUES
 from tests.operators.histories import History, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
 TAKES = {"count": tuple(VALUES), "sum": (*NUMBERS, "INTERVAL"), "avg": (*NUMBERS, "INTERVAL")}
 OF_ANY_TYPE = [
@@ -28,7 +29,7 @@ OF_ANY_TYPE = [
     AggregateSpec("collect", "v"),
     AggregateSpec("count_distinct", "v"),
 ]
-QUICK = settings(max_examples=25, deadline=None)
+QUICK = settings(max_examples=examples(25), deadline=None)
 
 
 def kernel(history: History, *specs: AggregateSpec) -> AggregateKernel:

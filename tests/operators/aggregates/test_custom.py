@@ -19,6 +19,7 @@ from headrace.operators.kernel import AggregateFailed
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
 
 class Longest(agg.CustomAggregate):
@@ -86,7 +87,7 @@ def kernel(
 
 
 @given(data=st.data(), where=cuts())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @pytest.mark.parametrize("kind", [streams, tables])
 def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> None:
     history: History = data.draw(kind(st.integers(-1000, 1000), pa.int64()))
@@ -101,7 +102,7 @@ def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> Non
 
 
 @given(history=streams(st.text("ab.", max_size=4), pa.string()), where=cuts())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_rows_it_raises_on_are_rejected_and_reported(history: History, where: list[int]) -> None:
     of = kernel(history, Longest(), divert=True)
     emitted, state = run(of, history)
@@ -175,7 +176,7 @@ class Broken(Longest):
         ("result", "RuntimeError: no result today"),
     ],
 )
-def test_what_it_gives_back_is_checked(what: str, cause: str) -> None:
+def test_results_of_a_custom_aggregate_are_checked(what: str, cause: str) -> None:
     history = History(
         pa.schema([("k", pa.int64()), ("v", pa.string())]), [[{"k": 1, "v": "a"}]], is_table=False
     )

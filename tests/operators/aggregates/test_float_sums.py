@@ -19,6 +19,7 @@ from headrace.operators.aggregates.float_sums import (
     two_sum,
 )
 from tests.operators.histories import doubles
+from tests.short_forms import examples
 
 
 def summed(
@@ -47,7 +48,7 @@ def reference(values: list[float]) -> float:
 
 
 @given(values=st.lists(doubles(), min_size=1, max_size=30), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_order_and_grouping_cannot_be_seen(values: list[float], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(values))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
@@ -57,7 +58,7 @@ def test_order_and_grouping_cannot_be_seen(values: list[float], data: st.DataObj
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_as_accurate_as_fsum(values: list[float]) -> None:
     try:
         expected = math.fsum(values)
@@ -66,7 +67,7 @@ def test_as_accurate_as_fsum(values: list[float]) -> None:
     assert summed(values, [])[2] == expected
 
 
-def test_what_came_can_go() -> None:
+def test_added_values_can_be_retracted() -> None:
     columns = ExactColumns(3)
     values = np.array(
         [1e300, 1.0, math.inf, -1e-300, math.nan, 2.0**-1074, -math.inf, 1.7e308, 1.7e308]
@@ -118,7 +119,7 @@ def test_ties_are_not_left_to_chance() -> None:
 
 
 @given(st.floats(-1e100, 1e100), st.floats(-1e100, 1e100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_error_free_operations(a: float, b: float) -> None:
     from fractions import Fraction
 

@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import SCHEMA, rows
 from tests.operators.histories import History, cuts, doubles, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
 
 def sums(**more: AggregateSpec) -> AggregateKernel:
@@ -31,7 +32,7 @@ def sums(**more: AggregateSpec) -> AggregateKernel:
     )
 
 
-def test_what_it_gives() -> None:
+def test_results_equal_plain_python() -> None:
     kernel = sums()
     result = kernel.step(MemoryState(), rows((2, 5, 1), (1, None, 1), (2, 6, 2), (1, None, 3)))
     assert result.schema == kernel.output.append(pa.field("_tick", pa.int64(), nullable=False))
@@ -45,7 +46,7 @@ def test_what_it_gives() -> None:
     ]
 
 
-def test_a_tick_that_changes_nothing_tells_nothing() -> None:
+def test_a_tick_that_changes_nothing_emits_nothing() -> None:
     kernel = AggregateKernel("highest", SCHEMA, ["k"], [("top", agg.max("v"))])
     emitted = kernel.step(MemoryState(), rows((1, 9, 1), (1, 3, 2), (1, 9, 3), (1, 10, 4)))
     assert emitted["_tick"].to_pylist() == [1, 4, 4]
@@ -94,7 +95,7 @@ def test_a_sum_that_does_not_fit_is_null_and_counted_until_it_fits() -> None:
     where=cuts(),
     population=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
     history: History, where: list[int], population: bool
 ) -> None:
@@ -133,7 +134,7 @@ def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
 
 @pytest.mark.parametrize("key", [["s"], ["k", "s"], ["f"], ["k", "f", "s"], []])
 @given(data=st.data(), where=cuts())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_keys_of_other_types_and_several_columns(
     key: list[str], data: st.DataObject, where: list[int]
 ) -> None:
@@ -214,7 +215,7 @@ def test_wide_keys_are_sorted_too() -> None:
     assert set(emitted["n"].to_pylist()) == {3}
 
 
-def test_it_travels_to_another_process() -> None:
+def test_a_kernel_can_be_pickled() -> None:
     kernel: AggregateKernel = pickle.loads(
         pickle.dumps(
             sums(spread=agg.stddev("v"), some=agg.collect("v"), about=agg.approx_distinct("v"))
@@ -235,7 +236,7 @@ def test_it_travels_to_another_process() -> None:
         (["k"], [("k", agg.count())], "two results named 'k'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_row_comes(
+def test_invalid_aggregates_are_refused_before_the_first_row(
     by: list[str], aggregates: list[tuple[str, AggregateSpec]], message: str
 ) -> None:
     with pytest.raises((InputError, UnknownColumn), match=message):
@@ -246,7 +247,8 @@ def test_broken_promises_of_the_input_are_found() -> None:
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.count())], over_table=True)
     with pytest.raises(
         BugError,
-        match=r"'totals' received retractions of rows that it never received, in the group \{'k': 7\}",
+        match=r"'totals' received retractions of rows that it never received, in the group"
+        r" \{'k': 7\}",
     ):
         kernel.step(
             MemoryState(), rows((1, 1, 1), (7, 1, 1), _change_type=pa.array(["insert", "delete"]))
@@ -318,7 +320,7 @@ def test_the_layout_of_states_is_the_one_that_is_stored_already() -> None:
 
 def test_a_sum_that_depended_on_its_grouping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that cannot fail proves nothing: with plain floating-point addition, cutting ticks
-    differently is told by the state.
+    differently shows in the state.
     """
     values = [0.1, 1e16, -1e16, 0.3, 1e16, 0.7, -1e16]
     history = History(

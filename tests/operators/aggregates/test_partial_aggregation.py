@@ -14,6 +14,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import NUMBERS, VALUES
 from tests.operators.histories import History, streams, tables, text
+from tests.short_forms import examples
 
 
 def kernel(history: History, type_name: str) -> AggregateKernel:
@@ -52,7 +53,7 @@ def in_pieces(rows: pa.Table, piece_of: list[int]) -> list[pa.Table]:
 @pytest.mark.parametrize("type_name", NUMBERS)
 @pytest.mark.parametrize("kind", [streams, tables])
 @given(data=st.data(), piece_of=st.lists(st.integers(0, 3), min_size=1, max_size=7))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_combined_or_not(
     type_name: str, kind: object, data: st.DataObject, piece_of: list[int]
 ) -> None:
@@ -77,8 +78,8 @@ def test_combined_or_not(
 @pytest.mark.parametrize("type_name", ["BIGINT", "DOUBLE"])
 @pytest.mark.parametrize("kind", [streams, tables])
 @given(data=st.data(), piece_of=st.lists(st.integers(0, 3), min_size=1, max_size=7))
-@settings(max_examples=25, deadline=None)
-def test_some_combined_and_some_not(
+@settings(max_examples=examples(25), deadline=None)
+def test_partially_combined_rows_give_equal_aggregates(
     type_name: str, kind: object, data: st.DataObject, piece_of: list[int]
 ) -> None:
     history: History = data.draw(kind(*VALUES[type_name]))  # type: ignore[operator]
@@ -167,7 +168,7 @@ def test_combining_makes_fewer_rows_and_keeps_the_order_columns() -> None:
         agg.quantiles("v"),
     ],
 )
-def test_what_cannot_be_combined_says_so(spec: AggregateSpec) -> None:
+def test_aggregates_that_cannot_be_combined(spec: AggregateSpec) -> None:
     assert not AggregateKernel(
         "combined",
         pa.schema([("k", pa.int64()), ("v", pa.int64())]),

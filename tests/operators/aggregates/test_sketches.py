@@ -23,6 +23,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.aggregates.values import VALUES
 from tests.operators.histories import History, cuts, run, streams, text
+from tests.short_forms import examples
 
 SKETCHES = [
     agg.approx_distinct("v"),
@@ -54,7 +55,7 @@ def of_values(values: pa.Array, spec: AggregateSpec) -> Any:
 
 @pytest.mark.parametrize("type_name", VALUES)
 @given(data=st.data(), where=cuts())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_ticks_may_come_one_by_one_or_all_at_once(
     type_name: str, data: st.DataObject, where: list[int]
 ) -> None:
@@ -166,7 +167,7 @@ def test_sketches_take_no_tables() -> None:
         )
 
 
-def test_another_process_makes_the_same_bytes() -> None:
+def test_sketches_have_equal_bytes_in_another_process() -> None:
     """Also when Python hashes strings otherwise."""
     script = (
         "import json, numpy as np, pyarrow as pa\nfrom"
@@ -174,8 +175,9 @@ def test_another_process_makes_the_same_bytes() -> None:
         " headrace.operators.aggregates.kernel import AggregateKernel\nfrom"
         " headrace.testing.kernels import MemoryState\nvalues = [f'w{n % 37}' for n in"
         " range(2000)]\nspecs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v',"
-        " max_values=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable = pa.table({'k':"
-        " [0] * 2000, 'v': values, '_tick': [n // 100 for n in range(2000)]})\nAggregateKernel('s',"
+        " max_values=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable ="
+        " pa.table({'k': [0] * 2000, 'v': values, '_tick': [n // 100 for n in"
+        " range(2000)]})\nAggregateKernel('s',"
         " pa.schema([('k', pa.int64()), ('v', pa.string())]), ['k'], specs).step(state,"
         " table)\nprint(json.dumps([value.hex() for value in state.values.values()]))\n"
     )

@@ -59,7 +59,7 @@ def test_a_list_and_a_column_are_read_alike(kind: str, there: list[bool]) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_is_written_again_as_it_was(kind: str) -> None:
+def test_state_round_trips_byte_for_byte(kind: str) -> None:
     known = states(kind, 12)
     counts, parts = layout(kind).unpack(known)
     assert (

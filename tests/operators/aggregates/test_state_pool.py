@@ -45,7 +45,7 @@ def shown(merging: StateMerger, states: States) -> list[str]:
 
 
 @given(st.lists(st.lists(VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
-def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
+def test_prefixes_and_suffixes_of_each_set_equal_ranges(sets: list[list[float | None]]) -> None:
     merging = StateMerger(AggregateSet("s", SCHEMA, (), SPECS))
     values = [value for each in sets for value in each]
     numbers = np.repeat(np.arange(len(sets)), [len(each) for each in sets])

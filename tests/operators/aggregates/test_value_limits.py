@@ -17,14 +17,17 @@ from headrace.operators.changelog import fold
 from headrace.operators.kernel import GroupFull
 from tests.operators.histories import History, changed, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
+from tests.short_forms import examples
 
-MOST = 2
+MAX_VALUES = 2
 EXACT_OR_NULL = ("min", "max", "first", "last")
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.string())])
 
 
-def kernel(history: History, kind: str, most: int = MOST, **options: Any) -> AggregateKernel:
-    spec = AggregateSpec(kind, "v", (("most", most), *options.items()))
+def kernel(
+    history: History, kind: str, max_values: int = MAX_VALUES, **options: Any
+) -> AggregateKernel:
+    spec = AggregateSpec(kind, "v", (("most", max_values), *options.items()))
     return AggregateKernel(
         "bounded",
         history.schema,
@@ -65,7 +68,7 @@ def answers(of: AggregateKernel, history: History) -> list[Any]:
 
 @pytest.mark.parametrize("kind", EXACT_OR_NULL)
 @given(history=tables(st.text("abcdefg", min_size=1, max_size=1), pa.string()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[int]) -> None:
     emitted, state = run(kernel(history, kind), history)
     again, other_state = run(kernel(history, kind), history, where)
@@ -138,7 +141,7 @@ def test_an_update_keeps_its_place_and_a_forgotten_row_stays_forgotten() -> None
 
 
 @given(history=streams(st.integers(0, 5), pa.int64()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_full_list_leaves_later_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "collect")
     emitted, state = run(of, history, where)
@@ -147,10 +150,10 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
     for row in (row for tick in history.ticks for row in tick if row["v"] is not None):
         values.setdefault(row["k"], []).append(row["v"])
     newest = {row["k"]: row["a"] for row in emitted if row["_change_type"] != "update_preimage"}
-    assert all(newest[key] == of_key[:MOST] for key, of_key in values.items())
+    assert all(newest[key] == of_key[:MAX_VALUES] for key, of_key in values.items())
     left_out = of.dead_letters.take().to_pylist()
     assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted(
-        (str(key), value) for key, of_key in values.items() for value in of_key[MOST:]
+        (str(key), value) for key, of_key in values.items() for value in of_key[MAX_VALUES:]
     )
     assert all(
         row["_reason"] == "the group has 2 values of 'v' already" and row["_aggregate"] == "a"
@@ -159,7 +162,7 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
 
 
 @given(history=streams(st.integers(0, 5), pa.int64()), where=cuts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) -> None:
     of = kernel(history, "count_distinct")
     emitted, state = run(of, history, where)
@@ -168,7 +171,7 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
     left_out = []
     for row in (row for tick in history.ticks for row in tick if row["v"] is not None):
         known = distinct.setdefault(row["k"], [])
-        if row["v"] not in known and len(known) == MOST:
+        if row["v"] not in known and len(known) == MAX_VALUES:
             left_out.append((str(row["k"]), row["v"]))
         elif row["v"] not in known:
             known.append(row["v"])
@@ -181,7 +184,7 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
 
 
 @pytest.mark.parametrize("kind", ["collect", "count_distinct"])
-def test_what_was_left_out_of_a_table_can_go_again(kind: str) -> None:
+def test_a_row_beyond_the_limit_can_be_deleted(kind: str) -> None:
     history = table_of(
         (1, "a"), (2, "b"), (3, "c"), (3, None), (1, None), (4, "d"), (2, None), (4, None)
     )
@@ -208,4 +211,4 @@ def test_a_full_group_stops_the_query_if_asked(kind: str) -> None:
         ),
     ):
         run(kernel(history, kind, when_full="stop"), history)
-    assert answers(kernel(history, kind, most=3, when_full="stop"), history)[-1] is not None
+    assert answers(kernel(history, kind, max_values=3, when_full="stop"), history)[-1] is not None

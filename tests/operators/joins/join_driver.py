@@ -194,7 +194,7 @@ def table_history(
 
 
 @st.composite
-def tracks(draw: st.DrawFn, ticks: int, *, late: bool = True, most: int = 4) -> Track:
+def tracks(draw: st.DrawFn, ticks: int, *, late: bool = True, max_step: int = 4) -> Track:
     """Clocks that begin at some tick and move on by small steps; closed is at or behind
     complete.
     """
@@ -204,7 +204,7 @@ def tracks(draw: st.DrawFn, ticks: int, *, late: bool = True, most: int = 4) -> 
         if now == UNSTARTED:
             now = draw(st.sampled_from([UNSTARTED, -2, 0, 2]))
         else:
-            now += draw(st.integers(0, most))
+            now += draw(st.integers(0, max_step))
         if now != UNSTARTED:
             behind = max(behind, now - (draw(st.integers(0, 3)) if late else 0))
         complete.append(now)

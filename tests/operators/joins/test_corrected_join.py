@@ -37,6 +37,7 @@ from tests.operators.joins.versions_oracle import (
     stored,
     version_history,
 )
+from tests.short_forms import examples
 
 
 def join(how: str, history: int) -> CorrectedJoin:
@@ -46,8 +47,8 @@ def join(how: str, history: int) -> CorrectedJoin:
 
 
 class Oracle:
-    """All rows that may be corrected, with what was emitted of each; every tick, every row is matched
-    anew.
+    """All rows that may be corrected, with what was emitted of each; every tick, every row is
+    matched anew.
     """
 
     def __init__(self, how: str, history: int, watermarks: tuple[Track, Track]) -> None:
@@ -121,7 +122,7 @@ def check(
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @given(data=st.data())
-@settings(max_examples=70)
+@settings(max_examples=examples(70))
 def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
@@ -136,13 +137,13 @@ def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) 
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_many_rows_and_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(4, 9))
-        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, max_step=2)), data.draw(tracks(ticks, max_step=2))
         stream, table = (
             data.draw(row_history(ticks, keys=0)),
             data.draw(version_history(ticks, keys=0)),
@@ -152,7 +153,7 @@ def test_many_rows_and_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
         )
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="lacks 'n'"):
         CorrectedJoin("j", STREAM, TABLE, CORRECTED_COLUMNS[1:], history_us=1)
     with pytest.raises(InputError, match="lacks what identifies a row"):
@@ -181,25 +182,35 @@ class HistoryOracle:
                 self.known.versions.remove(version)
                 self.late += 1
         emitted: list[Row] = []
-        places = sorted({(version.key, version.at) for version in self.known.versions})
-        for place in places:
-            fresh = self._row(place, places)
-            if fresh != self.emitted.get(place):
-                emitted += changed(self.emitted.get(place), fresh)
-            self.emitted.pop(place, None)
-            self.emitted |= {place: fresh} if fresh else {}
+        version_keys = sorted({(version.key, version.at) for version in self.known.versions})
+        for version_key in version_keys:
+            fresh = self._row(version_key, version_keys)
+            if fresh != self.emitted.get(version_key):
+                emitted += changed(self.emitted.get(version_key), fresh)
+            self.emitted.pop(version_key, None)
+            self.emitted |= {version_key: fresh} if fresh else {}
         self._forget(after)
         return [{**row, "_tick": number} for row in emitted]
 
-    def _row(self, place: tuple[int, int], places: list[tuple[int, int]]) -> Row | None:
+    def _row(self, version_key: tuple[int, int], version_keys: list[tuple[int, int]]) -> Row | None:
         value = [
-            version.value for version in self.known.versions if (version.key, version.at) == place
+            version.value
+            for version in self.known.versions
+            if (version.key, version.at) == version_key
         ][-1]
-        ends = min((at for key, at in places if key == place[0] and at > place[1]), default=None)
+        ends = min(
+            (at for key, at in version_keys if key == version_key[0] and at > version_key[1]),
+            default=None,
+        )
         return (
             None
             if value is None
-            else {"k": place[0], "v": value, "since": moment(place[1]), "valid_to": moment(ends)}
+            else {
+                "k": version_key[0],
+                "v": value,
+                "since": moment(version_key[1]),
+                "valid_to": moment(ends),
+            }
         )
 
     def _forget(self, known_from: int) -> None:
@@ -212,7 +223,7 @@ class HistoryOracle:
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):

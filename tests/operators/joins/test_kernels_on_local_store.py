@@ -71,7 +71,7 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Watermarks]]]:
 
 
 @pytest.mark.parametrize("name", list(KERNELS))
-def test_the_same_rows_as_over_a_dictionary(
+def test_joins_over_the_local_store_equal_those_over_a_dictionary(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_store, "MAX_CHUNK_ROWS", 8)

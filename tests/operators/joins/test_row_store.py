@@ -1,5 +1,5 @@
-"""The row store against lists: whatever comes and goes, in whatever portions, a key has what a sorted
-list has.
+"""The row store against lists: whatever comes and goes, in whatever portions, a key has what a
+sorted list has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace.operators.joins.row_store import (
     StoredRows,
 )
 from headrace.testing.kernels import MemoryState
+from tests.short_forms import examples
 
 KEYS = pa.array([b"a", b"b" * 500, b"c"], pa.binary())
 Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
@@ -72,7 +73,7 @@ changes = st.lists(
 
 
 @given(st.lists(changes, max_size=12))
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_store_has_what_a_sorted_list_has(
     steps: list[list[tuple[int, int, int, str, bytes]]],
 ) -> None:
@@ -212,7 +213,7 @@ def test_rows_before_the_first_chunk() -> None:
     assert {-3, -2, -1, 0, 1} <= set(found.sort_keys.tolist())
 
 
-def test_what_was_not_loaded_cannot_be_changed() -> None:
+def test_a_key_that_was_not_loaded_cannot_be_changed() -> None:
     state = MemoryState()
     fill(state, 100)
     row_store = opened(state, KEYS.slice(0, 1))

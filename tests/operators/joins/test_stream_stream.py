@@ -20,6 +20,7 @@ from headrace.operators.kernel import UNSTARTED
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
 from tests.operators.joins.join_driver import Drive, Track, check_all_ways, cuts, restored, tracks
+from tests.short_forms import examples
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = Side(pa.schema([("k", pa.int64()), ("t", TIME), ("n", pa.int64())]), ("k",), time="t")
@@ -117,8 +118,8 @@ class Oracle:
             ),
             ["k"],
         ).to_pylist()
-        # Unmatched rows are emitted at their left row's position; right ones behind all left ones of
-        # their key. Pools are in order of time.
+        # Unmatched rows are emitted at their left row's position; right ones behind all left ones
+        # of their key. Pools are in order of time.
         at = [
             (key, left is None, self._place(left), self._place(right))
             for key, (left, right) in zip(keys, emitted, strict=True)
@@ -240,7 +241,7 @@ hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 
 @hows
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_rows_meet_within_their_bounds_and_are_emitted_unmatched_once(
     how: str, data: st.DataObject
 ) -> None:
@@ -257,14 +258,14 @@ def test_rows_meet_within_their_bounds_and_are_emitted_unmatched_once(
 
 @hows
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
     """One key with many rows, in small chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 2)
         ticks = data.draw(st.integers(3, 6))
-        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, max_step=2)), data.draw(tracks(ticks, max_step=2))
         rows = (
             [*data.draw(rows_in_ticks(ticks, keys=0)), []],
             [
@@ -279,20 +280,22 @@ def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
 
 @hows
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
-    """Later than they could be, which changes nothing that is emitted; and all of them in the end."""
+    """Later than they could be, which changes nothing that is emitted; and all of them in the
+    end.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_stream, "_DROP_TIMES", 1)
         ticks = data.draw(st.integers(2, 6))
-        watermarks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
+        watermarks = data.draw(tracks(ticks, max_step=3)), data.draw(tracks(ticks, max_step=3))
         watermarks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in watermarks)  # type: ignore[assignment]
         rows = [*data.draw(rows_in_ticks(ticks)), []], [*data.draw(rows_in_ticks(ticks)), []]
         check(rows, watermarks, how, data.draw(bounds), data.draw(cuts(ticks + 1)))
 
 
 @hows
-def test_nothing_is_left_once_the_clocks_have_passed(how: str) -> None:
+def test_state_is_empty_once_the_watermarks_have_passed(how: str) -> None:
     rows = [[{"k": 1, "time": 5, "number": 0}, {"k": 2, "time": 6, "number": 1}], []]
     others = [[{"k": 1, "time": 7, "number": 0}, {"k": 3, "time": 6, "number": 1}], []]
     passed = Track([0, 100], [0, 100])
@@ -317,7 +320,7 @@ def test_how_far_the_result_s_clocks_are_held_back() -> None:
     assert join("inner", 3, -2).hold_us == 0
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="no two are"):
         join("inner", -3, 2)
     with pytest.raises(InputError, match="no event time"):

@@ -24,6 +24,7 @@ from tests.operators.joins.join_driver import (
     still,
     table_history,
 )
+from tests.short_forms import examples
 
 COLUMNS: list[ResultColumn] = [
     ("left", "n", "n"),
@@ -65,7 +66,7 @@ def oracle(stream: History, table: History, on: str, how: str) -> list[Row]:
 
 
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @pytest.mark.parametrize("on", ["id", "k"])
 def test_each_row_meets_the_table_as_of_its_tick(on: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
@@ -155,7 +156,7 @@ STREAM = Side(pa.schema([("n", pa.int64()), ("k", pa.int64())]), ("k",))
 TABLE = Side(pa.schema([("k", pa.int64()), ("n", pa.string())]), ("k",), ("k",))
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match=r'how="left"'):
         StreamTableJoin("j", STREAM, TABLE, [], how="full")
     with pytest.raises(

@@ -28,6 +28,7 @@ from tests.operators.joins.join_driver import (
     still,
     table_history,
 )
+from tests.short_forms import examples
 
 Tables = tuple[dict[int, Row], dict[int, Row]]
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())])
@@ -113,14 +114,15 @@ def oracle(
             tuple(row[name] for name in by): row
             for row in query(tables, left_on, right_on, kernel.how)
         }
-        places = sorted(
-            {*before, *after}, key=lambda place: [-1 if part is None else part for part in place]
+        key_pairs = sorted(
+            {*before, *after},
+            key=lambda key_pair: [-1 if part is None else part for part in key_pair],
         )
         changes = [
             change
-            for place in places
-            if before.get(place) != after.get(place)
-            for change in changed(before.get(place), after.get(place))
+            for key_pair in key_pairs
+            if before.get(key_pair) != after.get(key_pair)
+            for change in changed(before.get(key_pair), after.get(key_pair))
         ]
         keys = encode_keys(
             pa.table({"k": pa.array([row["k"] for row in changes], pa.int64())}), ["k"]
@@ -195,7 +197,7 @@ ways = [
 
 @pytest.mark.parametrize(("left_on", "right_on", "how"), ways)
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_the_result_is_the_query_s_answer_at_every_tick(
     left_on: str, right_on: str, how: str, data: st.DataObject
 ) -> None:
@@ -209,7 +211,7 @@ def test_the_result_is_the_query_s_answer_at_every_tick(
 
 @pytest.mark.parametrize("how", ["inner", "left", "full"])
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_many_rows_of_a_key_in_chunks(how: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 3)
@@ -360,7 +362,7 @@ def as_key(value: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 def test_keys_of_every_type_and_of_two_columns(
     kind: pa.DataType, values: list[Any], data: st.DataObject
 ) -> None:

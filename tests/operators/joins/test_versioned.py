@@ -37,6 +37,7 @@ from tests.operators.joins.versions_oracle import (
     stored,
     version_history,
 )
+from tests.short_forms import examples
 
 COLUMNS: list[ResultColumn] = [
     ("left", "n", "n"),
@@ -138,7 +139,7 @@ def check(
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @given(data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
@@ -153,13 +154,13 @@ def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_many_versions_of_a_key_in_chunks(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "MAX_CHUNK_ROWS", 2)
         patch.setattr(row_store, "_SPLIT_CHUNK_ROWS", 1)
         ticks = data.draw(st.integers(4, 10))
-        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, max_step=2)), data.draw(tracks(ticks, max_step=2))
         stream, table = (
             data.draw(row_history(ticks, keys=0)),
             data.draw(version_history(ticks, keys=0)),
@@ -254,7 +255,7 @@ def test_a_late_version_lets_the_past_be_and_holds_from_then_on() -> None:
     assert [(row["n"], row["v"]) for row in emitted] == [(0, 10), (1, 20)]
 
 
-def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> None:
+def test_state_of_a_deleted_row_is_dropped_behind_the_horizon() -> None:
     gone = changes((1, 10, 0, "delete"))
     table = History(TABLE.schema, [changes((1, 10, 0, "insert")), gone, []], is_table=True)
     stream = History(STREAM.schema, [[{"n": 0, "k": 2, "t": 0}], [], []], is_table=False)
@@ -264,7 +265,7 @@ def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> N
     assert timers.earliest_timer(state, 1) is None
 
 
-def test_what_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(InputError, match="the table's key is 'k'(.|\n)*whole key"):
         VersionedJoin(
             "j",

@@ -116,7 +116,7 @@ def stored(state: MemoryState, section: int) -> int:
 
 
 @st.composite
-def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, most: int = 3) -> History:
+def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, max_keys: int = 3) -> History:
     """A table's versions in any order of time, and deletes: as changes, or as a topic has them,
     where a tick may change a key several times, and a delete may have nothing but the key, even
     that of a row that is not there.
@@ -126,7 +126,7 @@ def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, most: int = 3
     as_topic = draw(st.booleans())
     for _ in range(ticks):
         emitted.append(changes := [])
-        for key in draw(st.lists(st.integers(0, keys), max_size=most, unique=not as_topic)):
+        for key in draw(st.lists(st.integers(0, keys), max_size=max_keys, unique=not as_topic)):
             if (key in rows or as_topic) and draw(st.integers(0, 3)) == 0:
                 gone = rows.pop(key, None)
                 changes.append(

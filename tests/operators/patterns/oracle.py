@@ -1,4 +1,4 @@
-"""The obvious matcher: the tree of a pattern, tried in order with turning back, as the SQL standard
+"""A reference matcher: the tree of a pattern, tried in order with turning back, as the SQL standard
 defines the preferred match. One key's rows at a time, slowly.
 
 `fits(symbol, row, path)` says whether a row fits a symbol behind a path, which is a list of (row,

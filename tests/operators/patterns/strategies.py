@@ -73,7 +73,7 @@ def feeds(draw: Any) -> Feed:
                 row(
                     key,
                     at,
-                    "".join(name for place, name in enumerate(SYMBOLS) if bits >> place & 1),
+                    "".join(name for index, name in enumerate(SYMBOLS) if bits >> index & 1),
                     number,
                     value,
                 ),

@@ -29,6 +29,7 @@ from tests.operators.patterns.pattern_driver import (
     settings,
 )
 from tests.operators.patterns.strategies import AFTER, AFTERS, doubt, feeds, patterns
+from tests.short_forms import examples
 
 DOUBTS = (("b", "sum(v) % 3 <> 0"), ("c", "sum(v) - v < 20"))
 
@@ -113,7 +114,7 @@ def run(
     assert pieces.due[-1] is None
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(80), deadline=None)
 @given(
     patterns(),
     feeds(),
@@ -131,7 +132,7 @@ def test_any_cut_gives_the_oracles_matches(
         reject()  # Hypothesis reports if too few are left
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(80), deadline=None)
 @given(
     patterns(),
     feeds(),
@@ -149,7 +150,7 @@ def test_conditions_that_look_back_give_the_oracles_matches(
         reject()  # Hypothesis reports if too few are left
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=examples(60), deadline=None)
 @given(
     patterns(1),
     st.sampled_from([" !x", " $"]),
@@ -213,7 +214,7 @@ SOME_PATTERNS = [
 ]
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=examples(60), deadline=None)
 @given(
     feeds(),
     st.lists(st.sampled_from(SOME_PATTERNS), min_size=9, max_size=9),
@@ -259,7 +260,9 @@ def test_rows_of_long_matches_are_emitted_part_by_part(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("few", [1, 2])
 @hypothesis_settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     patterns(),

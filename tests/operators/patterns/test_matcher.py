@@ -14,6 +14,7 @@ from headrace.operators.patterns.row_buffer import SortedRows
 from headrace.operators.patterns.walker import MatchRows
 from tests.operators.patterns.oracle import Oracle, Path
 from tests.operators.patterns.strategies import AFTER, ROWS, doubt, patterns
+from tests.short_forms import examples
 
 SYMBOLS = "abcx"
 
@@ -78,7 +79,7 @@ def matches(
     return certain, Oracle(pattern, times.tolist(), fits_row, within).matches(strategy)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(patterns(), ROWS, st.sampled_from([3, 6, 12]), AFTER)
 @example("a b+ c", [(1, 1, 0), (2, 1, 0), (2, 1, 0), (4, 1, 0)], 6, "skip past last row")
 def test_matches_are_the_oracles(
@@ -91,7 +92,7 @@ def test_matches_are_the_oracles(
     assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(patterns(), ROWS, st.sampled_from([3, 6, 12]), AFTER)
 def test_matches_with_conditions_that_look_back_are_the_oracles(
     text: str, rows: list[tuple[int, int, int]], within: int, after: str
@@ -103,7 +104,7 @@ def test_matches_with_conditions_that_look_back_are_the_oracles(
     assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     patterns(1),
     st.sampled_from([" !x", " $"]),
@@ -112,7 +113,7 @@ def test_matches_with_conditions_that_look_back_are_the_oracles(
     AFTER,
     st.sampled_from(["", "^"]),
 )
-def test_what_must_be_absent_is_the_oracles(
+def test_negated_steps_match_the_oracle(
     text: str, absent: str, rows: list[tuple[int, int, int]], within: int, after: str, anchor: str
 ) -> None:
     try:

@@ -35,6 +35,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.patterns.pattern_driver import SCHEMA, Feed, Row, feed_to, row, settings
 from tests.operators.patterns.strategies import feeds
 from tests.operators.windows.feeding import spread
+from tests.short_forms import examples
 
 FITS: dict[str, Callable[[int], bool]] = {
     "a": lambda v: v % 2 == 0,
@@ -69,7 +70,7 @@ def rule_settings(**more: Any) -> RuleSettings:
 
 
 def fitted(feed: Feed) -> Feed:
-    """The same rows, each fitting what its value says."""
+    """The rows of a feed, each with the kind that its value implies."""
     return Feed(
         [
             [
@@ -159,7 +160,7 @@ def in_order(rows: list[Row]) -> list[str]:
     return sorted(str(sorted(each.items())) for each in rows)
 
 
-@hypothesis_settings(max_examples=120, deadline=None)
+@hypothesis_settings(max_examples=examples(120), deadline=None)
 @given(
     feeds(),
     st.lists(
@@ -181,9 +182,9 @@ def test_a_rule_gives_what_a_pattern_gives_while_it_is_in_force(
     once = {(each[0], each[1]): each for each in describe if each[0] < len(feed.ticks)}
     changes = sorted(once.values(), key=lambda each: each[0])
     emitted, timed_out_rows, states = ruled(feed, changes, cuts, shards)
-    wanted, wanted_aside = expected(feed, changes)
+    wanted, wanted_timed_out = expected(feed, changes)
     assert in_order(emitted) == in_order(wanted)
-    assert in_order(timed_out_rows) == in_order(wanted_aside)
+    assert in_order(timed_out_rows) == in_order(wanted_timed_out)
     left = {key for state in states for key in state.values if key[:1] != b"R"}
     assert left == set(), "when the time is up, a key holds nothing"
 

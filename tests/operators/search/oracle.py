@@ -1,4 +1,4 @@
-"""The obvious way: every query against every document, character by character and word by word."""
+"""The reference: every query against every document, character by character and word by word."""
 
 from __future__ import annotations
 
@@ -101,11 +101,13 @@ def _in_words(test: Test, words: list[str]) -> bool:
 
 
 def has_phrase(test: Phrase, words: list[str]) -> bool:
-    """Any choice of places, all different, that are moved by amounts which differ by at most the
+    """Any choice of positions, all different, that are moved by amounts which differ by at most the
     slop.
     """
-    places = [[at for at, word in enumerate(words) if word == wanted] for wanted, _ in test.words]
-    for chosen in itertools.product(*places):
+    positions = [
+        [at for at, word in enumerate(words) if word == wanted] for wanted, _ in test.words
+    ]
+    for chosen in itertools.product(*positions):
         moved = [at - offset for at, (_, offset) in zip(chosen, test.words, strict=True)]
         if len(set(chosen)) == len(chosen) and max(moved) - min(moved) <= test.slop:
             return True

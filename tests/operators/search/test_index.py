@@ -26,6 +26,7 @@ from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Fields, Node
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.strategies import LANGUAGE, documents, queries, table
+from tests.short_forms import examples
 
 Matched = list[tuple[int, bytes, float]]
 
@@ -62,7 +63,7 @@ def expected(
     return [(at, key, pytest.approx(total)) for at, key, total in found]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(queries, max_size=12), st.lists(documents, max_size=8))
 def test_the_index_finds_what_every_query_against_every_document_finds(
     texts: list[str], rows: list[dict[str, Any]]
@@ -78,7 +79,7 @@ changes = st.dictionaries(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(st.tuples(changes, st.lists(documents, max_size=3)), max_size=6), st.booleans())
 def test_changes_between_documents(
     history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool
@@ -103,7 +104,7 @@ def test_changes_between_documents(
         index_module._MIN_SEGMENT_QUERIES = kept
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(queries, max_size=6),
     st.lists(documents, min_size=1, max_size=8),
@@ -224,7 +225,7 @@ def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
 
 
-def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
+def test_the_cost_of_hostile_queries_and_documents_is_bounded() -> None:
     """Each of these took minutes or days where every place, or every way to fit, was tried."""
     texts = (
         '"needle hay"~5',

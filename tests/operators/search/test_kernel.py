@@ -28,6 +28,7 @@ from headrace.operators.search.syntax import Node
 from headrace.testing.kernels import MemoryState
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.strategies import LANGUAGE, SCHEMA, documents, queries
+from tests.short_forms import examples
 
 QUERIES = pa.schema([("id", pa.int64()), ("query", pa.string()), ("owner", pa.string())])
 SETTINGS = SearchSettings(
@@ -152,9 +153,9 @@ def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_noted")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(histories, st.sets(st.integers(2, 6)), st.integers(1, 3), st.booleans())
-def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
+def test_any_split_and_any_number_of_shards_equal_the_oracle(
     history: list[Tick], cuts: set[int], shards: int, forgets: bool
 ) -> None:
     bounds = sorted({1, len(history) + 1, *(cut for cut in cuts if cut <= len(history))})
@@ -190,9 +191,7 @@ HISTORY: list[Tick] = [
 ]
 
 
-def test_an_attempt_that_is_repeated_starts_from_the_state_and_not_from_what_the_last_one_left() -> (
-    None
-):
+def test_a_repeated_attempt_starts_from_the_state_and_not_from_what_the_last_one_left() -> None:
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, HISTORY, 1, 2)
     before = state.copy()
@@ -221,7 +220,7 @@ def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
     assert [row[TICK] for row in emitted] == [1, 3]
 
 
-def test_another_process_reads_only_what_changed_since_the_index_was_written_down(
+def test_a_restart_reads_only_changes_since_the_index_was_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = index_module.MIN_UNSAVED_QUERIES

@@ -181,7 +181,7 @@ def in_order(emitted: list[Row]) -> list[Row]:
 
 
 def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
-    """The same state in another number of shards, and all of it restarted."""
+    """Redistribute the state to another number of shards and restart all of them."""
     fresh = [
         MemoryState(
             owned_groups=[
@@ -200,7 +200,7 @@ def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
 
 
 def check_same(output: Sequence[Row], wanted: Sequence[Row], shards: Sequence[int] = (2,)) -> None:
-    """The same rows; in the same order too, if there was one shard."""
+    """Check for equal rows; with one shard, in equal order too."""
     one = list(shards) == [1]
     assert text(output if one else in_order(list(output))) == text(
         wanted if one else in_order(list(wanted))

@@ -59,7 +59,7 @@ def test_a_row_is_in_exactly_the_windows_that_hold_it(
     size: int, every: int, offset: int, times: list[int]
 ) -> None:
     size = max(size, every)
-    obvious = [
+    expected = [
         [
             (s, s + size)
             for s in range(-600 * every + offset, 600 * every, every)
@@ -67,8 +67,8 @@ def test_a_row_is_in_exactly_the_windows_that_hold_it(
         ]
         for t in times
     ]
-    assert windows(Hopping(size, every, offset % every), times) == obvious
-    assert all(obvious)
+    assert windows(Hopping(size, every, offset % every), times) == expected
+    assert all(expected)
 
 
 @given(SPANS, SPANS, TIMES)

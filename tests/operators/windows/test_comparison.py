@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts
 from tests.operators.windows.oracle import Row, moment, us
+from tests.short_forms import examples
 
 SCHEMA = pa.schema(
     [
@@ -68,7 +69,7 @@ def histories(draw: st.DrawFn) -> Ticks:
     return ticks
 
 
-def obvious(ticks: Ticks) -> list[Row]:
+def reference(ticks: Ticks) -> list[Row]:
     table: dict[tuple[Any, int], Row] = {}
     shown: dict[tuple[Any, int], Row] = {}
     emitted: list[Row] = []
@@ -112,15 +113,15 @@ def watermarks(first: int, stop: int, horizon: list[int] | None = None) -> Water
 
 
 @given(ticks=histories(), where=cuts(), by=st.just(("k",)))
-@settings(max_examples=60)
-def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
+@settings(max_examples=examples(60))
+def test_results_equal_the_oracle(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
     kernel, state, emitted = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
     bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]
     for first, stop in pairwise(bounds):
         table = kernel.step_timed(state, [table_of(ticks, first, stop)], [watermarks(first, stop)])
         check_ticks(table, ("k", "window_start"))
         emitted += table.to_pylist()
-    assert text(emitted) == text(obvious(ticks))
+    assert text(emitted) == text(reference(ticks))
 
 
 def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
@@ -161,7 +162,7 @@ def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
 
 
 def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[int, int | None]:
-    """Each window that holds one of these moments, by its place among them, beside the one a period
+    """Each window that holds one of these moments, by its index among them, with the one a period
     earlier.
     """
     spec = tumbling(size, timezone=zone)
@@ -204,8 +205,8 @@ def test_a_day_that_was_left_out_stands_next_to_none() -> None:
 @pytest.mark.parametrize(
     ("hours", "expected"),
     [
-        # 29 March has no 02:00: what ends there stands beside what ends at 02:00 all the same, and
-        # 30 March's 02:00 beside none.
+        # 29 March has no 02:00: what ends there is compared with what ends at 02:00 all the same,
+        # and 30 March's 02:00 with none.
         (
             [
                 "2026-03-28T01:30+01:00",
@@ -235,7 +236,7 @@ def test_hours_next_to_those_of_the_day_before_when_clocks_are_changed(
     assert compared("Europe/Berlin", "1 hour", DAY_US, hours) == expected
 
 
-def test_it_is_a_timed_kernel_and_names_must_be_free() -> None:
+def test_is_a_timed_kernel_and_refuses_taken_names() -> None:
     assert isinstance(CompareKernel("c", SCHEMA, ["k"], PERIOD), TimedKernel)
     with pytest.raises(InputError, match="two columns named 'previous_n'"):
         CompareKernel("c", SCHEMA.append(pa.field("previous_n", pa.int64())), ["k"], PERIOD)

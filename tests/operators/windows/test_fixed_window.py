@@ -35,6 +35,7 @@ from tests.operators.windows.feeding import (
     tables,
 )
 from tests.operators.windows.oracle import FixedOracle, Row, moment, us
+from tests.short_forms import examples
 
 WINDOWS = [Tumbling(10), Tumbling(7, 3), Hopping(10, 5), Hopping(10, 4, 1), Hopping(12, 3)]
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
@@ -78,8 +79,8 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=50)
-def test_it_gives_the_obvious_rows(
+@settings(max_examples=examples(50))
+def test_results_equal_the_oracle(
     emit: str,
     feed: Feed,
     window: Any,
@@ -116,7 +117,7 @@ def reasons(late: list[Row]) -> list[str]:
     emit=st.sampled_from(["final", "changes"]),
     where=cuts(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_calls_leave_the_same_state_and_watermarks_that_pass_everything_leave_none(
     feed: Feed, window: Any, late: LatePolicy, emit: str, where: list[int]
 ) -> None:
@@ -137,12 +138,12 @@ class Longest(agg.CustomAggregate):
     state_type = result_type = pa.float64()
 
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        most = states.to_pylist()
+        highest = states.to_pylist()
         for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
-            most[group] = max(
-                (each for each in (most[group], value) if each is not None), default=None
+            highest[group] = max(
+                (each for each in (highest[group], value) if each is not None), default=None
             )
-        return pa.array(most, pa.float64())
+        return pa.array(highest, pa.float64())
 
     def result(self, states: pa.Array) -> pa.Array:
         return states
@@ -294,7 +295,7 @@ def test_a_day_of_25_hours() -> None:
 # What cannot be
 
 
-def test_it_is_a_timed_kernel() -> None:
+def test_is_a_timed_kernel() -> None:
     assert isinstance(FixedWindows(step_of(Feed([], [], []))), TimedKernel)
 
 
@@ -308,7 +309,7 @@ def test_it_is_a_timed_kernel() -> None:
         ({"aggregates": (("k", agg.count()),)}, InputError, "two results named 'k'"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: Row, error: type[Exception], words: str) -> None:
+def test_invalid_settings_are_refused(settings: Row, error: type[Exception], words: str) -> None:
     given: Row = {
         "name": "w",
         "schema": STREAM,

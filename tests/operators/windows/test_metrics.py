@@ -23,6 +23,7 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, Feed, cuts, feed_to, streams
 from tests.operators.windows.oracle import Row, moment, us
+from tests.short_forms import examples
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -119,8 +120,8 @@ def test_a_value_counts_half_for_every_half_life() -> None:
     window=st.sampled_from([Tumbling(20), Hopping(20, 5), Session(9), Sliding(20)]),
     where=cuts(),
 )
-@settings(max_examples=30)
-def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
+@settings(max_examples=examples(30))
+def test_decay_does_not_depend_on_calls_and_equals_a_plain_sum(
     feed: Feed, window: Any, where: list[int]
 ) -> None:
     step = WindowSettings(
@@ -187,7 +188,7 @@ def test_decay_of_a_running_group_goes_by_a_column() -> None:
     assert not kernel.combinable
 
 
-def test_what_decay_cannot_be() -> None:
+def test_invalid_decay_is_refused() -> None:
     with pytest.raises(PlanError, match="which is zero"):
         agg.decayed_sum("v", half_life="0 seconds")
     with pytest.raises(BadDuration, match="per of rate"):

@@ -29,6 +29,7 @@ from tests.operators.windows.feeding import (
     streams,
     tables,
 )
+from tests.short_forms import examples
 
 AGGREGATES = (
     ("n", agg.count()),
@@ -66,7 +67,7 @@ def step_of(feed: Feed, **settings: Any) -> WindowSettings:
     where=cuts(),
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_combined_rows_give_what_rows_give(
     feed: Feed,
     window: Any,
@@ -112,7 +113,7 @@ def test_a_row_for_each_group_pane_and_tick() -> None:
     assert sum(each["rows"] for row in combined["_producers"].to_pylist() for each in row) == 5_000
 
 
-def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
+def test_partial_windows_are_chosen_for_few_groups_and_panes() -> None:
     kernel = FixedWindows(step_of(Feed([], [], [])))
     assert kernel.is_worth_combining(many(20_000, 10))
     assert not kernel.is_worth_combining(many(20_000, 1_000_000))
@@ -125,7 +126,7 @@ def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
 @pytest.mark.parametrize(
     "settings", [{"late": Divert("late")}, {"aggregates": (("all", agg.collect("v")),)}]
 )
-def test_what_needs_whole_rows_is_not_combined(settings: dict[str, Any]) -> None:
+def test_aggregates_of_whole_rows_are_not_combined(settings: dict[str, Any]) -> None:
     kernel = FixedWindows(
         WindowSettings(
             "w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings}

@@ -35,6 +35,7 @@ from tests.operators.windows.feeding import (
     tables,
 )
 from tests.operators.windows.oracle import Row, SessionOracle, moment, us
+from tests.short_forms import examples
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
 MERGEABLE = (
@@ -82,8 +83,8 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=50)
-def test_kept_rows_give_the_obvious_rows(
+@settings(max_examples=examples(50))
+def test_results_from_buffered_rows_equal_the_oracle(
     emit: str,
     feed: Feed,
     gap: int,
@@ -111,8 +112,8 @@ def test_kept_rows_give_the_obvious_rows(
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=50)
-def test_states_give_the_obvious_rows(
+@settings(max_examples=examples(50))
+def test_results_from_states_equal_the_oracle(
     emit: str,
     feed: Feed,
     gap: int,
@@ -140,7 +141,7 @@ def test_states_give_the_obvious_rows(
     where=cuts(),
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_combined_rows_give_what_rows_give(
     feed: Feed,
     gap: int,
@@ -166,7 +167,7 @@ def test_combined_rows_give_what_rows_give(
     emit=st.sampled_from(["final", "changes"]),
     where=cuts(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_calls_leave_the_same_state_and_watermarks_that_pass_everything_leave_none(
     feed: Feed, late: LatePolicy, emit: str, where: list[int]
 ) -> None:

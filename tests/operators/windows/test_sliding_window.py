@@ -32,6 +32,7 @@ from tests.operators.windows.feeding import (
     tables,
 )
 from tests.operators.windows.oracle import Row, SlidingOracle, moment, us
+from tests.short_forms import examples
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
 MERGEABLE = (
@@ -85,8 +86,8 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=50)
-def test_kept_rows_give_the_obvious_rows(
+@settings(max_examples=examples(50))
+def test_results_from_buffered_rows_equal_the_oracle(
     emit: str,
     feed: Feed,
     size: int,
@@ -116,8 +117,8 @@ def test_kept_rows_give_the_obvious_rows(
     ordered=st.booleans(),
     aggregates=st.sampled_from([MERGEABLE, TAKEN_AWAY]),
 )
-@settings(max_examples=80)
-def test_states_give_the_obvious_rows(
+@settings(max_examples=examples(80))
+def test_results_from_states_equal_the_oracle(
     emit: str,
     feed: Feed,
     size: int,
@@ -140,7 +141,7 @@ def test_states_give_the_obvious_rows(
 
 
 def in_order_of_time(feed: Feed) -> Feed:
-    """The same rows in as many ticks, but the earlier ones earlier."""
+    """Sort the rows by time, in as many ticks as before."""
     rows = iter(sorted((row for tick in feed.ticks for row in tick), key=lambda row: row["t"]))
     return Feed([[next(rows) for _ in tick] for tick in feed.ticks], feed.watermark, feed.horizon)
 
@@ -152,7 +153,7 @@ def in_order_of_time(feed: Feed) -> Feed:
     where=cuts(),
     size=st.sampled_from([8, 40]),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_watermarks_that_pass_everything_leave_no_state(
     feed: Feed, late: LatePolicy, emit: str, where: list[int], size: int
 ) -> None:

@@ -89,7 +89,7 @@ def test_identities_differ() -> None:
         (lambda: specs.check_emit("finall"), PlanError, "did you mean 'final'"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_windows_are_refused(
     make: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

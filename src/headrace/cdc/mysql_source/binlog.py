@@ -41,7 +41,8 @@ def check_readable(event_at: BinlogEvent) -> None:
     """
     if event_at.event.event_type in _UNREADABLE_EVENTS:
         raise ConfigurationError(
-            f"The binlog has changes after {event_at.file}:{event_at.position} in a form that cannot"
+            f"The binlog has changes after {event_at.file}:{event_at.position} in a form that"
+            " cannot"
             " be read: compressed, parts of JSON values, or with tagged GTIDs.",
             fix=(
                 "SET GLOBAL binlog_transaction_compression = OFF and binlog_row_value_options = ''"
@@ -87,6 +88,9 @@ class BinlogReader:
         # The driver warns when a stream ends, which is reported as an error anyway.
         logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)
         self._thread = Thread(target=self._run, daemon=True, name="binlog")
+
+    def start(self) -> None:
+        """Begin to read, in a thread."""
         self._thread.start()
 
     def _connect(self, **settings: Any) -> Any:
@@ -143,8 +147,8 @@ class BinlogReader:
         return item
 
     def close(self) -> None:
-        """Stop reading. The server's side of the connection is killed too; otherwise it would retain
-        the binlog for this reader until it notices.
+        """Stop reading. The server's side of the connection is killed too; otherwise it would
+        retain the binlog for this reader until it notices.
         """
         self._stopped.set()
         connection: Any = getattr(self._stream, "_stream_connection", None)

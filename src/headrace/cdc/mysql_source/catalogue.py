@@ -76,8 +76,8 @@ def drivers() -> tuple[Any, Any]:
 
 
 def connection_settings(url: str) -> dict[str, Any]:
-    """Return pymysql's arguments for `mariadb://USER@HOST:PORT/DATABASE`. The password may be in the
-    environment's MYSQL_PWD, as for MariaDB's own programs.
+    """Return pymysql's arguments for `mariadb://USER@HOST:PORT/DATABASE`. The password may be in
+    the environment's MYSQL_PWD, as for MariaDB's own programs.
     """
     parts = urlsplit(url)
     database = parts.path.strip("/")
@@ -176,7 +176,8 @@ def to_headrace_error(error: BaseException) -> HeadraceError:
 
 def binlog_lost_error(reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The server no longer has the binlog that follows what is in the log: {reason}. Changes made"
+        f"The server no longer has the binlog that follows what is in the log: {reason}. Changes"
+        " made"
         " meanwhile may be missing.",
         fix=(
             "run it once with --start-over, which reads all tables again and deletes rows that are"
@@ -185,18 +186,18 @@ def binlog_lost_error(reason: str) -> ConfigurationError:
     )
 
 
-# GTIDs of the transactions that were captured: MariaDB has the last one of each domain, MySQL ranges
-# for each source.
+# GTIDs of the transactions that were captured: MariaDB has the last one of each domain, MySQL
+# ranges for each source.
 
 _RANGE = re.compile(r"\d+(-\d+)?")
 
 
-def mariadb_set(text: str) -> dict[str, str]:
+def parse_mariadb_gtids(text: str) -> dict[str, str]:
     """Parse `0-1-7,1-1-3`: the last GTID by domain."""
     return {gtid.split("-", maxsplit=1)[0]: gtid for gtid in text.split(",") if gtid}
 
 
-def mysql_set(text: str) -> dict[str, str]:
+def parse_mysql_gtids(text: str) -> dict[str, str]:
     """Parse `uuid:1-7:9,uuid:3`: the ranges by source. A source with a tag (`uuid:tag:5`) is a
     source of its own.
     """
@@ -212,7 +213,8 @@ def mysql_set(text: str) -> dict[str, str]:
     return ranges
 
 
-def mysql_text(gtids: Mapping[str, str]) -> str:
+def format_mysql_gtids(gtids: Mapping[str, str]) -> str:
+    """Write ranges by source as MySQL does: `uuid:1-7:9,uuid:3`."""
     return ",".join(f"{source}:{ranges}" for source, ranges in gtids.items())
 
 
@@ -300,7 +302,7 @@ def ddl_type(data_type: str, column_type: str) -> str:
     return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
 
 
-def to_arrays(
+def _column_arrays(
     columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]
 ) -> list[pa.Array]:
     return [
@@ -337,7 +339,7 @@ def _one_by_one(values: list[Any], field: pa.Field, marks: Marks) -> pa.Array:
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if pa.types.is_string(kind):
-        return as_text
+        return _as_text
     if pa.types.is_binary(kind):
         return lambda value: value.encode("latin-1") if isinstance(value, str) else value
     if pa.types.is_timestamp(kind) and kind.tz:
@@ -347,7 +349,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
     return None
 
 
-def as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -357,7 +359,7 @@ def as_text(value: Any) -> str:
     return _as_time(value) if isinstance(value, timedelta) else str(value)
 
 
-def json_text(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """Return a JSON value as text, as the server writes it. A SELECT returns text; MySQL's binlog
     has the parsed value, with its strings as bytes.
     """
@@ -366,10 +368,10 @@ def json_text(value: Any) -> str:
 
 def _plain_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {as_text(name): _plain_json(member) for name, member in value.items()}
+        return {_as_text(name): _plain_json(member) for name, member in value.items()}
     if isinstance(value, list):
         return [_plain_json(element) for element in value]
-    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
+    return value if value is None or isinstance(value, bool | int | float) else _as_text(value)
 
 
 def _uuid_text(value: Any) -> str:
@@ -389,7 +391,7 @@ def _inet4_text(value: Any) -> str:
 
 
 FORMS: dict[str, Callable[[Any], str]] = {
-    "json": json_text,
+    "json": _json_text,
     "uuid": _uuid_text,
     "inet6": _inet6_text,
     "inet4": _inet4_text,
@@ -429,7 +431,8 @@ WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
 """
 _KEY = """
 SELECT column_name FROM information_schema.key_column_usage
-WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY' ORDER BY ordinal_position
+WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY'
+ORDER BY ordinal_position
 """
 
 
@@ -560,8 +563,12 @@ class MysqlCatalogue:
         rows = self.query(self._end_statement)
         file, position = str(rows[0][0]), int(rows[0][1])
         if self.is_mariadb:
-            return file, position, mariadb_set(str(self.query("SELECT @@gtid_binlog_pos")[0][0]))
-        return file, position, mysql_set(str(rows[0][4] or "")) if self.has_gtids else {}
+            return (
+                file,
+                position,
+                parse_mariadb_gtids(str(self.query("SELECT @@gtid_binlog_pos")[0][0])),
+            )
+        return file, position, parse_mysql_gtids(str(rows[0][4] or "")) if self.has_gtids else {}
 
     def binlogs(self) -> list[str]:
         return [str(row[0]) for row in self.query("SHOW BINARY LOGS")]
@@ -599,9 +606,10 @@ def row_changes(event: Any, table: MysqlTable, order: int) -> list[RowChange]:
     return rows
 
 
-def changes(
+def table_changes(
     table: MysqlTable, rows: Sequence[RowChange], *, position: int, at_s: int, transaction: int
 ) -> TableChanges:
+    """Return the changes of a table in one transaction, as they are written to its topic."""
     count = len(rows)
     hidden = {
         POSITION: pa.array([position] * count, pa.int64()),
@@ -616,7 +624,7 @@ def changes(
         for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)
     ]
     return TableChanges(
-        table.shape.name, batch(table, columns, hidden, [row.change for row in rows])
+        table.shape.name, change_batch(table, columns, hidden, [row.change for row in rows])
     )
 
 
@@ -629,14 +637,15 @@ def _binlog_values(values: list[Any], form: str | None) -> list[Any]:
     )
 
 
-def batch(
+def change_batch(
     table: MysqlTable,
     columns: Sequence[Sequence[Any]],
     hidden: Mapping[str, pa.Array],
     kinds: list[str],
 ) -> pa.RecordBatch:
+    """Return rows as a batch with the table's columns, the hidden ones and the change types."""
     marks: Marks = {}
-    arrays = to_arrays(columns, table.shape.schema, marks, table.forms)
+    arrays = _column_arrays(columns, table.shape.schema, marks, table.forms)
     count = len(kinds)
     hidden = {**hidden, MARKS: marks_column(marks, count)}
     arrays += [hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS]

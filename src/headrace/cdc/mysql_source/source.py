@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -42,14 +42,14 @@ from headrace.cdc.mysql_source.catalogue import (
     MysqlTable,
     RowChange,
     add_transaction,
-    batch,
     binlog_lost_error,
-    changes,
+    change_batch,
     connect,
     connection_settings,
     driver_errors,
-    mysql_text,
+    format_mysql_gtids,
     row_changes,
+    table_changes,
 )
 from headrace.columnar.columns import COMMITTED_AT, INSERT, ORDER, POSITION, TRANSACTION
 from headrace.errors import ConfigurationError
@@ -125,7 +125,7 @@ class MysqlChunkReader:
             )
         if (
             self.catalogue.query(
-                "SELECT GTID_SUBSET(%s, @@global.gtid_executed)", mysql_text(gtids)
+                "SELECT GTID_SUBSET(%s, @@global.gtid_executed)", format_mysql_gtids(gtids)
             )[0][0]
             != 1
         ):
@@ -183,7 +183,7 @@ class MysqlChunkReader:
             else [[] for _ in table.columns]
         )
         positions = pa.array([position] * len(rows), pa.int64())
-        chunk_rows = batch(table, columns, {POSITION: positions}, [INSERT] * len(rows))
+        chunk_rows = change_batch(table, columns, {POSITION: positions}, [INSERT] * len(rows))
         indices = [table.columns.index(name) for name in table.key_columns]
         after = [_to_json(rows[-1][index]) for index in indices] if rows else None
         return SnapshotChunk(table.shape.name, chunk_rows, after, is_last=len(rows) < request.rows)
@@ -230,14 +230,12 @@ class MysqlSource:
     position in it, and the GTIDs up to there.
     """
 
-    def __init__(self, url: str, name: str, tables: Sequence[str]) -> None:
-        self.url, self.database, self.wanted = (
-            url,
-            str(connection_settings(url)["database"]),
-            tuple(tables),
-        )
+    def __init__(self, url: str, name: str, tables: Sequence[str], connection: Any) -> None:
+        self.url = url
+        self.database = str(connection_settings(url)["database"])
+        self.wanted = tuple(tables)
         self._server_id = 1_000_000_000 + zlib.crc32(name.encode()) % 1_000_000_000
-        self._catalogue = MysqlCatalogue(connect(url), self.database)
+        self._catalogue = MysqlCatalogue(connection, self.database)
         self._chunks: MysqlChunkReader | None = None
         self._binlog: BinlogReader | None = None
         self._tables: dict[str, MysqlTable] = {}
@@ -257,6 +255,11 @@ class MysqlSource:
         self._target: int | None = None
         self._beat_s = time.monotonic()
 
+    @classmethod
+    def open(cls, url: str, name: str, tables: Sequence[str]) -> Self:
+        """Connect to the database."""
+        return cls(url, name, tables, connect(url))
+
     # Beginning
 
     def start(self, position: str | None, *, start_over: bool = False) -> str:
@@ -269,7 +272,11 @@ class MysqlSource:
             raise binlog_lost_error(f"{self._file} was purged")
         self._server, self._reached = server, binlog_position(self._file, self._pos)
         is_mariadb = self._catalogue.is_mariadb
-        gtid = ",".join(self._gtids.values()) if is_mariadb else mysql_text(self._gtids) or None
+        gtid = (
+            ",".join(self._gtids.values())
+            if is_mariadb
+            else format_mysql_gtids(self._gtids) or None
+        )
         with driver_errors():
             self._binlog = BinlogReader(
                 self.url,
@@ -279,6 +286,7 @@ class MysqlSource:
                 gtid=gtid,
                 is_mariadb=is_mariadb,
             )
+            self._binlog.start()
         return self._position()
 
     def _now(self) -> dict[str, Any]:
@@ -338,7 +346,13 @@ class MysqlSource:
                 break
             if self._is_commit(event_at):
                 transactions += 1
-                self._end_transaction(event_at)
+                self._file = event_at.file
+                self._pos = event_at.position
+                self._is_open = False
+                self._reached = binlog_position(event_at.file, event_at.position)
+                if self._next_gtid is not None:
+                    self._gtids[self._next_gtid[0]] = self._next_gtid[1]
+                    self._next_gtid = None
         return self._part(transactions)
 
     def _part(self, transactions: int) -> StreamPart:
@@ -365,7 +379,18 @@ class MysqlSource:
         if kind == "NotImplementedEvent":
             check_readable(event_at)
         if kind in {"MariadbGtidEvent", "GtidEvent"}:
-            self._begin_transaction(event)
+            self._order, gtid = 0, str(event.gtid)
+            tail = gtid.rsplit("-" if ":" not in gtid else ":", 1)[-1]
+            self._transaction = int(tail) if tail.isdigit() else 0
+            if ":" not in gtid:  # MariaDB's, whose event says whether it is a single statement
+                self._is_open = not event.flags & _STANDALONE
+                self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
+            elif self._catalogue.has_gtids:
+                source = gtid.rsplit(":", 1)[0]
+                self._next_gtid = (
+                    source,
+                    add_transaction(self._gtids.get(source, ""), self._transaction),
+                )
             return False
         self._reached = (
             max(self._reached, binlog_position(event_at.file, event_at.position))
@@ -375,20 +400,6 @@ class MysqlSource:
         if kind == "QueryEvent":
             return self._handle_query(event_at)
         return kind == "XidEvent"
-
-    def _begin_transaction(self, event: Any) -> None:
-        self._order, gtid = 0, str(event.gtid)
-        tail = gtid.rsplit("-" if ":" not in gtid else ":", 1)[-1]
-        self._transaction = int(tail) if tail.isdigit() else 0
-        if ":" not in gtid:  # MariaDB's, whose event says whether it is a single statement
-            self._is_open = not event.flags & _STANDALONE
-            self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
-        elif self._catalogue.has_gtids:
-            source = gtid.rsplit(":", 1)[0]
-            self._next_gtid = (
-                source,
-                add_transaction(self._gtids.get(source, ""), self._transaction),
-            )
 
     def _handle_query(self, event_at: BinlogEvent) -> bool:
         """Handle a statement: BEGIN opens a transaction, COMMIT ends it, anything else is a
@@ -445,7 +456,7 @@ class MysqlSource:
         """Return the changes of the rows that were added since the last call."""
         rows, self._rows = self._rows, {}
         return [
-            changes(
+            table_changes(
                 self._tables[table],
                 table_rows,
                 position=self._row_position,
@@ -478,15 +489,6 @@ class MysqlSource:
         self._tables[event.table] = MysqlTable(names, shape, {**known.forms, **current.forms})
         self._items += [*self._flush(), SchemaChange(shape)]
 
-    def _end_transaction(self, event_at: BinlogEvent) -> None:
-        self._file = event_at.file
-        self._pos = event_at.position
-        self._is_open = False
-        self._reached = binlog_position(event_at.file, event_at.position)
-        if self._next_gtid is not None:
-            self._gtids[self._next_gtid[0]] = self._next_gtid[1]
-            self._next_gtid = None
-
     # Snapshots
 
     def _try_chunk(self) -> None:
@@ -500,9 +502,9 @@ class MysqlSource:
             self._request = None
 
     def _insert_chunk(self) -> None:
-        """Insert the pending chunk into the stream, between transactions, when the stream has come to
-        its position. If the table's columns have changed meanwhile, it is replaced by an empty one,
-        so that it is requested again.
+        """Insert the pending chunk into the stream, between transactions, when the stream has come
+        to its position. If the table's columns have changed meanwhile, it is replaced by an empty
+        one, so that it is requested again.
         """
         pending = self._pending_chunk
         if pending is None or self._is_open or self._reached < pending.position:

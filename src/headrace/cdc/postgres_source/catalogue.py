@@ -27,7 +27,8 @@ SELECT attname, atttypid, atttypmod FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
 """
 _KEY = """
-SELECT a.attname FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
+SELECT a.attname FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 WHERE i.indrelid = %s AND {which} ORDER BY k.place
 """
@@ -125,8 +126,8 @@ class PostgresCatalogue:
 
 
 def choose_tables(existing: list[str], wanted: Sequence[str]) -> list[str]:
-    """Return the existing tables that names and patterns (`sales.*`) choose. A name without a schema
-    is in `public`.
+    """Return the existing tables that names and patterns (`sales.*`) choose. A name without a
+    schema is in `public`.
     """
     if not wanted:
         return existing
@@ -217,7 +218,8 @@ def _to_headrace_error(error: Any) -> HeadraceError:
             "The publication was dropped, and the server does not know what changed until it was"
             f" created again: {text}. Changes made meanwhile may be missing.",
             fix=(
-                "run it once with --start-over: it reads all tables again, and deletes rows that are"
+                "run it once with --start-over: it reads all tables again, and deletes rows that"
+                " are"
                 " not there any more."
             ),
         )
@@ -256,7 +258,8 @@ def _is_refusal(text: str) -> bool:
 # again silently.
 
 _SLOT = """
-SELECT plugin, database, active_pid, wal_status, confirmed_flush_lsn - '0/0'::pg_lsn, pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn
+SELECT plugin, database, active_pid, wal_status, confirmed_flush_lsn - '0/0'::pg_lsn,
+pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn
 FROM pg_replication_slots WHERE slot_name = %s
 """
 OLDEST_VERSION = 140_000
@@ -311,7 +314,8 @@ def ensure_publication(catalogue: PostgresCatalogue, name: str, tables: Sequence
     if missing := [table for table in tables if table not in published]:
         _execute_ddl(
             catalogue,
-            f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {', '.join(map(quoted_table, missing))}",
+            f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE"
+            f" {', '.join(map(quoted_table, missing))}",
         )
     return missing
 

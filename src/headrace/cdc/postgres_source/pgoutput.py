@@ -1,4 +1,5 @@
-"""Decodes messages of pgoutput, many at once: Python collects them, numpy and Arrow take them apart.
+"""Decodes messages of pgoutput, many at once: Python collects them, numpy and Arrow take them
+apart.
 
 Row messages of a table are decoded into one batch (`RowDecoder`): numpy walks all of them together,
 one column a step, and Arrow copies the texts. Messages that are rare (a relation, a truncation, a
@@ -267,8 +268,8 @@ class RowDecoder:
         self.toast = toast
 
     def batch(self, starts: Ints, kinds: Bytes, hidden: dict[str, Ints]) -> pa.RecordBatch:
-        """Return the rows of messages. `starts` are their offsets in the data, `hidden` their hidden
-        columns.
+        """Return the rows of messages. `starts` are their offsets in the data, `hidden` their
+        hidden columns.
         """
         groups: list[_RowGroup] = []
         forms = self.data[starts + 5]
@@ -294,8 +295,8 @@ class RowDecoder:
         return read_tuples(self.data, self.buffer, at, self.relation.width)
 
     def _with_old(self, starts: Ints, messages: Ints) -> list[_RowGroup]:
-        """Decode updates that contain the old row, or its key. If the key has changed, the update is
-        a delete and an insert.
+        """Decode updates that contain the old row, or its key. If the key has changed, the update
+        is a delete and an insert.
         """
         if not len(messages):
             return []
@@ -468,8 +469,8 @@ class Decoder:
     # Rare messages
 
     def _needs_cut(self, payload: bytes, kind: int) -> bool:
-        """Return whether a rare message changes the meaning of those that follow. A relation that is
-        described for the first time, or as before, does not.
+        """Return whether a rare message changes the meaning of those that follow. A relation that
+        is described for the first time, or as before, does not.
         """
         if kind != RELATION:
             return True
@@ -553,7 +554,25 @@ class Decoder:
         starts = np.cumsum(lengths) - lengths
         is_row = (kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE)
         at = np.flatnonzero(is_row)
-        hidden = self._transaction_columns(data, starts, kinds, at)
+        # The hidden columns of row messages: the transaction of each, and its number in it.
+        begins = np.flatnonzero(kinds == BEGIN)
+        begin_at = starts[begins]
+        before = self.open or OpenTransaction()
+        positions = np.concatenate([[before.position], read_ints(data, begin_at + 1, 8)])
+        times = np.concatenate([[before.at_us], read_ints(data, begin_at + 9, 8) + EPOCH_US])
+        xids = np.concatenate([[before.xid], read_ints(data, begin_at + 17, 4)])
+        transaction = np.searchsorted(begins, at, side="right")
+        firsts = np.concatenate([[-before.order], np.searchsorted(at, begins)])
+        order = np.arange(len(at)) - firsts[transaction]
+        self._remember_open(
+            kinds, int(positions[-1]), int(times[-1]), int(xids[-1]), len(at) - int(firsts[-1])
+        )
+        hidden = {
+            POSITION: positions[transaction],
+            COMMITTED_AT: times[transaction],
+            TRANSACTION: xids[transaction],
+            ORDER: order,
+        }
         relations = read_ints(data, starts[at] + 1, 4)
         items: list[StreamItem] = []
         for number in np.unique(relations):
@@ -568,31 +587,6 @@ class Decoder:
                 )
                 items.append(TableChanges(relation.name, rows))
         return items
-
-    def _transaction_columns(
-        self, data: Bytes, starts: Ints, kinds: Bytes, at: Ints
-    ) -> dict[str, Ints]:
-        """Return the hidden columns of row messages: the transaction of each, and its number in
-        it.
-        """
-        begins = np.flatnonzero(kinds == BEGIN)
-        begin_at = starts[begins]
-        before = self.open or OpenTransaction()
-        positions = np.concatenate([[before.position], read_ints(data, begin_at + 1, 8)])
-        times = np.concatenate([[before.at_us], read_ints(data, begin_at + 9, 8) + EPOCH_US])
-        xids = np.concatenate([[before.xid], read_ints(data, begin_at + 17, 4)])
-        transaction = np.searchsorted(begins, at, side="right")
-        firsts = np.concatenate([[-before.order], np.searchsorted(at, begins)])
-        order = np.arange(len(at)) - firsts[transaction]
-        self._remember_open(
-            kinds, int(positions[-1]), int(times[-1]), int(xids[-1]), len(at) - int(firsts[-1])
-        )
-        return {
-            POSITION: positions[transaction],
-            COMMITTED_AT: times[transaction],
-            TRANSACTION: xids[transaction],
-            ORDER: order,
-        }
 
     def _remember_open(self, kinds: Bytes, position: int, at_us: int, xid: int, order: int) -> None:
         """Remember the transaction that continues behind the messages, if any."""

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -142,7 +142,8 @@ class PostgresChunkReader:
             ).decode()
             condition = f"WHERE ({order}) > ({values})"
         query = (
-            f"COPY (SELECT {selected} FROM {quoted_table(relation.name)} {condition} ORDER BY {order}"
+            f"COPY (SELECT {selected} FROM {quoted_table(relation.name)} {condition} ORDER BY"
+            f" {order}"
             f" LIMIT {request.rows}) TO STDOUT (FORMAT csv)"
         )
         data = io.BytesIO()
@@ -212,11 +213,13 @@ MAX_REMEMBERED_XIDS = 1_000
 class PostgresSource:
     """Streams the changes of a Postgres database. A position is an LSN, as a number."""
 
-    def __init__(self, url: str, name: str, tables: Sequence[str], *, prefix: str = "") -> None:
+    def __init__(
+        self, url: str, name: str, tables: Sequence[str], connection: Any, *, prefix: str
+    ) -> None:
         self.url = url
         self.name = slot_name(name)
         self.wanted = tuple(tables)
-        self._catalogue = PostgresCatalogue(connect(url))
+        self._catalogue = PostgresCatalogue(connection)
         self._chunks: PostgresChunkReader | None = None
         self._relations: dict[str, PostgresRelation] = {}
         self._decoder = Decoder(self._resolve, prefix)
@@ -235,6 +238,11 @@ class PostgresSource:
         self._heartbeat_s = self._feedback_s = time.monotonic()
         self._slot: dict[str, Any] = {}
         self._slot_s = 0.0
+
+    @classmethod
+    def open(cls, url: str, name: str, tables: Sequence[str], *, prefix: str = "") -> Self:
+        """Connect to the database."""
+        return cls(url, name, tables, connect(url), prefix=prefix)
 
     # Beginning
 
@@ -451,8 +459,8 @@ class PostgresSource:
         return None
 
     def is_caught_up(self) -> bool:
-        """Return whether the stream has passed the end of the WAL as of the first call. A message of
-        our own is written behind it, so that the stream gets there soon.
+        """Return whether the stream has passed the end of the WAL as of the first call. A message
+        of our own is written behind it, so that the stream gets there soon.
         """
         if self._target is None:
             with driver_errors():

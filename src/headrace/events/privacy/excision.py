@@ -26,7 +26,7 @@ from headrace.errors import ExcisionRefused, InputError, NotForgotten, UnknownSu
 from headrace.events import index
 from headrace.events.event import ARROW
 from headrace.events.index import generation_note
-from headrace.events.privacy import vault
+from headrace.events.privacy import erasure_records
 from headrace.events.privacy.scan import ScanHit, encodings, scan
 from headrace.log.file.compaction import excise as excise_rows
 from headrace.log.file.maintenance import create_checkpoint, maintenance_lock
@@ -131,8 +131,8 @@ def _text(item: Any) -> bytes:
 
 @dataclass(frozen=True)
 class ErasurePlan:
-    """Which rows of a topic are removed. In a table's topic, `keys` are the keys of those rows: other
-    changes of the same keys are removed first, as long as the keys are known by the rows.
+    """Which rows of a topic are removed. In a table's topic, `keys` are the keys of those rows:
+    other changes of the same keys are removed first, as long as the keys are known by the rows.
     """
 
     topic: str
@@ -145,14 +145,19 @@ class ErasurePlan:
         others: list[RowPredicate] = (
             []
             if self.keys is None
-            else [lambda rows: pc.invert(pc.and_not(self._has_key(rows), self.marked(rows)))]
+            else [
+                lambda rows: pc.invert(
+                    pc.and_not(
+                        pc.fill_null(
+                            pc.is_in(key_bytes(rows, self.key), value_set=self.keys),
+                            fill_value=False,
+                        ),
+                        self.marked(rows),
+                    )
+                )
+            ]
         )
         return [*others, lambda rows: pc.invert(self.marked(rows))]
-
-    def _has_key(self, rows: pa.RecordBatch) -> pa.BooleanArray:
-        return pc.fill_null(
-            pc.is_in(key_bytes(rows, self.key), value_set=self.keys), fill_value=False
-        )
 
 
 def plan_erasure(log: FileLog, topic: str, marked: RowPredicate) -> ErasurePlan | None:
@@ -182,7 +187,7 @@ _SHORTEST_VALUE = 4
 
 
 @dataclass(frozen=True)
-class Excised:
+class ExcisionResult:
     """What was removed: events, rows of other topics, and the state and views of pipelines, which
     their next run builds again. `unreached` names who else may have rows.
     """
@@ -200,7 +205,7 @@ def excise(
     values: Sequence[str] = (),
     also: Iterable[str | Path] = (),
     step: Step = lambda _name: None,
-) -> Excised:
+) -> ExcisionResult:
     """Remove a subject's events, and what was derived from them.
 
     Each step is harmless when it is repeated:
@@ -245,11 +250,11 @@ def excise(
     case.rebuild_indexes()  # 4
     case.drop_derived()  # 5
     case.prove()  # 6
-    vault.note(
+    erasure_records.add_record(
         store, "excise", subject, "done", events=events, derived=derived, unreached=case.unreached
     )  # 7
     step("done")
-    return Excised(
+    return ExcisionResult(
         events, derived, tuple(holder.pipeline for holder in case.holders), tuple(case.unreached)
     )
 
@@ -276,7 +281,9 @@ def _prove(roots: Sequence[Path], values: Sequence[str]) -> None:
         listed = "\n".join(f"    {each.file}: {each.reason}" + _file_hint(each) for each in found)
         raise NotForgotten(
             f"{len(found)} files could not be cleaned of these values:\n{listed}",
-            fix="erase the values from each of these files, and run this again; it can be repeated.",
+            fix=(
+                "erase the values from each of these files, and run this again; it can be repeated."
+            ),
         )
 
 
@@ -314,8 +321,12 @@ class _Excision:
     def begin(self) -> None:
         from headrace.runtime.erasure import find_holders, obstacles
 
-        _check_there(self.also)
-        before = vault.unfinished(self.store, "excise", self.subject)
+        if missing := [path for path in self.also if not path.exists()]:
+            raise InputError(
+                f"{missing[0]} does not exist; nothing was done.",
+                fix="name the directories of states, views and backups.",
+            )
+        before = erasure_records.unfinished_records(self.store, "excise", self.subject)
         if (
             not before
             and plan_erasure(self.store.log, self.store.topic, has_subject(self.subject)) is None
@@ -334,14 +345,16 @@ class _Excision:
         in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
         if in_the_way:
             raise ExcisionRefused(self.subject, in_the_way)
-        vault.note(self.store, "excise", self.subject, "begun", topics=sorted(self.topics))
+        erasure_records.add_record(
+            self.store, "excise", self.subject, "begun", topics=sorted(self.topics)
+        )
         self.step("begun")
 
     def _others(self) -> list[str]:
         return [
             name
             for name in self.store.log.topics()
-            if name not in {self.store.topic, vault.topic(self.store)}
+            if name not in {self.store.topic, erasure_records.records_topic(self.store)}
         ]
 
     def rewrite(self) -> tuple[int, dict[str, int]]:
@@ -370,7 +383,9 @@ class _Excision:
             if _is_of_events(self.store, topic):
                 with open_store(self.store.log, topic) as other:
                     _rebuild_index(other, self.step)
-        _remove_key(self.store, self.subject)
+        from headrace.events.privacy.vault import remove_key
+
+        remove_key(self.store, self.subject)
         self.step("key")
 
     def drop_derived(self) -> None:
@@ -407,14 +422,6 @@ class _Excision:
         ]
 
 
-def _check_there(paths: Iterable[Path]) -> None:
-    if missing := [path for path in paths if not path.exists()]:
-        raise InputError(
-            f"{missing[0]} does not exist; nothing was done.",
-            fix="name the directories of states, views and backups.",
-        )
-
-
 def _is_of_events(store: EventStore, topic: str) -> bool:
     return topic in store.log.topics() and bool(store.log.topic(topic).arrow_schema.equals(ARROW))
 
@@ -430,7 +437,17 @@ def _remove_rows(store: EventStore, topic: str, marked: RowPredicate, step: Step
         step(f"rolled {topic}")
         create_checkpoint(store.log)
         if _is_of_events(store, topic):
-            _keep_versions(store, topic, marked)
+            # Which versions entities had reached: everything that goes now is sealed, so nothing
+            # goes that is not looked at here.
+            from headrace.events.store import open_store
+
+            versions: dict[str, int] = {}
+            for rows in store.log.read(topic, 0):
+                gone = rows.filter(marked(rows)).select(["entity", "version"]).to_pylist()
+                for row in gone:
+                    versions[row["entity"]] = max(row["version"], versions.get(row["entity"], 0))
+            with open_store(store.log, topic) as owner:
+                erasure_records.retain_versions(owner, versions)
         step(f"sealed {topic}")
         total += _rewrite(store, goes)
         step(f"excised {topic}")
@@ -453,21 +470,6 @@ def _rewrite(store: EventStore, goes: ErasurePlan) -> int:
     return total
 
 
-def _keep_versions(store: EventStore, topic: str, marked: RowPredicate) -> None:
-    """Which versions entities had reached: everything that goes now is sealed, so nothing goes that
-    is not looked at here.
-    """
-    from headrace.events.store import open_store
-
-    versions: dict[str, int] = {}
-    for rows in store.log.read(topic, 0):
-        gone = rows.filter(marked(rows)).select(["entity", "version"]).to_pylist()
-        for row in gone:
-            versions[row["entity"]] = max(row["version"], versions.get(row["entity"], 0))
-    with open_store(store.log, topic) as owner:
-        vault.retain_versions(owner, versions)
-
-
 def _roll(store: EventStore, topic: str) -> None:
     def decide(draft: CommitDraft) -> None:
         known = draft.state.topic(topic)
@@ -486,15 +488,9 @@ def _rebuild_index(store: EventStore, step: Step) -> None:
     generation = store.log.committer.submit(decide)
     step("generation")
     store.reload()
-    home = vault.directory(store)
+    home = erasure_records.store_directory(store)
     for path in home.glob("index-*"):
         if path.name != f"index-{generation}":
             shutil.rmtree(path)
     sync_directory(home)
     step("index")
-
-
-def _remove_key(store: EventStore, subject: str) -> None:
-    from headrace.events.privacy.vault import remove_key
-
-    remove_key(store, subject)

@@ -37,9 +37,9 @@ from headrace.log.file.segment import (
 )
 
 # Pages of SQLite: a long text is in a chain of pages. Each page begins with the number of the next
-# one (4 bytes), and is filled to its end. So a value that is split begins at the end of one page and
-# continues after the first four bytes of another. Which page follows which is not checked, since
-# chains of free pages are broken.
+# one (4 bytes), and is filled to its end. So a value that is split begins at the end of one page
+# and continues after the first four bytes of another. Which page follows which is not checked,
+# since chains of free pages are broken.
 
 _HEADER_BYTES, _WAL_HEADER_BYTES, _WAL_FRAME_BYTES = 100, 32, 24
 _NEXT_BYTES = 4

@@ -7,7 +7,6 @@ each wrapped (encrypted) by a master key that comes from the environment or a fi
 stored. Deleting a key overwrites it (SQLite's secure_delete); every process notices that at its
 next access.
 
-- Erasure records say what was erased, without saying whom.
 - `Vault` seals and unseals values, and deletes keys.
 - `Redaction` removes or unseals values in the responses of a server.
 """
@@ -35,96 +34,11 @@ from headrace.errors import (
     NewerFormat,
     UnknownSubject,
 )
-from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, retained_versions
+from headrace.events.privacy.erasure_records import add_record, is_unfinished, store_directory
 from headrace.log.api import Closeable
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
-
-
-# Erasure records: a topic next to the events' one says what was erased and when, without saying
-# whom. The vault and excision write it, and read it to resume what was interrupted. It also has the
-# version that an entity had reached when events were excised, under a hash of its name, so that
-# versions are never assigned twice.
-
-SCHEMA = "what STRING, subject_sha256 STRING, step STRING, details STRING"
-
-
-def directory(store: EventStore) -> Path:
-    """Return the directory of what a store keeps outside its topic."""
-    return store.log.store.root / "events" / store.log.topic_state(store.topic).directory
-
-
-def subject_hash(store: EventStore, subject: str) -> str:
-    return hashed_name(store.log.topic_state(store.topic).directory, subject)
-
-
-def topic(store: EventStore) -> str:
-    return erasure_topic(store.topic)
-
-
-def note(store: EventStore, what: str, subject: str, step: str, **details: Any) -> None:
-    """Record a step of an erasure, durably."""
-    _write(store, [(what, subject_hash(store, subject), step, details)])
-
-
-def _write(store: EventStore, rows: list[tuple[str, str, str, dict[str, Any]]]) -> None:
-    name = topic(store)
-    if name not in store.log.topics():
-        store.log.create_topic(name, SCHEMA, exist_ok=True)
-    with store.log.producer(name) as producer:
-        producer.append(
-            [
-                {
-                    "what": what,
-                    "subject_sha256": who,
-                    "step": step,
-                    "details": json.dumps(details, sort_keys=True),
-                }
-                for what, who, step, details in rows
-            ]
-        )
-
-
-def steps(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
-    """Return the recorded steps of a subject's erasure, in order."""
-    if topic(store) not in store.log.topics():
-        return []
-    wanted = subject_hash(store, subject)
-    return [
-        row
-        for row in store.log.read(topic(store)).to_pylist()
-        if (row["what"], row["subject_sha256"]) == (what, wanted)
-    ]
-
-
-def unfinished(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
-    """Return the steps since an erasure was last complete; none if it is complete, or never began."""
-    rows = steps(store, what, subject)
-    done = [index for index, row in enumerate(rows) if row["step"] == "done"]
-    return rows[done[-1] + 1 :] if done else rows
-
-
-def is_unfinished(store: EventStore, what: str, subject: str) -> bool:
-    return bool(unfinished(store, what, subject))
-
-
-def retain_versions(store: EventStore, versions: Mapping[str, int]) -> None:
-    """Record the newest version of entities whose events are excised, so that it is not assigned
-    again.
-    """
-    known = retained_versions(store.log, store.topic)
-    directory_name = store.log.topic_state(store.topic).directory
-    new = {
-        who: version
-        for entity, version in versions.items()
-        if known.get(who := hashed_name(directory_name, entity), 0) < version
-    }
-    if new:
-        _write(
-            store,
-            [(EXCISED_VERSION, who, "kept", {"version": version}) for who, version in new.items()],
-        )
 
 
 # Keys
@@ -164,11 +78,20 @@ def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bo
             f"The event store {store.name!r} has no vault: nothing in it was ever sealed.",
             fix="check the store's name; nothing was changed.",
         )
-    return Vault(store, key)
+    path = _keys_path(store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    try:
+        vault = Vault(store, make_cipher(key), db)
+        vault.prepare()
+    except BaseException:
+        db.close()
+        raise
+    return vault
 
 
 def _keys_path(store: EventStore) -> Path:
-    return directory(store) / "keys.sqlite"
+    return store_directory(store) / "keys.sqlite"
 
 
 def read_master_key(key: bytes | None = None) -> bytes:
@@ -236,24 +159,17 @@ def remove_key(store: EventStore, subject: str) -> None:
 class Vault(Closeable):
     """Seals and unseals values with the keys of subjects. It is safe for threads and processes."""
 
-    def __init__(self, store: EventStore, master_key: bytes) -> None:
+    def __init__(self, store: EventStore, master: Any, db: sqlite3.Connection) -> None:
         self._store = store
-        self._master = make_cipher(master_key)
+        self._master = master
+        self._db = db
         self.path = _keys_path(store)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._keys: OrderedDict[str, Any] = OrderedDict()
         self._seen = -1
-        self._db = sqlite3.connect(
-            self.path, timeout=30, isolation_level=None, check_same_thread=False
-        )
-        try:
-            self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Internal: create the tables if they are missing, and check the master key."""
         self._db.execute("PRAGMA secure_delete = ON")
         self._db.execute("PRAGMA synchronous = EXTRA")
         with self._db:
@@ -383,11 +299,11 @@ class Vault(Closeable):
             if not known and not is_unfinished(self._store, "shred", subject):
                 raise UnknownSubject(subject, f"the vault of {self._store.name!r}")
             if known:
-                note(self._store, "shred", subject, "begun")
+                add_record(self._store, "shred", subject, "begun")
             self._db.execute("DELETE FROM keys WHERE subject = ?", (subject,))
             self._db.execute("VACUUM")
             self._keys.pop(subject, None)
-            note(self._store, "shred", subject, "done")
+            add_record(self._store, "shred", subject, "done")
 
     def close(self) -> None:
         self._db.close()
@@ -422,19 +338,18 @@ class Redaction:
         self._root = root
         self._master = None if master_key is None else make_cipher(master_key)
         if self._master is not None:
-            self._check_master(find_vaults(root))
-
-    def _check_master(self, vaults: Iterable[Path]) -> None:
-        proofs = [
-            (path, row[0])
-            for path in vaults
-            for row in _query(path, "SELECT value FROM about WHERE name = 'proof'")
-        ]
-        if proofs and all(decrypt(self._master, proof, PROOF) != PROOF for _, proof in proofs):
-            raise BadMasterKey(
-                f"The master key is not the one that the keys in {proofs[0][0]} were wrapped with.",
-                fix="give the right one, or none: values then stay sealed.",
-            )
+            vaults = find_vaults(root)
+            proofs = [
+                (path, row[0])
+                for path in vaults
+                for row in _query(path, "SELECT value FROM about WHERE name = 'proof'")
+            ]
+            if proofs and all(decrypt(self._master, proof, PROOF) != PROOF for _, proof in proofs):
+                raise BadMasterKey(
+                    f"The master key is not the one that the keys in {proofs[0][0]} were wrapped"
+                    " with.",
+                    fix="give the right one, or none: values then stay sealed.",
+                )
 
     def redact(self, body: bytes) -> bytes:
         """Return a response with its sealed values replaced."""
@@ -478,7 +393,13 @@ class Redaction:
             key = decrypt(self._master, each, subject)
             plain = None if key is None else decrypt(make_cipher(key), content, subject)
             if plain is not None:
-                return _escape_nested(plain.decode(), depth).encode()
+                # Escape JSON for a text within JSON, nested as deep as the given number of
+                # backslashes.
+                text = plain.decode()
+                slashes = depth
+                while slashes:
+                    text, slashes = json.dumps(text)[1:-1], slashes // 2
+                return text.encode()
         return b"null"
 
 
@@ -487,13 +408,6 @@ def _decode_base64(text: bytes) -> bytes | None:
         return base64.urlsafe_b64decode(text)
     except ValueError:
         return None
-
-
-def _escape_nested(text: str, slashes: int) -> str:
-    """Escape JSON for a text within JSON, nested as deep as the given number of backslashes."""
-    while slashes:
-        text, slashes = json.dumps(text)[1:-1], slashes // 2
-    return text
 
 
 def _query(path: Path, question: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -182,7 +182,13 @@ class Replica:
         self.lsn = 0
         self.base = 0
         self.records_since_checkpoint = 0
-        self.load()
+
+    @classmethod
+    def open(cls, journal: Journal, directory: Path) -> Replica:
+        """A replica as of the newest sound checkpoint."""
+        replica = cls(journal, directory)
+        replica.load()
+        return replica
 
     def load(self) -> None:
         """Start from the newest sound checkpoint whose journal file exists."""

@@ -63,11 +63,11 @@ class Committer:
     then wakes the first of those that came meanwhile, which leads next.
     """
 
-    def __init__(self, store: Store, after_commit: Callable[[], None]) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
+        self.after_commit: Callable[[], None] = lambda: None
         self.records_since_checkpoint = 0
         self.bytes_since_checkpoint = 0
-        self._after_commit = after_commit
         self._guard = threading.Lock()
         self._queue: deque[CommitRequest[object]] = deque()
         self._has_leader = False
@@ -95,21 +95,18 @@ class Committer:
             self._has_leader = True
         if not is_leader:
             self._arrived.release()
-            self._wait(request)
+            try:
+                request.wait()
+            except BaseException:  # Ctrl-C: leave the queue, and pass on the lead if it was ours
+                with self._guard:
+                    if request in self._queue:
+                        self._queue.remove(request)  # type: ignore[arg-type]
+                    if self._successor is request:
+                        self._promote()
+                raise
         if not request.is_finished:
             self._lead()
         return request.result()
-
-    def _wait(self, request: CommitRequest[T]) -> None:
-        try:
-            request.wait()
-        except BaseException:  # Ctrl-C: leave the queue, and pass on the lead if it was ours
-            with self._guard:
-                if request in self._queue:
-                    self._queue.remove(request)  # type: ignore[arg-type]
-                if self._successor is request:
-                    self._promote()
-            raise
 
     def _promote(self) -> None:
         """Make the first request in the queue the leader. Requires the guard."""
@@ -196,15 +193,12 @@ class Committer:
             self.records_since_checkpoint = newest.records_since_checkpoint
             self.bytes_since_checkpoint = newest.lsn - newest.base
         # A group without records may still rest on what another process has not synced yet.
-        if end > before or not self._is_published(end):
+        mark = None if end > before else self.store.marker.read()
+        if mark is None or mark.lsn < end:
             if not adoptions:
                 self._sync(journal)  # 4
             self.store.marker.publish(end, synced=self.store.durable)  # 5
-            self._after_commit()
-
-    def _is_published(self, lsn: int) -> bool:
-        mark = self.store.marker.read()
-        return mark is not None and mark.lsn >= lsn
+            self.after_commit()
 
     def _decide(self, group: list[CommitRequest[object]], newest: Replica) -> list[CommitDraft]:
         """The drafts of all requests that change something."""

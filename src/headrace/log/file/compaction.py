@@ -248,7 +248,16 @@ def _rewrite(
         if kept.num_rows:
             offsets = kept.column(OFFSET_COLUMN)
             first, last = offsets[0].as_py(), offsets[-1].as_py()
-            frame = encode_batch(_in_body_order(kept), compression=topic.info.compression)
+            # These come last, in the order of `segment.body_schema`.
+            last_columns = [
+                name
+                for name in (HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
+                if name in kept.schema.names
+            ]
+            columns = [name for name in kept.schema.names if name not in last_columns]
+            frame = encode_batch(
+                kept.select(columns + last_columns), compression=topic.info.compression
+            )
             frame.span = last - first + 1
             frame.producer = header.producer
             frame.epoch = header.epoch
@@ -315,13 +324,3 @@ def _rows_with_offsets(segment: Segment, header: FrameHeader, body: memoryview) 
     offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
     times = pa.array(np.full(batch.num_rows, time_us, np.int64)).cast(TIMESTAMP_TYPE)
     return batch.append_column(OFFSET_COLUMN, offsets).append_column(TIMESTAMP_COLUMN, times)
-
-
-def _in_body_order(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`_headers`, `_offset` and `_timestamp` last, in the order of `segment.body_schema`."""
-    last = [
-        name
-        for name in (HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
-        if name in batch.schema.names
-    ]
-    return batch.select([name for name in batch.schema.names if name not in last] + last)

@@ -35,8 +35,8 @@ from headrace.log.api import Consumer
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import GroupState, State
-from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
@@ -244,14 +244,16 @@ class Heartbeat:
         self.path = path
         self.last_poll_s = time.monotonic()
         self._stop = Event()
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
         self._thread = Thread(
             target=self._beat,
             args=(timeout_us / 3_000_000,),
             daemon=True,
             name=f"heartbeat {path.name}",
         )
+
+    def start(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.touch()
         self._thread.start()
 
     def _beat(self, interval_s: float) -> None:
@@ -319,8 +321,6 @@ class FileConsumer(Consumer):
         self._max_rows = max_rows
         self._on_lost = on_lost
         self._headers = headers
-        for topic in topics:
-            log.topic_state(topic)
         timeout_us = to_us(session_timeout, what="session_timeout")
         self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
         self._about = {
@@ -336,9 +336,15 @@ class FileConsumer(Consumer):
         self._positions: dict[str, int] = {}  # partition's key -> next offset
         self._rotation = 0
         self._closed = False
-        self._coordinate()
 
     # Membership
+
+    def join(self) -> None:
+        """Become a member of the group. Raises UnknownTopic."""
+        for topic in self.topics:
+            self.log.topic_state(topic)
+        self._heartbeat.start()
+        self._coordinate()
 
     def _coordinate(self) -> None:
         """Take a step in the group, and set the positions of partitions that are new to us."""

@@ -40,19 +40,17 @@ class DiskFile:
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers, one behind the other. Returns the position behind them."""
         for first in range(0, len(buffers), _MAX_BUFFERS_PER_WRITE):
-            position = self._write_some(buffers[first : first + _MAX_BUFFERS_PER_WRITE], position)
+            some = buffers[first : first + _MAX_BUFFERS_PER_WRITE]
+            total = sum(map(len, some))
+            try:
+                written = os.pwritev(self.descriptor, some, position)
+                while written < total:  # a signal or a nearly full disk can cut a write short
+                    rest = b"".join(some)[written:]
+                    written += os.pwrite(self.descriptor, rest, position + written)
+            except OSError as error:
+                raise to_disk_error(error, self.path) from error
+            position += total
         return position
-
-    def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
-        total = sum(map(len, buffers))
-        try:
-            written = os.pwritev(self.descriptor, buffers, position)
-            while written < total:  # a signal or a nearly full disk can cut a write short
-                rest = b"".join(buffers)[written:]
-                written += os.pwrite(self.descriptor, rest, position + written)
-        except OSError as error:
-            raise to_disk_error(error, self.path) from error
-        return position + total
 
     def sync(self) -> None:
         try:

@@ -7,8 +7,6 @@ transactions and maintenance are given the handle, so none of them imports `File
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headrace.log.file import staging
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows
 from headrace.log.file.committer import Committer
@@ -23,14 +21,12 @@ STAGING_LIFETIME_US = 24 * 3600 * 1_000_000
 
 
 class LogHandle:
-    """An open log without its public interface. `after_commit` is called after each commit of this
-    process.
-    """
+    """An open log without its public interface."""
 
-    def __init__(self, store: Store, *, after_commit: Callable[[], None]) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.cache = SegmentCache(store)
-        self.committer = Committer(store, after_commit=after_commit)
+        self.committer = Committer(store)
 
     def topic_state(self, name: str) -> TopicState:
         """A topic as readers see it now. Raises UnknownTopic."""

@@ -371,14 +371,20 @@ class DurableMarker:
     current: bytes that were not synced may be gone, so the log must be recovered before use.
     """
 
-    def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
+    def __init__(self, path: Path, file: DiskFile, *, inode: int, boot_id: bytes) -> None:
+        self.path = path
+        self._file = file
+        self._inode = inode
+        self._boot_id = boot_id
+        self._guard = Lock()  # a file lock does not exclude threads of one process
+
+    @classmethod
+    def open(cls, disk: Disk, path: Path, *, write: bool) -> DurableMarker:
+        """Open the file; with `write`, create it if it is missing."""
         if not write and not path.exists():  # there is no mark, and we may not write one
             path = Path(os.devnull)
-        self._file: DiskFile = disk.open(path, create=write, write=write)
-        self.path = path
-        self._inode = path.stat().st_ino
-        self._boot_id = disk.boot_id()
-        self._guard = Lock()  # a file lock does not exclude threads of one process
+        file = disk.open(path, create=write, write=write)
+        return cls(path, file, inode=path.stat().st_ino, boot_id=disk.boot_id())
 
     def read(self) -> DurableMark | None:
         """The mark, or None if there is no sound one."""

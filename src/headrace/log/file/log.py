@@ -49,7 +49,6 @@ from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import (
     altered_topic,
     check_existing_topic,
-    check_name,
     declared_topic,
     resolve_offset_alias,
 )
@@ -67,6 +66,7 @@ from headrace.log.values import (
     TopicInfo,
     TopicStats,
 )
+from headrace.names import check_name
 
 # A checkpoint is made at close if the next one to open the log would read more journal than this.
 _CHECKPOINT_AT_CLOSE_RECORDS = 200
@@ -74,39 +74,46 @@ _CHECKPOINT_AT_CLOSE_BYTES = 4 << 20
 
 
 class FileLog(LogHandle, Log):
-    """The embedded log in a directory.
+    """The embedded log in a directory."""
 
-    Args:
-        path: The directory.
-        create: Create a new log if there is none.
-        durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
-            process, not the machine).
-        disk: The file layer; tests inject faults with it.
-    """
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.address = f"file:{store.root}"  # absolute, so that other processes can use it
+        self.maintenance_thread = MaintenanceThread(self)
+        self.committer.after_commit = self.maintenance_thread.on_commit
+        self._closed = False
 
-    def __init__(
-        self,
+    @classmethod
+    def open(
+        cls,
         path: str | Path,
         *,
         create: bool = True,
         durability: str = "disk",
         disk: Disk | None = None,
-    ) -> None:
+    ) -> FileLog:
+        """Open the log in a directory.
+
+        Args:
+            path: The directory.
+            create: Create a new log if there is none.
+            durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
+                process, not the machine).
+            disk: The file layer; tests inject faults with it.
+        """
         if durability not in {"disk", "os"}:
             raise InputError(
                 f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'."
             )
-        root = Path(path).expanduser().absolute()
-        self.address = f"file:{root}"  # absolute, so that other processes can use it
-        super().__init__(
-            Store(root, recovery, disk=disk or Disk(), create=create, durability=durability),
-            after_commit=self._after_commit,
+        return cls(
+            Store.open(
+                Path(path).expanduser().absolute(),
+                recovery,
+                disk=disk or Disk(),
+                create=create,
+                durability=durability,
+            )
         )
-        self.maintenance_thread = MaintenanceThread(self)
-        self._closed = False
-
-    def _after_commit(self) -> None:
-        self.maintenance_thread.on_commit()
 
     # Topics
 
@@ -198,10 +205,10 @@ class FileLog(LogHandle, Log):
     def producer(
         self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
     ) -> Producer:
-        return FileProducer(self, topic, id, partitioner)
+        return FileProducer.open(self, topic, id, partitioner)
 
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
-        return FileTransaction(self, id, timeout)
+        return FileTransaction.begin(self, id, timeout)
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         while True:
@@ -321,7 +328,7 @@ class FileLog(LogHandle, Log):
         headers: bool = False,
     ) -> Consumer:
         self.store.lock_file()  # refuses a read-only log: it cannot store offsets
-        return FileConsumer(
+        consumer = FileConsumer(
             self,
             (topics,) if isinstance(topics, str) else tuple(topics),
             group,
@@ -331,6 +338,8 @@ class FileLog(LogHandle, Log):
             on_lost=on_lost,
             headers=headers,
         )
+        consumer.join()
+        return consumer
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
         return FileQueue(
@@ -352,7 +361,13 @@ class FileLog(LogHandle, Log):
                     kind="queue",
                     generation=0,
                     members=(),
-                    committed=_queue_floors(state, name),
+                    committed={  # the oldest message of each partition that is not done
+                        key.split("\0")[1]: {
+                            number: part.floor for number, part in queue.partitions.items()
+                        }
+                        for key, queue in state.queues.items()
+                        if key.split("\0")[0] == name
+                    },
                 )
             owned: dict[str, list[tuple[str, int]]] = {member: [] for member in group.members}
             for key, member in sorted(group.owners.items()):
@@ -470,28 +485,31 @@ class FileLog(LogHandle, Log):
     def stats(self, topic: str | None = None) -> list[TopicStats]:
         state = self.store.view()
         names = [topic] if topic is not None else sorted(state.topics)
-        return [self._topic_stats(state.topic(name)) for name in names]
-
-    def _topic_stats(self, topic: TopicState) -> TopicStats:
-        size = segments = 0
-        for number, partition in enumerate(topic.partitions):
-            directory = self.store.partition_directory(topic.directory, number)
-            for segment in list_segments(
-                directory, partition.segment, begun=partition.position > 0
-            ):
-                segments += 1
-                size += (directory / segment.name).stat().st_size
-        starts = {number: partition.start for number, partition in enumerate(topic.partitions)}
-        ends = {number: partition.end for number, partition in enumerate(topic.partitions)}
-        return TopicStats(
-            name=topic.name,
-            partitions=len(topic.partitions),
-            rows=sum(ends.values()) - sum(starts.values()),
-            bytes=size,
-            segments=segments,
-            earliest=starts,
-            end=ends,
-        )
+        stats = []
+        for name in names:
+            partitions = state.topic(name).partitions
+            size = segments = 0
+            for number, partition in enumerate(partitions):
+                directory = self.store.partition_directory(state.topic(name).directory, number)
+                for segment in list_segments(
+                    directory, partition.segment, begun=partition.position > 0
+                ):
+                    segments += 1
+                    size += (directory / segment.name).stat().st_size
+            starts = {number: partition.start for number, partition in enumerate(partitions)}
+            ends = {number: partition.end for number, partition in enumerate(partitions)}
+            stats.append(
+                TopicStats(
+                    name=name,
+                    partitions=len(partitions),
+                    rows=sum(ends.values()) - sum(starts.values()),
+                    bytes=size,
+                    segments=segments,
+                    earliest=starts,
+                    end=ends,
+                )
+            )
+        return stats
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():
@@ -515,16 +533,6 @@ class FileLog(LogHandle, Log):
 
 def _group_names(state: State) -> list[str]:
     return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
-
-
-def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
-    """Topic -> partition -> the oldest message that is not done, of a queue's group."""
-    floors: dict[str, dict[int, int]] = {}
-    for key, queue in state.queues.items():
-        owner, topic = key.split("\0")
-        if owner == group:
-            floors[topic] = {number: part.floor for number, part in queue.partitions.items()}
-    return floors
 
 
 def _group_progress(

@@ -163,28 +163,21 @@ def run_maintenance(
             _create_checkpoint(log)
         for name in [topic] if topic is not None else list(log.store.view().topics):
             state = log.store.view().topics.get(name)
-            if state is not None:
-                _maintain_topic(log, state, done, is_due)
+            if state is None:  # it was deleted meanwhile
+                continue
+            for number in range(len(state.partitions)):
+                partition = log.store.partition_directory(state.directory, number)
+                _remove_unfinished_files(log, partition)
+                done["segments_deleted"] += apply_retention(log, state, number)
+                if is_compacted(state) and (is_due is None or is_due(state, number)):
+                    segments, rows = compact_partition(log, state, number)
+                    done["segments_compacted"] += segments
+                    done["rows_removed"] += rows
         with log.store.locked():
             done["staging_swept"] = staging.remove_expired(log.store, now_us())
         _remove_unfinished_files(log, log.store.journal_directory)
         _remove_deleted_topics(log)
     return done
-
-
-def _maintain_topic(
-    log: LogHandle,
-    topic: TopicState,
-    done: dict[str, int],
-    is_due: Callable[[TopicState, int], bool] | None,
-) -> None:
-    for number in range(len(topic.partitions)):
-        _remove_unfinished_files(log, log.store.partition_directory(topic.directory, number))
-        done["segments_deleted"] += apply_retention(log, topic, number)
-        if is_compacted(topic) and (is_due is None or is_due(topic, number)):
-            segments, rows = compact_partition(log, topic, number)
-            done["segments_compacted"] += segments
-            done["rows_removed"] += rows
 
 
 def _remove_unfinished_files(log: LogHandle, directory: Path) -> None:
@@ -399,7 +392,18 @@ def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
                 )
             )
         findings += _verify_journal(log)
-        findings += _verify_checkpoints(log)
+        directory = log.store.journal_directory
+        for lsn in checkpoint_lsns(directory):
+            path = directory / checkpoint_name(lsn)
+            if load_checkpoint(directory, lsn) is None and path.exists():  # not deleted just now
+                findings.append(
+                    Finding(
+                        kind="corrupt",
+                        file=str(path),
+                        position=0,
+                        message="this checkpoint is damaged; the one before it will be used",
+                    )
+                )
     topics = [state.topic(topic)] if topic is not None else list(state.topics.values())
     for topic_state in topics:
         for number in range(len(topic_state.partitions)):
@@ -473,19 +477,6 @@ def _verify_journal_file(
             position=end - base,
             message="the commit journal ends too early",
         )
-
-
-def _verify_checkpoints(log: LogHandle) -> Iterator[Finding]:
-    directory = log.store.journal_directory
-    for lsn in checkpoint_lsns(directory):
-        path = directory / checkpoint_name(lsn)
-        if load_checkpoint(directory, lsn) is None and path.exists():  # not deleted just now
-            yield Finding(
-                kind="corrupt",
-                file=str(path),
-                position=0,
-                message="this checkpoint is damaged; the one before it will be used",
-            )
 
 
 def _verify_partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Finding]:

@@ -24,7 +24,6 @@ from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows,
 from headrace.log.file.state import ProducerState, TopicState
 from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
-from headrace.log.topic_config import check_name
 from headrace.log.values import (
     AppendResult,
     Headers,
@@ -33,6 +32,7 @@ from headrace.log.values import (
     Rows,
     check_sequence,
 )
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
@@ -137,31 +137,41 @@ class FileProducer(Producer):
     """Appends to one topic of the embedded log."""
 
     def __init__(
-        self, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None
+        self, log: LogHandle, topic: TopicState, id: str | None, partitioner: Partitioner | None
     ) -> None:
         self.log = log
-        self.topic = topic
+        self.topic = topic.name
         self.id = id
         self.epoch = 0
+        self._topic = topic
+        self._name = f"{topic.name}\0{id}"
+        self._hash = 0 if id is None else producer_hash(topic.name, id)
         self._assigner = PartitionAssigner(partitioner)
-        self._topic: TopicState = log.topic_state(topic)
         self._last_sequence = -1
         # Two threads must not use one sequence number: the later would count as a duplicate.
         self._sequence_guard = Lock() if id is not None else nullcontext()
-        if id is not None:
-            check_name(id, what="producer id", error=BadName)
-            self._name = f"{topic}\0{id}"
-            self._hash = producer_hash(topic, id)
-            self.epoch, self._last_sequence = log.committer.submit(self._register)
         self._closed = False
 
-    def _register(self, draft: CommitDraft) -> tuple[int, int]:
-        """Fence an older producer of the id. Returns the new epoch and the last sequence number."""
-        draft.state.topic(self.topic)
-        known = draft.state.producers.get(self._name) or ProducerState()
-        epoch = known.epoch + 1
-        draft.do("epoch", "producer", self._name, epoch)
-        return epoch, known.last
+    @classmethod
+    def open(
+        cls, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None
+    ) -> FileProducer:
+        """Open a producer. One with an id fences older producers of the id, and continues after
+        their last sequence number.
+        """
+        producer = cls(log, log.topic_state(topic), id, partitioner)
+        if id is not None:
+            check_name(id, what="producer id", error=BadName)
+
+            def register(draft: CommitDraft) -> tuple[int, int]:
+                draft.state.topic(topic)
+                known = draft.state.producers.get(producer._name) or ProducerState()
+                epoch = known.epoch + 1
+                draft.do("epoch", "producer", producer._name, epoch)
+                return epoch, known.last
+
+            producer.epoch, producer._last_sequence = log.committer.submit(register)
+        return producer
 
     @property
     def last_sequence(self) -> int:

@@ -33,8 +33,8 @@ from headrace.log.file.state import PartitionQueue, QueueState
 from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import to_batch
-from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle

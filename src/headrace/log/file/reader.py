@@ -262,7 +262,8 @@ class PartitionReader:
         low, high = first_retained, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
         while low < high:  # find the first segment that begins at or after the time
             middle = (low + high) // 2
-            begin_us = self._begin_us(SegmentInfo.parse(names[middle]))
+            info = SegmentInfo.parse(names[middle])
+            begin_us = info.time_us or self._index(info).time_of(0)  # of its first row
             if begin_us is not None and begin_us < time_us:
                 low = middle + 1
             else:
@@ -273,10 +274,6 @@ class PartitionReader:
             if relative is not None:
                 return max(self.state.start, info.base + relative)
         return self.state.end
-
-    def _begin_us(self, info: SegmentInfo) -> int | None:
-        """When the first row of a segment was appended."""
-        return info.time_us or self._index(info).time_of(0)
 
     def time_of(self, offset: int) -> int | None:
         """When the row at an offset was appended; None if there is none."""

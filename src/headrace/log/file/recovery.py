@@ -59,7 +59,7 @@ def recover(store: Store) -> None:
     5. sync the journal, then publish its end
     """
     journal = Journal(store.disk, store.journal_directory, write=True)
-    replica = Replica(journal, store.journal_directory)  # 1
+    replica = Replica.open(journal, store.journal_directory)  # 1
     redo = _Redo(store, replica)
     while True:  # 2
         try:
@@ -219,7 +219,13 @@ def reconcile(store: Store, replica: Replica) -> None:
     """Find topics and rows of lost commits in the segments, and record them in the journal, before
     anything is written behind the damage.
     """
-    operations = list(_lost_topics(store, replica))
+    operations: list[Operation] = []
+    for directory in sorted((store.root / "topics").glob("*~*")):
+        name, _, created_in = directory.name.rpartition("~")
+        if name not in replica.state.topics and int(created_in) in replica.lost_commits:
+            settings = topic_settings(store.disk, directory)
+            if settings is not None:
+                operations.append(restore_operation(name, settings, directory))
     replica.state.apply(replica.state.commit, replica.state.time_us, operations)
     for topic in replica.state.topics.values():
         for number, partition in enumerate(topic.partitions):
@@ -231,16 +237,6 @@ def reconcile(store: Store, replica: Replica) -> None:
             len(operations),
         )
         append_record(store, replica, operations)
-
-
-def _lost_topics(store: Store, replica: Replica) -> Iterator[Operation]:
-    """Operations that define the topics that lost commits created."""
-    for directory in sorted((store.root / "topics").glob("*~*")):
-        name, _, created_in = directory.name.rpartition("~")
-        if name not in replica.state.topics and int(created_in) in replica.lost_commits:
-            settings = topic_settings(store.disk, directory)
-            if settings is not None:
-                yield restore_operation(name, settings, directory)
 
 
 def _lost_rows(

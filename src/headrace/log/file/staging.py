@@ -25,8 +25,8 @@ from headrace.log.file.segment import (
 )
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store
-from headrace.log.topic_config import check_name
 from headrace.log.values import Staged
+from headrace.names import check_name
 
 MAX_COPIED_BYTES = 1 << 20
 """A staged file up to this size is copied into the partition's segment; a larger one becomes a

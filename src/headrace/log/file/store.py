@@ -56,25 +56,32 @@ class Recovery(Protocol):
 
 
 class Store:
-    """A log's directory, opened by this process. Opening it recovers it if that is needed."""
+    """A log's directory, opened by this process. A directory that cannot be written has no lock
+    file.
+    """
 
     def __init__(
-        self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+        self,
+        root: Path,
+        recovery: Recovery,
+        *,
+        disk: Disk,
+        durable: bool,
+        lock_file: DiskFile | None,
+        marker: DurableMarker,
     ) -> None:
         self.root = root
         self.disk = disk
-        self.durable = durability == "disk"
+        self.durable = durable
+        self.writable = lock_file is not None
+        self.marker = marker
+        self.journal_directory = root / "journal"
         self._process = os.getpid()
         self._closed = False
-        self.writable = _open_directory(root, disk, create=create)
-        self.journal_directory = root / "journal"
-        self._lock_file: DiskFile | None = (
-            disk.open(self.journal_directory / "lock", create=True) if self.writable else None
-        )
+        self._lock_file = lock_file
         # Excludes threads of this process. Never taken twice: releasing the file lock once would
         # release it altogether.
         self._lock_guard = Lock()
-        self.marker = DurableMarker(disk, self.journal_directory / "durable", write=self.writable)
         self._view_guard = Lock()
         self._view: Replica | None = None
         self._view_journal = Journal(disk, self.journal_directory, write=False)
@@ -83,10 +90,27 @@ class Store:
         self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
         self._directories: set[Path] = set()  # known to be durable
         self._recovery = recovery
-        if self.writable and not self.marker.is_current(self.marker.read()):
-            with self._lock_guard, self.lock_file().locked():
-                if not self.marker.is_current(self.marker.read()):  # nobody else was faster
-                    self._recovery.recover(self)
+
+    @classmethod
+    def open(
+        cls, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+    ) -> Store:
+        """Open a log's directory, or create it, and recover it if that is needed."""
+        writable = _open_directory(root, disk, create=create)
+        journal = root / "journal"
+        store = cls(
+            root,
+            recovery,
+            disk=disk,
+            durable=durability == "disk",
+            lock_file=disk.open(journal / "lock", create=True) if writable else None,
+            marker=DurableMarker.open(disk, journal / "durable", write=writable),
+        )
+        if writable and not store.marker.is_current(store.marker.read()):
+            with store._lock_guard, store.lock_file().locked():
+                if not store.marker.is_current(store.marker.read()):  # nobody else was faster
+                    recovery.recover(store)
+        return store
 
     # The state
 
@@ -97,7 +121,7 @@ class Store:
         limit = mark.lsn if mark else 0
         with self._view_guard:
             if self._view is None:
-                self._view = Replica(self._view_journal, self.journal_directory)
+                self._view = Replica.open(self._view_journal, self.journal_directory)
             if self._view.lsn < limit:
                 self._advance_view(self._view, limit)
             elif mark is None and not self.writable:
@@ -163,7 +187,7 @@ class Store:
     def _newest_replica(self) -> Replica:
         """The newest state, after reading what other processes have written. Requires the lock."""
         if self._newest is None:
-            self._newest = Replica(self._newest_journal, self.journal_directory)
+            self._newest = Replica.open(self._newest_journal, self.journal_directory)
         newest = self._newest
         try:
             is_behind = newest.lsn < newest.journal.end_of(newest.base)
@@ -330,7 +354,14 @@ def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
             )
         if not about.exists():
             _check_creatable(root, create=create)
-            _create_directory(root, about, disk)
+            disk.make_directory(root / "journal")
+            disk.sync_directory(root)
+            disk.sync_directory(root.parent)
+            Journal(disk, root / "journal", write=True).create_file(0)
+            # Last, because this file makes the directory a log.
+            disk.replace_file(
+                about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
+            )
         version = int(json.loads(about.read_bytes())["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
@@ -363,7 +394,11 @@ def _check_creatable(root: Path, *, create: bool) -> None:
             f"The directory {root.parent} does not exist.",
             fix=f"create it (mkdir -p {root.parent}), or check the address.",
         )
-    if root.is_dir() and not all(_is_of_unfinished_log(name) for name in os.listdir(root)):
+    # Another process may be creating the log just now, or has left it unfinished.
+    if root.is_dir() and not all(
+        name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
+        for name in os.listdir(root)
+    ):
         raise LogUnavailable(
             f"{root} is a directory with other things in it, and no log.",
             fix="name an empty or new directory.",
@@ -373,19 +408,3 @@ def _check_creatable(root: Path, *, create: bool) -> None:
             f"{root} cannot be created: the directory is read-only.",
             fix="check permissions, or name another directory.",
         )
-
-
-def _is_of_unfinished_log(name: str) -> bool:
-    """Whether a file is of a log that another process is creating, or has left unfinished."""
-    return name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
-
-
-def _create_directory(root: Path, about: Path, disk: Disk) -> None:
-    """Create a new log. `headrace.json`, which makes the directory a log, comes last."""
-    disk.make_directory(root / "journal")
-    disk.sync_directory(root)
-    disk.sync_directory(root.parent)
-    Journal(disk, root / "journal", write=True).create_file(0)
-    disk.replace_file(
-        about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
-    )

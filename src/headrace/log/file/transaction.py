@@ -31,8 +31,8 @@ from headrace.log.file.state import TopicState
 from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
-from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
+from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
@@ -43,19 +43,14 @@ _ANY_VALUE = object()
 
 
 class FileTransaction(Transaction):
-    """A transaction of the embedded log. With `epoch`, it belongs to an existing owner of the id;
-    otherwise it fences older owners.
-    """
+    """A transaction of the embedded log, by the owner of its id with this epoch."""
 
-    def __init__(
-        self, log: LogHandle, id: str, timeout: Duration, *, epoch: int | None = None
-    ) -> None:
+    def __init__(self, log: LogHandle, id: str, timeout_us: int, epoch: int) -> None:
         self.log = log
-        self.id = check_name(id, what="transaction id")
-        self._timeout = timeout
-        self._timeout_us = to_us(timeout, what="timeout")
+        self.id = id
+        self._timeout_us = timeout_us
+        self._epoch = epoch
         self._started_us = now_us()
-        self._epoch: int = log.committer.submit(self._register) if epoch is None else epoch
         self._directory = staging_name(self._started_us + self._timeout_us)
         self._assigner = PartitionAssigner()
         self._topics: dict[str, TopicState] = {}
@@ -67,11 +62,18 @@ class FileTransaction(Transaction):
         self._notes: list[tuple[str, str | None, Any]] = []  # (name, value, expected value)
         self._is_open = True
 
-    def _register(self, draft: CommitDraft) -> int:
-        """Fence older owners of the id. Returns the new epoch."""
-        epoch = draft.state.transactions.get(self.id, 0) + 1
-        draft.do("epoch", "transaction", self.id, epoch)
-        return epoch
+    @classmethod
+    def begin(cls, log: LogHandle, id: str, timeout: Duration) -> FileTransaction:
+        """Begin the first transaction of a new owner of the id, which fences older owners."""
+        check_name(id, what="transaction id")
+        timeout_us = to_us(timeout, what="timeout")
+
+        def decide(draft: CommitDraft) -> int:
+            epoch = draft.state.transactions.get(id, 0) + 1
+            draft.do("epoch", "transaction", id, epoch)
+            return epoch
+
+        return cls(log, id, timeout_us, log.committer.submit(decide))
 
     # Content
 
@@ -190,7 +192,17 @@ class FileTransaction(Transaction):
                 )
                 break
             except StaleTopic:
-                self._refit()
+                topics = {name: self.log.topic_state(name) for name in self._topics}
+                self._rows = [
+                    refit(
+                        rows,
+                        self._topics[rows.topic].info.arrow_schema,
+                        topics[rows.topic],
+                        self._assigner,
+                    )
+                    for rows in self._rows
+                ]
+                self._topics = topics
             except (InputError, FencedError, TransactionTimedOut, DiskFull):
                 raise  # refused: nothing of it is stored
             except BaseException:  # it may be stored: leave the staged rows alone
@@ -236,20 +248,6 @@ class FileTransaction(Transaction):
             if expected is not _ANY_VALUE and current != expected:
                 raise NoteConflict(name, expected, current)
 
-    def _refit(self) -> None:
-        """Prepare the rows again: a topic has changed since they were prepared."""
-        topics = {name: self.log.topic_state(name) for name in self._topics}
-        self._rows = [
-            refit(
-                rows,
-                self._topics[rows.topic].info.arrow_schema,
-                topics[rows.topic],
-                self._assigner,
-            )
-            for rows in self._rows
-        ]
-        self._topics = topics
-
     def abort(self) -> None:
         if self._is_open:
             self._is_open = False
@@ -259,4 +257,4 @@ class FileTransaction(Transaction):
 
     def next(self) -> FileTransaction:
         self.abort()
-        return FileTransaction(self.log, self.id, self._timeout, epoch=self._epoch)
+        return FileTransaction(self.log, self.id, self._timeout_us, self._epoch)

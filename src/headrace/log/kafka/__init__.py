@@ -8,7 +8,7 @@ In the order in which data flows:
 - `cluster`: the admin client: topics, settings, offsets and groups.
 - `compacted_topic`: the newest value of every key of an internal topic.
 - `topics`: schemas and settings of topics, stored in the compacted topic `__headrace.topics`.
-- `notes`: notes, producer ledgers and transaction outcomes, in `__headrace.notes`.
+- `notes`: notes, the progress of producers and transaction outcomes, in `__headrace.notes`.
 - `producer`: appends, idempotent and fenced by epoch if the producer has an id.
 - `transaction`: Kafka transactions: rows, group offsets and notes, all or nothing.
 - `staging`: rows that Spark tasks stage in files until the driver's transaction adopts them.

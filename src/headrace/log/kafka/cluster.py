@@ -3,7 +3,8 @@ the cluster knows about groups. `groups` computes lag and resets from it.
 """
 
 # mypy: disable-error-code="attr-defined, no-untyped-call"
-# (confluent_kafka.admin declares neither its public names nor the types of its offset specifications.)
+# (confluent_kafka.admin declares neither its public names nor the types of its offset
+# specifications.)
 
 from __future__ import annotations
 
@@ -61,46 +62,45 @@ GroupOffsets = dict[str, dict[int, int]]
 class ClusterAdmin:
     """Requests to a cluster's brokers, and the pool of fetchers. Thread-safe."""
 
-    def __init__(self, cluster: ClusterConfig) -> None:
+    def __init__(self, cluster: ClusterConfig, client: AdminClient) -> None:
         self.cluster = cluster
         self.fetchers = FetcherPool(cluster)
-        self._reported_errors: list[KafkaError] = []
+        self._client = client
+
+    @classmethod
+    def connect(cls, cluster: ClusterConfig) -> ClusterAdmin:
+        """Wait until a broker responds. LogUnavailable after some seconds, sooner if the client
+        reports an error that will not go away by itself.
+        """
+        reported_errors: list[KafkaError] = []
         try:
-            self._client = AdminClient(cluster.admin() | {"error_cb": self._reported_errors.append})
+            client = AdminClient(cluster.admin() | {"error_cb": reported_errors.append})
         except KafkaException as error:
             raise ConfigurationError(
                 f"The options of the Kafka log are not valid: {cause(error).str()}.",
                 fix="correct or remove the option.",
             ) from None
-
-    def check_reachable(self) -> None:
-        """Wait until a broker responds. LogUnavailable after some seconds, sooner if the client
-        reports an error that will not go away by itself.
-        """
         begun = time.monotonic()
         while True:
             try:
-                self._client.list_topics("__consumer_offsets", timeout=1.0)
+                client.list_topics("__consumer_offsets", timeout=1.0)
             except KafkaException as error:
-                self._client.poll(0)
+                client.poll(0)
                 waited = time.monotonic() - begun
-                is_permanent = any(each.code() in PERMANENT for each in self._reported_errors)
+                is_permanent = any(each.code() in PERMANENT for each in reported_errors)
                 if waited > RESPONSE_SECONDS or (waited > PERMANENT_ERROR_SECONDS and is_permanent):
-                    raise self._unreachable(error) from None
+                    specific = (
+                        each.str()
+                        for each in reported_errors
+                        if each.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+                    )
+                    raise LogUnavailable(
+                        f"No Kafka broker answers at {cluster.bootstrap}:"
+                        f" {next(specific, cause(error).str())}",
+                        fix="check the address, that the broker runs, and the security options.",
+                    ) from None
             else:
-                return
-
-    def _unreachable(self, error: KafkaException) -> LogUnavailable:
-        specific = (
-            each.str()
-            for each in self._reported_errors
-            if each.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
-        )
-        return LogUnavailable(
-            f"No Kafka broker answers at {self.cluster.bootstrap}:"
-            f" {next(specific, cause(error).str())}",
-            fix="check the address, that the broker runs, and the security options.",
-        )
+                return cls(cluster, client)
 
     # Topics
 

@@ -169,7 +169,13 @@ def parse_address(address: str, options: Mapping[str, Any]) -> ClusterConfig:
     in_address = {
         unquote(name): value for name, value in parse_qsl(url.query, keep_blank_values=True)
     }
-    all_options = in_address | _flatten(options)
+    keywords = dict(options)
+    nested = keywords.pop("options", None) or {}
+    # In keywords, underscores stand for dots.
+    dotted = {
+        name if "." in name else name.replace("_", "."): value for name, value in keywords.items()
+    }
+    all_options = {**in_address, **nested, **dotted}
     for name in all_options:
         if name in FIXED_OPTIONS:
             raise ConfigurationError(
@@ -178,16 +184,6 @@ def parse_address(address: str, options: Mapping[str, Any]) -> ClusterConfig:
     return ClusterConfig(
         url.netloc, {name: secret(name, _text(value)) for name, value in all_options.items()}
     )
-
-
-def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `options={...}` with keywords, in which underscores stand for dots."""
-    keywords = dict(options)
-    nested = keywords.pop("options", None) or {}
-    dotted = {
-        name if "." in name else name.replace("_", "."): value for name, value in keywords.items()
-    }
-    return {**nested, **dotted}
 
 
 def _text(value: Any) -> str:

@@ -23,15 +23,21 @@ VISIBLE_SECONDS = 5.0
 class Connection:
     """The clients that a log shares between threads."""
 
-    def __init__(self, address: str, options: Mapping[str, Any]) -> None:
-        self.cluster = parse_address(address, options)
-        self.admin = ClusterAdmin(self.cluster)
-        self.admin.check_reachable()
-        with translate_errors("open a producer"):
-            self.producer = Producer(self.cluster.producer())
-        self.topics = TopicStore(self.admin, self.producer)
-        self.notes = Notes(self.admin)
+    def __init__(self, admin: ClusterAdmin, producer: Producer) -> None:
+        self.cluster = admin.cluster
+        self.admin = admin
+        self.producer = producer
+        self.topics = TopicStore(admin, producer)
+        self.notes = Notes(admin)
         self.max_bytes = int(self.cluster.options.get("message.max.bytes", DEFAULT_MAX_BYTES))
+
+    @classmethod
+    def connect(cls, address: str, options: Mapping[str, Any]) -> Connection:
+        """Connect to a cluster. LogUnavailable if no broker responds."""
+        admin = ClusterAdmin.connect(parse_address(address, options))
+        with translate_errors("open a producer"):
+            producer = Producer(admin.cluster.producer())
+        return cls(admin, producer)
 
     def close(self) -> None:
         self.admin.fetchers.close()

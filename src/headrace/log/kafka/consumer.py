@@ -28,8 +28,8 @@ from headrace.log.kafka.errors import (
 )
 from headrace.log.kafka.fetcher import OffsetLost, raise_for_error
 from headrace.log.kafka.reader import MisfitDiverter, RowReader, out_of_range_error
-from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
+from headrace.names import check_name
 
 SETTLE_SECONDS = 10.0
 _FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."
@@ -56,39 +56,41 @@ class KafkaConsumer(Consumer):
                 f"start={start!r}, on_lost={on_lost!r}.",
                 fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.",
             )
-        self._connection, self.topics = connection, topics
+        self._connection, self._diverter = connection, diverter
+        self.topics = topics
         self.group = check_name(group, what="group")
-        self._readers = {
-            name: RowReader(
-                connection,
-                diverter,
-                connection.topics.info(name),
-                with_headers=headers,
-                follows_schema=True,
-            )
-            for name in topics
-        }
         self._start, self._max_rows, self._on_lost = start, max_rows, on_lost
+        self._headers = headers
+        self._readers: dict[str, RowReader] = {}
         self._positions: dict[PartitionId, int] = {}
         self._pending: list[Message] = []
         self._is_assigned = self._closed = False
         self._session_ms = to_us(session_timeout, what="session_timeout") // 1000
-        with translate_errors(f"join the group {group!r}"):
-            self._client = Client(connection.cluster.group_member(group, self._session_ms))
+
+    # Membership
+
+    def join(self) -> None:
+        """Become a member of the group, and wait for the first assignment, so that rows appended
+        from now on are read with `start="latest"` too.
+        """
+        for name in self.topics:
+            self._readers[name] = RowReader(
+                self._connection,
+                self._diverter,
+                self._connection.topics.info(name),
+                with_headers=self._headers,
+                follows_schema=True,
+            )
+        with translate_errors(f"join the group {self.group!r}"):
+            self._client = Client(
+                self._connection.cluster.group_member(self.group, self._session_ms)
+            )
             self._client.subscribe(
-                list(topics),
+                list(self.topics),
                 on_assign=self._on_assign,
                 on_revoke=self._on_revoke,
                 on_lost=self._on_revoke,
             )
-        self._await_first_assignment()
-
-    # Membership
-
-    def _await_first_assignment(self) -> None:
-        """Wait until this member has joined the group, so that rows appended from now on are read
-        with `start="latest"` too.
-        """
         deadline = time.monotonic() + self._session_ms / 1000 + SETTLE_SECONDS
         try:
             while not self._is_assigned and time.monotonic() < deadline:

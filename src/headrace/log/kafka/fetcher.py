@@ -30,10 +30,14 @@ SILENCE_SECONDS = 30.0
 class Fetcher:
     """A consumer without a group, for one bounded read after another."""
 
-    def __init__(self, cluster: ClusterConfig, extra: Settings | None = None) -> None:
-        with translate_errors("open a reader"):
-            self._consumer = Consumer(cluster.reader() | (extra or {}))
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
         self._topics_with_leaders: set[str] = set()
+
+    @classmethod
+    def open(cls, cluster: ClusterConfig, extra: Settings | None = None) -> Fetcher:
+        with translate_errors("open a reader"):
+            return cls(Consumer(cluster.reader() | (extra or {})))
 
     def close(self) -> None:
         self._consumer.close()
@@ -132,7 +136,7 @@ class FetcherPool:
         """A fetcher for one read. If the read fails or is not finished, the fetcher is closed."""
         with self._guard:
             fetcher = self._idle.pop() if self._idle else None
-        fetcher = fetcher or Fetcher(self._cluster)
+        fetcher = fetcher or Fetcher.open(self._cluster)
         try:
             yield fetcher
         except BaseException:

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from threading import Lock
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -46,27 +45,27 @@ class GroupAdmin:
 
     def info(self, name: str) -> GroupInfo:
         if name in self._admin.consumer_groups():
+            description = self._admin.describe_group(name)
+            members = tuple(
+                MemberInfo(
+                    member.member_id,
+                    tuple(
+                        (each.topic, each.partition) for each in member.assignment.topic_partitions
+                    ),
+                    member.host.lstrip("/"),
+                )
+                for member in (description.members if description else [])
+            )
             return GroupInfo(
                 name=name,
                 kind="group",
                 generation=-1,
-                members=self._members(name),
+                members=members,
                 committed=self._admin.committed_offsets([name])[name],
             )
         if name in self._admin.share_groups():
             return GroupInfo(name=name, kind="queue", generation=-1, members=(), committed={})
         raise UnknownGroup(name, self.names())
-
-    def _members(self, name: str) -> tuple[MemberInfo, ...]:
-        description = self._admin.describe_group(name)
-        return tuple(
-            MemberInfo(
-                member.member_id,
-                tuple((each.topic, each.partition) for each in member.assignment.topic_partitions),
-                member.host.lstrip("/"),
-            )
-            for member in (description.members if description else [])
-        )
 
     def committed(self, name: str) -> Offsets:
         offsets = self._admin.committed_offsets([name])[name]
@@ -116,8 +115,11 @@ class GroupAdmin:
         if group is not None and not committed[group] and group not in self.names():
             raise UnknownGroup(group, self.names())
         counts = self._admin.partition_counts()
+        # A group reads the topics it committed offsets of, or, before its first commit, those its
+        # members are assigned.
         topics = {
-            name: self._topics_of(name, offsets) & set(counts)
+            name: set(counts)
+            & (set(offsets) or {topic for topic, _, _ in self._admin.group_owners(name)})
             for name, offsets in committed.items()
         }
         partitions = [
@@ -159,12 +161,6 @@ class GroupAdmin:
                 )
             )
         return lags
-
-    def _topics_of(self, group: str, committed: Mapping[str, Any]) -> set[str]:
-        """The topics that a group reads: those it committed offsets of, or, before its first
-        commit, those its members are assigned.
-        """
-        return set(committed) or {topic for topic, _, _ in self._admin.group_owners(group)}
 
 
 def _next_offset(committed: int | None, start: int) -> int:

@@ -34,7 +34,7 @@ from headrace.log.kafka.records import control_record, to_rows
 from headrace.log.kafka.sender import DeliveryReports, send_records
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import check_name, declared_topic
+from headrace.log.topic_config import declared_topic
 from headrace.log.values import (
     AppendResult,
     ControlRecord,
@@ -48,6 +48,7 @@ from headrace.log.values import (
     TopicInfo,
     TopicStats,
 )
+from headrace.names import check_name
 
 UNKNOWN = -1
 
@@ -57,13 +58,18 @@ class KafkaLog(Log):
     `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`. Thread-safe.
     """
 
-    def __init__(self, address: str, **options: Any) -> None:
+    def __init__(self, address: str, connection: Connection) -> None:
         self.address = address
-        self._connection = Connection(address, options)
-        self._topics = self._connection.topics
-        self._groups = GroupAdmin(self._connection)
+        self._connection = connection
+        self._topics = connection.topics
+        self._groups = GroupAdmin(connection)
         self._diverter = MisfitDiverter(self)
         self._closed = False
+
+    @classmethod
+    def open(cls, address: str, **options: Any) -> KafkaLog:
+        """Connect to the cluster at `kafka://host:port`. LogUnavailable if no broker responds."""
+        return cls(address, Connection.connect(address, options))
 
     # Topics
 
@@ -132,10 +138,10 @@ class KafkaLog(Log):
     def producer(
         self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
     ) -> Producer:
-        return KafkaProducer(self._connection, topic, id, partitioner)
+        return KafkaProducer.open(self._connection, topic, id, partitioner)
 
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
-        return KafkaTransaction(self._connection, id, timeout)
+        return KafkaTransaction.begin(self._connection, id, timeout)
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         check_partition(self.topic(topic), partition)
@@ -276,7 +282,7 @@ class KafkaLog(Log):
         headers: bool = False,
     ) -> Consumer:
         names = (topics,) if isinstance(topics, str) else tuple(topics)
-        return KafkaConsumer(
+        consumer = KafkaConsumer(
             self._connection,
             self._diverter,
             names,
@@ -287,6 +293,8 @@ class KafkaLog(Log):
             on_lost=on_lost,
             headers=headers,
         )
+        consumer.join()
+        return consumer
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
         return KafkaQueue(self._connection, self, self._diverter, topic, group, delivery_limit)
@@ -347,7 +355,7 @@ def verify(connection: Connection, topics: Sequence[str]) -> list[Finding]:
     schema. Topics without a schema are skipped, unless it is the only topic.
     """
     findings: list[Finding] = []
-    with Fetcher(connection.cluster, {"check.crcs": True}) as fetcher:
+    with Fetcher.open(connection.cluster, {"check.crcs": True}) as fetcher:
         for name in topics:
             try:
                 info = connection.topics.info(name)

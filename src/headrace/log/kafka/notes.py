@@ -1,5 +1,5 @@
 """Small values that are stored in the same transaction as rows, in the compacted topic
-`__headrace.notes`: the notes of users, the ledgers of idempotent producers, and the tokens of
+`__headrace.notes`: the notes of users, the progress of idempotent producers, and the tokens of
 committed transactions.
 
 The notes of users share partition 0, whose order makes compare-and-set possible (see
@@ -32,8 +32,8 @@ RECENT_SEQUENCES = 8
 
 
 @dataclass
-class ProducerLedger:
-    """The stored state of an idempotent producer: its epoch, the last sequence number it stored,
+class ProducerProgress:
+    """How far an idempotent producer has come: its epoch, the last sequence number it stored,
     and the offsets of its most recent appends.
     """
 
@@ -41,9 +41,9 @@ class ProducerLedger:
     last: int = -1
     recent: list[tuple[int, dict[int, OffsetRange]]] = field(default_factory=list)
 
-    def with_append(self, sequence: int, ranges: dict[int, OffsetRange]) -> ProducerLedger:
+    def with_append(self, sequence: int, ranges: dict[int, OffsetRange]) -> ProducerProgress:
         recent = [*self.recent[1 - RECENT_SEQUENCES :], (sequence, ranges)]
-        return ProducerLedger(self.epoch, sequence, recent)
+        return ProducerProgress(self.epoch, sequence, recent)
 
     def ranges_of(self, sequence: int) -> dict[int, OffsetRange]:
         """The offsets of the append with a sequence number; empty if it is not among the most
@@ -64,7 +64,7 @@ class ProducerLedger:
         ).encode()
 
     @classmethod
-    def load(cls, value: bytes) -> ProducerLedger:
+    def load(cls, value: bytes) -> ProducerProgress:
         stored = _load(value)
         recent = [
             (number, {int(partition): OffsetRange(*each) for partition, each in ranges.items()})
@@ -126,15 +126,15 @@ class Notes:
 
     # Idempotent producers
 
-    def ledger(self, uid: str, producer_id: str) -> ProducerLedger:
+    def progress(self, uid: str, producer_id: str) -> ProducerProgress:
         self.prepare()
-        key = _ledger_key(uid, producer_id)
-        value = self._partitions[self._ledger_partition(key)].get(key)
-        return ProducerLedger() if value is None else ProducerLedger.load(value)
+        key = _progress_key(uid, producer_id)
+        value = self._partitions[self._partition_of(key)].get(key)
+        return ProducerProgress() if value is None else ProducerProgress.load(value)
 
-    def ledger_record(self, uid: str, producer_id: str, ledger: ProducerLedger) -> Record:
-        key = _ledger_key(uid, producer_id)
-        return Record(NOTES_TOPIC, self._ledger_partition(key), key, ledger.dump())
+    def progress_record(self, uid: str, producer_id: str, progress: ProducerProgress) -> Record:
+        key = _progress_key(uid, producer_id)
+        return Record(NOTES_TOPIC, self._partition_of(key), key, progress.dump())
 
     # Transactions
 
@@ -142,15 +142,15 @@ class Notes:
         """The token of the last committed transaction of an id."""
         self.prepare()
         key = _outcome_key(transaction_id)
-        value = self._partitions[self._ledger_partition(key)].get(key)
+        value = self._partitions[self._partition_of(key)].get(key)
         return None if value is None else _load(value)["token"]
 
     def outcome_record(self, transaction_id: str, token: str) -> Record:
         key = _outcome_key(transaction_id)
         value = json.dumps({"version": VERSION, "token": token}).encode()
-        return Record(NOTES_TOPIC, self._ledger_partition(key), key, value)
+        return Record(NOTES_TOPIC, self._partition_of(key), key, value)
 
-    def _ledger_partition(self, key: bytes) -> int:
+    def _partition_of(self, key: bytes) -> int:
         others = len(self._partitions) - 1
         return 1 + murmur2(key) % others if others else 0
 
@@ -159,7 +159,7 @@ def _note_key(name: str) -> bytes:
     return f"note:{name}".encode()
 
 
-def _ledger_key(uid: str, producer_id: str) -> bytes:
+def _progress_key(uid: str, producer_id: str) -> bytes:
     return f"producer:{uid}:{producer_id}".encode()
 
 

@@ -23,7 +23,7 @@ from headrace.log.api import Producer
 from headrace.log.kafka.config import SEND_TIMEOUT_MS
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import FENCED, cause, error_code, translate_error
-from headrace.log.kafka.notes import ProducerLedger
+from headrace.log.kafka.notes import ProducerProgress
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.sender import (
     DeliveryReports,
@@ -36,9 +36,9 @@ from headrace.log.kafka.sender import (
     send_records,
     translate_fencing,
 )
+from headrace.log.kafka.topics import TopicDescription
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
-from headrace.log.topic_config import check_name
 from headrace.log.values import (
     AppendResult,
     Headers,
@@ -48,6 +48,7 @@ from headrace.log.values import (
     TopicInfo,
     check_sequence,
 )
+from headrace.names import check_name
 
 # Batches to append: the same checks for producers, transactions and staged rows
 
@@ -104,23 +105,39 @@ class KafkaProducer(Producer):
     """A producer of one topic. Thread-safe; appends of several threads are serialised."""
 
     def __init__(
-        self, connection: Connection, topic: str, id: str | None, partitioner: Partitioner | None
+        self,
+        connection: Connection,
+        topic: TopicDescription,
+        id: str | None,
+        partitioner: Partitioner | None,
     ) -> None:
-        self._connection, self.topic, self.id = connection, topic, id
-        self._info, self._uid = connection.topics.describe(topic)
+        self._connection = connection
+        self._info, self._uid = topic
+        self.topic = self._info.name
+        self.id = id
         self._assigner = PartitionAssigner(partitioner)
         self._guard = RLock()
-        self._ledger = ProducerLedger()
+        self._progress = ProducerProgress()
         self._client: Client | None = None
         self._closed = False
         self.epoch = 0
+
+    @classmethod
+    def open(
+        cls, connection: Connection, topic: str, id: str | None, partitioner: Partitioner | None
+    ) -> KafkaProducer:
+        """Open a producer. One with an id fences older producers of the id, and continues after
+        their last sequence number.
+        """
+        producer = cls(connection, connection.topics.describe(topic), id, partitioner)
         if id is not None:
             check_name(id, what="producer id")
-            self._take_over()
+            producer._take_over()
+        return producer
 
     @property
     def last_sequence(self) -> int:
-        return self._ledger.last
+        return self._progress.last
 
     # Appends
 
@@ -166,12 +183,27 @@ class KafkaProducer(Producer):
             check_sequence(sequence, topic=self.topic, id=self.id)
             records = self._records(make, partition)
             if self.id is not None:
-                return self._store_sequenced(
-                    records, self._ledger.last + 1 if sequence is None else sequence
-                )
+                sequence = self._progress.last + 1 if sequence is None else sequence
+                if sequence > self._progress.last:
+                    ranges = self._send_in_transaction(records, self._progress, sequence)
+                    return AppendResult({self.topic: ranges.get(self.topic, {})})
+                # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
+                if self._connection.notes.progress(self._uid, self.id).epoch != self.epoch:
+                    raise self._fenced_error()
+                stored = self._progress.ranges_of(sequence)
+                return AppendResult({self.topic: stored}, duplicate=True)
             if len({record.partition for record in records}) > 1:
                 return AppendResult(self._send_in_transaction(records, None))
-            return AppendResult(self._send_directly(records))
+            delivery = DeliveryReports()
+            try:
+                send_records(self._connection.producer, records, delivery)
+            except KafkaException as error:
+                raise RetryError(
+                    f"Whether an append to {self.topic!r} was stored is not known:"
+                    f" {cause(error).str()}.",
+                    fix=_FIX_UNKNOWN,
+                ) from error
+            return AppendResult(delivery.ranges())
 
     def _records(
         self, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None
@@ -188,43 +220,22 @@ class KafkaProducer(Producer):
         numbers: Any = self._assigner.assign(self._info, batch, partition)
         return to_records(self._info, batch, np.asarray(numbers), self._connection.max_bytes)
 
-    def _send_directly(self, records: list[Record]) -> AppendedRanges:
-        delivery = DeliveryReports()
-        try:
-            send_records(self._connection.producer, records, delivery)
-        except KafkaException as error:
-            raise RetryError(
-                f"Whether an append to {self.topic!r} was stored is not known:"
-                f" {cause(error).str()}.",
-                fix=_FIX_UNKNOWN,
-            ) from error
-        return delivery.ranges()
-
     # Idempotent appends
 
     def _take_over(self) -> None:
         """Become the only producer of this id:
 
         1. open a client, which fences older producers of the id
-        2. read their ledger, with the last sequence number they stored
-        3. store the ledger with the next epoch, by which older producers know that they are fenced
+        2. read their progress, with the last sequence number they stored
+        3. store the progress with the next epoch, by which older producers know that they are
+           fenced
         """
         client = self._open_client()  # 1
-        ledger = self._connection.notes.ledger(self._uid, self.id or "")  # 2
-        self._ledger = replace(ledger, epoch=ledger.epoch + 1)
-        self.epoch = self._ledger.epoch
+        progress = self._connection.notes.progress(self._uid, self.id or "")  # 2
+        self._progress = replace(progress, epoch=progress.epoch + 1)
+        self.epoch = self._progress.epoch
         self._client = client
-        self._send_in_transaction([], self._ledger)  # 3
-
-    def _store_sequenced(self, records: list[Record], sequence: int) -> AppendResult:
-        if sequence <= self._ledger.last:
-            # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
-            stored = self._connection.notes.ledger(self._uid, self.id or "")
-            if stored.epoch != self.epoch:
-                raise self._fenced_error()
-            return AppendResult({self.topic: self._ledger.ranges_of(sequence)}, duplicate=True)
-        ranges = self._send_in_transaction(records, self._ledger, sequence)
-        return AppendResult({self.topic: ranges.get(self.topic, {})})
+        self._send_in_transaction([], self._progress)  # 3
 
     def _fenced_error(self) -> ProducerFenced:
         return ProducerFenced(
@@ -233,13 +244,13 @@ class KafkaProducer(Producer):
         )
 
     def _send_in_transaction(
-        self, records: list[Record], ledger: ProducerLedger | None, sequence: int | None = None
+        self, records: list[Record], progress: ProducerProgress | None, sequence: int | None = None
     ) -> AppendedRanges:
         """Store records in one Kafka transaction:
 
         1. begin
         2. send the rows
-        3. send the ledger with the sequence number and the offsets of the rows
+        3. send the progress with the sequence number and the offsets of the rows
         4. commit
         5. wait until readers see the rows
         """
@@ -252,20 +263,20 @@ class KafkaProducer(Producer):
                 client.begin_transaction()  # 1
                 send_in_transaction(client, group_by_partition(records), delivery)  # 2
                 ranges = delivery.ranges()
-                if ledger is not None:
+                if progress is not None:
                     if sequence is not None:
-                        ledger = ledger.with_append(sequence, ranges.get(self.topic, {}))
+                        progress = progress.with_append(sequence, ranges.get(self.topic, {}))
                     notes = self._connection.notes
-                    record = notes.ledger_record(self._uid, self.id or "", ledger)
+                    record = notes.progress_record(self._uid, self.id or "", progress)
                     send_records(client, [record], delivery)  # 3
             except KafkaException as error:
                 raise abort_transaction(client, error) from error
-            self._commit(client, ledger)  # 4
-        self._ledger = ledger or self._ledger
+            self._commit(client, progress)  # 4
+        self._progress = progress or self._progress
         self._connection.await_visible(delivery.ranges())  # 5
         return ranges
 
-    def _commit(self, client: Client, ledger: ProducerLedger | None) -> None:
+    def _commit(self, client: Client, progress: ProducerProgress | None) -> None:
         try:
             commit_transaction(client, SEND_TIMEOUT_MS / 1000)
         except KafkaException as error:
@@ -273,21 +284,23 @@ class KafkaProducer(Producer):
                 raise
             if cause(error).txn_requires_abort():
                 raise abort_transaction(client, error) from error
-            self._settle_unknown_commit(error, ledger)
+            self._settle_unknown_commit(error, progress)
 
-    def _settle_unknown_commit(self, error: KafkaException, ledger: ProducerLedger | None) -> None:
+    def _settle_unknown_commit(
+        self, error: KafkaException, progress: ProducerProgress | None
+    ) -> None:
         """Find out whether a commit with an unknown outcome was stored: opening a new client of the
-        same id forces Kafka to decide, and the stored ledger shows what it decided.
+        same id forces Kafka to decide, and the stored progress shows what it decided.
         """
         self._client = None
-        if ledger is None:
+        if progress is None:
             raise RetryError(
                 f"Whether an append to {self.topic!r} was stored is not known:"
                 f" {cause(error).str()}.",
                 fix=_FIX_UNKNOWN,
             ) from error
         self._client = self._open_client()
-        if self._connection.notes.ledger(self._uid, self.id or "") != ledger:
+        if self._connection.notes.progress(self._uid, self.id or "") != progress:
             raise translate_error(error, f"append to {self.topic!r}; nothing was stored") from error
 
     def _open_client(self) -> Client:

@@ -30,7 +30,6 @@ from confluent_kafka import (
     AcknowledgeType,
     IllegalStateException,
     KafkaError,
-    KafkaException,
     ShareConsumer,
 )
 from confluent_kafka import Message as FetchedMessage
@@ -51,8 +50,8 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import translate_errors
 from headrace.log.kafka.reader import MisfitDiverter, RowReader
 from headrace.log.rows import to_batch
-from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
+from headrace.names import check_name
 
 # Settings of the share group
 
@@ -164,13 +163,19 @@ class ShareClient:
     thread-safe.
     """
 
-    def __init__(self, cluster: ClusterConfig, topic: str, group: str, size: int) -> None:
+    def __init__(self, consumer: ShareConsumer, topic: str, size: int) -> None:
         self.topic, self.size = topic, size
         self.leases: dict[RecordId, Lease] = {}
         self.is_new = True
+        self._consumer = consumer
+
+    @classmethod
+    def open(cls, cluster: ClusterConfig, topic: str, group: str, size: int) -> ShareClient:
+        """Join the share group."""
         with translate_errors(f"open the queue {topic!r} for group {group!r}"):
-            self._consumer = ShareConsumer(cluster.share_member(group, size))
-            self._consumer.subscribe([topic])
+            consumer = ShareConsumer(cluster.share_member(group, size))
+            consumer.subscribe([topic])
+        return cls(consumer, topic, size)
 
     def fetch(self, seconds: float, visibility_seconds: float) -> list[FetchedMessage]:
         """The messages that arrive in time. They may be more than `size`, because Kafka delivers
@@ -208,7 +213,8 @@ class ShareClient:
             results = self._consumer.commit_sync(SETTLE_SECONDS)
             for error in results.values():
                 if error is not None:
-                    if _is_lease_over(error):
+                    inner = error.args[0] if error.args else None
+                    if isinstance(inner, KafkaError) and inner.code() in LEASE_OVER:
                         raise lease_lost(self.topic, held) from None
                     raise error
 
@@ -249,11 +255,6 @@ def lease_lost(topic: str, record_ids: Sequence[RecordId]) -> LeaseLost:
             " with a longer visibility."
         ),
     )
-
-
-def _is_lease_over(error: KafkaException) -> bool:
-    inner = error.args[0] if error.args else None
-    return isinstance(inner, KafkaError) and inner.code() in LEASE_OVER
 
 
 # The queue
@@ -387,7 +388,9 @@ class KafkaQueue(Queue):
                 f"{MAX_CLIENTS} receives from {self.topic!r} have unsettled messages.",
                 fix="acknowledge or release what was received before receiving more.",
             )
-        self._clients.append(ShareClient(self._connection.cluster, self.topic, self.group, size))
+        self._clients.append(
+            ShareClient.open(self._connection.cluster, self.topic, self.group, size)
+        )
         return self._clients[-1]
 
     def _client_of(self, record_id: RecordId) -> ShareClient | None:
@@ -466,23 +469,19 @@ class KafkaQueue(Queue):
         seconds = to_us(delay, what="delay") / 1e6
         with self._guard:
             for client, record_ids in self._leased(receipts):
-                if seconds:
-                    self._release_later(client, record_ids, seconds)
-                else:
+                if not seconds:
                     client.settle(record_ids, AcknowledgeType.RELEASE)
-
-    def _release_later(
-        self, client: ShareClient, record_ids: Sequence[RecordId], seconds: float
-    ) -> None:
-        release_at = time.monotonic() + seconds
-        if any(release_at > client.leases[record_id].until for record_id in record_ids):
-            raise NotSupported(
-                f"A message of {self.topic!r} cannot be given back with a delay of {seconds:g}"
-                " seconds: its visibility ends before, and Kafka then delivers it again.",
-                fix="use a shorter delay, or receive with a longer visibility.",
-            )
-        for record_id in record_ids:
-            client.leases[record_id].release_at = release_at
+                    continue
+                release_at = time.monotonic() + seconds
+                if any(release_at > client.leases[record_id].until for record_id in record_ids):
+                    raise NotSupported(
+                        f"A message of {self.topic!r} cannot be given back with a delay of"
+                        f" {seconds:g} seconds: its visibility ends before, and Kafka then delivers"
+                        " it again.",
+                        fix="use a shorter delay, or receive with a longer visibility.",
+                    )
+                for record_id in record_ids:
+                    client.leases[record_id].release_at = release_at
 
     def _leased(self, receipts: Iterable[str]) -> list[tuple[ShareClient, list[RecordId]]]:
         """The messages of some receipts by the client that holds them. All receipts are checked

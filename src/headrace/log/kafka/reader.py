@@ -102,7 +102,17 @@ class MisfitDiverter:
         if not missing:
             transaction.abort()
             return
-        rows = dead_letters.dead_letters_to_rows(_dead_letter(topic, misfit) for misfit in missing)
+        rows = dead_letters.dead_letters_to_rows(
+            dead_letters.DeadLetter(
+                place=f"topic {topic}",
+                reason=misfit.reason,
+                partition=misfit.partition,
+                offset=misfit.offset,
+                payload=misfit.payload,
+                key=misfit.key,
+            )
+            for misfit in missing
+        )
         transaction.append(name, rows)  # 3
         transaction.commit()
 
@@ -127,17 +137,6 @@ class MisfitDiverter:
                 )
             positions[partition] = end
         return diverted
-
-
-def _dead_letter(topic: str, misfit: MisfitRecord) -> dead_letters.DeadLetter:
-    return dead_letters.DeadLetter(
-        place=f"topic {topic}",
-        reason=misfit.reason,
-        partition=misfit.partition,
-        offset=misfit.offset,
-        payload=misfit.payload,
-        key=misfit.key,
-    )
 
 
 class RowReader:

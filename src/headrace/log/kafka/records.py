@@ -311,7 +311,16 @@ def to_rows(
     if decoded.rows is not None:
         messages = [messages[row] for row in decoded.rows]
         all_headers = [all_headers[row] for row in decoded.rows]
-    columns = [*decoded.batch.columns, *_system_columns(messages)]
+    # All records are of one partition.
+    partitions = np.full(len(messages), messages[0].partition() if messages else 0, np.int32)
+    offsets = np.array([message.offset() for message in messages], np.int64)
+    times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
+    columns = [
+        *decoded.batch.columns,
+        pa.array(partitions),
+        pa.array(offsets),
+        pa.array(times_ms * 1000).cast(TIMESTAMP_TYPE),
+    ]
     if headers:
         columns.append(pa.array([_user_headers(pairs) for pairs in all_headers], HEADERS_TYPE))
     return DecodedRecords(
@@ -322,14 +331,6 @@ def to_rows(
 def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
     own = [(name, value) for name, value in pairs or () if not name.startswith(RESERVED_PREFIX)]
     return own or None
-
-
-def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
-    """The partition, offset and timestamp of records of one partition."""
-    partitions = np.full(len(messages), messages[0].partition() if messages else 0, np.int32)
-    offsets = np.array([message.offset() for message in messages], np.int64)
-    times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
-    return [pa.array(partitions), pa.array(offsets), pa.array(times_ms * 1000).cast(TIMESTAMP_TYPE)]
 
 
 def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:

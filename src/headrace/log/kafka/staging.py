@@ -25,8 +25,8 @@ from headrace.log.kafka.producer import append_batch
 from headrace.log.kafka.records import record_columns, record_parts
 from headrace.log.kafka.sender import RecordBlock
 from headrace.log.partitioning import PartitionAssigner
-from headrace.log.topic_config import check_name
 from headrace.log.values import Staged, TopicInfo
+from headrace.names import check_name
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
 MAX_BATCH_ROWS = 50_000

@@ -47,8 +47,8 @@ from headrace.log.kafka.sender import (
 )
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.partitioning import PartitionAssigner, check_partition
-from headrace.log.topic_config import check_name
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged, TopicInfo
+from headrace.names import check_name
 
 MAX_BUFFERED_BYTES = 64 << 20
 MIN_TIMEOUT_MS = 1_000  # the least that librdkafka accepts
@@ -72,18 +72,24 @@ class _Contents:
     adopted: list[Staged] = field(default_factory=list)
 
 
+def _open_client(connection: Connection, id: str, timeout_us: int) -> Producer:
+    return open_transactional(
+        connection.cluster,
+        f"headrace.transaction.{id}",
+        max(timeout_us // 1000, MIN_TIMEOUT_MS),
+    )
+
+
 class KafkaTransaction(Transaction):
     """A transaction, fenced by its transactional id: opening one fences every older one of the same
     id.
     """
 
-    def __init__(
-        self, connection: Connection, id: str, timeout: Duration, *, client: Producer | None = None
-    ) -> None:
-        self._connection, self.id = connection, check_name(id, what="transaction id")
-        self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
-        connection.notes.prepare()
-        self._client = client or self._open_client()
+    def __init__(self, connection: Connection, id: str, timeout_us: int, client: Producer) -> None:
+        self._connection = connection
+        self.id = id
+        self._timeout_us = timeout_us
+        self._client = client
         self._is_client_usable = True
         self._fenced_error: HeadraceError | None = None
         self._deadline = time.monotonic() + self._timeout_us / 1e6
@@ -93,12 +99,13 @@ class KafkaTransaction(Transaction):
         self._has_begun = False
         self._is_open = True
 
-    def _open_client(self) -> Producer:
-        return open_transactional(
-            self._connection.cluster,
-            f"headrace.transaction.{self.id}",
-            max(self._timeout_us // 1000, MIN_TIMEOUT_MS),
-        )
+    @classmethod
+    def begin(cls, connection: Connection, id: str, timeout: Duration) -> KafkaTransaction:
+        """Begin the first transaction of a new owner of the id, which fences older owners."""
+        check_name(id, what="transaction id")
+        timeout_us = to_us(timeout, what="timeout")
+        connection.notes.prepare()
+        return cls(connection, id, timeout_us, _open_client(connection, id, timeout_us))
 
     def next(self) -> KafkaTransaction:
         """The next transaction of this id, on the same client: opening a client costs as much as
@@ -108,12 +115,12 @@ class KafkaTransaction(Transaction):
         self.abort()
         if self._fenced_error is not None:
             raise self._fenced_error
-        return KafkaTransaction(
-            self._connection,
-            self.id,
-            self._timeout,
-            client=self._client if self._is_client_usable else None,
+        client = (
+            self._client
+            if self._is_client_usable
+            else _open_client(self._connection, self.id, self._timeout_us)
         )
+        return KafkaTransaction(self._connection, self.id, self._timeout_us, client)
 
     # Contents
 
@@ -222,8 +229,22 @@ class KafkaTransaction(Transaction):
         token = uuid.uuid4().hex
         with self._abort_on_error():
             self._send_buffered()  # 1
-            for group, positions in self._contents.offsets:
-                self._send_offsets(group, positions)  # 2
+            for group, positions in self._contents.offsets:  # 2
+                handle: GroupHandle | None = (
+                    positions.handle if isinstance(positions, Offsets) else None
+                )
+                metadata = (
+                    handle.metadata(positions)
+                    if handle is not None
+                    else self._connection.outside_group_metadata(group, positions)
+                )
+                offsets = [
+                    TopicPartition(topic, partition, offset)
+                    for topic, parts in positions.items()
+                    for partition, offset in parts.items()
+                ]
+                if offsets:
+                    self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
             outcome = self._connection.notes.outcome_record(self.id, token)
             send_records(self._client, [outcome], DeliveryReports())  # 3
             if self._contents.notes:
@@ -305,21 +326,6 @@ class KafkaTransaction(Transaction):
             blocks = staged_blocks(part) if isinstance(part, Staged) else group_by_partition(part)
             send_in_transaction(self._client, blocks, self._delivery)
 
-    def _send_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-        handle: GroupHandle | None = positions.handle if isinstance(positions, Offsets) else None
-        metadata = (
-            handle.metadata(positions)
-            if handle is not None
-            else self._connection.outside_group_metadata(group, positions)
-        )
-        offsets = [
-            TopicPartition(topic, partition, offset)
-            for topic, parts in positions.items()
-            for partition, offset in parts.items()
-        ]
-        if offsets:
-            self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
-
     def _send_notes(self) -> None:
         """Send the notes. Those that expect a value wait for their turn and compare (see
         `Notes.await_turn`); NoteConflict if one has another value.
@@ -354,7 +360,8 @@ class KafkaTransaction(Transaction):
         if error_code(error) in FENCED or cause(error).txn_requires_abort():
             raise self._to_error(error) from error
         try:
-            self._client, self._is_client_usable = self._open_client(), True
+            self._client = _open_client(self._connection, self.id, self._timeout_us)
+            self._is_client_usable = True
             committed = self._connection.notes.outcome(self.id) == token
         except HeadraceError:
             raise RetryError(

@@ -3,7 +3,8 @@ backend. The only part of the log that depends on Spark.
 
 In the order in which data flows:
 
-- `session`: `hr.spark()`, a Spark session set up for topics.
+- `session`: `hr.spark()`, a Spark session set up for topics. `settings` are its settings, `launcher`
+  and `jvm` start its JVM, `class_archive` makes that faster.
 - `source`: the data source class, which returns readers and writers.
 - `options`: the options of reads and writes, checked; logs opened once per worker process.
 - `columns`: a topic's columns as Spark's, and whether a DataFrame's columns fit a topic.
@@ -20,10 +21,6 @@ from __future__ import annotations
 
 import os
 from typing import Any
-
-from pyspark.errors import PySparkException
-
-from headrace.log.spark.source import TopicSource
 
 __all__ = ["register"]
 
@@ -43,6 +40,9 @@ def register(session: Any) -> None:
         >>> session.read.format("headrace").options(log="file:data", topic="orders").load()
 
     """
+    from pyspark.errors import PySparkException
+
+    from headrace.log.spark.source import TopicSource
 
     class Source(TopicSource):
         # Pickled by value: Spark's workers may run in other directories.

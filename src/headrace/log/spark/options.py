@@ -14,7 +14,7 @@ from typing import TypeVar
 from headrace.errors import ConfigurationError, nearest
 from headrace.log import open_log
 from headrace.log.api import Log
-from headrace.log.topic_config import check_name
+from headrace.names import check_name
 
 READ_OPTIONS = (
     "log",

@@ -9,46 +9,27 @@ with the source registered and those options that can still be changed.
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-import sys
+import warnings
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.core.context import SparkContext
 from pyspark.sql import SparkSession
 
-from headrace.errors import ConfigurationError
 from headrace.log.spark import register
-from headrace.log.spark.source import HIDE_DEFAULT_SOURCE
-
-MIN_JAVA_VERSION = 17
-SUBMITTED = ""  # the master of a process that `spark-submit` started: already chosen
-HOW_TO_INSTALL_JAVA = (
-    "On Debian and Ubuntu: apt-get install default-jre-headless; on Fedora: dnf install"
-    " java-latest-openjdk-headless; on Alpine: apk add openjdk21-jre-headless; on macOS: brew"
-    " install openjdk."
+from headrace.log.spark.jvm import HIDE_DEFAULT_SOURCE, check_java
+from headrace.log.spark.launcher import discard, gateway_for, given_to_pyspark
+from headrace.log.spark.settings import (
+    SUBMITTED,
+    chosen_settings,
+    classic_settings,
+    connect_settings,
+    default_master,
+    setting_text,
 )
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-LOGGING = Path(__file__).with_name("log4j2.properties")
-# Settings of every session, also one on a Connect server
-SESSION_SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-}
-# Settings that must be known when Spark starts
-START_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.speculation": "false",
-}
 
 
 def spark(
@@ -84,93 +65,27 @@ def spark(
         >>> session = hr.spark(master="local[2]", sql_shuffle_partitions=4)
         >>> session.read.format("headrace").options(log="file:data", topic="orders").load().show()
     """
-    keywords = {_option_name(name): value for name, value in options.items()}
-    chosen = {**keywords, **(config or {})}
+    chosen = chosen_settings(config, options)
     check_start(master=master or chosen.get("spark.master"), remote=remote)
     settings = (
-        _connect_settings(remote, chosen)
-        if remote is not None
-        else _classic_settings(master, chosen)
+        connect_settings(remote, chosen) if remote is not None else classic_settings(master, chosen)
     )
     builder: Any = SparkSession.builder
     builder = builder.appName(app) if remote is None else builder.remote(remote)
     for name, value in settings.items():
-        builder = builder.config(name, _text(value))
+        builder = builder.config(name, setting_text(value))
+    starts_jvm = remote is None and SparkContext._gateway is None  # noqa: SLF001
+    gateway = gateway_for(settings) if starts_jvm else None
     # A JVM that is started here hides the source that Spark would find by itself: that one could
     # not be replaced by the registered one.
     os.environ[HIDE_DEFAULT_SOURCE] = "1"
     try:
-        session: SparkSession = builder.getOrCreate()
+        with given_to_pyspark(gateway):
+            session: SparkSession = builder.getOrCreate()
     finally:
         del os.environ[HIDE_DEFAULT_SOURCE]
     register(session)
     return session
-
-
-def _option_name(keyword: str) -> str:
-    name = keyword if "." in keyword else keyword.replace("_", ".")
-    return name if name.startswith("spark.") else f"spark.{name}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _connect_settings(remote: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a session on a Connect server. With `local` Spark starts such a server
-    here.
-    """
-    if remote.startswith("local"):
-        _use_this_machine()
-    return {**SESSION_SETTINGS, **chosen}
-
-
-def _use_this_machine() -> None:
-    # Otherwise Spark looks up the machine's address, and warns.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-
-
-def _classic_settings(master: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a session with its driver in this process. Also sets the environment that its
-    workers inherit.
-    """
-    master = str(master or chosen.get("spark.master") or _default_master())
-    settings: dict[str, Any] = {**SESSION_SETTINGS, **START_SETTINGS}
-    if master != SUBMITTED:
-        settings["spark.master"] = master
-    if master.startswith("local"):
-        settings["spark.sql.shuffle.partitions"] = _cores(master)
-        # A local shuffle stays in memory: compressing it took a quarter of the time of batches with
-        # much text.
-        settings["spark.shuffle.compress"] = "false"
-        _use_this_machine()
-    else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings |= chosen
-    java_options = str(settings.get(JAVA_OPTIONS, ""))
-    if "log4j2.configurationFile" not in java_options:
-        log_errors_only = f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
-        settings[JAVA_OPTIONS] = f"{log_errors_only} {java_options}".strip()
-    return settings
-
-
-def _default_master() -> str:
-    """This machine, unless `spark-submit` has started this process and chosen a master."""
-    return (
-        SUBMITTED if "PYSPARK_GATEWAY_PORT" in os.environ else os.environ.get("MASTER", "local[*]")
-    )
-
-
-def _cores(master: str) -> int:
-    """The number of tasks that run at once on a local master: `local`, `local[2]`, `local[*]`,
-    `local[2,4]`.
-    """
-    number = re.match(r"local\[(\d+)", master)
-    if number:
-        return int(number[1])
-    return 1 if master == "local" else os.cpu_count() or 1
 
 
 def check_start(*, master: str | None = None, remote: str | None = None, **_options: Any) -> None:
@@ -181,39 +96,74 @@ def check_start(*, master: str | None = None, remote: str | None = None, **_opti
         starts_jvm = remote.startswith("local")
     else:
         starts_jvm = (
-            SparkSession.getActiveSession() is None and (master or _default_master()) != SUBMITTED
+            SparkSession.getActiveSession() is None and (master or default_master()) != SUBMITTED
         )
     if starts_jvm:
         check_java()
 
 
-def check_java() -> None:
-    """ConfigurationError if there is no Java that Spark can run on."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = (
-        f"install Java {MIN_JAVA_VERSION} or newer, or set JAVA_HOME to where it is."
-        f" {HOW_TO_INSTALL_JAVA}"
-    )
-    if java is None or not os.access(java, os.X_OK):
-        where = (
-            f"JAVA_HOME is {home!r}, and there is no bin/java in it"
-            if home
-            else "there is no `java` on the PATH"
-        )
-        raise ConfigurationError(f"Spark needs Java, and {where}.", fix=fix)
-    version = _java_version(java)
-    if version is not None and version < MIN_JAVA_VERSION:
-        raise ConfigurationError(
-            f"Spark needs Java {MIN_JAVA_VERSION} or newer; {java} is Java {version}.", fix=fix
-        )
+# The end of a session that nobody has stopped
 
 
-@cache
-def _java_version(java: str) -> int | None:
-    """The version of a Java executable. Cached: a command checks before it does anything, and
-    starting Spark checks again.
+CONNECT_TIMEOUT_S = 10.0
+
+
+def has_ended(session: Any) -> bool:
+    """Whether a session can run no more jobs: its JVM has ended, or its context was stopped. A
+    Connect server that does not answer for a while has ended too.
     """
-    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    version = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
-    return None if version is None else int(version[1])
+    if isinstance(session, SparkSession):
+        try:
+            context = session.sparkContext._jsc  # noqa: SLF001
+            return context is None or bool(context.sc().isStopped())
+        except (Py4JError, OSError):
+            return True
+    if not type(session).__module__.startswith("pyspark.sql.connect."):
+        return False
+    answers: list[str] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(session.version)
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(CONNECT_TIMEOUT_S)
+    return not answers
+
+
+def limit_retries(session: Any) -> None:
+    """Let a call to a Connect server that has gone fail after about 12 seconds instead of ten
+    minutes, for a run that tries again itself.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=6, max_backoff=4_000)])
+
+
+def end_quietly(session: Any) -> None:
+    """Keep PySpark's accumulator server from printing a stack trace when the JVM dies: `has_ended`
+    says so in a sentence.
+    """
+    server = getattr(getattr(session, "sparkContext", None), "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_request: None
+
+
+def forget_ended(session: SparkSession) -> None:
+    """Remove a session that has ended from PySpark, and its JVM if there is one, so that `spark`
+    starts another.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the JVM may have crashed
+        with suppress(Py4JError, OSError):
+            session.stop()
+    gateway: Any = SparkContext._gateway  # noqa: SLF001
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+    SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkSession._instantiatedSession = None  # noqa: SLF001
+    SparkSession._activeSession = None  # noqa: SLF001
+    with suppress(Exception):
+        gateway.shutdown()
+    discard()

@@ -22,9 +22,6 @@ from headrace.log.spark.options import (
 from headrace.log.spark.reader import TopicReader, TopicStreamReader
 from headrace.log.spark.writer import TopicStreamWriter, TopicWriter, check_staging
 
-HIDE_DEFAULT_SOURCE = "HEADRACE_HIDE_DEFAULT_SOURCE"
-"""The environment variable that hides `pyspark_headrace.DefaultSource` from Spark."""
-
 
 class TopicSource(DataSource):
     """The data source `headrace`.

@@ -77,8 +77,8 @@ class TaskResult(WriterCommitMessage):
 def check_staging(options: WriteOptions) -> None:
     if options.staging_directory is not None and not options.address.log.startswith("kafka://"):
         raise ConfigurationError(
-            "The option 'stagingDirectory' is for a log on Kafka; the embedded log stages rows in its"
-            " own directory.",
+            "The option 'stagingDirectory' is for a log on Kafka; the embedded log stages rows in"
+            " its own directory.",
             fix="leave it out.",
         )
 

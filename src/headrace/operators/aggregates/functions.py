@@ -1,7 +1,8 @@
 """`hr.agg`: the aggregate functions, for `group_by(...).aggregate(...)`.
 
 Each takes a column or a Spark SQL expression. Exact aggregates can retract rows, so they work over
-tables as well as streams. Those that must keep values of a group to do so have a limit, `max_values`:
+tables as well as streams. Those that must keep values of a group to do so have a limit,
+`max_values`:
 
 - `min`, `max`, `first` and `last` then keep the values nearest to the answer and count the others.
   They are never wrong; the answer is null while it cannot be known.

@@ -199,18 +199,8 @@ class TableExtreme(Multiset):
         forgotten[there] = stored.field(0).to_numpy()
         fence[np.flatnonzero(there)[fences.is_valid().to_numpy(zero_copy_only=False)]] = of_fences
         bags = Bags(lengths, of_stored, stored.field(3).flatten().to_numpy())
-        best, unknown = self._advance_rounds(
-            bags, forgotten, fence, events_of(of_rows, rows, segments), segments
-        )
-        results = values.take(pa.array(best, mask=best < 0))
-        return self._pack_outcome(results, unknown, bags, forgotten, fence, values)
-
-    def _advance_rounds(
-        self, bags: Bags, forgotten: Ints, fence: Ints, events: Events, segments: Segments
-    ) -> tuple[Ints, Mask]:
-        """The best code of each version, -1 if there is none; and for which versions it
-        is unknown.
-        """
+        # The best code of each version, -1 if there is none; and for which versions it is unknown.
+        events = events_of(of_rows, rows, segments)
         best = np.full(segments.versions, -1)
         unknown = np.zeros(segments.versions, np.bool_)
         everything = np.arange(len(segments.firsts))
@@ -223,7 +213,8 @@ class TableExtreme(Multiset):
             best[segments.after[turn]], unknown[segments.after[turn]] = self._answer(
                 bags, keys, forgotten
             )
-        return best, unknown
+        results = values.take(pa.array(best, mask=best < 0))
+        return self._pack_outcome(results, unknown, bags, forgotten, fence, values)
 
     @staticmethod
     def _answer(bags: Bags, keys: Ints, forgotten: Ints) -> tuple[Ints, Mask]:

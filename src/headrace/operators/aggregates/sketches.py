@@ -121,14 +121,14 @@ class ApproxDistinct(Sketch):
     @cached_property
     def lg_k(self) -> int:
         """The smallest number of registers with that error, as a power of two."""
-        return next(lg_k for lg_k in range(7, 22) if lg_k == 21 or self._error(lg_k) <= self.error)
-
-    @staticmethod
-    def _error(lg_k: int) -> float:
-        return max(
-            abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1)))
-            for upper in (True, False)
-        )
+        for lg_k in range(7, 21):
+            errors = [
+                abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1)))
+                for upper in (True, False)
+            ]
+            if max(errors) <= self.error:
+                return lg_k
+        return 21
 
     def items(self, values: pa.Array) -> Sequence[Any]:
         values = canonicalize(values)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.expressions.type_rules import MAX_DECIMAL_DIGITS, is_number
+
 SKETCHES = frozenset({"approx_distinct", "quantiles", "heavy_hitters", "bloom"})
 """Kinds with approximate results."""
 
@@ -20,8 +22,6 @@ STREAMS_ONLY = SKETCHES | {"decayed_sum"}
 
 KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_distinct"})
 """Kinds that keep values of a group so that they can retract them, up to the option `most`."""
-
-MAX_DECIMAL_DIGITS = 38
 
 
 class UnfitType(Exception):
@@ -178,12 +178,6 @@ def _heavy_hitters(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 def _bloom(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     _same_if_ordered(spec, kind)
     return pa.binary()
-
-
-def is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
 
 
 _RESULTS: dict[str, Callable[[AggregateSpec, pa.DataType], pa.DataType]] = {

@@ -99,7 +99,7 @@ class Timeline:
         fields: pa.Schema,
         changes: pa.Table,
         keys: Ints,
-        clock: Watermarks,
+        watermarks: Watermarks,
         *,
         drops_deletions: bool = True,
     ) -> None:
@@ -110,7 +110,7 @@ class Timeline:
             fields: the columns that are stored.
             changes: the changes of the table.
             keys: the key index of each change.
-            clock: the watermarks of the table, and the times of its ticks.
+            watermarks: the watermarks of the table, and the times of its ticks.
             drops_deletions: whether a deletion is dropped, too, so that nothing is left of the key.
         """
         self.drops_deletions = drops_deletions
@@ -118,8 +118,8 @@ class Timeline:
         kinds = as_array(changes.column(CHANGE_TYPE))
         which = np.flatnonzero(pc.not_equal(kinds, UPDATE_PREIMAGE).to_numpy(zero_copy_only=False))
         is_delete = pc.equal(kinds, DELETE).to_numpy(zero_copy_only=False)[which]
-        tick_index = clock.tick_indices(ticks_of(changes)[which])
-        tick_times = clock.times_us[tick_index] if len(clock) else tick_index
+        tick_index = watermarks.tick_indices(ticks_of(changes)[which])
+        tick_times = watermarks.times_us[tick_index] if len(watermarks) else tick_index
         assert side.time is not None
         stamps = as_array(changes.column(side.time)).take(pa.array(which))
         stamps_us = stamps.cast(pa.timestamp("us", stamps.type.tz)).cast(pa.int64())
@@ -231,7 +231,19 @@ class Timeline:
         self.is_delete = is_delete
         self.row = row
         self.key_bounds = key_bounds(keys, len(self.row_store))
-        self.dropped_at = self._dropped_at()
+        # The index of the tick at whose end each version is dropped because of a deletion. When a
+        # deletion lies before the start of the history, it and everything before it are dropped.
+        # That matters if a version arrives later that is valid from even earlier.
+        dropped_at = np.full(len(self), HIGHEST)
+        deletions = np.flatnonzero(self.is_delete & self.drops_deletions)
+        passed = np.searchsorted(self.history_from, self.valid_from[deletions])
+        passed = np.maximum(passed, self.tick_index[deletions])
+        is_passed = passed < len(self.history_from)
+        deletions, passed = deletions[is_passed], passed[is_passed]
+        deletion, earlier = expand_pairs(self.key_bounds[self.keys[deletions]], deletions + 1)
+        has_arrived = self.tick_index[earlier] <= passed[deletion]
+        np.minimum.at(dropped_at, earlier[has_arrived], passed[deletion[has_arrived]])
+        self.dropped_at = dropped_at
 
     def remove(self, versions: Ints) -> None:
         """Remove versions as if they had never arrived."""
@@ -243,23 +255,6 @@ class Timeline:
             self.is_delete[stays],
             self.row[stays],
         )
-
-    def _dropped_at(self) -> Ints:
-        """The index of the tick at whose end each version is dropped because of a deletion.
-
-        When a deletion lies before the start of the history, it and everything before it are
-        dropped. That matters if a version arrives later that is valid from even earlier.
-        """
-        dropped_at = np.full(len(self), HIGHEST)
-        deletions = np.flatnonzero(self.is_delete & self.drops_deletions)
-        passed = np.searchsorted(self.history_from, self.valid_from[deletions])
-        passed = np.maximum(passed, self.tick_index[deletions])
-        is_passed = passed < len(self.history_from)
-        deletions, passed = deletions[is_passed], passed[is_passed]
-        deletion, earlier = expand_pairs(self.key_bounds[self.keys[deletions]], deletions + 1)
-        has_arrived = self.tick_index[earlier] <= passed[deletion]
-        np.minimum.at(dropped_at, earlier[has_arrived], passed[deletion[has_arrived]])
-        return dropped_at
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -387,12 +382,12 @@ class HistoryKernel:
         """1. Load the neighbours of the versions that arrived. 2. Leave out late versions. 3.
         Store. 4. Emit the versions whose content or end changed.
         """
-        (changes,), (clock,) = inputs, watermarks
-        if not len(clock):
+        (changes,), (table,) = inputs, watermarks
+        if not len(table):
             return self.output.append(TICK_FIELD).empty_table()
         # 1. Load.
         keys, _ = join_keys(changes, self.table.on)
-        due = due_keys(state, DROP_TIMER, int(clock.watermark[-1])).cast(keys.type)
+        due = due_keys(state, DROP_TIMER, int(table.watermark[-1])).cast(keys.type)
         ranked = rank_keys([keys, due])
         row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=1, registers=2)
         timeline = Timeline(
@@ -400,16 +395,16 @@ class HistoryKernel:
             self.table.schema,
             changes,
             ranked.ranks[0],
-            clock,
+            table,
             drops_deletions=False,
         )
         nothing = np.zeros(0, np.int64)
-        history_before = history_start([clock.watermark_before], self.history_us)
+        history_before = history_start([table.watermark_before], self.history_us)
         timeline.load(
             row_store,
             requested=key_extents(len(row_store), nothing, nothing, nothing),
             is_due=mask_at(len(row_store), ranked.ranks[1]),
-            history=(history_before, history_start([clock.watermark], self.history_us)),
+            history=(history_before, history_start([table.watermark], self.history_us)),
         )
         # 2. A version is late if a newer one was known before the start of the history.
         fresh = np.flatnonzero(timeline.tick_index >= 0)
@@ -425,9 +420,9 @@ class HistoryKernel:
         writer = RowStoreWriter(row_store)
         timeline.store(writer, self.history_us)
         writer.save([timer_entries(row_store, DROP_TIMER)])
-        return self._emit(timeline, clock)
+        return self._emit(timeline, table)
 
-    def _emit(self, timeline: Timeline, clock: Watermarks) -> pa.Table:
+    def _emit(self, timeline: Timeline, watermarks: Watermarks) -> pa.Table:
         """The changes in order of tick, key and time."""
         first, tick_index, version, next_version = self._states(timeline)
         is_start = group_start_mask(first)
@@ -448,7 +443,7 @@ class HistoryKernel:
         ]
         is_second = ~group_start_mask(tick_index[which], first[which])
         kinds, is_emitted = merge_changes(columns, is_second, is_insertion)
-        ticks = pa.array(clock.ticks[tick_index[which]], pa.int64())
+        ticks = pa.array(watermarks.ticks[tick_index[which]], pa.int64())
         result = pa.Table.from_arrays(
             [*columns, kinds, ticks], schema=self.output.append(TICK_FIELD)
         )

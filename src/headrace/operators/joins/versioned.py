@@ -23,6 +23,7 @@ newest one before that (see `timeline.py`). Rows older than that are left out an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +32,7 @@ import pyarrow as pa
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.lookup import (
+    KeyRanks,
     expand_pairs,
     group_start_mask,
     key_bounds,
@@ -98,6 +100,63 @@ def _checked_columns(
     return join_columns
 
 
+@dataclass(frozen=True)
+class _JoinBatch:
+    """What both joins find out about a batch before they load rows."""
+
+    row_store: KeyedRowStore
+    ranked: KeyRanks
+    """The keys of: rows, versions, rows whose timers are due, versions that are to be dropped."""
+    history_before: Times
+    """By tick, the start of the history before it."""
+    history_from: Times
+    """By tick, the start of the history after it."""
+    times: Times
+    tick_index: Ints
+    has_null: Mask
+    used: Ints
+    """The rows that are neither too old nor without a key in an inner join, in order of key."""
+    too_old: int
+
+
+def _open_batch(
+    join: VersionedJoin | CorrectedJoin,
+    state: KeyedState,
+    inputs: Sequence[pa.Table],
+    watermarks: Sequence[Watermarks],
+    *,
+    due_us: int,
+) -> _JoinBatch:
+    """Find the keys of a batch, the start of the history, and the rows that are used. Timers of
+    rows are due at `due_us`, those of versions at the earlier watermark.
+    """
+    rows, changes = inputs
+    own, table = watermarks
+    keys, has_null = join_keys(rows, join.stream.on)
+    changed_keys, _ = join_keys(changes, join.table.on)
+    earlier_watermark = int(min(own.watermark[-1], table.watermark[-1]))
+    row_keys = due_keys(state, _ROW_TIMER, due_us).cast(keys.type)
+    drop_keys = due_keys(state, DROP_TIMER, earlier_watermark).cast(keys.type)
+    ranked = rank_keys([keys, changed_keys, row_keys, drop_keys])
+    history_before = history_start([own.watermark_before, table.watermark_before], join.history_us)
+    times = microseconds(rows.column(join.stream.time))
+    tick_index = own.tick_indices(ticks_of(rows))
+    is_old = times < history_before[tick_index]
+    is_unused = is_old | (has_null & (join.how == "inner"))
+    order = ranked.orders[0]
+    return _JoinBatch(
+        row_store=KeyedRowStore(join.step_name, state, ranked.keys, sections=2, registers=2),
+        ranked=ranked,
+        history_before=history_before,
+        history_from=history_start([own.watermark, table.watermark], join.history_us),
+        times=times,
+        tick_index=tick_index,
+        has_null=has_null,
+        used=order[~is_unused[order]] if is_unused.any() else order,
+        too_old=int(np.count_nonzero(is_old)),
+    )
+
+
 class VersionedJoin:
     """The join that waits for the table's watermark, and emits a stream.
 
@@ -146,32 +205,16 @@ class VersionedJoin:
         if not len(own):
             return self.output.append(TICK_FIELD).empty_table()
         # 1. Find the keys.
-        keys, has_null = join_keys(rows, self.stream.on)
-        changed_keys, _ = join_keys(changes, self.table.on)
-        earlier_watermark = int(min(own.watermark[-1], table.watermark[-1]))
-        row_keys = due_keys(state, _ROW_TIMER, int(table.watermark[-1])).cast(keys.type)
-        drop_keys = due_keys(state, DROP_TIMER, earlier_watermark).cast(keys.type)
-        ranked = rank_keys([keys, changed_keys, row_keys, drop_keys])
+        batch = _open_batch(self, state, inputs, watermarks, due_us=int(table.watermark[-1]))
+        row_store, ranked = batch.row_store, batch.ranked
         # 2. Load.
-        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=2, registers=2)
-        history_before = history_start(
-            [own.watermark_before, table.watermark_before], self.history_us
-        )
-        history_from = history_start([own.watermark, table.watermark], self.history_us)
-        times, tick_index = (
-            microseconds(rows.column(self.stream.time)),
-            own.tick_indices(ticks_of(rows)),
-        )
-        is_old = times < history_before[tick_index]
-        is_unused = is_old | (has_null & (self.how == "inner"))
-        order = ranked.orders[0]
         waiting = _WaitingRows(
             rows,
-            which=order[~is_unused[order]] if is_unused.any() else order,
+            which=batch.used,
             keys=ranked.ranks[0],
-            times=times,
-            tick_index=tick_index,
-            has_null=has_null,
+            times=batch.times,
+            tick_index=batch.tick_index,
+            has_null=batch.has_null,
             table=table,
         )
         waiting.load(row_store, mask_at(len(row_store), ranked.ranks[2]), self._columns.left_fields)
@@ -180,12 +223,12 @@ class VersionedJoin:
             row_store,
             requested=waiting.requested_times(),
             is_due=mask_at(len(row_store), ranked.ranks[3]),
-            history=(history_before, history_from),
+            history=(batch.history_before, batch.history_from),
         )
         is_late = timeline.fresh_valid_from < table.watermark_before[timeline.fresh_tick_index]
         self.counts = {
             "late_versions": int(np.count_nonzero(is_late)),
-            "too_old": int(np.count_nonzero(is_old)),
+            "too_old": batch.too_old,
         }
         # 3. Store.
         writer = RowStoreWriter(row_store)
@@ -354,67 +397,50 @@ class CorrectedJoin:
         if not len(own):
             return self.output.append(TICK_FIELD).empty_table()
         # 1. Find the keys.
-        keys, has_null = join_keys(rows, self.stream.on)
-        changed_keys, _ = join_keys(changes, self.table.on)
-        earlier_watermark = int(min(own.watermark[-1], table.watermark[-1]))
-        due = [
-            due_keys(state, kind, earlier_watermark).cast(keys.type)
-            for kind in (_ROW_TIMER, DROP_TIMER)
-        ]
-        ranked = rank_keys([keys, changed_keys, *due])
+        due_us = int(min(own.watermark[-1], table.watermark[-1]))
+        batch = _open_batch(self, state, inputs, watermarks, due_us=due_us)
+        row_store, ranked = batch.row_store, batch.ranked
         # 2. Load.
-        row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=2, registers=2)
-        history_before = history_start(
-            [own.watermark_before, table.watermark_before], self.history_us
-        )
-        history_from = history_start([own.watermark, table.watermark], self.history_us)
-        times, tick_index = (
-            microseconds(rows.column(self.stream.time)),
-            own.tick_indices(ticks_of(rows)),
-        )
-        is_old = times < history_before[tick_index]
-        is_unused = is_old | (has_null & (self.how == "inner"))
-        order = ranked.orders[0]
         correctable = _CorrectableRows(
             rows,
-            which=order[~is_unused[order]],
+            which=batch.used,
             keys=ranked.ranks[0],
-            times=times,
-            tick_index=tick_index,
-            has_null=has_null,
+            times=batch.times,
+            tick_index=batch.tick_index,
+            has_null=batch.has_null,
         )
         timeline = Timeline(self.table, self._columns.right_fields, changes, ranked.ranks[1], table)
         timeline.load(
             row_store,
             requested=correctable.times_by_key(len(row_store)),
             is_due=mask_at(len(row_store), ranked.ranks[3]),
-            history=(history_before, history_from),
+            history=(batch.history_before, batch.history_from),
         )
         correctable.load(
             row_store,
             is_due=mask_at(len(row_store), ranked.ranks[2]),
-            history_from=history_from,
+            history_from=batch.history_from,
             timeline=timeline,
             fields=self._columns.left_fields,
         )
-        is_late = timeline.fresh_valid_from < history_before[timeline.fresh_tick_index]
+        is_late = timeline.fresh_valid_from < batch.history_before[timeline.fresh_tick_index]
         self.counts = {
             "late_versions": int(np.count_nonzero(is_late)),
-            "too_old": int(np.count_nonzero(is_old)),
+            "too_old": batch.too_old,
         }
         # 3. Store.
         writer = RowStoreWriter(row_store)
-        correctable.store(writer, int(history_from[-1]), self.history_us)
+        correctable.store(writer, int(batch.history_from[-1]), self.history_us)
         timeline.store(writer, self.history_us)
         writer.save([timer_entries(row_store, kind) for kind in (_ROW_TIMER, DROP_TIMER)])
-        return self._emit(correctable, timeline, history_before, own)
+        return self._emit(correctable, timeline, batch.history_before, own)
 
     def _emit(
         self,
         correctable: _CorrectableRows,
         timeline: Timeline,
         history_before: Times,
-        clock: Watermarks,
+        watermarks: Watermarks,
     ) -> pa.Table:
         """The successive results of each row, each of which replaces the one before; in order of
         tick, key, time and arrival.
@@ -438,7 +464,7 @@ class CorrectedJoin:
         )
         is_second = ~group_start_mask(tick_index[which], row[which])
         kinds, is_emitted = merge_changes(columns, is_second, is_insertion)
-        ticks = pa.array(clock.ticks[tick_index[which]], pa.int64())
+        ticks = pa.array(watermarks.ticks[tick_index[which]], pa.int64())
         result = pa.Table.from_arrays(
             [*columns, kinds, ticks], schema=self.output.append(TICK_FIELD)
         )

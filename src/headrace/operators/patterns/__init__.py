@@ -4,8 +4,8 @@ From what a user writes to an automaton:
 
 - `parser`: the text of a pattern to a tree; skip strategies; defaults and bounds.
 - `automaton`: the tree to states and transitions.
-- `condition_parser`: conditions and measures, in Spark SQL, to trees.
-- `conditions`: these trees, evaluated over the rows of matches.
+- `condition_parser`: conditions and measures, in Spark SQL, to trees of `headrace.expressions`.
+- `conditions`: the terms that these trees read of the rows of matches.
 - `compiled_pattern`: all of it together, checked.
 
 From rows to matches:

@@ -215,9 +215,24 @@ class _EpsilonNfa:
     def add_node(self, node: Node, end: int) -> int:
         """Add a node of the pattern that leads to `end`; return the state in which it begins."""
         if isinstance(node, Symbol):
-            return self._add_symbol(node, end)
+            if len(self.symbols) >= MAX_STATES:
+                raise BadPattern(
+                    f"The step {self.where} has a pattern of more than {MAX_STATES} symbols,"
+                    f" counting repeated ones.\n{caret_excerpt(self.pattern.text, node.position)}",
+                    fix="repeat fewer times, or without an upper bound: a{3,}.",
+                )
+            state = self.add_state()
+            self.symbols[state] = node.name
+            self.epsilons[state].append((end, STRICT_CONTIGUITY))
+            return state
         if isinstance(node, Concatenation):
-            return self._add_concatenation(node, end)
+            # Items are added in the order of the text, so that states are numbered in it.
+            states = [self.add_state() for _ in node.items]
+            for (contiguity, item), state, following in zip(
+                node.items, states, [*states[1:], end], strict=True
+            ):
+                self.epsilons[state].append((self.add_node(item, following), contiguity))
+            return states[0]
         if isinstance(node, Repetition):
             return self._add_repetition(node, end)
         begin = self.add_state()
@@ -227,27 +242,6 @@ class _EpsilonNfa:
             starts = [self._add_permutation(node, index, end) for index in range(len(node.nodes))]
         self.epsilons[begin] += [(start, STRICT_CONTIGUITY) for start in starts]
         return begin
-
-    def _add_symbol(self, node: Symbol, end: int) -> int:
-        if len(self.symbols) >= MAX_STATES:
-            raise BadPattern(
-                f"The step {self.where} has a pattern of more than {MAX_STATES} symbols, counting"
-                f" repeated ones.\n{caret_excerpt(self.pattern.text, node.position)}",
-                fix="repeat fewer times, or without an upper bound: a{3,}.",
-            )
-        state = self.add_state()
-        self.symbols[state] = node.name
-        self.epsilons[state].append((end, STRICT_CONTIGUITY))
-        return state
-
-    def _add_concatenation(self, node: Concatenation, end: int) -> int:
-        """Items are added in the order of the text, so that states are numbered in it."""
-        states = [self.add_state() for _ in node.items]
-        for (contiguity, item), state, following in zip(
-            node.items, states, [*states[1:], end], strict=True
-        ):
-            self.epsilons[state].append((self.add_node(item, following), contiguity))
-        return states[0]
 
     def _add_permutation(self, node: Permutation, index: int, end: int) -> int:
         """The permutations that begin with one of the nodes."""

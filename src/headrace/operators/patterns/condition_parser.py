@@ -1,5 +1,6 @@
-"""The parser of conditions and measures, which users write in Spark SQL; it builds the trees of
-`conditions.py`.
+"""The parser of conditions and measures, which users write in Spark SQL. Expressions are parsed and
+compiled by `headrace.expressions`; what is added here are the terms of a match: columns of a
+symbol's rows, prev, first and last, aggregates, classifier() and match_number(), FINAL and RUNNING.
 
 A condition is split at its ANDs into what a row alone decides, what needs rows before it, and what
 needs the match so far:
@@ -13,38 +14,34 @@ needs the match so far:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn
+from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
-from sqlglot.errors import ParseError, TokenError
-from sqlglot.parsers.spark import SparkParser
+from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from headrace.durations import to_us
 from headrace.errors import BadExpression, BadPattern, UnknownColumn, nearest
+from headrace.expressions.compiler import Compiler
+from headrace.expressions.evaluator import ColumnReference, Node
+from headrace.expressions.parser import parse_sql, to_sql
+from headrace.expressions.typed_expression import ExpressionRefused
 from headrace.operators.aggregates.specs import UnfitType
 from headrace.operators.patterns.conditions import (
     AGGREGATES,
     CLASSIFIER,
     COUNT,
     FIRST,
-    FUNCTIONS,
     LAST,
     MATCH_NUMBER,
     NAVIGATION,
     ConditionExpression,
-    Convert,
-    Literal,
-    Node,
-    Operation,
     Term,
-    TermReference,
 )
-from headrace.operators.patterns.parser import caret_excerpt
 
 # FINAL and RUNNING, which SQL writes before a call in a measure, as calls around it: `final sum(a)
 # - sum(a)` becomes `final(sum(a)) - sum(a)`
@@ -61,7 +58,17 @@ def parenthesize_modifiers(text: str) -> str:
         tokens = list(Spark().tokenize(text))
     except TokenError:
         return text
-    opened, closed = _call_bounds(tokens)
+    # The modifiers that get an opening parenthesis, and how many are closed behind which tokens.
+    opened, closed = set(), dict[int, int]()
+    for number, (token, following) in enumerate(pairwise(tokens)):
+        if (
+            token.text.lower() in (FINAL, RUNNING)
+            and following.token_type not in (TokenType.L_PAREN, TokenType.DOT)
+            and (following.text[:1].isalpha() or following.text[:1] == "_")
+        ):
+            opened.add(number)
+            end = _call_end(tokens, number + 1)
+            closed[end] = closed.get(end, 0) + 1
     parts, index = [], 0
     for number, token in enumerate(tokens):
         parts += [
@@ -71,27 +78,6 @@ def parenthesize_modifiers(text: str) -> str:
         ]
         index = token.end + 1
     return "".join([*parts, text[index:]])
-
-
-def _call_bounds(tokens: list[Token]) -> tuple[set[int], dict[int, int]]:
-    """The indices of the modifiers that get an opening parenthesis, and how many are closed behind
-    which tokens.
-    """
-    opened, closed = set(), dict[int, int]()
-    for index in range(len(tokens) - 1):
-        if (
-            tokens[index].text.lower() in (FINAL, RUNNING)
-            and tokens[index + 1].token_type not in (TokenType.L_PAREN, TokenType.DOT)
-            and _is_name(tokens[index + 1])
-        ):
-            opened.add(index)
-            end = _call_end(tokens, index + 1)
-            closed[end] = closed.get(end, 0) + 1
-    return opened, closed
-
-
-def _is_name(token: Token) -> bool:
-    return token.text[:1].isalpha() or token.text[:1] == "_"
 
 
 def _call_end(tokens: list[Token], index: int) -> int:
@@ -112,45 +98,9 @@ def _call_end(tokens: list[Token], index: int) -> int:
 
 MAX_BACK = 1000
 MAX_DEPTH = 100
+MAX_SHOWN = 1000
+"""The most characters of a text that an error shows whole."""
 PATTERN_FUNCTIONS = (*NAVIGATION, *AGGREGATES, CLASSIFIER, MATCH_NUMBER)
-_ARITHMETIC: dict[type[exp.Expr], str] = {
-    exp.Add: "+",
-    exp.Sub: "-",
-    exp.Mul: "*",
-    exp.Div: "/",
-    exp.Mod: "%",
-}
-_COMPARISONS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-}
-_CASTS = {
-    "DOUBLE": pa.float64(),
-    "FLOAT": pa.float32(),
-    "BIGINT": pa.int64(),
-    "INT": pa.int32(),
-    "STRING": pa.string(),
-    "BOOLEAN": pa.bool_(),
-}
-
-
-class PatternDialect(Spark):
-    """Spark's dialect, with function calls left as they are written."""
-
-    class Parser(SparkParser):
-        FUNCTIONS: ClassVar = {}
-        FUNCTION_PARSERS: ClassVar = {
-            name: SparkParser.FUNCTION_PARSERS[name]
-            for name in ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "TRIM")
-        }
-        NO_PAREN_FUNCTIONS: ClassVar = {}
-
-
-_DIALECT = PatternDialect()
 
 
 @dataclass(frozen=True)
@@ -189,45 +139,11 @@ class Definition:
         )
 
 
-def parse_sql(text: Any, *, where: str) -> exp.Expr:
-    """Parse one expression with sqlglot.
-
-    Raises:
-        BadExpression: the text is no single expression; the message points at the position.
-    """
-    if not isinstance(text, str) or not text.strip():
-        raise BadExpression(
-            f"The step {where} has {text!r} where an expression is needed.",
-            fix="write Spark SQL, as in 'amount > 1000'.",
-        )
-    try:
-        trees = _DIALECT.parse(text)
-    except ParseError as error:
-        error_details = error.errors[0] if error.errors else {}
-        start = max(
-            0, int(error_details.get("col") or 1) - len(str(error_details.get("highlight") or ""))
-        )
-        raise BadExpression(
-            f"The step {where} has an expression that cannot be read:"
-            f"\n{caret_excerpt(text, start)}",
-            fix="write it as Spark SQL does.",
-        ) from None
-    except (TokenError, RecursionError):
-        raise BadExpression(
-            f"The step {where} has an expression that cannot be read: {text[:80]!r}.",
-            fix="close quotes, and nest less.",
-        ) from None
-    if len(trees) != 1 or trees[0] is None:
-        raise BadExpression(
-            f"The step {where} has {text!r}, which is more than one expression.",
-            fix="leave out the semicolon.",
-        )
-    return trees[0]
-
-
 def parse_measure_sql(text: Any, *, where: str) -> exp.Expr:
     """Parse a measure, which may have FINAL or RUNNING before calls, with sqlglot."""
-    return parse_sql(parenthesize_modifiers(text) if isinstance(text, str) else text, where=where)
+    if isinstance(text, str):
+        text = parenthesize_modifiers(text)
+    return parse_sql(text, where=where, max_characters=None)
 
 
 def compile_measure(text: str, names: PatternNames, *, where: str) -> ConditionExpression:
@@ -243,7 +159,9 @@ def compile_row_condition(
     Raises:
         BadExpression: the text is no condition, or more than can be computed here.
     """
-    result = _compile_conjunction([parse_sql(text, where=where)], text, names, symbol, where)
+    result = _compile_conjunction(
+        [parse_sql(text, where=where, max_characters=None)], text, names, symbol, where
+    )
     assert result is not None
     return result
 
@@ -251,17 +169,23 @@ def compile_row_condition(
 def _compile(
     tree: exp.Expr, text: str, names: PatternNames, *, where: str, is_measure: bool = False
 ) -> ConditionExpression:
-    reader = ExpressionReader(names, text, where, is_measure=is_measure)
-    expression = ConditionExpression(text, reader.node(tree), tuple(reader.terms))
+    reader = _TermReader(names, text, where, is_measure=is_measure)
     try:
-        expression.type(names.schema)
+        node = reader.compiler.node(tree)
+    except ExpressionRefused as refused:
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:80]} …"
+        raise BadExpression(
+            f"The step {where} cannot use {shown!r}: {refused.message}",
+            fix=refused.fix
+            or "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns.",
+        ) from None
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError, UnfitType) as error:
         message = str(error).splitlines()[0]
         raise BadExpression(
             f"The step {where} cannot compute {text!r}: {message}",
             fix="cast what is of another type, as in CAST(amount AS DOUBLE).",
         ) from None
-    return expression
+    return ConditionExpression(text, node, tuple(reader.terms))
 
 
 def parse_definition(
@@ -273,18 +197,19 @@ def parse_definition(
     by_row: list[str] = []
     by_neighbors: list[exp.Expr] = []
     by_match: list[exp.Expr] = []
-    whole = parse_sql(text, where=where)
+    whole = parse_sql(text, where=where, max_characters=None)
     parts = list(whole.flatten()) if isinstance(whole, exp.And) else [whole]
     for part in parts:
         plain = _without_own_name(part, symbol, names)
         if not _looks_at_match(plain, names):
-            by_row.append(
-                text if len(parts) == 1 and plain == part else plain.sql(dialect=_DIALECT)
-            )
+            by_row.append(text if len(parts) == 1 and plain == part else to_sql(plain))
             continue
         expression = _compile(part, text, names, where=where)
         _check_order(symbol, expression, before, where=where)
-        needs_match = not all(_is_by_neighbors(term, symbol) for term in expression.terms)
+        needs_match = not all(
+            term.kind == LAST and not term.offset and term.symbols in (None, (symbol,))
+            for term in expression.terms
+        )
         (by_match if needs_match else by_neighbors).append(part)
     return Definition(
         symbol=symbol,
@@ -300,10 +225,10 @@ def _compile_conjunction(
     if not parts:
         return None
     result = _compile(exp.and_(*parts) if len(parts) > 1 else parts[0], text, names, where=where)
-    if result.type(names.schema) != pa.bool_():
+    if result.type != pa.bool_():
         raise BadExpression(
-            f"The step {where} defines {symbol!r} by {text!r}, which is {result.type(names.schema)}"
-            " and no condition.",
+            f"The step {where} defines {symbol!r} by {text!r}, which is {result.type} and no"
+            " condition.",
             fix="compare it with something.",
         )
     own = (symbol,)
@@ -317,14 +242,6 @@ def _compile_conjunction(
             )
             for term in result.terms
         ),
-    )
-
-
-def _is_by_neighbors(term: Term, symbol: str) -> bool:
-    return (
-        term.kind == LAST
-        and not term.offset
-        and (term.symbols is None or term.symbols == (symbol,))
     )
 
 
@@ -384,70 +301,80 @@ def _looks_at_match(tree: exp.Expr, names: PatternNames) -> bool:
     return False
 
 
-class ExpressionReader:
-    """Builds the tree of an expression from sqlglot's. What has no handler here is refused."""
+class _TermReader:
+    """Resolves what an expression reads of a match to terms, and collects them. An expression reads
+    each term as a column, by its number.
+    """
 
     def __init__(
         self, names: PatternNames, text: str, where: str, *, is_measure: bool = False
     ) -> None:
         self.names, self.text, self.where, self.is_measure = names, text, where, is_measure
         self.terms: list[Term] = []
+        self.compiler = Compiler(
+            self.resolve,
+            over="over the rows of a match",
+            functions=PATTERN_FUNCTIONS,
+            max_depth=MAX_DEPTH,
+        )
         self._final = False
-        self._depth = 0
 
-    def node(self, tree: exp.Expr) -> Node:
-        handler = self._handlers.get(type(tree))
-        if handler is None:
-            self._refuse(
-                f"{type(tree).__name__} ({tree.sql(dialect=_DIALECT)}) is not among what can be"
-                " computed over a match"
+    def resolve(self, tree: exp.Expr) -> Node | None:
+        """The node of a column or of a pattern's function; None for everything else."""
+        if isinstance(tree, exp.Column):
+            return self._reference(self._column_term(tree, LAST))
+        if not isinstance(tree, exp.Anonymous):
+            return None
+        name = str(tree.this).lower()
+        if name == "next":
+            raise ExpressionRefused(
+                "next() looks at rows that come later.",
+                "put the condition on the symbol that comes later, with prev().",
             )
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise BadExpression(
-                f"The step {self.where} cannot use {self.text[:80]!r} …: it is nested more than"
-                f" {MAX_DEPTH} deep.",
-                fix="write it with fewer parts.",
-            )
-        result = handler(self, tree)
-        self._depth -= 1
-        return result
-
-    def _refuse(
-        self,
-        what: str,
-        fix: str = (
-            "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns."
-        ),
-    ) -> NoReturn:
-        raise BadExpression(f"The step {self.where} cannot use {self.text!r}: {what}.", fix=fix)
-
-    # Terms
+        if name in (FINAL, RUNNING) and self.is_measure:
+            if len(tree.expressions) != 1:
+                raise ExpressionRefused(
+                    f"{name} stands before one call.", f"write it as in {name} sum(amount)."
+                )
+            before, self._final = self._final, name == FINAL
+            result = self.compiler.node(tree.expressions[0])
+            self._final = before
+            return result
+        if name in (CLASSIFIER, MATCH_NUMBER):
+            return self._reference(self._match_term(tree, name))
+        if name in NAVIGATION:
+            return self._reference(self._navigation(tree))
+        if name in AGGREGATES:
+            return self._reference(self._aggregate(name, tree.expressions))
+        return None
 
     def _reference(self, term: Term) -> Node:
         term = replace(term, final=self._final)
         if term not in self.terms:
             self.terms.append(term)
-        return TermReference(self.terms.index(term))
-
-    def _column(self, tree: exp.Column) -> Node:
-        return self._reference(self._column_term(tree, LAST))
+        return ColumnReference(self.terms.index(term), term.type(self.names.schema))
 
     def _column_term(self, tree: exp.Expr, kind: str, offset: int = 0, look_back: int = 0) -> Term:
+        """A column of a row, `amount` or `big.amount`."""
         if not isinstance(tree, exp.Column) or isinstance(tree.this, exp.Star):
-            self._refuse(
-                f"{tree.sql(dialect=_DIALECT)} is not a column",
+            raise ExpressionRefused(
+                f"{to_sql(tree)} is not a column.",
                 "compute it before the pattern, with with_columns(…), and name that column.",
             )
+        symbols, columns = self._symbols(tree), self.names.schema.names
+        alike = [name for name in columns if name.lower() == tree.name.lower()]
+        if tree.name not in columns and len(alike) != 1:
+            raise UnknownColumn(tree.name, columns, where=f"The input of the step {self.where}")
         return Term(
             kind=kind,
-            symbols=self._symbols(tree),
-            column=self._name(tree),
+            symbols=symbols,
+            column=tree.name if tree.name in columns else alike[0],
             offset=offset,
             look_back=look_back,
         )
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
+        """The symbols before the dot; None if there are none."""
         if not tree.table:
             return None
         members = self.names.members(tree.table)
@@ -459,56 +386,11 @@ class ExpressionReader:
             )
         return members
 
-    def _name(self, tree: exp.Column) -> str:
-        if tree.name in self.names.schema.names:
-            return tree.name
-        alike = [name for name in self.names.schema.names if name.lower() == tree.name.lower()]
-        if len(alike) != 1:
-            raise UnknownColumn(
-                tree.name, self.names.schema.names, where=f"The input of the step {self.where}"
-            )
-        return str(alike[0])
-
-    def _call(self, tree: exp.Anonymous) -> Node:
-        name = str(tree.this).lower()
-        if name == "next":
-            self._refuse(
-                "next() looks at rows that come later",
-                "put the condition on the symbol that comes later, with prev().",
-            )
-        if name in (FINAL, RUNNING) and self.is_measure:
-            return self._modified(tree, name)
-        if name in (CLASSIFIER, MATCH_NUMBER):
-            return self._reference(self._match_term(tree, name))
-        if name in NAVIGATION:
-            return self._reference(self._navigation(tree))
-        if name in AGGREGATES:
-            return self._reference(self._aggregate(name, tree.expressions))
-        if name not in FUNCTIONS:
-            known = (*FUNCTIONS, *PATTERN_FUNCTIONS)
-            self._refuse(
-                f"there is no function {name}() over the rows of a match", nearest(name, known)
-            )
-        least, most = FUNCTIONS[name]
-        if not least <= len(tree.expressions) <= most:
-            self._refuse(
-                f"{name}() takes {least} {'argument' if most == least else 'or more arguments'}"
-            )
-        return Operation(name, tuple(self.node(each) for each in tree.expressions))
-
-    def _modified(self, tree: exp.Anonymous, name: str) -> Node:
-        if len(tree.expressions) != 1:
-            self._refuse(f"{name} stands before one call", f"write it as in {name} sum(amount).")
-        before, self._final = self._final, name == FINAL
-        result = self.node(tree.expressions[0])
-        self._final = before
-        return result
-
     def _match_term(self, tree: exp.Anonymous, name: str) -> Term:
         """The term of classifier(), classifier(both) or match_number()."""
         if name == MATCH_NUMBER and not self.is_measure:
-            self._refuse(
-                "a match has a number when it is certain, so conditions cannot look at it",
+            raise ExpressionRefused(
+                "a match has a number when it is certain, so conditions cannot look at it.",
                 "use match_number() in measures.",
             )
         if not tree.expressions:
@@ -520,8 +402,8 @@ class ExpressionReader:
             else None
         )
         if name == MATCH_NUMBER or more or members is None:
-            self._refuse(
-                f"{name}() takes {'nothing' if name == MATCH_NUMBER else 'a symbol, or nothing'}",
+            raise ExpressionRefused(
+                f"{name}() takes {'nothing' if name == MATCH_NUMBER else 'a symbol, or nothing'}.",
                 "write it as in classifier(both), with the name of a subset.",
             )
         return Term(name, members)
@@ -530,33 +412,31 @@ class ExpressionReader:
         """The term of first(a.x, 1), last(a.x), prev(x, 2) or prev(last(a.x), 1)."""
         name = str(tree.this).lower()
         if not 1 <= len(tree.expressions) <= 2:
-            self._refuse(f"{name}() takes a column, and how many rows from it")
+            raise ExpressionRefused(f"{name}() takes a column, and how many rows from it.")
         inner = tree.expressions[0]
-        offset = (
-            self._offset(name, tree.expressions[1:])
-            if len(tree.expressions) > 1
-            else int(name == "prev")
-        )
+        offset = int(name == "prev")
+        if len(tree.expressions) > 1:
+            number = tree.expressions[1]
+            if (
+                not isinstance(number, exp.Literal)
+                or number.is_string
+                or not str(number.this).isdigit()
+                or int(number.this) > MAX_BACK
+            ):
+                raise ExpressionRefused(
+                    f"how many rows {name}() goes must be a whole number up to {MAX_BACK}."
+                )
+            offset = int(number.this)
         if name != "prev":
             return self._column_term(inner, name, offset)
         if isinstance(inner, exp.Anonymous) and str(inner.this).lower() in (FIRST, LAST):
             return replace(self._navigation(inner), look_back=offset)
         return self._column_term(inner, LAST, look_back=offset)
 
-    def _offset(self, name: str, arguments: Sequence[exp.Expr]) -> int:
-        (tree,) = arguments
-        if (
-            not isinstance(tree, exp.Literal)
-            or tree.is_string
-            or not str(tree.this).isdigit()
-            or int(tree.this) > MAX_BACK
-        ):
-            self._refuse(f"how many rows {name}() goes must be a whole number up to {MAX_BACK}")
-        return int(tree.this)
-
     def _aggregate(self, name: str, arguments: Sequence[exp.Expr]) -> Term:
+        """The term of count(*), count(a.*), or an aggregate over a column."""
         if len(arguments) != 1:
-            self._refuse(f"{name}() takes one column")
+            raise ExpressionRefused(f"{name}() takes one column.")
         (tree,) = arguments
         if name == COUNT and isinstance(tree, exp.Star):
             return Term(COUNT)
@@ -565,135 +445,5 @@ class ExpressionReader:
         term = self._column_term(tree, LAST)
         kind = self.names.schema.field(term.column or "").type
         if name != COUNT and pa.types.is_nested(kind):
-            self._refuse(f"{name}() does not take {term.column!r}, which is {kind}")
+            raise ExpressionRefused(f"{name}() does not take {term.column!r}, which is {kind}.")
         return replace(term, kind=name)
-
-    # Everything else
-
-    def _literal(self, tree: exp.Literal) -> Node:
-        text = str(tree.this)
-        if tree.is_string:
-            return Literal(text, pa.string())
-        return (
-            Literal(int(text), pa.int64())
-            if text.isdigit() and int(text) < 2**63
-            else Literal(float(text), pa.float64())
-        )
-
-    def _boolean(self, tree: exp.Boolean) -> Node:
-        return Literal(bool(tree.this), pa.bool_())
-
-    def _null(self, _: exp.Null) -> Node:
-        return Literal(None, pa.null())
-
-    def _interval(self, tree: exp.Interval) -> Node:
-        number, unit = tree.this, tree.args.get("unit")
-        if not isinstance(number, exp.Literal) or unit is None:
-            self._refuse(
-                "an interval must be a number and one unit", "write it as in INTERVAL '90' MINUTE."
-            )
-        return Literal(
-            to_us(f"{number.this} {unit.name.lower()}", what="interval"), pa.duration("us")
-        )
-
-    def _paren(self, tree: exp.Paren) -> Node:
-        return self.node(tree.this)
-
-    def _operation(self, tree: exp.Expr) -> Node:
-        name = _ARITHMETIC.get(type(tree)) or _COMPARISONS[type(tree)]
-        return Operation(name, (self.node(tree.this), self.node(tree.expression)))
-
-    def _logic(self, tree: exp.Expr) -> Node:
-        return Operation(
-            "and" if isinstance(tree, exp.And) else "or",
-            tuple(self.node(each) for each in tree.flatten()),
-        )
-
-    def _not(self, tree: exp.Not) -> Node:
-        return Operation("not", (self.node(tree.this),))
-
-    def _negative(self, tree: exp.Neg) -> Node:
-        return Operation("negative", (self.node(tree.this),))
-
-    def _is(self, tree: exp.Is) -> Node:
-        operand = self.node(tree.this)
-        if isinstance(tree.expression, exp.Null):
-            return Operation("is null", (operand,))
-        if isinstance(tree.expression, exp.Boolean):
-            return Operation(
-                "is true", (operand if tree.expression.this else Operation("not", (operand,)),)
-            )
-        return self._refuse(f"{tree.sql(dialect=_DIALECT)!r} is not IS NULL, IS TRUE or IS FALSE")
-
-    def _in(self, tree: exp.In) -> Node:
-        if not tree.expressions:
-            self._refuse("IN takes a list of values")
-        value = self.node(tree.this)
-        return Operation(
-            "or",
-            (
-                Literal(False, pa.bool_()),
-                *(Operation("=", (value, self.node(each))) for each in tree.expressions),
-            ),
-        )
-
-    def _between(self, tree: exp.Between) -> Node:
-        value = self.node(tree.this)
-        return Operation(
-            "and",
-            (
-                Operation(">=", (value, self.node(tree.args["low"]))),
-                Operation("<=", (value, self.node(tree.args["high"]))),
-            ),
-        )
-
-    def _like(self, tree: exp.Like) -> Node:
-        pattern = self.node(tree.expression)
-        if not (isinstance(pattern, Literal) and pattern.type == pa.string()):
-            self._refuse("LIKE takes a text in quotes")
-        return Operation("like", (self.node(tree.this), pattern))
-
-    def _case(self, tree: exp.Case) -> Node:
-        value = None if tree.this is None else self.node(tree.this)
-        parts: list[Node] = []
-        for branch in tree.args["ifs"]:
-            condition = self.node(branch.this)
-            parts += [
-                condition if value is None else Operation("=", (value, condition)),
-                self.node(branch.args["true"]),
-            ]
-        default = tree.args.get("default")
-        return Operation(
-            "case", (*parts, Literal(None, pa.null()) if default is None else self.node(default))
-        )
-
-    def _cast(self, tree: exp.Cast) -> Node:
-        kind = _CASTS.get(tree.to.sql("spark").upper())
-        if kind is None:
-            self._refuse(
-                f"a cast to {tree.to.sql('spark')} is not among what can be computed over a match",
-                f"cast to one of {', '.join(_CASTS)}.",
-            )
-        return Convert(self.node(tree.this), kind)
-
-    _handlers: ClassVar[dict[type[exp.Expr], Callable[[ExpressionReader, Any], Node]]] = {
-        exp.Column: _column,
-        exp.Anonymous: _call,
-        exp.Literal: _literal,
-        exp.Boolean: _boolean,
-        exp.Null: _null,
-        exp.Interval: _interval,
-        exp.Paren: _paren,
-        **dict.fromkeys((*_ARITHMETIC, *_COMPARISONS), _operation),
-        exp.And: _logic,
-        exp.Or: _logic,
-        exp.Not: _not,
-        exp.Neg: _negative,
-        exp.Is: _is,
-        exp.In: _in,
-        exp.Between: _between,
-        exp.Like: _like,
-        exp.Case: _case,
-        exp.Cast: _cast,
-        exp.TryCast: _cast,
-    }

@@ -165,12 +165,29 @@ class PatternKernel:
         due_keys = (
             pa.nulls(0, pa.binary())
             if now_us == UNSTARTED
-            else scan_windows(state, WAITING, UNSTARTED, now_us)[1].by
+            else scan_windows(state, WAITING, UNSTARTED, now_us)[1].group_keys
         )
         ranked = rank_keys([encode_keys(rows, self.settings.by), due_keys])
         groups, names = key_groups(ranked.keys), RowStore.names(ranked.keys)
         stored_counts, stored = self._store.read(state, names, groups)
-        fresh = self._as_stored(rows).select(stored.schema.names).cast(stored.schema)
+        # New rows in the columns in which rows are stored.
+        masks = [
+            as_array(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False)
+            for name in self.settings.bits
+        ]
+        words = pack_bits(masks, self.settings.stored_bits - len(masks), rows.num_rows)
+        arrays = [
+            pa.array(self._times(rows)),
+            pa.array(np.full(rows.num_rows, NO_TIMER)),
+            *words,
+            *(rows.column(name) for name in self._columns),
+        ]
+        word_names = [f"{BITS}{word}" for word in range(len(words))]
+        fresh = (
+            pa.Table.from_arrays(arrays, names=[TIME, TIMER, *word_names, *self._columns])
+            .select(stored.schema.names)
+            .cast(stored.schema)
+        )
         all_rows = pa.concat_tables([stored, fresh]) if stored.num_rows else fresh
         all_rows = all_rows.combine_chunks()
         order, keys = merge_by_key(stored_counts, ranked.ranks[0], ranked.orders[0])
@@ -188,22 +205,6 @@ class PatternKernel:
             timers=timers_of(as_array(stored.column(TIMER)).to_numpy(), stored_counts),
             certain=np.flatnonzero(times < now_us),
         )
-
-    def _as_stored(self, rows: pa.Table) -> pa.Table:
-        """New rows in the columns in which rows are stored."""
-        masks = [
-            as_array(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False)
-            for name in self.settings.bits
-        ]
-        words = pack_bits(masks, self.settings.stored_bits - len(masks), rows.num_rows)
-        arrays = [
-            pa.array(self._times(rows)),
-            pa.array(np.full(rows.num_rows, NO_TIMER)),
-            *words,
-            *(rows.column(name) for name in self._columns),
-        ]
-        word_names = [f"{BITS}{word}" for word in range(len(words))]
-        return pa.Table.from_arrays(arrays, names=[TIME, TIMER, *word_names, *self._columns])
 
     def _bits(self, rows: pa.Table, stored: int, order: Ints) -> RowBits:
         """The bits of rows, sorted: the conditions of rules, which are computed, and the stored

@@ -59,6 +59,7 @@ class CandidateFilter:
     ) -> None:
         self.settings, self.rows, self.bits = settings, rows, bits
         self.key_bounds = np.searchsorted(rows.keys, np.arange(key_count + 1))
+        self._max_rows_per_key = int(np.diff(self.key_bounds).max(initial=0))
         self._rows_of_shared: dict[int, Ints] = {}
         self._keys_of_shared: dict[int, Mask] = {}
         self._rows_of_word: dict[int, Ints] = {}
@@ -68,7 +69,13 @@ class CandidateFilter:
         all rows.
         """
         _, pattern = self.settings.patterns[index]
-        if not self._applies_to(pattern):
+        if (
+            pattern.spec.within_us is None
+            or self.settings.timed_out
+            or pattern.automaton.pattern.is_anchored
+            or len(self.settings.patterns) < MIN_PATTERNS_FOR_FILTER
+            or self._max_rows_per_key > pattern.spec.max_rows
+        ):
             return None
         bits = dict(self.settings.fits[index])
         required = {
@@ -80,7 +87,11 @@ class CandidateFilter:
             return None
         rarest = min(required, key=lambda symbol: len(required[symbol]))
         rows = required[rarest]
-        rows = rows[self._possible_mask(pattern.automaton, rarest, rows, bits)]
+        is_possible = np.zeros(len(rows), np.bool_)
+        for state, symbol in enumerate(pattern.automaton.symbols):
+            if symbol == rarest:
+                is_possible |= self._reaches(pattern.automaton, state, rows, bits, FILTER_DEPTH)
+        rows = rows[is_possible]
         is_candidate = np.zeros(len(self.key_bounds) - 1, np.bool_)
         is_candidate[self.rows.keys[rows]] = True
         for symbol in required.keys() - {rarest}:
@@ -90,19 +101,6 @@ class CandidateFilter:
         if 2 * int(counts.sum()) >= len(self.rows):
             return None
         return expand_ranges(self.key_bounds[keys], counts)
-
-    def _applies_to(self, pattern: CompiledPattern) -> bool:
-        return (
-            pattern.spec.within_us is not None
-            and not self.settings.timed_out
-            and not pattern.automaton.pattern.is_anchored
-            and len(self.settings.patterns) >= MIN_PATTERNS_FOR_FILTER
-            and self._max_rows_per_key <= pattern.spec.max_rows
-        )
-
-    @cached_property
-    def _max_rows_per_key(self) -> int:
-        return int(np.diff(self.key_bounds).max(initial=0))
 
     def _rows_with(self, bit: int) -> Ints:
         """The rows that meet a condition."""
@@ -132,16 +130,6 @@ class CandidateFilter:
         mask[self.rows.keys[self._rows_with(bit)]] = True
         if bit in self.settings.shared_bits:
             self._keys_of_shared[bit] = mask
-        return mask
-
-    def _possible_mask(
-        self, automaton: Automaton, symbol: str, rows: Ints, bits: dict[str, int]
-    ) -> Mask:
-        """Which of some rows of a symbol could be in one of its states."""
-        mask = np.zeros(len(rows), np.bool_)
-        for state, state_symbol in enumerate(automaton.symbols):
-            if state_symbol == symbol:
-                mask |= self._reaches(automaton, state, rows, bits, FILTER_DEPTH)
         return mask
 
     def _reaches(
@@ -201,6 +189,7 @@ class MatchPass:
         self.had_row, self.match_counts = had_row, match_counts
         self.counts: dict[str, int] = {}
         self.rows = SortedRows(batch.keys[batch.certain], batch.times[batch.certain], {})
+        self._order = batch.order[batch.certain]
         self.deadlines = np.full(len(self.rows), FOREVER)
         self.first_needed = np.full(len(batch.by), FOREVER)
         self.timed_out: list[pa.Table] = []
@@ -230,7 +219,18 @@ class MatchPass:
         outcome = matcher.run()
         horizon = int(self.clock.horizon[-1])
         self._note_needed(index, view, np.flatnonzero(outcome.decided_us >= horizon))
-        self._note_abandoned(outcome)
+        abandoned = int(self._is_decided_now(outcome.decided_us[outcome.abandoned]).sum())
+        if abandoned and self.settings.when_full == STOP:
+            raise InputError(
+                f"The step {self.settings.name!r} has a match in the making that goes on for more"
+                " rows, or in more ways, than it may.",
+                fix=(
+                    "allow more with max_rows= or max_matches=, say within=, or let such"
+                    ' beginnings be given up and counted with when_full="drop".'
+                ),
+            )
+        if abandoned:
+            self.counts["given_up"] = self.counts.get("given_up", 0) + abandoned
         if self.settings.timed_out:
             self._emit_timed_out(index, view, matcher, outcome)
         matches = outcome.matches.take(self._is_decided_now(outcome.matches.decided_us))
@@ -254,10 +254,9 @@ class MatchPass:
             if indices is None
             else SortedRows(self.rows.keys[indices], self.rows.times[indices], {})
         )
-        order = self._certain_order
         source = MatchSource(
             rows=self.batch.rows,
-            order=order if indices is None else order[indices],
+            order=self._order if indices is None else self._order[indices],
             times=rows.times,
             start=rows.start,
             symbols=pattern.automaton.symbols,
@@ -284,10 +283,6 @@ class MatchPass:
     @cached_property
     def _certain_bits(self) -> RowBits:
         return RowBits([word[self.batch.certain] for word in self.batch.bits.words])
-
-    @cached_property
-    def _certain_order(self) -> Ints:
-        return self.batch.order[self.batch.certain]
 
     @cached_property
     def _candidates(self) -> CandidateFilter:
@@ -358,20 +353,6 @@ class MatchPass:
             self._note_deadlines(first, within)
             self._first_in_time_by_within[within] = first
         return self._first_in_time_by_within[within]
-
-    def _note_abandoned(self, outcome: MatchOutcome) -> None:
-        count = int(self._is_decided_now(outcome.decided_us[outcome.abandoned]).sum())
-        if count and self.settings.when_full == STOP:
-            raise InputError(
-                f"The step {self.settings.name!r} has a match in the making that goes on for more"
-                " rows, or in more ways, than it may.",
-                fix=(
-                    "allow more with max_rows= or max_matches=, say within=, or let such"
-                    ' beginnings be given up and counted with when_full="drop".'
-                ),
-            )
-        if count:
-            self.counts["given_up"] = self.counts.get("given_up", 0) + count
 
     # Emission
 

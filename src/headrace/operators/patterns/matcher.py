@@ -478,7 +478,9 @@ class Matcher:
         """
         start, limit = self._candidate_starts(completion)
         keys = self.rows.keys[start]
-        is_long = _max_starts_per_key(keys) > MIN_STARTS_FOR_QUEUE
+        # The largest number of equal keys; they are in order.
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else keys
+        is_long = int(np.diff(first, append=len(keys)).max(initial=0)) > MIN_STARTS_FOR_QUEUE
         if not (self.rules.skip_strategy.is_sequential and is_long):
             return self._match_starts(start, limit)[:2]
         # Where a key has many starts, one match may skip all others, each of which would be about
@@ -554,12 +556,6 @@ class Matcher:
         if self.lookahead.next_violation is not None:
             return np.full(count, NEVER)
         return last_rows(match_rows, count)
-
-
-def _max_starts_per_key(keys: Ints) -> int:
-    """The largest number of equal keys; they are in order."""
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else keys
-    return int(np.diff(first, append=len(keys)).max(initial=0))
 
 
 def _merge_matches(

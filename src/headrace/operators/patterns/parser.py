@@ -371,7 +371,15 @@ class _PatternParser:
         self._index += 1
         if token.kind == "name" and token.text.upper() == "PERMUTE" and self._next.text == "(":
             self._index += 1
-            return self._permutation(token)
+            self._deeper(token)
+            nodes = [self._alternation()[0]]
+            while self._accept(","):
+                nodes.append(self._alternation()[0])
+            self._depth -= 1
+            self._expect(")")
+            if not 2 <= len(nodes) <= MAX_PERMUTED:
+                self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.position)
+            return Permutation(tuple(nodes))
         if token.kind == "name":
             return Symbol(token.text, token.position)
         self._deeper(token)
@@ -398,17 +406,6 @@ class _PatternParser:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", token.position)
-
-    def _permutation(self, token: _PatternToken) -> Node:
-        self._deeper(token)
-        nodes = [self._alternation()[0]]
-        while self._accept(","):
-            nodes.append(self._alternation()[0])
-        self._depth -= 1
-        self._expect(")")
-        if not 2 <= len(nodes) <= MAX_PERMUTED:
-            self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.position)
-        return Permutation(tuple(nodes))
 
     def _bounds(self, sign: _PatternToken) -> tuple[int, int | None]:
         if sign.text != "{":

@@ -146,7 +146,7 @@ RuleSet = tuple[PatternRule, ...]
 """The active rules, in order of name."""
 
 
-def _named_values(value: Any, column: str, kind: type) -> list[tuple[str, Any]]:
+def _named_values(value: Any, column: str, kind: type[str | list[str]]) -> list[tuple[str, Any]]:
     """What a column has by name: a MAP, or a JSON object."""
     if value is None:
         return []
@@ -156,15 +156,13 @@ def _named_values(value: Any, column: str, kind: type) -> list[tuple[str, Any]]:
         except ValueError:
             value = None
         value = list(value.items()) if isinstance(value, dict) else None
-    if value is None or not all(isinstance(each, kind) and _is_text(each) for _, each in value):
+    # A text, or a list of texts.
+    if value is None or not all(
+        isinstance(each, kind) and all(isinstance(part, str) for part in each) for _, each in value
+    ):
         example = '{"small": "amount < 10"}' if column == DEFINE else '{"both": ["a", "b"]}'
         raise InputError(f"its {column} is no JSON object as {example}.", fix="write it so.")
     return [(str(name), each) for name, each in value]
-
-
-def _is_text(value: Any) -> bool:
-    """A text, or a list of texts."""
-    return all(isinstance(each, str) for each in value)
 
 
 def add_rule(

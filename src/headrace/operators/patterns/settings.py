@@ -152,7 +152,7 @@ def _measure_fields(settings: MatchSettings) -> list[pa.Field]:
         kinds = {
             str(kind): kind
             for _, pattern in settings.patterns
-            for kind in [pattern.measures[index][1].type(settings.schema)]
+            for kind in [pattern.measures[index][1].type]
             if kind != pa.null()
         }
         if len(kinds) > 1:
@@ -173,7 +173,7 @@ def measures_per_match(
     """The measures of each match, given its number."""
     terms = _all_terms(pattern)
     values = dict(zip(terms, _term_values(terms, source, match_rows, numbers), strict=True))
-    return _measure_arrays(pattern, values, len(numbers), source)
+    return _measure_arrays(pattern, values, len(numbers))
 
 
 def measures_per_row(
@@ -195,7 +195,7 @@ def measures_per_row(
         ]
         for term, arrays in zip(running_terms, zip(*parts, strict=True), strict=True):
             values[term] = pa.concat_arrays(arrays)
-    return _measure_arrays(pattern, values, len(match_rows.row), source)
+    return _measure_arrays(pattern, values, len(match_rows.row))
 
 
 def classifiers(source: MatchSource, match_rows: MatchRows) -> pa.Array:
@@ -237,12 +237,12 @@ def _term_values(
 
 
 def _measure_arrays(
-    pattern: CompiledPattern, values: dict[Term, pa.Array], count: int, source: MatchSource
+    pattern: CompiledPattern, values: dict[Term, pa.Array], count: int
 ) -> list[pa.Array]:
     arrays = []
     for _, expression in pattern.measures:
         result, _ = expression.evaluate([values[term] for term in expression.terms], count)
-        arrays.append(result.cast(expression.type(source.rows.schema)))
+        arrays.append(result.cast(expression.type))
     return arrays
 
 

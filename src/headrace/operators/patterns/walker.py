@@ -199,13 +199,33 @@ class Lookahead:
         """Look along a transition from some rows: the earliest completion, and the row at which
         every way there has ended.
         """
-        if row_transition.target == ACCEPT:
+        target = row_transition.target
+        if target == ACCEPT:
             violation = self.next_violation
             return positions, positions if violation is None else violation[positions]
         if row_transition.mode == STRICT:
-            return self._look_strict(row_transition.target, positions)
+            following, end = positions + 1, self.rows.end[positions]
+            is_inside = following < end
+            row = np.where(is_inside, following, positions)
+            fits = is_inside & self.rows.mask(self.automaton.symbols[target])[row]
+            return (
+                np.where(is_inside, self.completion[target][row], end),
+                np.where(fits, self.exhausted[target][row], following),
+            )
         if row_transition.mode == SKIP_TILL_NEXT:
-            return self._look_till_next(row_transition, positions)
+            assert row_transition.next_fit is not None
+            next_fit = row_transition.next_fit[positions]
+            has_arrived = next_fit < NEVER
+            row = np.where(has_arrived, next_fit, positions)
+            completion = np.where(
+                has_arrived, self.completion[target][row], self.rows.end[positions]
+            )
+            exhausted = np.where(has_arrived, self.exhausted[target][row], NEVER)
+            if row_transition.next_absent is None:
+                return completion, exhausted
+            next_absent = row_transition.next_absent[positions]
+            is_ended = next_absent < next_fit
+            return np.where(is_ended, NEVER, completion), np.where(is_ended, next_absent, exhausted)
         return self._look_till_any(row_transition, positions)
 
     def _look_from_all(self, row_transition: RowTransition) -> tuple[Ints, Ints]:
@@ -220,30 +240,6 @@ class Lookahead:
         exhausted = np.append(self.exhausted[target][1:], NEVER)
         completion[last], exhausted[last] = last + 1, last + 1
         return completion, exhausted
-
-    def _look_strict(self, target: int, positions: Ints) -> tuple[Ints, Ints]:
-        following, end = positions + 1, self.rows.end[positions]
-        is_inside = following < end
-        row = np.where(is_inside, following, positions)
-        fits = is_inside & self.rows.mask(self.automaton.symbols[target])[row]
-        return (
-            np.where(is_inside, self.completion[target][row], end),
-            np.where(fits, self.exhausted[target][row], following),
-        )
-
-    def _look_till_next(self, row_transition: RowTransition, positions: Ints) -> tuple[Ints, Ints]:
-        assert row_transition.next_fit is not None
-        target = row_transition.target
-        next_fit = row_transition.next_fit[positions]
-        has_arrived = next_fit < NEVER
-        row = np.where(has_arrived, next_fit, positions)
-        completion = np.where(has_arrived, self.completion[target][row], self.rows.end[positions])
-        exhausted = np.where(has_arrived, self.exhausted[target][row], NEVER)
-        if row_transition.next_absent is None:
-            return completion, exhausted
-        next_absent = row_transition.next_absent[positions]
-        is_ended = next_absent < next_fit
-        return np.where(is_ended, NEVER, completion), np.where(is_ended, next_absent, exhausted)
 
     def _look_till_any(self, row_transition: RowTransition, positions: Ints) -> tuple[Ints, Ints]:
         assert row_transition.earliest_completion is not None
@@ -478,16 +474,7 @@ class Walker:
             waits = self.lookahead.next_violation is not None
             runs.note_decision(which, NEVER if waits else runs.row[which])
             return np.ones(len(which), np.bool_)
-        rows = self._next_rows(runs, which, row_transition)
-        is_waiting = rows == NEVER
-        runs.status[which[is_waiting]] = WAITING
-        runs.decided_by[which[is_waiting]] = NEVER
-        has_row = (rows < NEVER) & (rows >= 0)
-        runs.take_rows(which[has_row], row_transition.target, rows[has_row], rows[has_row])
-        return rows >= 0
-
-    def _next_rows(self, runs: Runs, which: Ints, row_transition: RowTransition) -> Ints:
-        """The row that each run takes: NEVER if it has to wait for one, -1 if no row will do."""
+        # The row that each run takes: NEVER if it has to wait for one, -1 if no row will do.
         here = runs.row[which]
         if row_transition.mode == STRICT:
             rows = np.where(here + 1 < self.rows.end[here], here + 1, NEVER)
@@ -498,7 +485,12 @@ class Walker:
         unchecked = np.flatnonzero(rows < NEVER)
         while len(unchecked):
             unchecked = self._check_rows(runs, which, row_transition, rows, unchecked)
-        return rows
+        is_waiting = rows == NEVER
+        runs.status[which[is_waiting]] = WAITING
+        runs.decided_by[which[is_waiting]] = NEVER
+        has_row = (rows < NEVER) & (rows >= 0)
+        runs.take_rows(which[has_row], row_transition.target, rows[has_row], rows[has_row])
+        return rows >= 0
 
     def _check_rows(
         self,

@@ -84,16 +84,9 @@ class CharacterTable:
     text: CodePoints
 
     def kinds_of(self, points: CodePoints) -> npt.NDArray[np.uint8]:
-        return (
-            self.kinds[np.minimum(points, _TABLE_END)]
-            if len(points) and points.max() < _TABLE_END
-            else self._with_rare(points)
-        )
-
-    def _with_rare(self, points: CodePoints) -> npt.NDArray[np.uint8]:
-        """The kinds of code points of which some are beyond the table: ideographs, and what is in
-        no word.
-        """
+        """The kinds of code points. Beyond the table are ideographs, and what is in no word."""
+        if len(points) and points.max() < _TABLE_END:
+            return self.kinds[np.minimum(points, _TABLE_END)]
         kinds = self.kinds[np.minimum(points, _TABLE_END - 1)].copy()
         rare = points >= _TABLE_END
         kinds[rare] = np.where(points[rare] <= _ALONE[-1][1], ALONE, BREAK)
@@ -222,7 +215,9 @@ class Analyzer:
         )
         offsets = offsets - offsets[0]
         if not len(data) or data.max() < 128:
-            starts, ends, words = _ascii_words(data, offsets)
+            is_word, lower = ascii_table()
+            starts, ends = _word_edges(is_word[data].astype(np.uint8), offsets)
+            words = _slice_words(lower[data], starts, ends)
         else:
             offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False)))
             starts, ends, words = _unicode_words(data, offsets)
@@ -311,12 +306,6 @@ def _snowball(language: str) -> Any:
             fix="choose one of them, or leave out the language.",
         )
     return snowballstemmer.stemmer(language)
-
-
-def _ascii_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
-    is_word, lower = ascii_table()
-    starts, ends = _word_edges(is_word[data].astype(np.uint8), offsets)
-    return starts, ends, _slice_words(lower[data], starts, ends)
 
 
 def _unicode_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:

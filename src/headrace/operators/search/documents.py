@@ -57,9 +57,13 @@ def read_token_columns(rows: pa.Table | pa.RecordBatch, name: str) -> Tokens | N
         return None
     lists = as_array(rows.column(f"{_WORDS}.{name}"))
     words = lists.flatten()
-    codes, terms = _used_terms(
-        words.indices.fill_null(NO_WORD).to_numpy().astype(np.int64), words.dictionary
-    )
+    codes: Ints = words.indices.fill_null(NO_WORD).to_numpy().astype(np.int64)
+    terms = words.dictionary
+    if 2 * len(codes) <= len(terms):
+        # These are some of many documents: the terms that they do not have are left out.
+        used, new_codes = np.unique(codes, return_inverse=True)
+        missing = int(len(used) > 0 and used[0] == NO_WORD)
+        codes, terms = new_codes.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
     row_starts = offsets_of(lists)
     row_starts = row_starts - row_starts[0]
     starts, ends = (
@@ -74,15 +78,6 @@ def read_token_columns(rows: pa.Table | pa.RecordBatch, name: str) -> Tokens | N
         terms=Terms(terms),
         row_starts=row_starts,
     )
-
-
-def _used_terms(codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
-    """Leave out the terms that some of many documents do not have."""
-    if 2 * len(codes) > len(terms):
-        return codes, terms
-    used, new_codes = np.unique(codes, return_inverse=True)
-    missing = int(len(used) > 0 and used[0] == NO_WORD)
-    return new_codes.astype(np.int64) - missing, terms.take(pa.array(used[missing:]))
 
 
 def _positions(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
@@ -219,13 +214,7 @@ class Features:
         self.is_known[vocabulary.costly_features()] = False
         self.all_documents = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
         self.bits[TRUE] = self.all_documents
-        self.present = self._find_words()
-        self.masks: dict[int, int] = {}
-
-    def _find_words(self) -> Ints:
-        """Set the bits of words; returns the features of words that some document has, some perhaps
-        twice.
-        """
+        # The bits of words, and the features of words that some document has, some perhaps twice.
         present = []
         for name, tokens in self.documents.words.items():
             words = tokens.terms.word_numbers(self.vocabulary)
@@ -236,7 +225,8 @@ class Features:
             present += [
                 self._set(tokens, self.vocabulary.word_features(scope, words)) for scope in scopes
             ]
-        return np.concatenate(present) if present else np.zeros(0, np.int64)
+        self.present = np.concatenate(present) if present else np.zeros(0, np.int64)
+        self.masks: dict[int, int] = {}
 
     def _set(self, tokens: Tokens, features: npt.NDArray[np.int32]) -> Ints:
         """Set the bits of the features of a field's words; returns those that some document has."""

@@ -207,7 +207,17 @@ class Evaluator:
             elif isinstance(test, Range):
                 ranges.setdefault(test.field, []).append(feature)
             elif isinstance(test, Prefix | Wildcard | Fuzzy):
-                self.features.set(feature, self._term_expansion_mask(test))
+                # Which documents have a word that matches a test.
+                documents = self.features.documents
+                has = np.zeros(documents.count, np.bool_)
+                for name in (
+                    self.features.vocabulary.fields.text if test.field is None else (test.field,)
+                ):
+                    tokens = documents.words[name]
+                    fits = np.zeros(len(tokens.terms) + 1, np.bool_)
+                    fits[tokens.terms.matching_codes(test)] = True
+                    has[tokens.rows[fits[tokens.codes]]] = True
+                self.features.set(feature, has)
             else:
                 assert isinstance(test, Exists), test
                 self.features.set(feature, self._exists_mask(test))
@@ -232,17 +242,6 @@ class Evaluator:
         if test.field in documents.columns:
             return documents.columns[test.field].is_valid
         return np.diff(documents.words[test.field].row_starts) > 0
-
-    def _term_expansion_mask(self, test: Prefix | Wildcard | Fuzzy) -> Mask:
-        """Which documents have a word that matches a test."""
-        documents = self.features.documents
-        has = np.zeros(documents.count, np.bool_)
-        for name in self.features.vocabulary.fields.text if test.field is None else (test.field,):
-            tokens = documents.words[name]
-            fits = np.zeros(len(tokens.terms) + 1, np.bool_)
-            fits[tokens.terms.matching_codes(test)] = True
-            has[tokens.rows[fits[tokens.codes]]] = True
-        return has
 
     # Trees, for all documents at once: a bit a document
 
@@ -323,22 +322,17 @@ class Highlighter:
         )
 
     def _highlights(self, test: Test, document: int) -> list[Highlight]:
-        if (test, document) not in self._known:
-            self._known[test, document] = self._find(test, document)
-        return self._known[test, document]
-
-    def _find(self, test: Test, document: int) -> list[Highlight]:
         if not isinstance(test, Word | Phrase | Prefix | Wildcard | Fuzzy):
             return []
-        fields = self._features.vocabulary.fields
-        names = [
-            name
-            for name in (fields.text if test.field is None else (test.field,))
-            if name in fields.text
-        ]
-        return [
-            position for name in names for position in self._field_highlights(test, name, document)
-        ]
+        if (test, document) not in self._known:
+            text_fields = self._features.vocabulary.fields.text
+            self._known[test, document] = [
+                position
+                for name in (text_fields if test.field is None else (test.field,))
+                if name in text_fields
+                for position in self._field_highlights(test, name, document)
+            ]
+        return self._known[test, document]
 
     def _field_highlights(
         self, test: Word | Phrase | Prefix | Wildcard | Fuzzy, name: str, document: int
@@ -346,7 +340,13 @@ class Highlighter:
         tokens = self._features.documents.words[name]
         first, last = int(tokens.row_starts[document]), int(tokens.row_starts[document + 1])
         if isinstance(test, Phrase):
-            at = self._phrase(test, name, document)
+            words = [self._features.vocabulary.words[word] for word, _ in test.words]
+            positions = {
+                word: self._position_index(name).positions_in(word, document) for word in set(words)
+            }
+            offsets = [offset for _, offset in test.words]
+            matches = sloppy_positions(positions, words, offsets, test.slop)
+            at = distinct_sorted(matches[:MAX_HIGHLIGHTS].ravel())
         elif isinstance(test, Word):
             number = self._features.vocabulary.words.get(test.text, ABSENT)
             at = (
@@ -362,17 +362,6 @@ class Highlighter:
             (name, int(tokens.starts[position]), int(tokens.ends[position]))
             for position in (first + at[:MAX_HIGHLIGHTS]).tolist()
         ]
-
-    def _phrase(self, test: Phrase, name: str, document: int) -> Ints:
-        words = [self._features.vocabulary.words[word] for word, _ in test.words]
-        positions = {
-            word: self._position_index(name).positions_in(word, document) for word in set(words)
-        }
-        return distinct_sorted(
-            sloppy_positions(positions, words, [position for _, position in test.words], test.slop)[
-                :MAX_HIGHLIGHTS
-            ].ravel()
-        )
 
     def _position_index(self, name: str) -> PositionIndex:
         if name not in self._places:

@@ -255,25 +255,18 @@ class QueryIndex:
         """The index with some queries stored, or removed where there is None."""
         if not changes:
             return self
-        parts = [
-            live_entries for part in self.parts if (live_entries := part.without(changes)).count
-        ]
+        parts = [left for part in self.parts if (left := part.without(changes)).count]
         total = sum(len(part.keys) for part in parts)
         put = {key: stored for key, stored in changes.items() if stored is not None}
         if total > _MIN_SEGMENT_QUERIES and 2 * sum(part.count for part in parts) < total:
-            return self._rebuilt([part.live_entries() for part in parts], put)
+            # A new index and vocabulary, once most queries were removed.
+            read = {
+                key: StoredQuery.of(self.language, text, value)
+                for live in [part.live_entries() for part in parts]
+                for key, text, value in zip(live.keys, live.texts, live.values, strict=True)
+            }
+            return QueryIndex.empty(self.language).with_changes({**read, **put})
         return replace(self, parts=tuple(_fold_in(parts, put, self.vocabulary)))
-
-    def _rebuilt(
-        self, live_entries: Sequence[_QueryEntries], put: Mapping[Key, StoredQuery]
-    ) -> QueryIndex:
-        """A new index and vocabulary, once most queries were removed."""
-        read = {
-            key: StoredQuery.of(self.language, text, value)
-            for each in live_entries
-            for key, text, value in zip(each.keys, each.texts, each.values, strict=True)
-        }
-        return QueryIndex.empty(self.language).with_changes({**read, **put})
 
     # Matching
 
@@ -491,7 +484,8 @@ class IndexCache:
         """1. Read the digests of the state. 2. A cached index with the same digests is right. 3.
         Else the one with most of them is updated, group by group.
         """
-        digests = _read_digests(state)
+        keys, values, _ = state.scan(STAMP, STAMP + b"\xff")
+        digests = {key[1]: _without_version(value) for key, value in zip(keys, values, strict=True)}
         cached = _cached_indexes.get(self._cache_key(digests))
         if cached is None:
             cached = self._write_down(state, self._update(state, digests))
@@ -598,11 +592,18 @@ class IndexCache:
             [new[index] for index in changed],
             groups[changed],
         )
-        new_digests = _next_digests(
-            cached.digests, [(keys[index], new[index]) for index in changed]
-        )
-        digests = {**cached.digests, **new_digests}
+        # The digest of each group is over its digest before and its changes.
         touched = sorted({int(group) for group in groups[changed]})
+        hashes = {
+            group: hashlib.blake2b(cached.digests.get(group, b""), digest_size=16)
+            for group in touched
+        }
+        for index in changed:
+            key, value = keys[index], new[index]
+            for part in (key, b"\0" if value is None else b"\1" + value):
+                hashes[key[0]].update(len(part).to_bytes(8, "big") + part)
+        new_digests = {group: digest.digest() for group, digest in hashes.items()}
+        digests = {**cached.digests, **new_digests}
         state.put(
             [STAMP + bytes([group]) for group in touched],
             [VERSION + digests[group] for group in touched],
@@ -645,11 +646,6 @@ def clear_index_cache() -> None:
     _cached_indexes.clear()
 
 
-def _read_digests(state: KeyedState) -> GroupDigests:
-    keys, values, _ = state.scan(STAMP, STAMP + b"\xff")
-    return {key[1]: _without_version(value) for key, value in zip(keys, values, strict=True)}
-
-
 def _without_version(value: bytes) -> bytes:
     if value[:1] != VERSION:
         raise NewerFormat(
@@ -661,19 +657,6 @@ def _without_version(value: bytes) -> bytes:
 
 def _prefix(group: int) -> bytes:
     return QUERY + bytes([group])
-
-
-def _next_digests(before: GroupDigests, changes: list[tuple[Key, bytes | None]]) -> GroupDigests:
-    """The digest of each group over its digest before and its changes."""
-    digests = {
-        group: hashlib.blake2b(before.get(group, b""), digest_size=16)
-        for group in {key[0] for key, _ in changes}
-    }
-    for key, value in changes:
-        digest = digests[key[0]]
-        for part in (key, b"\0" if value is None else b"\1" + value):
-            digest.update(len(part).to_bytes(8, "big") + part)
-    return {group: digest.digest() for group, digest in digests.items()}
 
 
 def as_large_binary(values: list[bytes]) -> pa.Array:

@@ -1,8 +1,8 @@
 """An index of queries as bytes, for the cache next to a shard's local store.
 
 The index consists of frozen dataclasses over numpy arrays, tuples and plain values. `encode` turns
-such a value into bytes, `decode` turns them back; only the dataclasses of this package that `encode`
-is given are ever built, so reading a file runs no code that the file chooses.
+such a value into bytes, `decode` turns them back; only the dataclasses of this package that
+`encode` is given are ever built, so reading a file runs no code that the file chooses.
 
 Layout, version 1: the magic `HRQI`, one byte with the version, the length of the header (4 bytes,
 little endian), the header as JSON, and the buffers that the header refers to, one after the other.

@@ -170,7 +170,10 @@ class SearchKernel:
         """
         keys = encode_keys(changes, self.settings.key)
         groups, kinds = key_groups(keys).tolist(), changes[CHANGE_TYPE].to_pylist()
-        values = self._encode_queries(changes)
+        columns = [as_array(changes.column(name)) for name in self._stored_fields.names]
+        values: list[bytes] = row_codec.encode(
+            pa.StructArray.from_arrays(columns, fields=list(self._stored_fields))
+        )
         queries: dict[Key, StoredQuery | None] = {}
         refused: dict[str, list[int]] = {}
         texts = changes[self.settings.query].to_pylist()
@@ -188,13 +191,6 @@ class SearchKernel:
         for reason, rows in refused.items():
             self.dead_letters.add(changes, np.array(rows), self.settings.query, reason)
         return queries
-
-    def _encode_queries(self, changes: pa.Table) -> list[bytes]:
-        columns = [as_array(changes.column(name)) for name in self._stored_fields.names]
-        values: list[bytes] = row_codec.encode(
-            pa.StructArray.from_arrays(columns, fields=list(self._stored_fields))
-        )
-        return values
 
     def _decode_queries(self, values: list[bytes]) -> pa.Table:
         struct = row_codec.decode_array(

@@ -372,7 +372,19 @@ class _QueryParser:
         if scan.take("("):
             return self._group(field, position)
         if scan.next == '"':
-            return self._quoted_clause(field, scan.quoted(), position)
+            text = scan.quoted()
+            if self._kind(field) != TEXT:
+                return self._exact_clause(str(field), text, position)
+            slop = 0
+            if self._scan.take("~"):
+                slop = int(self._scan.number() or 0)
+                if slop > MAX_SLOP:
+                    self._scan.fail(
+                        f"A phrase is moved by at most {MAX_SLOP:,} places",
+                        position,
+                        fix="use AND, where the places do not matter.",
+                    )
+            return self._phrase_clause(field, text, slop, position)
         if scan.next and scan.next in "[{":
             return self._range_clause(field, position)
         raw_word = scan.word()
@@ -448,20 +460,6 @@ class _QueryParser:
                     fix="write a number from 1 on, as in (a b c)~2.",
                 )
         return self._combine_clauses(clauses, min_count, position)
-
-    def _quoted_clause(self, field: str | None, text: str, position: int) -> Node | None:
-        if self._kind(field) != TEXT:
-            return self._exact_clause(str(field), text, position)
-        slop = 0
-        if self._scan.take("~"):
-            slop = int(self._scan.number() or 0)
-            if slop > MAX_SLOP:
-                self._scan.fail(
-                    f"A phrase is moved by at most {MAX_SLOP:,} places",
-                    position,
-                    fix="use AND, where the places do not matter.",
-                )
-        return self._phrase_clause(field, text, slop, position)
 
     def _phrase_clause(self, field: str | None, text: str, slop: int, position: int) -> Node | None:
         words = [

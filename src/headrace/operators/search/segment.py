@@ -31,7 +31,6 @@ from headrace.operators.search.syntax import (
     Node,
     Not,
     Phrase,
-    Test,
     Word,
     leaves,
     scoring_leaves,
@@ -96,7 +95,14 @@ def _conjunction(node: Node) -> Iterator[Node]:
 
 def _add_part(part: Node, into: CompiledQuery, vocabulary: Vocabulary) -> None:
     if isinstance(part, Leaf):
-        _add_test(part.test, into, vocabulary)
+        test = part.test
+        if isinstance(test, Word):
+            into.must.append(vocabulary.feature(test))
+        elif not isinstance(test, Everything):
+            feature = vocabulary.feature(test)
+            if isinstance(test, Phrase):
+                into.must += [vocabulary.feature(Word(test.field, text)) for text, _ in test.words]
+            _add_costly(feature * 2, Leaf(test), into)
     elif (
         isinstance(part, Not)
         and isinstance(part.child, Leaf)
@@ -116,18 +122,6 @@ def _add_part(part: Node, into: CompiledQuery, vocabulary: Vocabulary) -> None:
             vocabulary.feature(leaf.test)
         if (words := _guaranteed_words(part)) is not None:
             into.posting_choices.append([vocabulary.feature(word) for word in words])
-
-
-def _add_test(test: Test, into: CompiledQuery, vocabulary: Vocabulary) -> None:
-    if isinstance(test, Everything):
-        return
-    feature = vocabulary.feature(test)
-    if isinstance(test, Word):
-        into.must.append(feature)
-        return
-    if isinstance(test, Phrase):
-        into.must += [vocabulary.feature(Word(test.field, text)) for text, _ in test.words]
-    _add_costly(feature * 2, Leaf(test), into)
 
 
 def _add_costly(literal: int, part: Node, into: CompiledQuery) -> None:
@@ -366,8 +360,14 @@ class IndexSegment:
 
     def __init__(self, queries: QueryColumns, vocabulary: Vocabulary) -> None:
         self.count = len(queries.scores)
-        weights = _word_weights(queries, vocabulary)
-        must = _sort_by_rarity(queries.must, weights)
+        # How common each word is, judged by the queries: people look for rare words less often.
+        weights = np.bincount(queries.must.values, minlength=len(vocabulary)).astype(np.int64)
+        weights[vocabulary.values] += _FILTER_WEIGHT
+        row = np.repeat(np.arange(len(queries.must.starts) - 1), queries.must.lengths)
+        must = IntLists(
+            queries.must.starts,
+            queries.must.values[np.lexsort((weights[queries.must.values], row))],
+        )
         self.must = must.padded(MAX_MUST, TRUE)
         self.must_not = queries.must_not.padded(MAX_MUST_NOT, FALSE)
         self.costly = queries.costly.padded(MAX_COSTLY, TRUE * 2)
@@ -423,23 +423,47 @@ class IndexSegment:
         """1. Candidates. 2. Words that must be there, the rarest first. 3. Words that must not be
         there; one of several. 4. Costly tests. 5. What remains of trees.
         """
+        # 1.
         slots = self._candidates(features, live)
         queries_run = len(slots)
+        # 2.
         bits = features.bits
         masks = bits[self.must[slots, 0]] & bits[self.must[slots, 1]]
         slots, masks = _matching_slots(slots, masks)
         for column in range(2, MAX_MUST):
             masks &= bits[self.must[slots, column]]
             slots, masks = _matching_slots(slots, masks)
+        # 3.
         for column in range(MAX_MUST_NOT):
             masks &= ~bits[self.must_not[slots, column]]
         slots, masks = _matching_slots(slots, masks)
-        masks = self._apply_should(features, slots, masks)
-        slots, masks = _matching_slots(slots, masks)
-        self._apply_costly(features, evaluator, slots, masks)
-        slots, masks = _matching_slots(slots, masks)
-        self._apply_remainder(evaluator, slots, masks)
-        slots, masks = _matching_slots(slots, masks)
+        which = np.flatnonzero(self.has_should[slots])
+        if len(which):
+            starts = self.should.starts[slots[which]]
+            lengths = self.should.starts[slots[which] + 1] - starts
+            begins = np.append(0, np.cumsum(lengths))[:-1]
+            masks[which] &= np.bitwise_or.reduceat(
+                bits[self.should.values[expand_ranges(starts, lengths)]], begins, axis=0
+            )
+            slots, masks = _matching_slots(slots, masks)
+        # 4.
+        which = np.flatnonzero(self.has_costly[slots])
+        if len(which):
+            literals = self.costly[slots[which]]
+            evaluator.ensure((literals >> 1).ravel().astype(np.int64))
+            for column in range(MAX_COSTLY):
+                has = features.bits[literals[:, column] >> 1]
+                masks[which] &= np.where((literals[:, column] & 1)[:, None] != 0, ~has, has)
+            slots, masks = _matching_slots(slots, masks)
+        # 5.
+        which = np.flatnonzero(self.has_tree[slots])
+        if len(which):
+            nodes = [self.trees[slot] for slot in slots[which].tolist()]
+            evaluator.ensure_trees(nodes)
+            width = masks.shape[1] * 8
+            found = b"".join(evaluator.mask(node).to_bytes(width, "little") for node in nodes)
+            masks[which] &= np.frombuffer(found, np.uint64).reshape(len(nodes), -1)
+            slots, masks = _matching_slots(slots, masks)
         return SegmentMatches(slots, masks, queries_run)
 
     def _candidates(self, features: Features, live: Mask | None) -> Ints:
@@ -454,49 +478,11 @@ class IndexSegment:
             chosen &= live
         return np.flatnonzero(chosen)
 
-    def _apply_should(self, features: Features, slots: Ints, masks: Words64) -> Words64:
-        which = np.flatnonzero(self.has_should[slots])
-        if len(which):
-            starts = self.should.starts[slots[which]]
-            lengths = self.should.starts[slots[which] + 1] - starts
-            begins = np.append(0, np.cumsum(lengths))[:-1]
-            masks[which] &= np.bitwise_or.reduceat(
-                features.bits[self.should.values[expand_ranges(starts, lengths)]], begins, axis=0
-            )
-        return masks
-
-    def _apply_costly(
-        self, features: Features, evaluator: Evaluator, slots: Ints, masks: Words64
-    ) -> None:
-        which = np.flatnonzero(self.has_costly[slots])
-        if not len(which):
-            return
-        literals = self.costly[slots[which]]
-        evaluator.ensure((literals >> 1).ravel().astype(np.int64))
-        for column in range(MAX_COSTLY):
-            has = features.bits[literals[:, column] >> 1]
-            masks[which] &= np.where((literals[:, column] & 1)[:, None] != 0, ~has, has)
-
-    def _apply_remainder(self, evaluator: Evaluator, slots: Ints, masks: Words64) -> None:
-        which = np.flatnonzero(self.has_tree[slots])
-        if not len(which):
-            return
-        nodes = [self.trees[slot] for slot in slots[which].tolist()]
-        evaluator.ensure_trees(nodes)
-        width = masks.shape[1] * 8
-        found = b"".join(evaluator.mask(node).to_bytes(width, "little") for node in nodes)
-        masks[which] &= np.frombuffer(found, np.uint64).reshape(len(nodes), -1)
-
 
 def _matching_slots(slots: Ints, masks: Words64) -> tuple[Ints, Words64]:
     """The slots that still match some document, and their masks."""
     there = masks[:, 0] != 0 if masks.shape[1] == 1 else masks.any(axis=1)
     return (slots, masks) if there.all() else (slots[there], masks[there])
-
-
-def _sort_by_rarity(must: IntLists, weights: Ints) -> IntLists:
-    row = np.repeat(np.arange(len(must.starts) - 1), must.lengths)
-    return IntLists(must.starts, must.values[np.lexsort((weights[must.values], row))])
 
 
 def _trees(
@@ -512,10 +498,3 @@ def _trees(
     return {
         slot: parts[0] if len(parts) == 1 else AllOf(tuple(parts)) for slot, parts in trees.items()
     }
-
-
-def _word_weights(queries: QueryColumns, vocabulary: Vocabulary) -> Ints:
-    """How common each word is, judged by the queries: people look for rare words less often."""
-    weights = np.bincount(queries.must.values, minlength=len(vocabulary)).astype(np.int64)
-    weights[vocabulary.values] += _FILTER_WEIGHT
-    return weights

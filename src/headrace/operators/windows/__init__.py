@@ -1,9 +1,10 @@
 """Windows over event time: aggregates per group and window.
 
-- `specs`: the kinds of windows, `hr.tumbling(...)` and its siblings; `late`: `hr.late`.
+- `specs`: the kinds of windows, `hr.tumbling(...)` and its siblings.
+- `late_policy`: what becomes of late rows, `hr.late`.
 - `factory`: chooses the kernel for a window step.
 - `kernel`: what all window kernels share: settings, watermarks, emission of results.
-- `late_rows`: counts the rows that are too late for every window.
+- `late_rows`: counts and collects late rows: those behind the step's horizon.
 - `assignment`: which tumbling or hopping windows a row is in, also in time zones.
 - `fixed_window`: the kernel of tumbling and hopping windows.
 - `session_window`: the kernel of sessions, for aggregates whose states can be merged.

@@ -153,28 +153,23 @@ class BufferedWindows(WindowKernel):
         3. Store rows and timers.
         4. Compute every version, and emit what changed.
         """
-        grouped, buffered = self._read_groups(state, rows, watermarks)
-        if not len(grouped.by):
-            return self.empty_output()
-        before = buffered.in_order(np.arange(buffered.stored))
-        history, after = self._process_ticks(buffered, before, rows, watermarks)
-        self._store_rows(state, grouped, buffered, (before, after), watermarks)
-        return self._emit(rows, grouped, buffered, history, watermarks)
-
-    def _read_groups(
-        self, state: KeyedState, rows: pa.Table, watermarks: Watermarks
-    ) -> tuple[GroupKeys, BufferedRows]:
         of_rows = encode_keys(rows, self.by)
         keys, ranks = number_keys(
             [
                 of_rows,
-                self.scan_completed(state, watermarks).by,
+                self.scan_completed(state, watermarks).group_keys,
                 self.scan_expired(state, watermarks),
             ]
         )
         grouped = GroupKeys(keys, key_groups(keys), RowStore.names(keys))
         counts, stored = self._store.read(state, grouped.names, grouped.groups)
-        return grouped, self._buffered_rows(rows, ranks[0], counts, stored, watermarks)
+        buffered = self._buffered_rows(rows, ranks[0], counts, stored, watermarks)
+        if not len(grouped.group_keys):
+            return self.empty_output()
+        before = buffered.in_order(np.arange(buffered.stored))
+        history, after = self._process_ticks(buffered, before, rows, watermarks)
+        self._store_rows(state, grouped, buffered, (before, after), watermarks)
+        return self._emit(rows, grouped, buffered, history, watermarks)
 
     def _buffered_rows(
         self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, watermarks: Watermarks
@@ -248,20 +243,16 @@ class BufferedWindows(WindowKernel):
                 buffered, history, touched, (mine, fresh), late, tick, int(horizons[tick])
             )
             alive[now] = True
+        tick_index = buffered.tick_index[buffered.stored :]
         self.counts["late"] += self.late.add(
-            rows, late[buffered.stored :], *self._lateness(buffered, horizons, watermarks)
+            rows,
+            late[buffered.stored :],
+            watermarks.times_us[tick_index],
+            horizons[tick_index] - buffered.times[buffered.stored :],
         )
         after = buffered.in_order(np.flatnonzero(alive))
         (horizon,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
         return history, after[self.is_needed(buffered.keys[after], buffered.times[after], horizon)]
-
-    def _lateness(
-        self, buffered: BufferedRows, horizons: Times, watermarks: Watermarks
-    ) -> tuple[Times, Times]:
-        tick_index = buffered.tick_index[buffered.stored :]
-        return watermarks.times_us[tick_index], horizons[tick_index] - buffered.times[
-            buffered.stored :
-        ]
 
     def _process_tick(
         self,
@@ -372,7 +363,7 @@ class BufferedWindows(WindowKernel):
     ) -> None:
         before, after = rows
         in_rank = buffered.ranked(buffered.keys[after], after)
-        counts = np.bincount(buffered.keys[after], minlength=len(grouped.by))
+        counts = np.bincount(buffered.keys[after], minlength=len(grouped.group_keys))
         self._store.write(
             state, grouped.names, grouped.groups, counts, buffered.rows.take(pa.array(in_rank))
         )
@@ -392,7 +383,10 @@ class BufferedWindows(WindowKernel):
             buffered.keys[rows], buffered.times[rows], watermark_us
         )
         windows = Windows(
-            by=grouped.by.take(pa.array(of)), starts=starts, ends=ends, groups=grouped.groups[of]
+            group_keys=grouped.group_keys.take(pa.array(of)),
+            starts=starts,
+            ends=ends,
+            groups=grouped.groups[of],
         )
         return windows.names(waits).cast(pa.binary()), windows.groups
 
@@ -429,20 +423,8 @@ class BufferedWindows(WindowKernel):
             windows, shown, VersionResults(outcome, segments.after), watermarks
         )
         self.aggregation.count_unknown(outcome, segments.after[changes.versions[changes.additions]])
-        self._divert_rejected(rows, buffered, outcome, segments, born)
-        return table
-
-    def _divert_rejected(
-        self,
-        rows: pa.Table,
-        buffered: BufferedRows,
-        outcome: AggregateOutcome,
-        segments: Segments,
-        born: Ints,
-    ) -> None:
-        """Send the rows that an aggregate rejects to dead letters in the tick that brings them; a
-        later version of the window rejects them again, without effect.
-        """
+        # Send the rows that an aggregate rejects to dead letters in the tick that brings them; a
+        # later version of the window rejects them again, without effect.
         for (name, _), each in zip(self.aggregation.aggregates, outcome.advanced, strict=True):
             for rejected in each.rejected:
                 row = segments.order[rejected.rows]
@@ -451,6 +433,7 @@ class BufferedWindows(WindowKernel):
                 )
                 if fresh.any():
                     self.dead_letters.add(rows, row[fresh] - buffered.stored, name, rejected.reason)
+        return table
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from headrace.columnar.keys import as_array, decode_keys, encode_keys, key_group
 from headrace.columnar.lookup import group_start_mask, rank_keys, sort_order
 from headrace.errors import NewerFormat, PlanError
 from headrace.operators.changelog import differs
-from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
+from headrace.operators.kernel import UNSTARTED, KeyedState, Watermarks, microseconds
 from headrace.operators.windows.assignment import counterparts
 from headrace.operators.windows.kernel import (
     NOTHING,
@@ -240,10 +240,13 @@ class CompareKernel:
         """The versions of all windows' rows; the rows, stored ones first; and the names of windows
         in the state.
         """
+        # The end of the window a period later; of a window without one, its own end plus the
+        # period.
+        later = counterparts(self.window, windows.starts, windows.ends, self.period_us)
         lasting = Windows(
-            by=windows.by,
+            group_keys=windows.group_keys,
             starts=windows.starts,
-            ends=self._needed_until(windows),
+            ends=np.where(later.there, later.ends, windows.ends + self.period_us),
             groups=windows.groups,
         )
         names = lasting.names(np.zeros(len(windows), np.bool_))
@@ -268,13 +271,6 @@ class CompareKernel:
         )
         fresh = rows.select([field.name for field in self._results]).cast(pa.schema(self._results))
         return versions, pa.concat_tables([stored, fresh]).combine_chunks(), names
-
-    def _needed_until(self, windows: Windows) -> Times:
-        """The end of the window a period later; of a window without one, its own end plus the
-        period.
-        """
-        later = counterparts(self.window, windows.starts, windows.ends, self.period_us)
-        return np.where(later.there, later.ends, windows.ends + self.period_us)
 
     def _read(self, values: pa.Array) -> tuple[pa.Table, Ints]:
         there = values.drop_null()
@@ -354,7 +350,7 @@ class CompareKernel:
         )
         of = window[changes.segments]
         columns = decode_keys(
-            windows.by.take(pa.array(of)), [self.schema.field(name) for name in self.by]
+            windows.group_keys.take(pa.array(of)), [self.schema.field(name) for name in self.by]
         )
         bounds = ((WINDOW_START, windows.starts), (WINDOW_END, windows.ends))
         columns += [

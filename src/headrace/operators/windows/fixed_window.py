@@ -84,7 +84,28 @@ class FixedWindows(WindowKernel):
         elif self.spec.size_us // self.spec.every_us >= _MANY and self.is_worth_combining(rows):
             rows = self.combine(rows)
 
-        assignment = self._assign_rows(rows, watermarks)
+        # Assign each row to its open windows; count rows without one as late. Rows that arrive
+        # after a window of theirs is complete are counted as corrections.
+        times, tick_index = self.times(rows), row_tick_indices(rows, watermarks)
+        horizons = self.step_horizon(watermarks.horizon_before)
+        limits = np.concatenate([horizons, watermarks.watermark_before])
+        has_begun = limits != UNSTARTED
+        assigned = assign(self.spec, np.concatenate([times, limits[has_begun]]))
+        # The oldest window that contains the horizon is the oldest open one; the oldest that
+        # contains the watermark is the oldest incomplete one.
+        oldest = np.full(len(limits), np.iinfo(np.int64).min)
+        oldest[has_begun] = assigned.first[len(times) :]
+        oldest_open = oldest[tick_index]
+        oldest_incomplete = oldest[len(watermarks) + tick_index]
+        first = np.maximum(assigned.first[: len(times)], oldest_open)
+        last = assigned.last[: len(times)]
+        self.counts["late"] += self.late.add(
+            rows, last < oldest_open, watermarks.times_us[tick_index], horizons[tick_index] - times
+        )
+        self.counts["corrected"] = count_input_rows(
+            rows, (first < oldest_incomplete) & (first <= last)
+        )
+        assignment = _assignment(assigned, first, last)
         windows, segments = _segments_of_windows(
             rows, encode_keys(rows, self.by), assignment, self.scan_completed(state, watermarks)
         )
@@ -95,7 +116,24 @@ class FixedWindows(WindowKernel):
                 state.get_array(names, windows.groups)
             )
             outcome = self.aggregation.advance(segments, stored, parts)
-            self._store_states(state, windows, names, outcome, watermarks)
+            # Store the states under the names they had; windows that are emitted now change names.
+            packed = self.aggregation.layout.pack_array(outcome.rows, outcome.parts)
+            values = with_long_keys(names, packed)
+            waited = self._waits(windows, watermarks.watermark_at_start)
+            waits = self._waits(windows, int(watermarks.watermark[-1]))
+            is_open = windows.ends > self.step_horizon(watermarks.horizon[-1:])[0]
+            stays = is_open & (outcome.rows > 0)
+            in_place = stays & (waited == waits)
+            kept = values
+            if not in_place.all():
+                kept = pc.if_else(pa.array(in_place), values, pa.scalar(None, values.type))
+            state.put_array(names, kept, windows.groups)
+            moved = np.flatnonzero(stays & (waited != waits))
+            if len(moved):
+                renamed = windows.take(moved)
+                state.put_array(
+                    renamed.names(waits[moved]), values.take(pa.array(moved)), renamed.groups
+                )
             shown = self._shown_versions(windows, segments, outcome, watermarks)
             emitted, changes = self.emit_rows(windows, shown, outcome, watermarks)
             self.aggregation.record_rejected(segments, outcome, changes.versions[changes.additions])
@@ -135,62 +173,7 @@ class FixedWindows(WindowKernel):
             self.aggregation.partials,
         )
 
-    # Rows into windows
-
-    def _assign_rows(self, rows: pa.Table, watermarks: Watermarks) -> WindowAssignment:
-        """Assign each row to its open windows; count rows without one as late.
-
-        Rows that arrive after a window of theirs is complete are counted as corrections.
-        """
-        times, tick_index = self.times(rows), row_tick_indices(rows, watermarks)
-        horizons = self.step_horizon(watermarks.horizon_before)
-        limits = np.concatenate([horizons, watermarks.watermark_before])
-        has_begun = limits != UNSTARTED
-        assigned = assign(self.spec, np.concatenate([times, limits[has_begun]]))
-        # The oldest window that contains the horizon is the oldest open one; the oldest that
-        # contains the watermark is the oldest incomplete one.
-        oldest = np.full(len(limits), np.iinfo(np.int64).min)
-        oldest[has_begun] = assigned.first[len(times) :]
-        oldest_open = oldest[tick_index]
-        oldest_incomplete = oldest[len(watermarks) + tick_index]
-        first = np.maximum(assigned.first[: len(times)], oldest_open)
-        last = assigned.last[: len(times)]
-        self.counts["late"] += self.late.add(
-            rows, last < oldest_open, watermarks.times_us[tick_index], horizons[tick_index] - times
-        )
-        self.counts["corrected"] = count_input_rows(
-            rows, (first < oldest_incomplete) & (first <= last)
-        )
-        return _assignment(assigned, first, last)
-
     # Storing and emitting
-
-    def _store_states(
-        self,
-        state: KeyedState,
-        windows: Windows,
-        names: pa.Array,
-        outcome: AggregateOutcome,
-        watermarks: Watermarks,
-    ) -> None:
-        """Store the states under the names they had; windows that are emitted now change names."""
-        packed = self.aggregation.layout.pack_array(outcome.rows, outcome.parts)
-        values = with_long_keys(names, packed)
-        waited = self._waits(windows, watermarks.watermark_at_start)
-        waits = self._waits(windows, int(watermarks.watermark[-1]))
-        is_open = windows.ends > self.step_horizon(watermarks.horizon[-1:])[0]
-        stays = is_open & (outcome.rows > 0)
-        in_place = stays & (waited == waits)
-        kept = values
-        if not in_place.all():
-            kept = pc.if_else(pa.array(in_place), values, pa.scalar(None, values.type))
-        state.put_array(names, kept, windows.groups)
-        moved = np.flatnonzero(stays & (waited != waits))
-        if len(moved):
-            renamed = windows.take(moved)
-            state.put_array(
-                renamed.names(waits[moved]), values.take(pa.array(moved)), renamed.groups
-            )
 
     def _shown_versions(
         self,
@@ -245,7 +228,7 @@ def _segments_of_windows(
         np.concatenate([assignment.starts, completed.starts]),
         np.concatenate([assignment.ends, completed.ends]),
     )
-    keys = concat_keys(by, completed.by)
+    keys = concat_keys(by, completed.group_keys)
     codes = spread_codes(key_codes(keys), len(starts))
     of_rows = codes[: len(by)] if assignment.entries is None else codes[assignment.entries]
     window_of_entry = positions[: len(assignment.starts)].astype(np.uint64)[assignment.windows]

@@ -323,8 +323,8 @@ class WindowKernel(ABC):
         """The keys of groups with emitted windows that the step's horizon passes in this call."""
         (until,) = self.step_horizon(watermarks.horizon[-1:]).tolist()
         if until == self.step_horizon(np.array([watermarks.horizon_at_start]))[0]:
-            return NO_WINDOWS.by
-        return scan_windows(state, EMITTED, UNSTARTED, until)[1].by
+            return NO_WINDOWS.group_keys
+        return scan_windows(state, EMITTED, UNSTARTED, until)[1].group_keys
 
     def expire_windows(self, state: KeyedState, watermarks: Watermarks) -> None:
         """Delete the emitted windows that end behind the step's horizon."""
@@ -348,7 +348,9 @@ class WindowKernel(ABC):
         """
         changes = emitted_changes(shown, outcome.differs)
         window = shown.windows[changes.segments]
-        columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
+        columns = decode_keys(
+            windows.group_keys.take(pa.array(window)), list(self.output)[: len(self.by)]
+        )
         bounds = windows.starts[window], windows.ends[window] + self.shown_end_shift_us
         columns += [pa.array(times).cast(self.output.field(WINDOW_START).type) for times in bounds]
         columns += self._by_length(outcome.results(changes.versions), bounds[1] - bounds[0])

@@ -1,7 +1,9 @@
-"""`hr.late`: what becomes of rows that arrive behind the watermark.
+"""`hr.late`: what becomes of late rows.
 
-`drop` leaves them out, `correct` lets them correct emitted results for a while, and `divert` sends
-them to a topic. All of them count late rows; `late_rows.py` does the counting.
+A step's horizon is the watermark less the lateness that the step allows, and a row behind it is
+late. `drop` and `divert` allow no lateness: they leave late rows out, or send them to a topic.
+`correct` lowers the horizon, so that rows between it and the watermark correct results that were
+emitted already. All of them count late rows, in `late_rows`.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Drop:
 
 @dataclass(frozen=True)
 class Correct:
-    """Rows late by up to `lateness` correct emitted results; later ones are dropped,
-    and counted.
+    """Rows behind the watermark by up to `lateness` correct emitted results. Those behind the
+    horizon are dropped, and counted.
     """
 
     kind: ClassVar[str] = "correct"

@@ -4,7 +4,7 @@ A row is late for a step if it lies behind the step's horizon: the horizon of th
 lateness that the step allows. Window and pattern kernels decide which rows are late and `add` them
 to their `LateRowCounter`; after each call the host takes the counts, by minute and producer, for
 status and metrics, and the rows themselves for the topic of `hr.late.divert`. The policies are in
-`late.py`.
+`late_policy`.
 
     horizon 12:00, correct("5 minutes"): step horizon 11:55
     rows in: 11:58 (takes part)    11:50 from producer p, in the tick of 12:03 (late)

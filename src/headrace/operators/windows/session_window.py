@@ -236,14 +236,14 @@ class SessionWindows(WindowKernel):
         keys, ranks = number_keys(
             [
                 encode_keys(rows, self.by),
-                self.scan_completed(state, watermarks).by,
+                self.scan_completed(state, watermarks).group_keys,
                 self.scan_expired(state, watermarks),
             ]
         )
         if not len(keys):
             return self.empty_output()
         grouped = GroupKeys(keys, key_groups(keys), _NO_KEYS)
-        index = SessionIndex(self.step_name, state, grouped.by, grouped.groups)
+        index = SessionIndex(self.step_name, state, grouped.group_keys, grouped.groups)
         islands = self._islands(rows, ranks[0], watermarks)
         is_read = overlaps(index.sessions, islands.ranges)
         if self.emits_final:
@@ -414,7 +414,7 @@ class SessionWindows(WindowKernel):
     @staticmethod
     def _windows(grouped: GroupKeys, sessions: SessionRanges) -> Windows:
         return Windows(
-            by=grouped.by.take(pa.array(sessions.keys)),
+            group_keys=grouped.group_keys.take(pa.array(sessions.keys)),
             starts=sessions.starts,
             ends=sessions.ends,
             groups=grouped.groups[sessions.keys],

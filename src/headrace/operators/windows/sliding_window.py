@@ -248,19 +248,21 @@ class SlidingWindows(WindowKernel):
         keys, ranks = number_keys(
             [
                 encode_keys(rows, self.by),
-                self.scan_completed(state, watermarks).by,
+                self.scan_completed(state, watermarks).group_keys,
                 self.scan_expired(state, watermarks),
             ]
         )
         if not len(keys):
             return self.empty_output()
         grouped = GroupKeys(keys, key_groups(keys), _NO_KEYS)
-        store = PaneStore(self.step_name, grouped.by, grouped.groups, self.aggregation.layout.dtype)
+        store = PaneStore(
+            self.step_name, grouped.group_keys, grouped.groups, self.aggregation.layout.dtype
+        )
         batch = SlidingBatch(*store.read_heads(state, self._merger), watermarks)
         fresh = self._points(rows, ranks[0], times, batch.pool, watermarks)
-        in_order = self._in_order(batch.heads, fresh, len(grouped.by))
+        in_order = self._in_order(batch.heads, fresh, len(grouped.group_keys))
         needed = ~in_order[batch.heads.keys] | self._needed(
-            batch.heads, fresh, len(grouped.by), watermarks
+            batch.heads, fresh, len(grouped.group_keys), watermarks
         )
         known = store.read_points(state, batch.heads.take(needed), self._merger, batch.pool)
         points, heads = self._windows_in_order(
@@ -543,14 +545,17 @@ class SlidingWindows(WindowKernel):
         """The timers of groups: one for the first window that waits to be emitted, and one for when
         the last point is no longer needed.
         """
-        waits, last = np.full(len(grouped.by), NEVER), np.full(len(grouped.by), UNSTARTED)
+        waits, last = (
+            np.full(len(grouped.group_keys), NEVER),
+            np.full(len(grouped.group_keys), UNSTARTED),
+        )
         np.minimum.at(waits, heads.keys, heads.waits)
         np.maximum.at(last, heads.keys, heads.last)
         waiting, there = np.flatnonzero(waits != NEVER), np.flatnonzero(last != UNSTARTED)
         of = np.concatenate([waiting, there])
         ends = np.concatenate([waits[waiting] + 1, last[there] + self.size_us])
         windows = Windows(
-            by=grouped.by.take(pa.array(of)),
+            group_keys=grouped.group_keys.take(pa.array(of)),
             starts=np.zeros(len(of), np.int64),
             ends=ends,
             groups=grouped.groups[of],

@@ -3,7 +3,7 @@
 Windows are half open: a row at a window's end belongs to the next one. Sizes in a time zone follow
 its local clock: with `tumbling("1 day", timezone="Europe/Berlin")` a window begins at each midnight
 there, and has 23 or 25 hours on the days when daylight saving time begins or ends. What becomes of
-late rows is in `late.py`.
+late rows is in `late_policy`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _ONE = b"\x01"
 class Windows:
     """Windows of groups: the group's key, the bounds, and the key group of each."""
 
-    by: pa.Array
+    group_keys: pa.Array
     starts: Times
     ends: Times
     groups: Groups
@@ -59,15 +59,17 @@ class Windows:
         return len(self.starts)
 
     @staticmethod
-    def of(by: pa.Array, starts: Times, ends: Times) -> Windows:
+    def of(group_keys: pa.Array, starts: Times, ends: Times) -> Windows:
         """Windows whose key groups follow from their groups' keys."""
-        return Windows(by=by, starts=starts, ends=ends, groups=key_groups(by))
+        return Windows(
+            group_keys=group_keys, starts=starts, ends=ends, groups=key_groups(group_keys)
+        )
 
     def take(self, which: npt.NDArray[np.int64] | Mask) -> Windows:
         """The windows at some positions, or those that a mask selects."""
         at = np.flatnonzero(which) if which.dtype == np.bool_ else which
         return Windows(
-            by=self.by.take(pa.array(at)),
+            group_keys=self.group_keys.take(pa.array(at)),
             starts=self.starts[at],
             ends=self.ends[at],
             groups=self.groups[at],
@@ -78,20 +80,24 @@ class Windows:
         head = np.empty((len(self), _HEAD), np.uint8)
         head[:, 0] = np.where(waiting, WAITING[0], EMITTED[0])
         head[:, 1:9], head[:, 9:17] = _sortable_bytes(self.ends), _sortable_bytes(self.starts)
-        if pa.types.is_fixed_size_binary(self.by.type):
+        if pa.types.is_fixed_size_binary(self.group_keys.type):
             return _fixed_size(
                 np.hstack(
                     [
                         head,
-                        fixed_width_values(self.by, np.uint8).reshape(-1, self.by.type.byte_width),
+                        fixed_width_values(self.group_keys, np.uint8).reshape(
+                            -1, self.group_keys.type.byte_width
+                        ),
                     ]
                 )
             )
-        return pc.binary_join_element_wise(_fixed_size(head).cast(pa.binary()), self.by, _NOTHING)
+        return pc.binary_join_element_wise(
+            _fixed_size(head).cast(pa.binary()), self.group_keys, _NOTHING
+        )
 
 
 NO_WINDOWS = Windows(
-    by=pa.nulls(0, pa.binary()),
+    group_keys=pa.nulls(0, pa.binary()),
     starts=np.zeros(0, np.int64),
     ends=np.zeros(0, np.int64),
     groups=np.zeros(0, np.uint8),
@@ -105,9 +111,14 @@ def scan_windows(
     windows.
     """
     names, values, groups = state.scan(prefix(tag, after_us + 1), prefix(tag, until_us + 1))
-    by, heads = _split_equal_names(names) or _split_names(names, values)
+    group_keys, heads = _split_equal_names(names) or _split_names(names, values)
     times = (np.ascontiguousarray(heads).view(">u8") ^ _SIGN).astype(np.uint64).view(np.int64)
-    return names, Windows(by=by, starts=times[:, 1].copy(), ends=times[:, 0].copy(), groups=groups)
+    return names, Windows(
+        group_keys=group_keys,
+        starts=times[:, 1].copy(),
+        ends=times[:, 0].copy(),
+        groups=groups,
+    )
 
 
 def _split_equal_names(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
@@ -128,11 +139,11 @@ def _split_equal_names(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uin
 
 def _split_names(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
     """The groups' keys, and the ends and starts as bytes, of names of any length."""
-    by = [
+    group_keys = [
         name[_HEAD:] if len(name) < _SHORTENED_FROM else _long_key(value)
         for name, value in zip(names, values, strict=True)
     ]
-    return pa.array(by, pa.binary()), np.frombuffer(
+    return pa.array(group_keys, pa.binary()), np.frombuffer(
         b"".join([name[1:_HEAD] for name in names]), np.uint8
     ).reshape(-1, _HEAD - 1)
 
@@ -210,9 +221,11 @@ def concat_keys(first: pa.Array, second: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """The groups that a call is about: their keys, key groups, and the names of their row entries."""
+    """The groups that a call is about: their keys, key groups, and the names of their row
+    entries.
+    """
 
-    by: pa.Array
+    group_keys: pa.Array
     groups: Groups
     names: pa.Array
 
@@ -233,7 +246,7 @@ def distinct_windows(
     position[order] = np.cumsum(new) - 1
     return (
         Windows(
-            by=grouped.by.take(pa.array(keys[new])),
+            group_keys=grouped.group_keys.take(pa.array(keys[new])),
             starts=starts[new],
             ends=ends[new],
             groups=grouped.groups[keys[new]],
@@ -312,9 +325,9 @@ class RowStore:
         self._type = pa.list_(pa.struct(self.fields))
 
     @staticmethod
-    def names(by: pa.Array) -> pa.Array:
+    def names(group_keys: pa.Array) -> pa.Array:
         """The names of the groups' entries."""
-        return pc.binary_join_element_wise(_NAME, by.cast(pa.binary()), _NOTHING)
+        return pc.binary_join_element_wise(_NAME, group_keys.cast(pa.binary()), _NOTHING)
 
     def read(self, state: KeyedState, names: pa.Array, groups: Groups) -> tuple[Ints, pa.Table]:
         """The number of buffered rows of each group, and all rows in order of group."""

@@ -79,8 +79,8 @@ def silence(
     ] = "1 hour",
     log: LogOption = None,
 ) -> None:
-    """Send nothing of an alert for a while. Its messages are recorded meanwhile; what still fires at
-    the end is sent then.
+    """Send nothing of an alert for a while. Its messages are recorded meanwhile; what still fires
+    at the end is sent then.
 
     Example: headrace alert silence spike --pipeline shop --for "2 hours" --log file:data
     """

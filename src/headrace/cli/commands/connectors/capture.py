@@ -197,7 +197,8 @@ def _run_one(
     capture = replace(declared, log=log or declared.log)
     try:
         echo(
-            f"Capturing {capture.name} ({capture.kind}) into {capture.log_address()}. Ctrl-C ends it."
+            f"Capturing {capture.name} ({capture.kind}) into {capture.log_address()}. Ctrl-C ends"
+            " it."
         )
         capture.run(
             stop=stop,
@@ -213,7 +214,8 @@ def _run_one(
 
 def _dead_letter_notice(status: CaptureStatus | None) -> str:
     return (
-        f" {count_text(status.dead_letters, 'record')} became dead letters: see `headrace dead list`."
+        f" {count_text(status.dead_letters, 'record')} became dead letters: see `headrace dead"
+        " list`."
         if status is not None and status.dead_letters
         else ""
     )
@@ -222,7 +224,8 @@ def _dead_letter_notice(status: CaptureStatus | None) -> str:
 def status_line(status: CaptureStatus, rate: float) -> str:
     """The status of a capture as one line."""
     parts = [
-        f"{table} {progress_bar(done, about)} {done:,} of about {about:,} rows{_time_left(done, about, rate)}"
+        f"{table} {progress_bar(done, about)} {done:,} of about {about:,}"
+        f" rows{_time_left(done, about, rate)}"
         for table, (done, about) in status.snapshots.items()
     ]
     parts.append(

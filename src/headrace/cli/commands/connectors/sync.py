@@ -157,7 +157,8 @@ def _format_difference(difference: Difference) -> str:
     if difference.log is None or difference.target is None:
         return f"{key}: {'not in the target' if difference.target is None else 'not in the log'}"
     values = "; ".join(
-        f"{name} is {format_cell(difference.target[name])}, in the log {format_cell(difference.log[name])}"
+        f"{name} is {format_cell(difference.target[name])}, in the log"
+        f" {format_cell(difference.log[name])}"
         for name in difference.columns
     )
     return f"{key}: {values}"

@@ -123,7 +123,7 @@ def watch(
                 raise typer.Exit(EXIT_ALERT)
             return
         receivers = [parse_receiver(text) for text in to or ()]
-        watcher = Watcher(opened_log, measurements, watched, name=name, to=receivers)
+        watcher = Watcher.open(opened_log, measurements, watched, name=name, to=receivers)
         with stop_signals("Stopping.") as stop:
             echo(f"Watching {len(watched)} rules. Ctrl-C ends it.")
             watcher.run(

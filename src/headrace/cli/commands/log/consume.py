@@ -79,25 +79,23 @@ def consume(
             )
             _print(batches, show, max_rows)
         else:
-            _check_group_options(start, partition)
+            if start not in {None, "earliest", "latest"}:
+                raise typer.BadParameter(
+                    "A group continues where it stopped: move it with `headrace group reset`, then"
+                    " read.",
+                    param_hint="--from",
+                )
+            if partition is not None:
+                raise typer.BadParameter(
+                    "A group assigns its partitions itself; read a single partition without"
+                    " --group.",
+                    param_hint="--partition",
+                )
             opened_log.topic(topic)
             with opened_log.consumer(
                 topic, group, start=start or "earliest", headers=headers
             ) as consumer:
                 _consume(opened_log, consumer, show, max_rows, follow=follow)
-
-
-def _check_group_options(start: str | None, partition: int | None) -> None:
-    if start not in {None, "earliest", "latest"}:
-        raise typer.BadParameter(
-            "A group continues where it stopped: move it with `headrace group reset`, then read.",
-            param_hint="--from",
-        )
-    if partition is not None:
-        raise typer.BadParameter(
-            "A group assigns its partitions itself; read a single partition without --group.",
-            param_hint="--partition",
-        )
 
 
 # Without a group
@@ -273,5 +271,6 @@ def show_lines(batch: pa.RecordBatch) -> None:
     for row in batch.to_pylist():
         values = "  ".join(f"{name}={format_cell(row[name])}" for name in names)
         print(
-            f"{row[PARTITION_COLUMN]}/{row[OFFSET_COLUMN]}  {format_cell(row[TIMESTAMP_COLUMN])}  {values}"
+            f"{row[PARTITION_COLUMN]}/{row[OFFSET_COLUMN]}  {format_cell(row[TIMESTAMP_COLUMN])} "
+            f" {values}"
         )

@@ -61,8 +61,8 @@ def _store(log: Log, name: str | None) -> EventStore:
 
 
 def _handler(store: EventStore, rules: str, stack: ExitStack) -> Handler[Any]:
-    """A handler with the decider that a Python file defines, given as FILE:NAME. Its vault is closed
-    with the stack.
+    """A handler with the decider that a Python file defines, given as FILE:NAME. Its vault is
+    closed with the stack.
     """
     import sys
 

@@ -79,8 +79,8 @@ def lag(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how far consumer groups are behind. Exits with 3 if a threshold is exceeded, with --watch
-    if it was exceeded at any time.
+    """Show how far consumer groups are behind. Exits with 3 if a threshold is exceeded, with
+    --watch if it was exceeded at any time.
 
     With --watch, alerts are printed when they start and when they end.
 

@@ -210,7 +210,9 @@ def _text(
     path: Path, format: Format, info: TopicInfo, reading: _ReadOptions
 ) -> Iterator[LocatedBatch]:
     source = "standard input" if path == STDIN else str(path)
-    parser = TextRowParser(info, source)
+    parser = TextRowParser(
+        info.arrow_schema, info.key, is_table=info.is_table, topic=info.name, source=source
+    )
     stream = sys.stdin.buffer if path == STDIN else open_file(path)
     on_read = reading.progress_callback(
         source if path == STDIN else path.name, None if path == STDIN else path.stat().st_size

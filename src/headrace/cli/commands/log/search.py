@@ -1,5 +1,5 @@
-"""`headrace search` and `headrace search-test`: search an index that a sink maintains, or try a query
-on a topic's history before it is stored.
+"""`headrace search` and `headrace search-test`: search an index that a sink maintains, or try a
+query on a topic's history before it is stored.
 """
 
 from __future__ import annotations

@@ -347,8 +347,8 @@ def _kind(info: TopicInfo) -> str:
 
 
 def _offset_count(start: dict[int, int], end: dict[int, int]) -> int:
-    """The number of retained offsets. It is an upper bound of the number of rows, because compaction
-    and control batches leave gaps.
+    """The number of retained offsets. It is an upper bound of the number of rows, because
+    compaction and control batches leave gaps.
     """
     return sum(end.values()) - sum(start.values())
 

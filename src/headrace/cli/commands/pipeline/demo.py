@@ -7,6 +7,7 @@ examples/shop_demo, and so is the second computation.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -28,8 +29,8 @@ QUICK_START = {
     "sql_codegen_wholeStage": False,
     "sql_codegen_factoryMode": "NO_CODEGEN",
 }
-"""With these options the first order is counted after about 20 seconds instead of 29: for a few rows
-per second, compiling queries and classes costs more than it saves.
+"""With these options the first order is counted after about 20 seconds instead of 29: for a few
+rows per second, compiling queries and classes costs more than it saves.
 """
 
 
@@ -91,18 +92,22 @@ def demo(
 
     Example: headrace demo --for 30s
     """
-    from headrace.log.spark.session import check_start
+    from headrace.log.spark.launcher import archive_later, begin
 
     open_s = seconds if for_ is None else _duration_s(for_)
-    check_start(master=master)
     with (
         tempfile.TemporaryDirectory(prefix="headrace-demo-", ignore_cleanup_errors=True) as scratch,
         stop_signals("Closing the shop; press Ctrl-C again to stop at once.") as stop,
     ):
+        home = _prepare_directory(keep) if keep is not None else Path(scratch) / "shop"
+        os.environ["SHOP_HOME"] = str(home.absolute())  # which the JVM's workers inherit
+        begin(**_spark_options(master))  # the JVM starts while the rest is imported and checked
+        from headrace.log.spark.session import check_start
+
+        check_start(master=master)
         _find_examples()
         from shop_demo.showing import Showing
 
-        home = _prepare_directory(keep) if keep is not None else Path(scratch) / "shop"
         # Not from the environment: that log may be in production.
         address = log or (context.find_object(Settings) or Settings()).log
         opens = open_browser and open_s is None
@@ -117,6 +122,7 @@ def demo(
             spark_options=_spark_options(master),
         )
         checks = showing.show()
+        archive_later()
         for check in checks:
             echo(str(check))
     failed = [check for check in checks if not check.good]
@@ -126,9 +132,12 @@ def demo(
             if "moved" in showing.steps_s
             else ""
         )
-        echo(
-            f"{f'{len(failed)} of {len(checks)} are WRONG' if failed else f'All {len(checks)} as it should be'}{moved}."
+        result = (
+            f"{len(failed)} of {len(checks)} are WRONG"
+            if failed
+            else f"All {len(checks)} as it should be"
         )
+        echo(f"{result}{moved}.")
     else:
         echo("The shop is closed.")
     if keep is not None:

@@ -1,5 +1,5 @@
-"""`headrace plan`: shows what a pipeline file declares, as a tree, a graph or JSON. It starts nothing
-and opens no log.
+"""`headrace plan`: shows what a pipeline file declares, as a tree, a graph or JSON. It starts
+nothing and opens no log.
 """
 
 from __future__ import annotations

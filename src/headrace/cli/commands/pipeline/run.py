@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.commands.pipeline.serve import port_taken_text
 from headrace.cli.options import LogOption, find_log_address, stop_signals
-from headrace.cli.output import RunProgress, echo
+from headrace.cli.output import RunProgress, echo, seconds_text
 
 if TYPE_CHECKING:
     from headrace.alerts.alert import AlertMessage
@@ -119,6 +119,9 @@ def run(
 
     Example: headrace run shop.py --log file:data
     """
+    from headrace.log.spark.launcher import archive_later, begin
+
+    begin(master=master)  # the JVM starts while the rest is imported and checked
     from headrace.pipeline.loader import load_pipeline
     from headrace.runtime.run import run as run_pipeline
 
@@ -148,10 +151,20 @@ def run(
                 f"Accepting rows for {', '.join(gateway.topics)} at {address}."
             ),
             on_alert=print_alert,
+            on_starting=echo_starting,
             batch_target=batch_target,
             width=width,
         )
+        archive_later()
         echo(final_line(loaded.name, progress, stopped=stop.is_set()))
+
+
+def echo_starting(seconds: float | None) -> None:
+    """Say on a terminal that Spark starts, which takes seconds, and how long it took."""
+    if not sys.stderr.isatty():
+        return
+    text = "Starting Spark …" if seconds is None else f"Spark started in {seconds_text(seconds)}."
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_alert(message: AlertMessage) -> None:

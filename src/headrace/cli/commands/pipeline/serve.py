@@ -1,5 +1,5 @@
-"""`headrace serve` and `headrace dashboard`: the views of a state directory over HTTP, whether their
-pipeline runs or not. `headrace run` serves the same pages at its own address.
+"""`headrace serve` and `headrace dashboard`: the views of a state directory over HTTP, whether
+their pipeline runs or not. `headrace run` serves the same pages at its own address.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def serve(
 
     Example: headrace serve shop.state --log file:data
     """
-    from headrace.serve.access import find_token
+    from headrace.http.access import find_token
     from headrace.serve.server import start
 
     with open_stores(state) as stores:
@@ -93,8 +93,8 @@ def dashboard(
 
     Example: headrace dashboard shop.state --log file:data
     """
-    from headrace.serve.access import find_token
-    from headrace.serve.pipeline_status import check_state, log_address
+    from headrace.http.access import find_token
+    from headrace.run_status import check_state, log_address
     from headrace.serve.server import start_at_usual_port
 
     check_state(state)
@@ -109,7 +109,8 @@ def dashboard(
         ) as server,
     ):
         echo(
-            f"The dashboard of {state} is at {server.address}{port_taken_text(server, port)}. Ctrl-C"
+            f"The dashboard of {state} is at {server.address}{port_taken_text(server, port)}."
+            " Ctrl-C"
             " ends it."
         )
         sys.stdout.flush()

@@ -49,8 +49,8 @@ def top(
     from rich.live import Live
 
     from headrace.log import open_log
+    from headrace.run_status import check_state, log_address
     from headrace.serve.dashboard import Dashboard
-    from headrace.serve.pipeline_status import check_state, log_address
 
     check_state(state)
     console = Console()

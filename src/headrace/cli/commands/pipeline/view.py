@@ -56,7 +56,7 @@ def list_views(state: StateOption = None, json: JsonOption = False) -> None:
     show_changes = [
         (
             location.name,
-            _source_text(location),
+            "the pipeline" if location.version is None else f"version {location.version}",
             ", ".join(info.key) or "- (stream)",
             rows,
             info.tick,
@@ -74,10 +74,6 @@ def list_views(state: StateOption = None, json: JsonOption = False) -> None:
 def _view_size(location: ViewLocation) -> tuple[ViewInfo, int]:
     with location.store.reader.snapshot() as snap:
         return snap.view(location.stored_name), snap.count(location.stored_name)
-
-
-def _source_text(location: ViewLocation) -> str:
-    return "the pipeline" if location.version is None else f"version {location.version}"
 
 
 @app.command()
@@ -115,7 +111,14 @@ def show(
 
     Example: headrace view show regions --key north --state shop.state
     """
-    _check_show_options(name, key, sql, follow=follow)
+    if name is None and sql is None:
+        raise typer.BadParameter(
+            "Which view? See `headrace view list`, or query with --sql.", param_hint="NAME"
+        )
+    if (key is not None) + (sql is not None) + follow > 1:
+        raise typer.BadParameter(
+            "Choose one of --key, --sql and --follow.", param_hint="--key / --sql / --follow"
+        )
     with open_stores(state) as stores:
         if sql is not None:
             _show_query(stores, name, sql, timeout, max_rows, json=json)
@@ -125,19 +128,6 @@ def show(
             _show_row(locate_served(stores, str(name)), key, json=json)
         else:
             _show_rows(locate_served(stores, str(name)), max_rows, json=json)
-
-
-def _check_show_options(
-    name: str | None, key: list[str] | None, sql: str | None, *, follow: bool
-) -> None:
-    if name is None and sql is None:
-        raise typer.BadParameter(
-            "Which view? See `headrace view list`, or query with --sql.", param_hint="NAME"
-        )
-    if (key is not None) + (sql is not None) + follow > 1:
-        raise typer.BadParameter(
-            "Choose one of --key, --sql and --follow.", param_hint="--key / --sql / --follow"
-        )
 
 
 # Rows

@@ -1,5 +1,6 @@
-"""`headrace view diff`, `switch` and `drop`: compares a version that `headrace replay` built with what
-is served, serves it instead, and drops views that are no longer needed. `view.py` lists and shows.
+"""`headrace view diff`, `switch` and `drop`: compares a version that `headrace replay` built with
+what is served, serves it instead, and drops views that are no longer needed. `view.py` lists and
+shows.
 """
 
 from __future__ import annotations
@@ -229,7 +230,8 @@ def _refuse_if_served(stores: ViewStores, view: str, version: str | None) -> Non
         raise ConfigurationError(
             f"{view} is served as {plain_name}.",
             fix=(
-                f"switch {plain_name} to another first: `headrace view switch {plain_name} VERSION`, or"
+                f"switch {plain_name} to another first: `headrace view switch {plain_name}"
+                " VERSION`, or"
                 " --back."
             ),
         )

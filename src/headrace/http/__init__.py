@@ -1,0 +1,9 @@
+"""What the server of views (`headrace.serve`) and the HTTP gateway (`headrace.gateways`) share.
+
+In the order in which a request passes:
+
+    server      the server's thread and port
+    access      who may send requests
+    responses   JSON, and errors as HTTP statuses
+    prometheus  metrics as text
+"""

@@ -1,0 +1,151 @@
+"""`headrace consume`: where it begins and stops, what it prints, and what it commits for a
+group.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from tests.cli.conftest import Run
+
+AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def six(log: hr.Log) -> str:
+    """A topic with one partition and the orders 0 to 5."""
+    log.create_topic("six", "order_id BIGINT, note STRING, data BINARY")
+    with log.producer("six") as producer:
+        producer.append(
+            [
+                {"order_id": n, "note": None if n == 3 else f"[n{n}]", "data": b"\x00"}
+                for n in range(6)
+            ]
+        )
+    return "six"
+
+
+def ids(ran_lines: list[dict[str, Any]]) -> list[Any]:
+    return [line["order_id"] for line in ran_lines]
+
+
+def test_json_lines_hold_the_row_and_its_offset(run: Run, six: str) -> None:
+    lines = run("consume", six, "--json").lines
+    assert ids(lines) == list(range(6))
+    assert {name: lines[3][name] for name in ("note", "data", "_partition", "_offset")} == {
+        "note": None,
+        "data": "AA==",
+        "_partition": 0,
+        "_offset": 3,
+    }
+    assert abs(datetime.fromisoformat(lines[0]["_timestamp"]) - datetime.now(UTC)) < timedelta(
+        minutes=5
+    )
+
+
+def test_a_table_for_people(run: Run, six: str) -> None:
+    said = run("consume", six).out
+    assert "order_id" in said
+    assert "[n5]" in said
+
+
+@pytest.mark.parametrize("options", [(), ("--group", "billing")])
+def test_partitions_share_a_table(
+    run: Run, log: hr.Log, orders: str, options: tuple[str, ...]
+) -> None:
+    with log.producer(orders) as producer:
+        for partition in (0, 1):
+            producer.append(
+                {"order_id": 70 + partition, "customer_id": 1, "amount": 1.0, "placed_at": AT},
+                partition=partition,
+            )
+    said = run("consume", orders, *options).out
+    assert said.count("order_id") == 1
+    assert "70" in said
+    assert "71" in said
+    assert "2026-01-31 12:00:00Z" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), [0, 1, 2, 3, 4, 5]),
+        (("--from", 4), [4, 5]),
+        (("--from", "latest"), []),
+        (("--max", 2), [0, 1]),
+    ],
+)
+def test_where_it_begins_and_stops(
+    run: Run, six: str, options: tuple[object, ...], expected: list[int]
+) -> None:
+    assert ids(run("consume", six, "--json", *options).lines) == expected
+
+
+def test_from_a_time(run: Run, six: str) -> None:
+    long_ago, tomorrow = AT - timedelta(days=365 * 20), datetime.now(UTC) + timedelta(days=1)
+    assert len(run("consume", six, "--json", "--from", long_ago.isoformat()).lines) == 6
+    assert run("consume", six, "--json", "--from", tomorrow.date()).lines == []
+
+
+def test_a_place_that_is_none_is_wrong_usage(run: Run, six: str) -> None:
+    assert "earliest" in run("consume", six, "--from", "somewhen", code=2).err
+
+
+def test_one_partition(run: Run, log: hr.Log, orders: str) -> None:
+    with log.producer(orders) as producer:
+        for partition in (0, 1):
+            producer.append(
+                {"order_id": partition, "customer_id": 1, "amount": 1.0, "placed_at": AT},
+                partition=partition,
+            )
+    assert ids(run("consume", orders, "--json", "--partition", 1).lines) == [1]
+    run("consume", orders, "--partition", 2, code=2)
+
+
+def test_headers_are_shown_when_asked_for(run: Run, log: hr.Log, six: str) -> None:
+    with log.producer(six) as producer:
+        producer.append({"order_id": 6, "note": "", "data": None}, headers=[[("trace", b"7")]])
+    (line,) = run("consume", six, "--json", "--headers", "--from", 6).lines
+    assert line["_headers"] == [{"key": "trace", "value": "Nw=="}]
+
+
+def test_behind_the_end_there_is_nothing_yet(run: Run, six: str) -> None:
+    assert run("consume", six, "--json", "--from", 7).lines == []
+
+
+def test_a_group_goes_on_where_it_stopped(run: Run, log: hr.Log, six: str) -> None:
+    arguments = "consume", six, "--group", "billing", "--json"
+    assert ids(run(*arguments, "--max", 2).lines) == [0, 1]
+    assert log.committed("billing")[six] == {0: 2}
+    assert ids(run(*arguments).lines) == [2, 3, 4, 5]
+    assert log.committed("billing")[six] == {0: 6}
+    assert run(*arguments).lines == []
+
+
+def test_two_groups_do_not_disturb_each_other(run: Run, six: str) -> None:
+    run("consume", six, "--group", "a", "--max", 5, "--json")
+    assert len(run("consume", six, "--group", "b", "--json").lines) == 6
+    assert ids(run("consume", six, "--group", "a", "--json").lines) == [5]
+
+
+def test_a_group_reads_several_partitions_to_their_ends(run: Run, log: hr.Log, orders: str) -> None:
+    with log.producer(orders) as producer:
+        producer.append(
+            [{"order_id": n, "customer_id": n, "amount": 1.0, "placed_at": AT} for n in range(50)]
+        )
+    first = ids(run("consume", orders, "--group", "g", "--json", "--max", 30).lines)
+    rest = ids(run("consume", orders, "--group", "g", "--json").lines)
+    assert len(first) == 30
+    assert sorted([*first, *rest]) == list(range(50))
+
+
+@pytest.mark.parametrize("options", [("--from", 3), ("--from", "2026-01-01"), ("--partition", 0)])
+def test_a_group_takes_no_start_offset(run: Run, six: str, options: tuple[object, ...]) -> None:
+    assert "group" in run("consume", six, "--group", "g", *options, code=2).err.lower()
+
+
+def test_an_unknown_topic(run: Run, six: str) -> None:
+    assert "did you mean 'six'?" in run("consume", "sx", code=1).err
+    assert "did you mean 'six'?" in run("consume", "sx", "--group", "g", code=1).err
