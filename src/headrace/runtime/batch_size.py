@@ -73,18 +73,36 @@ class CostModel:
 
     fixed_s: float
     row_s: float
+    batches: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        return self.batches > _WARM_UP_BATCHES
 
     def seconds(self, rows: int) -> float:
         return self.fixed_s + rows * self.row_s
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Learn from a batch: from a small one the fixed cost, from a large one that of a row."""
+        """Learn from a batch: from a small one the fixed cost, from a large one that of a row. The
+        first ones load modules and warm Spark up, which says nothing about the next.
+        """
+        self.batches += 1
+        if not self.is_learned:
+            return
+        weight = 1 - _MEMORY if self.batches > _WARM_UP_BATCHES + 1 else 1.0
         if rows <= _FEW_ROWS:
             fixed_s = max(0.0, seconds - rows * self.row_s)
-            self.fixed_s = _MEMORY * self.fixed_s + (1 - _MEMORY) * fixed_s
+            self.fixed_s += weight * (fixed_s - self.fixed_s)
         else:
             row_s = max(0.0, seconds - self.fixed_s) / rows
-            self.row_s = _MEMORY * self.row_s + (1 - _MEMORY) * row_s
+            self.row_s += weight * (row_s - self.row_s)
+
+
+def _first_guess(width: Width, shuffles: int) -> CostModel:
+    """The cost of a batch before anything is known about this pipeline and this machine."""
+    if width == "one":
+        return CostModel(fixed_s=0.1 + 0.015 * shuffles, row_s=4e-6)
+    return CostModel(fixed_s=0.2 + 0.1 * shuffles, row_s=3e-6)
 
 
 class BatchWidth:
@@ -102,12 +120,25 @@ class BatchWidth:
         """Why the last batch was as wide as it was."""
         self.row_bytes = 200.0
         """About how many bytes a row of the input has."""
-        self._batches: dict[Width, int] = {"one": 0, "wide": 0}
-        self._costs: dict[Width, CostModel] = {
-            "one": CostModel(fixed_s=0.2, row_s=5e-6),
-            "wide": CostModel(fixed_s=0.6, row_s=3e-6),
-        }
+        self.shuffles = 1
+        self._costs = {width: _first_guess(width, 1) for width in _WIDTH_OF.values()}
         self.pin(pinned)
+
+    def expect(self, shuffles: int) -> None:
+        """Expect jobs with so many shuffles."""
+        self.shuffles = shuffles
+        self._costs = {width: _first_guess(width, shuffles) for width in _WIDTH_OF.values()}
+
+    def _cost_s(self, width: Width, rows: int) -> float:
+        """What a batch would cost. As long as a width was not tried, it is taken to be as much
+        slower than guessed as the other one was.
+        """
+        other: Width = "one" if width == "wide" else "wide"
+        cost_s = self._costs[width].seconds(rows)
+        if not self._costs[width].is_learned and self._costs[other].is_learned:
+            guess_s = _first_guess(other, self.shuffles).seconds(rows)
+            cost_s *= self._costs[other].seconds(rows) / guess_s
+        return cost_s
 
     def pin(self, width: str) -> None:
         """Choose the width of all further batches; "auto" leaves it open again."""
@@ -129,7 +160,7 @@ class BatchWidth:
             self.reason = f"{rows:,} rows are too many for one task"
             return "wide"
         other: Width = "one" if self.last == "wide" else "wide"
-        cost_s = {width: model.seconds(rows) for width, model in self._costs.items()}
+        cost_s = {width: self._cost_s(width, rows) for width in _WIDTH_OF.values()}
         chosen = other if cost_s[other] < _SWITCH_RATIO * cost_s[self.last] else self.last
         self.reason = (
             f"{rows:,} rows take about {cost_s['one']:.2f} s in one task,"
@@ -139,10 +170,7 @@ class BatchWidth:
 
     def learn(self, width: Width, rows: int, seconds: float) -> None:
         """Learn from a batch that took so long."""
-        # The first batches of a run load modules and warm Spark up, and the first one after a
-        # change brings local stores up to date: neither says what the next one will cost.
-        is_usual = self.last == width and self._batches[width] >= _WARM_UP_BATCHES
+        is_first = self.last != width  # which brings local stores up to date
         self.last = width
-        self._batches[width] += 1
-        if is_usual:
+        if not is_first:
             self._costs[width].learn(rows, seconds)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
-from headrace.engine.job_graph import uses_sql
+from headrace.engine.job_graph import ShuffleNode, nodes, uses_sql
 from headrace.engine.ledger import Ledger, LedgerEntry
 from headrace.engine.reports import (
     BatchResult,
@@ -276,7 +276,9 @@ class Query:
             builder = JobBuilder(
                 self.plan, context, tick, [tick], cores=1, optimistic=self._optimistic
             )
-            self._sql_needs[self._optimistic] = uses_sql(builder.job())
+            job = builder.job()
+            self._sql_needs[self._optimistic] = uses_sql(job)
+            self.width.expect(sum(isinstance(node, ShuffleNode) for node in nodes(job)))
         return self._sql_needs[self._optimistic]
 
     def _try_batch(
