@@ -15,7 +15,13 @@ import pytest
 
 from headrace.log.spark import class_archive, launcher
 from headrace.log.spark.class_archive import SWITCH, find_archive, make_later, with_archive
-from headrace.log.spark.jvm import UNUSUAL_VARIABLES, JvmCommand, java_executable, usual_command
+from headrace.log.spark.jvm import (
+    UNUSUAL_VARIABLES,
+    JvmCommand,
+    java_executable,
+    module_options,
+    usual_command,
+)
 from headrace.log.spark.settings import DAEMON_MODULE, classic_settings
 
 pytestmark = pytest.mark.skipif(java_executable() is None, reason="there is no Java")
@@ -56,6 +62,14 @@ def test_the_command_has_memory_java_options_and_settings() -> None:
     assert arguments[arguments.index("spark.speculation=false") - 1] == "--conf"
     assert arguments[-1] == "pyspark-shell"
     assert not any("incubator" in argument for argument in arguments)
+
+
+def test_a_newer_java_is_not_given_packages_that_it_lacks() -> None:
+    """Java prints a warning for each."""
+    lacking = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    assert lacking in module_options(17)
+    assert lacking not in module_options(25)
+    assert len(module_options(17)) == len(module_options(25)) + 1
 
 
 def test_its_workers_get_the_environment_that_spark_submit_gives() -> None:

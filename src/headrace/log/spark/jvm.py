@@ -138,17 +138,31 @@ OPENED_PACKAGES = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
-MODULE_OPTIONS = (
-    "-XX:+IgnoreUnrecognizedVMOptions",
-    *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENED_PACKAGES),
-    "-Dio.netty.tryReflectionSetAccessible=true",
-    "-Dio.netty.allocator.type=pooled",
-    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
-    "--sun-misc-unsafe-memory-access=allow",
-    "--enable-native-access=ALL-UNNAMED",
-    "-Dderby.connection.requireAuthentication=false",
-)
-"""The options of Spark's own launcher (`JavaModuleOptions`), but for the incubator module."""
+GONE_PACKAGES = {"java.base/sun.security.action": 24}
+"""Opened packages that a version of Java no longer has; it would print a warning."""
+
+
+def module_options(java_version: int) -> list[str]:
+    """The options of Spark's own launcher (`JavaModuleOptions`), but for the incubator module and
+    for what this Java does not have.
+    """
+    opened = [
+        f"--add-opens={package}=ALL-UNNAMED"
+        for package in OPENED_PACKAGES
+        if java_version < GONE_PACKAGES.get(package, java_version + 1)
+    ]
+    return [
+        "-XX:+IgnoreUnrecognizedVMOptions",
+        *opened,
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        "-Dio.netty.allocator.type=pooled",
+        "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+        "--sun-misc-unsafe-memory-access=allow",
+        "--enable-native-access=ALL-UNNAMED",
+        "-Dderby.connection.requireAuthentication=false",
+    ]
+
+
 HIDE_DEFAULT_SOURCE = "HEADRACE_HIDE_DEFAULT_SOURCE"
 """The environment variable that hides `pyspark_headrace.DefaultSource` from Spark."""
 
@@ -236,7 +250,7 @@ def usual_command(settings: Mapping[str, Any]) -> JvmCommand | None:
             *shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", "")),
             *shlex.split(java_options),
             f"-Xmx{texts.get('spark.driver.memory', '1g')}",
-            *MODULE_OPTIONS,
+            *module_options(installation.java_version),
         ),
         settings=texts,
         environment=environment,
