@@ -112,7 +112,7 @@ class Diverter:
         self._file.close()
         if self._file.rows:
             report = {
-                "diverted": {self.step: self._file.name},
+                "dead_letters": {self.step: self._file.name},
                 "counts": {f"{self.step}.diverted": self._file.rows},
             }
             write_report(self.job, f"diverted-{self.step}-{part}", report)

@@ -2,7 +2,7 @@
 
 Each is a small picklable object that is called with a task's Arrow batches: reading ranges of a topic
 (`ReadRows`, `ReadAndPack`), row-local steps (`ApplyRowStep`, `RankRows`), packing (`PackRows`),
-filtering (`filter_changes`, `DivertFailed`), and waking shards without rows (`ShardHeartbeat`).
+filtering (`filter_changes`, `DivertFailed`, `StopAtFailed`), and waking shards without rows (`ShardHeartbeat`).
 `runtime.job_builder` puts them together; `shard` and `outputs` have the functions behind the
 shuffle.
 """
@@ -33,6 +33,7 @@ from headrace.engine.reader import TopicRange
 from headrace.engine.reports import JobFiles, mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.watermarks import EventTimes, with_tick_times
+from headrace.errors import ExpressionFailed
 from headrace.expressions.evaluator import Filter, RowStep
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
@@ -333,3 +334,23 @@ class DivertFailed:
         yield from filter_rows(divert_failed())
         # Named by its first row, not by the task: Spark may compute these rows in several stages.
         diverter.finish(f"failed-{diverter.first}")
+
+
+@dataclass(frozen=True)
+class StopAtFailed:
+    """Passes rows on while `_keep` is true. The first row for which a step's expressions cannot be
+    computed ends the batch with ExpressionFailed.
+    """
+
+    step: str
+    expressions: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = batch.drop_columns([KEEP])
+            failed = rows.filter(pc.invert(batch.column(KEEP)))
+            if failed.num_rows:
+                names = [field.name for field in ORDER_FIELDS if field.name in rows.schema.names]
+                (row,) = failed.slice(0, 1).drop_columns(names).to_pylist()
+                raise ExpressionFailed(step=self.step, expressions=self.expressions, row=row)
+            yield rows

@@ -205,13 +205,13 @@ def read_reports(
             result.topics.append(Staged(topic, staged, report["rows"]))
             for partition, tick_rows in report["ticks"].items():
                 result.topic_ticks[topic, int(partition)] = dict(tick_rows)
-        for step, file in report.get("diverted", {}).items():
+        for step, file in report.get("dead_letters", {}).items():
             result.dead_letters.setdefault(step, []).append(JobRows(job, file))
-        for step, late_counts in report.get("late", {}).items():
+        for step, late_counts in report.get("late_counts", {}).items():
             result.late_counts += [
                 (step, minute_us, producer, rows) for minute_us, producer, rows in late_counts
             ]
-        for topic, file in report.get("late_rows", {}).items():
+        for topic, file in report.get("side_outputs", {}).items():
             result.side_outputs.setdefault(topic, []).append(JobRows(job, file))
         for step, due_us in report.get("due_us", {}).items():
             result.due_us[step] = min(due_us, result.due_us.get(step, due_us))

@@ -41,7 +41,7 @@ from headrace.log.dead_letters import PENDING_SCHEMA, rows_to_json_column
 from headrace.log.partitioning import partitions_by_key
 from headrace.operators.aggregates.partial_aggregation import PARTIAL
 from headrace.operators.kernel import DeadLetterBuffer, GaugedKernel, SideOutputKernel, TimedKernel
-from headrace.operators.windows.late_rows import LateRowCounter
+from headrace.operators.windows.late_rows import LateRowCounter, LateRowKernel
 
 _MAX_ROWS_A_BATCH = 100_000
 
@@ -209,7 +209,12 @@ def take_side_outputs(steps: Iterable[HostedStep], job: JobFiles) -> dict[str, A
     """The part of a shard's report that is about rows which kernels did not emit as results: their
     counts, dead letters, late rows by minute and producer, and files with rows for side outputs.
     """
-    report: dict[str, Any] = {"counts": {}, "diverted": {}, "late": {}, "late_rows": {}}
+    report: dict[str, Any] = {
+        "counts": {},
+        "dead_letters": {},
+        "late_counts": {},
+        "side_outputs": {},
+    }
     for step in steps:
         kernel = step.kernel
         for metric, count in getattr(kernel, "counts", {}).items():
@@ -219,13 +224,13 @@ def take_side_outputs(steps: Iterable[HostedStep], job: JobFiles) -> dict[str, A
             report["counts"][f"{step.name}.{aggregate}.unknown"] = count
         if isinstance(rejected := getattr(kernel, "dead_letters", None), DeadLetterBuffer):
             _take_dead_letters(step.name, rejected.take(), job, report)
-        if isinstance(late := getattr(kernel, "late", None), LateRowCounter):
-            _take_late_rows(step, late, job, report)
+        if isinstance(kernel, LateRowKernel):
+            _take_late_rows(step, kernel.late_rows, job, report)
         if step.timeout_topic is not None and isinstance(kernel, SideOutputKernel):
             rows = kernel.take_side_output()
             if rows.num_rows:
                 file = write_rows(job, f"aside-{step.name}", rows)
-                report["late_rows"][step.timeout_topic] = file
+                report["side_outputs"][step.timeout_topic] = file
     return report
 
 
@@ -245,7 +250,7 @@ def _take_dead_letters(step: str, rows: pa.Table, job: JobFiles, report: dict[st
         schema=PENDING_SCHEMA,
     )
     report["counts"][f"{step}.diverted"] = rows.num_rows
-    report["diverted"][step] = write_rows(job, f"diverted-{step}", dead_letters)
+    report["dead_letters"][step] = write_rows(job, f"diverted-{step}", dead_letters)
 
 
 def _take_late_rows(
@@ -253,7 +258,7 @@ def _take_late_rows(
 ) -> None:
     counts = late.take_counts()
     if counts.num_rows:
-        report["late"][step.name] = [
+        report["late_counts"][step.name] = [
             [minute_us, None if producer is None else str(producer), count]
             for minute_us, producer, count in zip(
                 counts["minute"].cast(pa.int64()).to_pylist(),
@@ -265,7 +270,7 @@ def _take_late_rows(
     rows = late.take_rows()
     if step.late_topic is not None and rows.num_rows:
         names = [field.name for field in step.inputs[0].schema if not field.name.startswith("_")]
-        report["late_rows"][step.late_topic] = write_rows(
+        report["side_outputs"][step.late_topic] = write_rows(
             job, f"late-{step.name}", rows.select([*names, TICK])
         )
 

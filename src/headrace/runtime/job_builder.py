@@ -46,6 +46,7 @@ from headrace.engine.map_tasks import (
     ReadAndPack,
     ReadRows,
     RenameChangeType,
+    StopAtFailed,
     filter_changes,
 )
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
@@ -53,7 +54,7 @@ from headrace.engine.reader import min_range_rows, topic_ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
-from headrace.error_policy import DIVERT
+from headrace.error_policy import DIVERT, STOP
 from headrace.expressions.evaluator import RowStep
 from headrace.expressions.expression import Expression
 from headrace.operators.kernel import BroadcastKernel
@@ -253,20 +254,24 @@ class JobBuilder:
 
     def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> Node:
         """A step's input. Rows for which an expression fails are removed and become dead letters
-        with errors="divert"; otherwise they are counted.
+        with errors="divert", end the batch with errors="stop", and are counted otherwise.
         """
         rows = self.rows(step.input)
         conditions = [f"({each.failed})" for each in expressions if each.failed is not None]
         if not conditions:
             return rows
         failed = f"coalesce({' OR '.join(conditions)}, false)"
-        if step.errors == DIVERT:
-            divert = DivertFailed(
-                self.context.files, step.name, f"an expression failed: {step.summary()}"
+        if step.errors in (DIVERT, STOP):
+            check = (
+                StopAtFailed(step.name, step.summary())
+                if step.errors == STOP
+                else DivertFailed(
+                    self.context.files, step.name, f"an expression failed: {step.summary()}"
+                )
             )
             keep = f"NOT {failed} AS `{KEEP}`"
             judged = SqlNode(rows, select=(*_sql_columns(step.input), keep))
-            return MapNode(judged, divert, _spark_schema(step.input))
+            return MapNode(judged, check, _spark_schema(step.input))
         return SqlNode(rows, failed=(step.name, failed))
 
     # Reading
