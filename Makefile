@@ -1,7 +1,7 @@
 # Every target sets up what it needs on a fresh Debian machine: see scripts/setup.sh.
 #   make demo        a web shop with its dashboard, until Ctrl-C   DEMO_SECONDS=30 make demo: for so long, and every number checked
 #   make test        linters, types and tests, in their short forms
-#   make test-fast   only the tests that need no Spark and no server
+#   make test-fast   only the quick tests that need no Spark and no server
 #   make test-all    the same with every test at full length, and all examples of properties
 #   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
 #   make lint        linters and types only
@@ -39,7 +39,7 @@ test: lint
 	@$(PYTHON_IN_VENV) -m pytest -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	@HEADRACE_TESTS=fast $(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process" $(PYTEST_ARGS)
+	@HEADRACE_TESTS=fast $(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process and not simulation" $(PYTEST_ARGS)
 
 test-all: lint
 	@HEADRACE_TESTS=full $(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)

@@ -62,28 +62,43 @@ NEEDS = {
 }
 
 
-COST = {"spark": 5.0, "kafka": 1.0, "server": 1.0, "browser": 2.0, "process": 2.0}
+SIMULATIONS = (
+    "tests/crash/*.py",
+    "tests/e2e/test_*_properties.py",
+    "tests/e2e/test_*_mutants.py",
+    "tests/e2e/test_join_chains.py",
+    "tests/e2e/test_lost_state.py",
+    "tests/e2e/test_two_runners.py",
+)
+"""Files whose tests take a whole log or pipeline through many faults: `make test-fast` leaves them
+out too.
+"""
+COST = {"spark": 5, "kafka": 1, "server": 1, "browser": 2, "process": 2}
 """Roughly how many seconds a test takes that needs one of these."""
-OWN_JVM_COST = 30.0
+OWN_JVM_COST = 30
 """And one that starts Spark in a process of its own."""
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark each test by the servers that its fixtures start, and put the costliest files first: a
     long file at the end would leave the other worker without work. The order of tests in a file and
     of files that cost little stays random.
     """
-    costs: Counter[Path] = Counter()
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         for mark, names in NEEDS.items():
             if fixtures & set(names):
                 item.add_marker(mark)
-        marks = {mark.name for mark in item.iter_markers()} - {"slow"}
-        costs[item.path] += round(sum(cost for mark, cost in COST.items() if mark in marks))
-        if "spark" in marks and "spark" not in fixtures:
-            costs[item.path] += round(OWN_JVM_COST)
+        if any(item.path.match(pattern) for pattern in SIMULATIONS):
+            item.add_marker("simulation")
+    yield  # tests are deselected by their marks, and shuffled
+    costs: Counter[Path] = Counter()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        costs[item.path] += sum(cost for mark, cost in COST.items() if mark in marks)
+        if "spark" in marks and "spark" not in getattr(item, "fixturenames", ()):
+            costs[item.path] += OWN_JVM_COST
     order = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
     items.sort(key=lambda item: (-costs[item.path], order[item.path]))
 
