@@ -410,7 +410,7 @@ def test_a_row_on_which_an_expression_fails_stops_the_run_if_asked_to(
         result = items.where("100 / v > 1", errors="stop", name="quotient")
     else:
         result = items.group_by("id").aggregate(x=hr.agg.sum("100 / v"), errors="stop")
-    shop.view("result", result if table or step == "aggregate" else result.to_table("id"))
+    shop.view("result", result if isinstance(result, hr.Table) else result.to_table("id"))
     with PipelineTest(shop, tmp_path, spark) as test:
         test.feed("items", [{"id": 1, "v": 5}, {"id": 2, "v": None}])
         test.settle()

@@ -116,9 +116,9 @@ def adds_up_attempts(patch: Patch) -> None:
     """Each attempt's report is found, not just one."""
     real = reports.write_report
 
-    def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
-        real(directory, name, report)
-        real(directory, f"{name}-{os.urandom(4).hex()}", report)
+    def write_report(job: reports.JobFiles, name: str, report: dict[str, Any]) -> None:
+        real(job, name, report)
+        real(job, f"{name}-{os.urandom(4).hex()}", report)
 
     for module in ("dead_letters", "map_tasks", "shard", "outputs"):
         patch(
