@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
@@ -117,24 +118,35 @@ def watched(port: int) -> Iterator[list[int]]:
 class ShopRun:
     """The shop's pipeline, batch by batch, with the demo's world in a time of its own."""
 
-    def __init__(self, root: Path, spark: SparkSession) -> None:
+    def __init__(
+        self,
+        root: Path,
+        spark: SparkSession,
+        *,
+        orders_a_second: float = ORDERS_A_SECOND,
+        width: str = "auto",
+    ) -> None:
         os.environ["SHOP_HOME"] = str(root)
         make_database(root / DATABASE)
         shop = run_file(shop_file())
         shop.database.run(log=f"file:{root / 'log'}", until_caught_up=True)
-        self.test = PipelineTest(shop.shop, root, spark)
-        self.world = World(self.test.log, shop, root, clock_us(), orders_a_second=ORDERS_A_SECOND)
+        self.test = PipelineTest(shop.shop, root, spark, width=width)
+        self.world = World(self.test.log, shop, root, clock_us(), orders_a_second=orders_a_second)
 
     def rows_a_second(self) -> float:
         return statistics.median(self._batch() for _ in range(BATCHES))
 
     def _batch(self) -> float:
         before = self._rows()
-        self.test.pass_time(f"{SECONDS_A_BATCH} seconds")
-        self.world.step(clock_us() + self.test._passed_us)  # noqa: SLF001
+        self.pass_time(SECONDS_A_BATCH)
         rows, began_s = self._rows() - before, time.perf_counter()
         self.test.settle()
         return rows / (time.perf_counter() - began_s)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the world do what it does in so many seconds."""
+        self.test.pass_time(timedelta(seconds=seconds))
+        self.world.step(clock_us() + self.test._passed_us)  # noqa: SLF001
 
     def _rows(self) -> int:
         return sum(

@@ -56,6 +56,10 @@ class Status:
     """
     watermarks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Input with event time -> its watermark, and the producers that hold it back."""
+    views: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """View -> the time of its newest change's tick (`newest`), and how long rows took lately from
+    append to visible, half of them (`visible_p50_s`) and nearly all (`visible_p99_s`).
+    """
     host: str = ""
     process_began: str | None = None
     """When the process was started, in ticks of its system: another process may get the same number
@@ -63,6 +67,10 @@ class Status:
     """
     local: str = ""
     """The directory for local stores on each machine."""
+    batch_width: str = "wide"
+    """How wide the last batch ran: "one" task, or "wide" over many."""
+    width: str = ""
+    """Why it ran so, in words."""
     version: int = VERSION
 
     @property

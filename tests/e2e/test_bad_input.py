@@ -18,7 +18,7 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.dead_letters import read_dead_letters
-from headrace.runtime.failures import failure_reason
+from headrace.runtime.failures import failure_reason, is_permanent
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -393,6 +393,38 @@ def test_a_null_key_is_diverted_and_counted_and_the_others_go_on(tmp_path: Path)
         assert test.runner.last_result is not None
         assert test.runner.last_result.counts["counted.diverted"] == 1
         assert test.runner.last_result.counts["counted.rows_in"] == 2
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("step", ["select", "where", "aggregate"])
+def test_a_row_on_which_an_expression_fails_stops_the_run_if_asked_to(
+    step: str, table: bool, tmp_path: Path, spark: SparkSession
+) -> None:
+    shop = hr.Pipeline("shop")
+    schema = "id BIGINT, v BIGINT"
+    items = (shop.table if table else shop.topic)("items", schema=schema, key="id")
+    if step == "select":
+        result = items.with_columns(x="100 / v", errors="stop", name="quotient")
+    elif step == "where":
+        result = items.where("100 / v > 1", errors="stop", name="quotient")
+    else:
+        result = items.group_by("id").aggregate(x=hr.agg.sum("100 / v"), errors="stop")
+    shop.view("result", result if isinstance(result, hr.Table) else result.to_table("id"))
+    with PipelineTest(shop, tmp_path, spark) as test:
+        test.feed("items", [{"id": 1, "v": 5}, {"id": 2, "v": None}])
+        test.settle()
+        before = test.view("result")
+        assert before
+        test.feed("items", [{"id": 3, "v": 0}])
+        test.cut()
+        with pytest.raises(Exception, match="ExpressionFailed") as raised:
+            test.step()
+        reason = failure_reason(raised.value)
+        assert "failed on the row {'id': 3, 'v': 0" in reason
+        assert 'errors="divert"' in reason, "the way out"
+        assert is_permanent(raised.value)
+        assert test.view("result") == before
 
 
 class Longest(hr.agg.CustomAggregate):

@@ -187,7 +187,7 @@ def test_a_lost_local_store_is_rebuilt_from_files(tmp_path: Path, spark: SparkSe
         feed_ticks(test, fed[2:])
         test.settle()
         assert test.runner.last_result is not None
-        assert test.runner.last_result.how == ["rebuilt", "rebuilt"]
+        assert set(test.runner.last_result.how) == {"rebuilt"}
         assert by_key(test) == expected(fed)
 
 

@@ -18,7 +18,7 @@ from headrace.engine.ledger import LedgerEntry
 from headrace.engine.state.local_store import _STAMP as STAMP
 from headrace.engine.state.local_store import StoreTransaction
 from headrace.errors import HeadraceError
-from headrace.runtime.query import Query
+from headrace.runtime.query import ComputedBatch, Query
 from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER
 from headrace.views.file import read_view
 from headrace.views.store import ViewStore
@@ -96,14 +96,14 @@ def undoes_nothing(patch: Patch) -> None:
 
 def keeps_older_ids(patch: Patch) -> None:
     """As if state ids came into the ledger one batch too late."""
-    real = Query._commit
+    real = Query.commit
 
-    def commit(query: Query, context: Any, result: Any, *rest: Any) -> None:
-        ids, result.ids = result.ids, {step: dict(found) for step, found in context.ids.items()}
-        real(query, context, result, *rest)
-        result.ids = ids
+    def commit(query: Query, batch: ComputedBatch) -> None:
+        ids = {step: dict(found) for step, found in batch.context.ids.items()}
+        batch.entry = replace(batch.entry, states=ids)
+        real(query, batch)
 
-    patch(Query, "_commit", commit)
+    patch(Query, "commit", commit)
 
 
 def commits_nothing_with_the_rows(patch: Patch) -> None:
@@ -116,9 +116,9 @@ def adds_up_attempts(patch: Patch) -> None:
     """Each attempt's report is found, not just one."""
     real = reports.write_report
 
-    def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
-        real(directory, name, report)
-        real(directory, f"{name}-{os.urandom(4).hex()}", report)
+    def write_report(job: reports.JobFiles, name: str, report: dict[str, Any]) -> None:
+        real(job, name, report)
+        real(job, f"{name}-{os.urandom(4).hex()}", report)
 
     for module in ("dead_letters", "map_tasks", "shard", "outputs"):
         patch(

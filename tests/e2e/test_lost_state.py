@@ -109,7 +109,7 @@ def test_a_store_that_is_lost_in_the_middle_of_a_batch_is_filled_again(
 def test_other_shards_hold_the_same_state(tmp_path: Path) -> None:
     """More, fewer and again as many: together the stores hold what they held."""
     spark: Any = PlainSpark()
-    with PipelineTest(everything(), tmp_path, spark, shards=2) as test:
+    with PipelineTest(everything(), tmp_path, spark, shards=2, width="wide") as test:
         feed_some(test, 3)
         test.settle(1)
         before = merged(contents(test), 2)

@@ -155,5 +155,6 @@ def test_clocks_are_the_same_when_read_back(tmp_path: Path) -> None:
         kept.begun,
     )
     (tmp_path / f"{name}.clocks").write_bytes(b"rubbish")
+    read_watermarks.cache_clear()
     with pytest.raises(CorruptionError, match="cannot be read"):
         read_watermarks(tmp_path, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.runtime.query import MAX_ROWS, MIN_ROWS, BatchSize
+from headrace.runtime.batch_size import MAX_ROWS, MIN_ROWS, BatchSize
 from headrace.testing.pipelines import PipelineTest
 
 
@@ -39,7 +39,7 @@ def test_small_batches_that_are_slow_for_other_reasons_make_it_no_smaller_than_a
 def test_what_comes_out_does_not_depend_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.query.MIN_ROWS", 1)
+    monkeypatch.setattr("headrace.runtime.batch_size.MIN_ROWS", 1)
     shown = []
     for target_s in (30.0, 1e-9):
         shop = hr.Pipeline("shop")

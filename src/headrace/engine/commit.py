@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from headrace.columnar.buffers import split_table
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, RANK, TICK
 from headrace.durations import from_us
 from headrace.engine.ledger import Ledger, LedgerEntry
+from headrace.engine.reports import JobRows
 from headrace.log.dead_letters import ensure_dead_topic, pending_to_rows, rows_to_json_column
 from headrace.log.values import Staged
 from headrace.views.store import ViewStore
@@ -29,18 +29,18 @@ _LATE_SCHEMA = "step STRING, minute TIMESTAMP, producer STRING, rows BIGINT, tic
 class BatchOutput:
     """Everything that a batch commits besides its ledger entry."""
 
-    views: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    """View -> files with its changes."""
+    views: Mapping[str, Sequence[JobRows]] = field(default_factory=dict)
+    """View -> its changes."""
     topics: Sequence[Staged] = ()
     """Rows staged in the log for derived topics."""
     controls: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     """(derived topic, partition) -> control record: ticks and watermarks of the rows."""
-    dead_letters: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    """Step -> files with dead letters."""
+    dead_letters: Mapping[str, Sequence[JobRows]] = field(default_factory=dict)
+    """Step -> its dead letters."""
     late_counts: Sequence[tuple[str, int, str | None, int]] = ()
     """Late rows as (step, minute in microseconds, producer, number of rows)."""
-    side_outputs: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    """Topic -> files with late rows, or with partial matches that timed out, to append to it."""
+    side_outputs: Mapping[str, Sequence[JobRows]] = field(default_factory=dict)
+    """Topic -> late rows, or with partial matches that timed out, to append to it."""
 
 
 def commit_batch(
@@ -49,8 +49,8 @@ def commit_batch(
     entry: LedgerEntry,
     output: BatchOutput,
     query_views: Collection[str],
-) -> None:
-    """Commit a batch. The steps:
+) -> dict[str, int]:
+    """Commit a batch. Returns the last tick in which each view that has changed did so. The steps:
 
     1. Commit the views of the query in one SQL transaction, which stores the tick with them. Ticks
        that a view already has are skipped.
@@ -62,14 +62,10 @@ def commit_batch(
     A crash between 1 and 3 is harmless: the next run resumes at the ledger's tick, computes the
     same rows again, and the views skip the ticks they have.
     """
+    changes = {name: read_view_changes(files) for name, files in output.views.items()}
     if views is not None and query_views:  # 1
         with ledger.fencing():
-            views.commit(
-                entry.tick,
-                entry.epoch,
-                {name: read_view_changes(files) for name, files in output.views.items()},
-                views=query_views,
-            )
+            views.commit(entry.tick, entry.epoch, changes, views=query_views)
     dead_letter_topics = {  # 2
         step: ensure_dead_topic(ledger.log, step) for step in output.dead_letters
     }
@@ -103,9 +99,10 @@ def commit_batch(
             tx.append(topic, piece)
     ledger.add(tx, entry)
     ledger.commit(tx)
+    return {name: rows[TICK][-1].as_py() for name, rows in changes.items() if rows.num_rows}
 
 
-def read_view_changes(files: Sequence[Path]) -> pa.Table:
+def read_view_changes(files: Sequence[JobRows]) -> pa.Table:
     """A view's changes from all shards, ordered by tick, then key group, then as the shard emitted
     them. The order does not depend on the number of shards.
     """
@@ -116,7 +113,7 @@ def read_view_changes(files: Sequence[Path]) -> pa.Table:
     return rows.take(pa.array(order)).drop_columns([RANK, PARTITION_COLUMN, OFFSET_COLUMN])
 
 
-def _read_by_tick_and_text(files: Sequence[Path]) -> pa.Table:
+def _read_by_tick_and_text(files: Sequence[JobRows]) -> pa.Table:
     """Rows from all shards, ordered by tick and then by their JSON text, so that the order does not
     depend on the number of shards.
     """
@@ -129,7 +126,5 @@ def _read_by_tick_and_text(files: Sequence[Path]) -> pa.Table:
     return rows.take(order).drop_columns([TICK])
 
 
-def _read(files: Sequence[Path]) -> pa.Table:
-    return pa.concat_tables(
-        [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files]
-    )
+def _read(files: Sequence[JobRows]) -> pa.Table:
+    return pa.concat_tables([file.read() for file in files])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from headrace.engine.reports import JobFiles
 from headrace.engine.state.files import StateIds
 from headrace.engine.watermarks import WatermarkInputs
 from headrace.operators.kernel import BroadcastKernel, Kernel, TimedKernel
@@ -102,6 +103,8 @@ class BatchContext:
     up_to: int
     ids: Mapping[str, StateIds]
     """Step -> the state ids of its key groups as of the tick `after`."""
+    files: JobFiles
+    """Where tasks put what they produce for each other and for the driver."""
     watermarks: WatermarkInputs = field(default_factory=WatermarkInputs)
 
     @property
@@ -110,7 +113,10 @@ class BatchContext:
 
     @property
     def job_directory(self) -> Path:
+        """The directory of the job's files on disk, if it has any."""
         return self.state / "jobs" / self.job
 
-    def step_directory(self, step: str) -> Path:
-        return self.state / "steps" / step
+    @property
+    def steps_directory(self) -> Path:
+        """Has a directory for the state files of each step."""
+        return self.state / "steps"

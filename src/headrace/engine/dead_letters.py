@@ -1,6 +1,6 @@
 """Dead letters of a task: rows that a step cannot use, with their position and the reason.
 
-A `Diverter` writes them to a file in the job's directory; `commit` appends them to the step's
+A `Diverter` writes them to a file of the job; `commit` appends them to the step's
 dead-letter topic in the transaction of the batch. So each bad row is counted once, is never lost
 and never stops the pipeline. `headrace.log.dead_letters` has the topics, and what users do with
 them.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,7 @@ from headrace.columnar.columns import (
     TICK,
     UPDATE_PREIMAGE,
 )
-from headrace.engine.reports import write_report
+from headrace.engine.reports import JobFiles, write_report
 from headrace.log.dead_letters import PENDING_SCHEMA, dead_letter_json
 
 NULL_KEY = "its key is null"
@@ -39,23 +38,25 @@ class DeadLetterFile:
     memory.
     """
 
-    directory: Path
+    job: JobFiles
     name: str
     rows: int = 0
+    _file: pa.NativeFile | None = None
     _writer: pa.RecordBatchFileWriter | None = None
 
     def write(self, rows: pa.Table) -> None:
         if self._writer is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
             # A late second attempt must not write into a file that is being read.
             self.name += f"-{os.urandom(4).hex()}.letters"
-            self._writer = pa.ipc.new_file(str(self.directory / self.name), PENDING_SCHEMA)
+            self._file = self.job.output(self.name)
+            self._writer = pa.ipc.new_file(self._file, PENDING_SCHEMA)
         self._writer.write_table(rows)
         self.rows += rows.num_rows
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._writer is not None and self._file is not None:
             self._writer.close()
+            self._file.close()
 
 
 @dataclass
@@ -64,14 +65,14 @@ class Diverter:
     attempt of the task replaces it.
     """
 
-    directory: Path
+    job: JobFiles
     step: str
     first: str = ""
     """The order columns of the first diverted row, as text: unique among the rows of the step."""
     _file: DeadLetterFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._file = DeadLetterFile(self.directory, f"diverted-{self.step}")
+        self._file = DeadLetterFile(self.job, f"diverted-{self.step}")
 
     def divert(self, rows: pa.RecordBatch, reason: str) -> None:
         """Make dead letters of rows. A row that was read from a topic keeps its partition and
@@ -111,10 +112,10 @@ class Diverter:
         self._file.close()
         if self._file.rows:
             report = {
-                "diverted": {self.step: self._file.name},
+                "dead_letters": {self.step: self._file.name},
                 "counts": {f"{self.step}.diverted": self._file.rows},
             }
-            write_report(self.directory, f"diverted-{self.step}-{part}", report)
+            write_report(self.job, f"diverted-{self.step}-{part}", report)
 
 
 def _without_retractions(rows: pa.RecordBatch) -> pa.RecordBatch:

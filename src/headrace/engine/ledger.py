@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Self
 
+from headrace.engine.state.files import SHARED, from_ranges, to_ranges
 from headrace.errors import FencedError, NewerFormat, RetryError
 from headrace.log.api import Log, Transaction
 from headrace.log.values import AppendResult
 
-VERSION = 1
+VERSION = 2  # 1: no state file is shared by several steps
 MAIN_QUERY = "main"
 COMMIT_TIMEOUT = "10 minutes"
 _SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
 _RETENTION_BYTES = 64 << 20  # the newest entry of each query is also in a note
 _OFFSETS_PER_ENTRY = 4  # Kafka's transactions use offsets too, and there may be several queries
-StateIds = Mapping[int, str]
 
 
 class RunnerFenced(FencedError):
@@ -42,7 +42,7 @@ class LedgerEntry:
     epoch: int
     query: str
     tick: int
-    states: Mapping[str, StateIds] = field(default_factory=dict)
+    states: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Step -> key group -> id of the newest state file."""
     watermarks: str | None = None
     """The id of the file with the inputs' watermarks."""
@@ -51,14 +51,18 @@ class LedgerEntry:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Metrics since the pipeline began; every row is counted once."""
 
+    @property
+    def _has_shared_files(self) -> bool:
+        return any(name.startswith(SHARED) for ids in self.states.values() for name in ids.values())
+
     def to_json(self) -> str:
         return json.dumps(
             {
-                "version": VERSION,
+                "version": VERSION if self._has_shared_files else 1,
                 "epoch": self.epoch,
                 "query": self.query,
                 "tick": self.tick,
-                "states": {step: _to_ranges(ids) for step, ids in self.states.items()},
+                "states": {step: to_ranges(ids) for step, ids in self.states.items()},
                 "clocks": self.watermarks,
                 "due_us": dict(self.due_us),
                 "counts": dict(self.counts),
@@ -74,10 +78,7 @@ class LedgerEntry:
                 f"The ledger has format {stored['version']}; this Headrace knows {VERSION}.",
                 fix="upgrade Headrace.",
             )
-        states = {
-            step: {group: name for first, last, name in ranges for group in range(first, last + 1)}
-            for step, ranges in stored["states"].items()
-        }
+        states = {step: from_ranges(ranges) for step, ranges in stored["states"].items()}
         return cls(
             epoch=stored["epoch"],
             query=stored["query"],
@@ -87,19 +88,6 @@ class LedgerEntry:
             due_us=stored.get("due_us", {}),
             counts=stored.get("counts", {}),
         )
-
-
-def _to_ranges(ids: StateIds) -> list[tuple[int, int, str]]:
-    """Ranges (first key group, last key group, id). Neighbouring key groups usually share an id, so
-    that 128 groups are a few ranges.
-    """
-    ranges: list[tuple[int, int, str]] = []
-    for group, name in sorted(ids.items()):
-        if ranges and ranges[-1][1] == group - 1 and ranges[-1][2] == name:
-            ranges[-1] = (ranges[-1][0], group, name)
-        else:
-            ranges.append((group, group, name))
-    return ranges
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,40 @@
 """The functions that run in the tasks of a micro-batch's Spark job, before the shuffle.
 
-Each is a small picklable object that `DataFrame.mapInArrow` calls: reading ranges of a topic
-(`ReadRows`, `ReadAndPack`), packing rows that Spark computed (`PackRows`), filtering them
-(`filter_changes`, `DivertFailed`), and waking shards without rows (`ShardHeartbeat`).
+Each is a small picklable object that is called with a task's Arrow batches: reading ranges of a topic
+(`ReadRows`, `ReadAndPack`), row-local steps (`ApplyRowStep`, `RankRows`), packing (`PackRows`),
+filtering (`filter_changes`, `DivertFailed`, `StopAtFailed`), and waking shards without rows (`ShardHeartbeat`).
 `runtime.job_builder` puts them together; `shard` and `outputs` have the functions behind the
 shuffle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_PREIMAGE
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    DELETE,
+    INSERT,
+    ORDER_FIELDS,
+    RANK,
+    UPDATE_PREIMAGE,
+)
 from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.reader import TopicRange
-from headrace.engine.reports import mark_needs_spark, write_report
+from headrace.engine.reports import JobFiles, mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.watermarks import EventTimes, with_tick_times
-from headrace.expressions.evaluator import RowStep
+from headrace.errors import ExpressionFailed
+from headrace.expressions.evaluator import Filter, RowStep
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
 from headrace.operators.watermark_spec import WatermarkSpec
@@ -53,8 +60,7 @@ class InputReader:
     watermark: WatermarkSpec
     log: str
     """The address of the log."""
-    directory: Path
-    """The job's directory."""
+    job: JobFiles
     time_column: str | None = None
     """The name of a column to add, with the time of each row's tick."""
     steps: tuple[RowStep, ...] = ()
@@ -64,7 +70,7 @@ class InputReader:
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
         """The usable rows of a range. Reports event times, dead letters and shed rows."""
         topic_range, shed = self.ranges[number], 0
-        times = EventTimes(self.watermark, topic_range, number, self.directory)
+        times = EventTimes(self.watermark, topic_range, number, self.job)
         for batch in topic_range.read(self.log):
             rows = batch
             if self.time_column is not None:
@@ -77,13 +83,13 @@ class InputReader:
             try:
                 yield reduce(lambda result, step: step(result), self.steps, rows)
             except NeedsSpark:
-                mark_needs_spark(self.directory)
+                mark_needs_spark(self.job)
                 break
         times.finish()
         if shed:  # every task that reads this range sheds the same rows and writes the same report
             name = f"shed-{self.watermark.name}-{number}"
             counts = {f"{self.watermark.name}.shed": shed}
-            write_report(self.directory, name, {"counts": counts})
+            write_report(self.job, name, {"counts": counts})
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class ReadAndPack:
                 yield from self._read_range(number)
 
     def _read_range(self, number: int) -> Iterator[pa.RecordBatch]:
-        diverter, row_count = Diverter(self.reader.directory, self.step), 0
+        diverter, row_count = Diverter(self.reader.job, self.step), 0
 
         def rows_with_key() -> Iterator[pa.RecordBatch]:
             nonlocal row_count
@@ -139,18 +145,80 @@ class ReadAndPack:
         diverter.finish(part)
         if self.combine is not None:  # the shard receives fewer rows than were read
             counts = {f"{self.step}.rows_in": row_count}
-            write_report(self.reader.directory, f"packed-{self.step}-{part}", {"counts": counts})
+            write_report(self.reader.job, f"packed-{self.step}-{part}", {"counts": counts})
+
+
+# Row-local steps behind a stage
 
 
 @dataclass(frozen=True)
-class ChainedTasks:
-    """Two functions in one task: the second reads the first one's batches without Spark between."""
+class ApplyRowStep:
+    """Computes a row-local step over rows that a stage emitted. `schema` has the step's rows, order
+    columns included. Of a table's rows, which are changes, an update is filtered as a whole.
+    """
 
-    first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-    second: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    step: RowStep
+    schema: pa.Schema
+    job: JobFiles
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.second(self.first(batches))
+        try:
+            if CHANGE_TYPE not in self.schema.names:
+                yield from map(self.step, batches)
+            elif isinstance(self.step, Filter):
+                yield from filter_changes(map(self._with_condition, batches))
+            else:
+                yield from map(self._project_changes, batches)
+        except NeedsSpark:
+            mark_needs_spark(self.job)
+
+    def _with_condition(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        assert isinstance(self.step, Filter)
+        keep = self.step.condition.evaluate(rows)
+        if isinstance(keep, pa.Scalar):
+            keep = pa.repeat(keep, rows.num_rows)
+        return rows.append_column(KEEP, keep)
+
+    def _project_changes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        projected = self.step(rows)
+        index = self.schema.get_field_index(CHANGE_TYPE)
+        field = self.schema.field(CHANGE_TYPE)
+        return projected.add_column(index, field, rows.column(CHANGE_TYPE))
+
+
+@dataclass(frozen=True)
+class RenameChangeType:
+    """A table's changes as rows of a stream, with the type of the change in the column `name`."""
+
+    name: str
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        order = [field.name for field in ORDER_FIELDS]
+        for rows in batches:
+            columns = [*(rows.column(name) for name in self.columns), rows.column(CHANGE_TYPE)]
+            columns += [rows.column(name) for name in order]
+            yield pa.RecordBatch.from_arrays(columns, names=[*self.columns, self.name, *order])
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """The rows of one input of a union, with the union's columns. Rows with equal order columns come
+    in the order of the inputs: a rank is multiplied by the number of inputs, and the index of the
+    input added. A negative rank stays negative.
+    """
+
+    index: int
+    inputs: int
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in batches:
+            ranks = rows.column(RANK).to_numpy() * self.inputs + self.index
+            ranked = rows.set_column(
+                rows.schema.get_field_index(RANK), RANK, pa.array(ranks.astype(np.int32))
+            )
+            yield ranked.select(list(self.columns))
 
 
 # Packing
@@ -164,13 +232,13 @@ class PackRows:
     step: str
     key: tuple[str, ...] | None
     shards: int
-    directory: Path
+    job: JobFiles
     nulls: bool = False
     """Whether a key may be null."""
     prepare: BroadcastKernel | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        diverter = Diverter(self.directory, self.step)
+        diverter = Diverter(self.job, self.step)
         rows = (diverter.divert_null_keys(batch, self.key, nulls=self.nulls) for batch in batches)
         transform = self.prepare.prepare if self.prepare else None
         yield from pack(self.port, rows, self.key, self.shards, transform)
@@ -250,12 +318,12 @@ class DivertFailed:
     and makes dead letters of the others.
     """
 
-    directory: Path
+    job: JobFiles
     step: str
     reason: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        diverter = Diverter(self.directory, self.step)
+        diverter = Diverter(self.job, self.step)
 
         def divert_failed() -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -266,3 +334,23 @@ class DivertFailed:
         yield from filter_rows(divert_failed())
         # Named by its first row, not by the task: Spark may compute these rows in several stages.
         diverter.finish(f"failed-{diverter.first}")
+
+
+@dataclass(frozen=True)
+class StopAtFailed:
+    """Passes rows on while `_keep` is true. The first row for which a step's expressions cannot be
+    computed ends the batch with ExpressionFailed.
+    """
+
+    step: str
+    expressions: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = batch.drop_columns([KEEP])
+            failed = rows.filter(pc.invert(batch.column(KEEP)))
+            if failed.num_rows:
+                names = [field.name for field in ORDER_FIELDS if field.name in rows.schema.names]
+                (row,) = failed.slice(0, 1).drop_columns(names).to_pylist()
+                raise ExpressionFailed(step=self.step, expressions=self.expressions, row=row)
+            yield rows

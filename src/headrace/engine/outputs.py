@@ -71,7 +71,7 @@ class WriteTopic:
                 "ticks": count_tick_rows(rows, self.target),
             }
             task = labels(self.context.shards).index(label)
-            write_report(self.context.job_directory, f"topic-{self.target.name}-{task}", report)
+            write_report(self.context.files, f"topic-{self.target.name}-{task}", report)
         yield from ()
 
     def _sort(self, rows: pa.Table) -> pa.Table:
@@ -111,6 +111,6 @@ class WriteView:
         task = TaskContext.get()
         if with_rows and task is not None:
             name = f"view-{self.view}-p{task.partitionId()}"  # a second attempt replaces the first
-            file = write_rows(self.context.job_directory, name, pa.Table.from_batches(with_rows))
-            write_report(self.context.job_directory, name, {"views": {self.view: file}})
+            file = write_rows(self.context.files, name, pa.Table.from_batches(with_rows))
+            write_report(self.context.files, name, {"views": {self.view: file}})
         yield from ()

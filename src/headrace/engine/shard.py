@@ -8,9 +8,8 @@ repeats or comes late leaves files that nothing refers to, and no other trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from headrace.columnar.sort import row_order
 from headrace.engine.context import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.dead_letters import Diverter
 from headrace.engine.reader import DERIVED
-from headrace.engine.reports import write_report, write_rows
+from headrace.engine.reports import JobFiles, write_report, write_rows
 from headrace.engine.shuffle import (
     heartbeat,
     labels,
@@ -34,15 +33,15 @@ from headrace.engine.shuffle import (
     to_blob,
     unpack,
 )
-from headrace.engine.state.files import StateFiles, StateIds
-from headrace.engine.state.local_store import LocalStore, StoreTransaction
-from headrace.engine.state.step_state import StepState, write_states
+from headrace.engine.state.files import to_ranges
+from headrace.engine.state.step_state import StepState
+from headrace.engine.state.task_state import TaskState, open_task_state, whole_state
 from headrace.engine.watermarks import BatchWatermarks, with_event_times
 from headrace.log.dead_letters import PENDING_SCHEMA, rows_to_json_column
 from headrace.log.partitioning import partitions_by_key
 from headrace.operators.aggregates.partial_aggregation import PARTIAL
 from headrace.operators.kernel import DeadLetterBuffer, GaugedKernel, SideOutputKernel, TimedKernel
-from headrace.operators.windows.late_rows import LateRowCounter
+from headrace.operators.windows.late_rows import LateRowCounter, LateRowKernel
 
 _MAX_ROWS_A_BATCH = 100_000
 
@@ -67,55 +66,48 @@ class ShardFunction:
     def _run(
         self, shard: int, inputs: dict[int, pa.Table]
     ) -> tuple[pa.Table | None, dict[str, Any]]:
-        """Run the kernels over the inputs, in one transaction of the local store. State files are
-        durable when this returns, before any row is passed on. Returns the last kernel's rows and
-        the report.
+        """Run the kernels over the inputs. Returns the last kernel's rows and the report.
+
+        State files are durable when this returns, before any row is passed on. In a task that runs
+        a whole job, all stages share one state, and `whole_job` writes it at the end.
         """
-        groups = list(shard_groups(shard, self.context.shards))
-        names = [step.name for step in self.stage.steps]
-        files = {name: StateFiles(self.context.step_directory(name)) for name in names}
-        ids = {
-            name: {g: i for g, i in self.context.ids.get(name, {}).items() if g in set(groups)}
-            for name in names
-        }
-        store = LocalStore.open(
-            self.context.local / self.stage.name / f"{shard}-of-{self.context.shards}", groups
-        )
-        try:
-            with store.transaction() as txn:
-                how = txn.bring_to(ids, names, files)
-                result, report = self._run_kernels(shard, txn, inputs, ids, files)
-        finally:
-            store.close()
+        shared = whole_state()
+        if shared is not None:
+            result, report = self._run_kernels(shard, shared.steps, inputs)
+        else:
+            shards = self.context.shards
+            with open_task_state(
+                self.context.local / self.stage.name / f"{shard}-of-{shards}",
+                shard_groups(shard, shards),
+                self.context.steps_directory,
+                [step.name for step in self.stage.steps],
+                self.context.ids,
+            ) as state:
+                result, report = self._run_kernels(shard, state.steps, inputs)
+                report |= state_report(state, [self.stage])
         counts = report["counts"]
         counts[f"{self.stage.name}.rows_out"] = result.num_rows if result else 0
         plain = [rows for rows in inputs.values() if PARTIAL not in rows.column_names]
         if plain:  # partial aggregates were counted before the shuffle
             counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
-        side_report = take_side_outputs(self.stage.steps, self.context.job_directory)
-        counts |= side_report.pop("counts")
-        return result, {**side_report, **report, "how": how}
+        side_report = take_side_outputs(self.stage.steps, self.context.files)
+        counts |= side_report.pop("counts") | report.pop("key_counts", {})
+        return result, {**side_report, **report}
 
     def _run_kernels(
-        self,
-        shard: int,
-        txn: StoreTransaction,
-        inputs: dict[int, pa.Table],
-        ids: dict[str, StateIds],
-        files: dict[str, StateFiles],
+        self, shard: int, states: Mapping[str, StepState], inputs: dict[int, pa.Table]
     ) -> tuple[pa.Table | None, dict[str, Any]]:
-        """Run each kernel over the rows of the one before, then write what changed of the state.
-        Returns the last kernel's rows, and the part of the report that is about state.
+        """Run each kernel over the rows of the one before. Returns the last kernel's rows, and what
+        the kernels say about their state.
         """
         steps = self.stage.steps
-        states = {step.name: StepState(txn, number) for number, step in enumerate(steps, 1)}
         watermarks: BatchWatermarks | None = None
         if any(isinstance(step.kernel, TimedKernel) for step in steps):
             names = {
                 path.name for step in steps for port in step.inputs for path in port.watermarks
             }
             watermarks, _ = self.context.watermarks.compute(
-                self.context.watermark_directory, self.context.job_directory, names
+                self.context.watermark_directory, self.context.files, names
             )
         due_us: dict[str, int] = {}
         result: pa.Table | None = None
@@ -130,14 +122,13 @@ class ShardFunction:
                     inputs[0],
                     self.context.watermarks,
                     shard,
-                    self.context.job_directory,
+                    self.context.files,
                 )
             if isinstance(step.kernel, TimedKernel):
                 step_due_us = step.kernel.due(states[step.name])
                 if step_due_us is not None:
                     due_us[step.name] = step_due_us
-        new_ids, changed_keys = write_states(txn, states, files, ids)
-        counts = {f"{self.stage.name}.keys": changed_keys}
+        counts: dict[str, int] = {}
         for step in steps:
             if isinstance(step.kernel, GaugedKernel):
                 # The sum of these over all batches is the number of entries in the state.
@@ -145,7 +136,7 @@ class ShardFunction:
                     growth = states[step.name].key_growth(prefix)
                     if growth:
                         counts[f"{step.name}.{gauge}"] = growth
-        return result, {"ids": new_ids, "counts": counts, "due_us": due_us}
+        return result, {"counts": counts, "due_us": due_us}
 
     def _emit(
         self, shard: int, result: pa.Table | None, report: dict[str, Any]
@@ -158,12 +149,12 @@ class ShardFunction:
             return
         rows = result if self.stage.key is None else with_order_columns(result, self.stage.key)
         for view in self.stage.views:
-            file = write_rows(self.context.job_directory, f"view-{view}-{shard}", rows)
+            file = write_rows(self.context.files, f"view-{view}-{shard}", rows)
             report.setdefault("views", {})[view] = file
         if isinstance(target, TopicTarget):
             yield from pack_by_partition(0, target, rows, self.context.shards)
         elif isinstance(target, StageTarget):
-            diverter = Diverter(self.context.job_directory, target.step)
+            diverter = Diverter(self.context.files, target.step)
             with_key = (
                 diverter.divert_null_keys(batch, target.key, nulls=target.nulls)
                 for batch in rows.to_batches()
@@ -175,7 +166,20 @@ class ShardFunction:
             yield from rows.to_batches(max_chunksize=_MAX_ROWS_A_BATCH)
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
-        write_report(self.context.job_directory, f"stage-{self.stage.name}-{shard}", report)
+        write_report(self.context.files, f"stage-{self.stage.name}-{shard}", report)
+
+
+def state_report(state: TaskState, stages: Iterable[StageSpec]) -> dict[str, Any]:
+    """Make the state of some stages durable. Returns the part of a report that is about it."""
+    new_ids, changed_keys = state.write()
+    return {
+        "ids": {step: to_ranges(ids) for step, ids in new_ids.items()},
+        "key_counts": {
+            f"{stage.name}.keys": sum(changed_keys.get(step.name, 0) for step in stage.steps)
+            for stage in stages
+        },
+        "how": state.how,
+    }
 
 
 def _run_kernel(
@@ -201,11 +205,16 @@ def _run_kernel(
     return step.kernel.step(state, rows)
 
 
-def take_side_outputs(steps: Iterable[HostedStep], directory: Path) -> dict[str, Any]:
+def take_side_outputs(steps: Iterable[HostedStep], job: JobFiles) -> dict[str, Any]:
     """The part of a shard's report that is about rows which kernels did not emit as results: their
     counts, dead letters, late rows by minute and producer, and files with rows for side outputs.
     """
-    report: dict[str, Any] = {"counts": {}, "diverted": {}, "late": {}, "late_rows": {}}
+    report: dict[str, Any] = {
+        "counts": {},
+        "dead_letters": {},
+        "late_counts": {},
+        "side_outputs": {},
+    }
     for step in steps:
         kernel = step.kernel
         for metric, count in getattr(kernel, "counts", {}).items():
@@ -214,18 +223,18 @@ def take_side_outputs(steps: Iterable[HostedStep], directory: Path) -> dict[str,
         for aggregate, count in getattr(kernel, "unknown_results", {}).items():
             report["counts"][f"{step.name}.{aggregate}.unknown"] = count
         if isinstance(rejected := getattr(kernel, "dead_letters", None), DeadLetterBuffer):
-            _take_dead_letters(step.name, rejected.take(), directory, report)
-        if isinstance(late := getattr(kernel, "late", None), LateRowCounter):
-            _take_late_rows(step, late, directory, report)
+            _take_dead_letters(step.name, rejected.take(), job, report)
+        if isinstance(kernel, LateRowKernel):
+            _take_late_rows(step, kernel.late_rows, job, report)
         if step.timeout_topic is not None and isinstance(kernel, SideOutputKernel):
             rows = kernel.take_side_output()
             if rows.num_rows:
-                file = write_rows(directory, f"aside-{step.name}", rows)
-                report["late_rows"][step.timeout_topic] = file
+                file = write_rows(job, f"aside-{step.name}", rows)
+                report["side_outputs"][step.timeout_topic] = file
     return report
 
 
-def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[str, Any]) -> None:
+def _take_dead_letters(step: str, rows: pa.Table, job: JobFiles, report: dict[str, Any]) -> None:
     """Rows that an aggregate rejected. They have no partition and offset: the kernel gets none."""
     if not rows.num_rows:
         return
@@ -241,15 +250,15 @@ def _take_dead_letters(step: str, rows: pa.Table, directory: Path, report: dict[
         schema=PENDING_SCHEMA,
     )
     report["counts"][f"{step}.diverted"] = rows.num_rows
-    report["diverted"][step] = write_rows(directory, f"diverted-{step}", dead_letters)
+    report["dead_letters"][step] = write_rows(job, f"diverted-{step}", dead_letters)
 
 
 def _take_late_rows(
-    step: HostedStep, late: LateRowCounter, directory: Path, report: dict[str, Any]
+    step: HostedStep, late: LateRowCounter, job: JobFiles, report: dict[str, Any]
 ) -> None:
     counts = late.take_counts()
     if counts.num_rows:
-        report["late"][step.name] = [
+        report["late_counts"][step.name] = [
             [minute_us, None if producer is None else str(producer), count]
             for minute_us, producer, count in zip(
                 counts["minute"].cast(pa.int64()).to_pylist(),
@@ -261,8 +270,8 @@ def _take_late_rows(
     rows = late.take_rows()
     if step.late_topic is not None and rows.num_rows:
         names = [field.name for field in step.inputs[0].schema if not field.name.startswith("_")]
-        report["late_rows"][step.late_topic] = write_rows(
-            directory, f"late-{step.name}", rows.select([*names, TICK])
+        report["side_outputs"][step.late_topic] = write_rows(
+            job, f"late-{step.name}", rows.select([*names, TICK])
         )
 
 

@@ -145,9 +145,28 @@ def packed_rows(
     )
 
 
+def packed_row(label: int, port: int, blob: pa.Buffer) -> pa.RecordBatch:
+    """One row of `PACKED_SCHEMA`, without copying its blob."""
+    offsets = pa.array([0, blob.size], pa.int32()).buffers()[1]
+    blobs = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, blob])
+    return pa.RecordBatch.from_arrays(
+        [pa.array([label], pa.int32()), pa.array([port], pa.int32()), blobs], schema=PACKED_SCHEMA
+    )
+
+
 def heartbeat(shards: int) -> pa.RecordBatch:
     """A row without a blob for each shard, so that a shard runs even if no row is for it."""
     return packed_rows(labels(shards), _HEARTBEAT_PORT, [None] * shards)
+
+
+def heartbeat_of(shard: int, shards: int) -> pa.RecordBatch:
+    """The heartbeat of one shard."""
+    return packed_rows([labels(shards)[shard]], _HEARTBEAT_PORT, [None])
+
+
+def shard_of(label: int, shards: int) -> int:
+    """The shard that a label belongs to."""
+    return labels(shards).index(label)
 
 
 def to_blob(batch: pa.RecordBatch) -> bytes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -25,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.atomic_file import write_atomically
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, ORDER_FIELDS, PARTITION_COLUMN, TICK
 from headrace.durations import format_us
 from headrace.engine.dead_letters import Diverter
 from headrace.engine.reader import TopicRange
+from headrace.engine.reports import JobFiles
 from headrace.engine.state import files
 from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Times, Watermarks
@@ -37,6 +38,7 @@ from headrace.operators.watermark_spec import NO_PRODUCER, WatermarkPath, Waterm
 
 MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000
+_FEW_TICKS = 8
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
 """The rows of a read task's report: the newest event time of a producer in a tick."""
 
@@ -192,7 +194,7 @@ def newest_times(parts: pa.Table) -> pa.Table:
         return parts
     ticks = parts["tick"].to_numpy()
     starts = np.flatnonzero(np.concatenate([[True], ticks[1:] != ticks[:-1]]))
-    if len(starts) * _FEW_ROWS > len(ticks):  # many ticks, each with few rows
+    if len(starts) > _FEW_TICKS and len(starts) * _FEW_ROWS > len(ticks):
         return (
             parts.group_by(["tick", "producer"])
             .aggregate([("newest_us", "max")])
@@ -298,17 +300,13 @@ class WatermarkInputs:
     times_us: tuple[int, ...] = ()
 
     def compute(
-        self, directory: Path, job_directory: Path, names: Collection[str]
+        self, directory: Path, job: JobFiles, names: Collection[str]
     ) -> tuple[BatchWatermarks, WatermarkState]:
         """The watermarks of some inputs, all of whose read tasks must have ended. Behind a shuffle,
         those upstream of it have.
         """
         specs = [spec for spec in self.specs if spec.name in names]
-        parts = {
-            spec.name: read_parts(job_directory, spec.name)
-            for spec in specs
-            if not spec.follows_ticks
-        }
+        parts = {spec.name: read_parts(job, spec.name) for spec in specs if not spec.follows_ticks}
         state = replace(read_watermarks(directory, self.id), time_us=self.before_us)
         return batch_watermarks(specs, state, parts, self.ticks, self.times_us)
 
@@ -347,8 +345,11 @@ def write_watermarks(directory: Path, state: WatermarkState) -> str:
     return files.store(directory, _SUFFIX, pa.concat_tables(tables), content)
 
 
+@lru_cache(maxsize=4)
 def read_watermarks(directory: Path, name: str | None) -> WatermarkState:
-    """The watermarks of an id. Without an id, those of a pipeline that has not begun."""
+    """The watermarks of an id. Without an id, those of a pipeline that has not begun. Every stage of
+    a batch reads them, and a file never changes.
+    """
     if name is None:
         return WatermarkState()
     table, about = files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
@@ -384,23 +385,20 @@ def sweep_watermarks(
 # Reports of read tasks, for the shards behind the shuffle and for the driver
 
 
-def write_part(directory: Path, name: str, number: int, rows: pa.Table) -> None:
+def write_part(job: JobFiles, name: str, number: int, rows: pa.Table) -> None:
     """Write the newest event times that a read task found. A second attempt of the task replaces the
     file with the same content.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
-    path = directory / f"clock-{name}-{number}.part"
-    write_atomically(path, sink.getvalue(), durable=False)
+    job.write(f"clock-{name}-{number}.part", sink.getvalue())
 
 
-def read_parts(directory: Path, name: str) -> pa.Table:
+def read_parts(job: JobFiles, name: str) -> pa.Table:
     """The reports of all read tasks of an input."""
     tables = [
-        pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
-        for path in sorted(directory.glob(f"clock-{name}-*.part"))
+        pa.ipc.open_file(job.read(part)).read_all() for part in job.names(f"clock-{name}-", ".part")
     ]
     return pa.concat_tables(tables) if tables else PARTS.empty_table()
 
@@ -431,12 +429,12 @@ class EventTimes:
     newest times and the dead letters.
     """
 
-    def __init__(self, spec: WatermarkSpec, ticks: Ticks, number: int, directory: Path) -> None:
+    def __init__(self, spec: WatermarkSpec, ticks: Ticks, number: int, job: JobFiles) -> None:
         self.spec = spec
         self.ticks = ticks
         self.number = number
-        self.directory = directory
-        self._diverter = Diverter(directory, spec.name)
+        self.job = job
+        self._diverter = Diverter(job, spec.name)
         self._newest: list[pa.Table] = []
         self._too_far_ahead = f"its event time is more than {format_us(spec.max_ahead_us)} ahead"
 
@@ -487,7 +485,7 @@ class EventTimes:
         self._diverter.finish(f"times-{self.number}")
         if self._newest:
             newest = newest_times(pa.concat_tables(self._newest))
-            write_part(self.directory, self.spec.name, self.number, newest)
+            write_part(self.job, self.spec.name, self.number, newest)
 
 
 def _tick_times(rows: pa.RecordBatch, ticks: Ticks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -516,7 +514,7 @@ def _hex(column: pa.Array) -> pa.Array:
 
 
 def with_event_times(
-    spec: WatermarkSpec, rows: pa.Table, source: pa.Table, ticks: Ticks, shard: int, directory: Path
+    spec: WatermarkSpec, rows: pa.Table, source: pa.Table, ticks: Ticks, shard: int, job: JobFiles
 ) -> pa.Table:
     """Check the event times that a shard has computed for rows, as `EventTimes` does where rows are
     read. The rows keep the order columns of `source`, the rows as they came to the shard.
@@ -524,7 +522,7 @@ def with_event_times(
     names = [field.name for field in ORDER_FIELDS]
     columns = {name: rows[name] for name in rows.column_names if name not in names}
     ordered = pa.table({**columns, **{name: source[name] for name in names}})
-    times = EventTimes(spec, ticks, shard, directory)
+    times = EventTimes(spec, ticks, shard, job)
     usable = [times.usable(batch) for batch in ordered.to_batches()]
     times.finish()
     return pa.Table.from_batches(usable, ordered.schema)

@@ -31,6 +31,7 @@ PRELOADED = (
     "headrace.engine.map_tasks",
     "headrace.engine.outputs",
     "headrace.engine.shard",
+    "headrace.engine.whole_job",
     "headrace.log.file.log",
     "headrace.operators.aggregates.factory",
     "headrace.operators.aggregates.kernel",
@@ -43,6 +44,7 @@ PRELOADED = (
     "headrace.operators.windows.factory",
     "headrace.operators.windows.kernel",
     "headrace.plan.plan",
+    "headrace.runtime.spark_jobs",
 )
 NO_BACKGROUND_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Arrow's second allocator would start a thread when it is loaded."""

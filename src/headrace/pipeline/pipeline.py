@@ -668,6 +668,7 @@ class Pipeline:
         on_gateway: OnReady | None = None,
         on_alert: OnAlert | None = None,
         batch_target: Duration = "30 seconds",
+        width: str = "auto",
         master: str | None = None,
         remote: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -691,6 +692,8 @@ class Pipeline:
             on_gateway: Called with a gateway and its address once it listens.
             on_alert: Called with every message of an alert.
             batch_target: About how long a batch may take. The results do not depend on it.
+            width: How wide batches run: whole in `"one"` task, `"wide"` over many, or `"auto"`, as
+                their rows need it. The results do not depend on it.
             master: Spark's master, such as `"local[2]"` or a cluster's.
             remote: The address of a Spark Connect server.
             config: Settings of Spark by their full names.
@@ -727,6 +730,7 @@ class Pipeline:
             on_gateway=on_gateway,
             on_alert=on_alert,
             batch_target=batch_target,
+            width=width,
             **{name: value for name, value in given.items() if value is not None},
             **spark_options,
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from headrace.durations import to_us
-from headrace.error_policy import DIVERT, NULL, STOP, check_error_policy
+from headrace.error_policy import NULL, check_error_policy
 from headrace.errors import PlanError, StreamOnly
 from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec
@@ -86,7 +86,8 @@ class Rows(Relation):
             name: The step's name, by which its state and dead letters are found. Derived from the
                 output if left out.
             errors: What becomes of a row on which an expression fails: `"null"` makes the value
-                null and counts it, `"divert"` sends the row to dead letters.
+                null and counts it, `"divert"` sends the row to dead letters, `"stop"` ends the run
+                with an error that names the row.
             **named: Further expressions by the name of their column, as in `tax="amount * rate"`.
 
         Returns:
@@ -95,8 +96,8 @@ class Rows(Relation):
         Raises:
             UnknownColumn: An expression reads a column that does not exist.
             BadExpression: An expression cannot be parsed, or is not allowed.
-            PlanError: A table's key is left out, two columns have one name, or `errors` is not
-                supported.
+            PlanError: A table's key is left out, two columns have one name, or `errors` is none of
+                the three.
 
         Example:
             ```python
@@ -116,8 +117,8 @@ class Rows(Relation):
         Args:
             *columns: Expressions with a name, as in `"amount * rate AS tax"`.
             name: The step's name.
-            errors: What becomes of a row on which an expression fails: `"null"` or `"divert"`, as
-                in `select`.
+            errors: What becomes of a row on which an expression fails: `"null"`, `"divert"` or
+                `"stop"`, as in `select`.
             **named: Expressions by the name of their column.
 
         Returns:
@@ -126,7 +127,7 @@ class Rows(Relation):
         Raises:
             UnknownColumn: An expression reads a column that does not exist.
             BadExpression: An expression cannot be parsed, or is not allowed.
-            PlanError: A table's key would change, or `errors` is not supported.
+            PlanError: A table's key would change, or `errors` is none of the three.
 
         Example:
             ```python
@@ -145,7 +146,8 @@ class Rows(Relation):
             condition: A Spark SQL expression of type BOOLEAN.
             name: The step's name.
             errors: What becomes of a row on which the condition fails: `"null"` leaves it out and
-                counts it, `"divert"` sends it to dead letters.
+                counts it, `"divert"` sends it to dead letters, `"stop"` ends the run with an error
+                that names the row.
 
         Returns:
             A stream or table with the same columns and key.
@@ -154,7 +156,7 @@ class Rows(Relation):
             UnknownColumn: The condition reads a column that does not exist.
             BadExpression: The condition cannot be parsed, or is not allowed.
             UnfitColumn: The expression is not BOOLEAN.
-            PlanError: `errors` is not supported.
+            PlanError: `errors` is none of the three.
 
         Example:
             ```python
@@ -169,7 +171,7 @@ class Rows(Relation):
             schema=self.schema,
             key=self.key,
             condition=condition,
-            errors=_check_errors(errors, where=where),
+            errors=check_error_policy(errors, where=f"The step {where}"),
         )
 
     def group_by(self, *columns: str, **named: str) -> GroupedRows:
@@ -280,7 +282,7 @@ class Rows(Relation):
                     " name."
                 ),
             )
-        errors = _check_errors(errors, where=where)
+        errors = check_error_policy(errors, where=f"The step {where}")
         return self._add(
             SelectStep,
             name=name,
@@ -1179,9 +1181,9 @@ class GroupedRows:
 
         Args:
             name: The step's name.
-            errors: What becomes of a row on which an expression fails (`"null"` or `"divert"`), or
-                which a custom aggregate refuses (`"divert"`, or else the run stops). `"stop"` is
-                supported where no expression can fail.
+            errors: What becomes of a row on which an expression fails: `"null"`, `"divert"` or
+                `"stop"`, as in `select`. A row that a custom aggregate raises on becomes a dead
+                letter with `"divert"`; otherwise the run stops.
             **aggregates: Aggregates of `hr.agg` by the name of their column.
 
         Returns:
@@ -1191,7 +1193,7 @@ class GroupedRows:
             UnknownColumn: An aggregate reads a column that does not exist.
             UnfitColumn: An aggregate does not take the type of its column.
             StreamOnly: An aggregate that cannot retract is used over a table.
-            PlanError: No aggregate is named, or `errors` is not supported.
+            PlanError: No aggregate is named, or `errors` is none of the three.
 
         Example:
             ```python
@@ -1205,7 +1207,7 @@ class GroupedRows:
         aggregation = bind_aggregates(
             self.rows.step, self.by, aggregates, where=where, errors=errors
         )
-        rows = _aggregation_input(self.rows, aggregation, errors, where=where)
+        rows = _aggregation_input(self.rows, aggregation, errors)
         step = AggregateStep(
             name=name or "",
             inputs=(rows.step,),
@@ -1278,7 +1280,7 @@ class WindowedRows:
         Args:
             name: The step's name.
             errors: What becomes of a row on which an expression fails, or which a custom aggregate
-                refuses, as in `group_by(…).aggregate`.
+                raises on, as in `group_by(…).aggregate`.
             **aggregates: Aggregates of `hr.agg` by the name of their column.
 
         Returns:
@@ -1287,7 +1289,7 @@ class WindowedRows:
         Raises:
             UnknownColumn: An aggregate reads a column that does not exist.
             UnfitColumn: An aggregate does not take the type of its column.
-            PlanError: No aggregate is named, or `errors` is not supported.
+            PlanError: No aggregate is named, or `errors` is none of the three.
 
         Example:
             ```python
@@ -1307,7 +1309,7 @@ class WindowedRows:
             in_windows=True,
             errors=errors,
         )
-        rows = _aggregation_input(self.rows, aggregation, errors, where=where)
+        rows = _aggregation_input(self.rows, aggregation, errors)
         time_type = rows.step.schema.field(over.name).type
         step = WindowStep(
             name=name or "",
@@ -1338,11 +1340,6 @@ class WindowedRows:
             )
 
 
-def _check_errors(errors: str, *, where: str) -> str:
-    """A step that computes each row alone makes failed values null, or diverts the row."""
-    return check_error_policy(errors, where=f"The step {where}", supported=(NULL, DIVERT))
-
-
 def _with_group_columns(rows: Rows, named: Mapping[str, str]) -> Rows:
     """Rows with the columns that `group_by(day="date(placed_at)")` groups by. They are passed as
     texts, so that a group may be called `name` or `errors`.
@@ -1352,18 +1349,9 @@ def _with_group_columns(rows: Rows, named: Mapping[str, str]) -> Rows:
     return rows.with_columns(*(f"{text} AS {quoted_name(name)}" for name, text in named.items()))
 
 
-def _aggregation_input(rows: Rows, aggregation: Aggregation, errors: str, *, where: str) -> Rows:
+def _aggregation_input(rows: Rows, aggregation: Aggregation, errors: str) -> Rows:
     """Rows with the columns that aggregates read, where an aggregate reads an expression."""
     selection = aggregation.selection
     if selection is None:
         return rows
-    if errors == STOP:
-        failing = [text.text for _, text in selection.expressions if text.failed is not None]
-        if failing:
-            raise PlanError(
-                f"The step {where} has errors='stop', and aggregates {failing[0]!r}, which can fail"
-                " on a row: stopping at an expression is not supported.",
-                fix="use errors='null' or errors='divert'.",
-            )
-        errors = NULL
     return rows.add_selection(selection, name=None, errors=errors)

@@ -21,6 +21,7 @@ PERMANENT = (
     errors.BadPartition,
     errors.BadRows,
     errors.BadSchema,
+    errors.ExpressionFailed,
     errors.InputReplaced,
     errors.MissingExtra,
     errors.NewerFormat,

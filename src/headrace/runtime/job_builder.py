@@ -1,24 +1,23 @@
-"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a query
-for some ticks.
+"""From the plan to the job of one batch: the graph whose nodes compute all outputs of a query for
+some ticks.
 
 Rows stay in Python where the plan allows it: a topic, with row-local steps that Python computes as
 Spark would, is read and packed in one task; a stage passes packed rows to the next one, and writes
-its views itself. Only where Spark SQL stands between do rows go through Spark. A step with several
-consumers is persisted, so that it is not computed again for each of them.
+its views itself. Only where Spark SQL must compute a step do rows go through Spark. A step with
+several consumers is shared, so that it is not computed again for each of them.
 
-`runtime.query` runs the job; `engine.job`, `engine.shard` and `engine.outputs` have the functions
-that run in its tasks.
+`engine.job_graph` has the nodes and `runtime.spark_jobs` runs them; `engine.map_tasks`,
+`engine.shard` and `engine.outputs` have the functions that run in tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS, RANK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS
 from headrace.engine.context import (
     BatchContext,
     HostedInput,
@@ -27,16 +26,27 @@ from headrace.engine.context import (
     StageTarget,
     TopicTarget,
 )
+from headrace.engine.job_graph import (
+    HeartbeatNode,
+    MapNode,
+    Node,
+    RangesNode,
+    ShuffleNode,
+    SqlNode,
+    UnionNode,
+)
 from headrace.engine.map_tasks import (
     KEEP,
-    ChainedTasks,
+    ApplyRowStep,
     CombiningKernel,
     DivertFailed,
     InputReader,
     PackRows,
+    RankRows,
     ReadAndPack,
     ReadRows,
-    ShardHeartbeat,
+    RenameChangeType,
+    StopAtFailed,
     filter_changes,
 )
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
@@ -44,7 +54,7 @@ from headrace.engine.reader import min_range_rows, topic_ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
-from headrace.error_policy import DIVERT
+from headrace.error_policy import DIVERT, STOP
 from headrace.expressions.evaluator import RowStep
 from headrace.expressions.expression import Expression
 from headrace.operators.kernel import BroadcastKernel
@@ -67,10 +77,6 @@ from headrace.plan.plan import (
 )
 from headrace.types.schema import to_spark_ddl
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation, SparkSession
-
-
 LocalSource = tuple[TopicStep, tuple[RowStep, ...]]
 """A topic, and the row-local steps that are computed where its rows are read."""
 _MIN_ROWS_PER_TASK = 10_000
@@ -87,7 +93,7 @@ def local_source(step: Step, *, optimistic: bool) -> LocalSource | None:
     row_steps: list[RowStep] = []
     while not isinstance(step, TopicStep):
         if not isinstance(step, KeyByStep):
-            row_step = _row_step(step, optimistic)
+            row_step = None if step.is_table else _row_step(step, optimistic)
             if row_step is None:
                 return None
             row_steps.insert(0, row_step)
@@ -99,7 +105,7 @@ def local_source(step: Step, *, optimistic: bool) -> LocalSource | None:
 
 @lru_cache(maxsize=1000)
 def _row_step(step: Step, optimistic: bool) -> RowStep | None:
-    return None if step.is_table else step.row_step(optimistic=optimistic)
+    return step.row_step(optimistic=optimistic)
 
 
 class JobBuilder:
@@ -111,7 +117,6 @@ class JobBuilder:
 
     def __init__(
         self,
-        spark: SparkSession,
         plan: PipelinePlan,
         context: BatchContext,
         before: Tick,
@@ -121,49 +126,36 @@ class JobBuilder:
         *,
         optimistic: bool = False,
     ) -> None:
-        self.spark = spark
         self.plan = plan
         self.context = context
         self.before = before
         self.ticks = ticks
         self.cores = cores
-        self.failures: dict[str, Observation] = {}
         self.stages: list[str] = []
         self._combined = combined
         self._optimistic = optimistic
-        self._rows: dict[str, DataFrame] = {}
-        self._persisted: list[DataFrame] = []
+        self._rows: dict[str, Node] = {}
         inputs = sorted(plan.inputs, key=lambda step: (not step.is_table, step.topic))
         self._ranks = {step.name: rank for rank, step in enumerate(inputs)}
 
-    def job(self) -> DataFrame:
-        """All outputs in one DataFrame without rows. Computing it writes the files that the commit
-        refers to.
-        """
-        frames: list[DataFrame] = []
-        for step in self.plan.steps():
-            outputs = [output for output in self.plan.outputs if output.input is step]
-            if outputs:
-                frames += self._output_frames(step, outputs)
-        return reduce(lambda left, right: left.unionAll(right), frames)
-
-    def failure_counts(self) -> dict[str, int]:
-        """After the job has run: for how many rows the expressions of each step failed and gave
-        null.
-        """
-        counts = {
-            step: int(observation.get["rows"] or 0) for step, observation in self.failures.items()
+    def job(self) -> Node:
+        """All outputs in one node without rows. Computing it writes what the commit refers to."""
+        outputs_of = {
+            step: [output for output in self.plan.outputs if output.input is step]
+            for step in self.plan.steps()
         }
-        return {f"{step}.errors": count for step, count in counts.items() if count}
-
-    def unpersist(self) -> None:
-        for rows in self._persisted:
-            rows.unpersist()
+        written = [
+            node
+            for step, outputs in outputs_of.items()
+            if outputs
+            for node in self._write_outputs(step, outputs)
+        ]
+        return UnionNode(tuple(written))
 
     # Outputs
 
-    def _output_frames(self, step: Step, outputs: list[Output]) -> list[DataFrame]:
-        """The frames that write a step's outputs. A stage that feeds nothing but views and at most
+    def _write_outputs(self, step: Step, outputs: list[Output]) -> list[Node]:
+        """The nodes that write a step's outputs. A stage that feeds nothing but views and at most
         one topic writes them itself.
         """
         views = [output for output in outputs if isinstance(output, ViewOutput)]
@@ -178,115 +170,109 @@ class JobBuilder:
         if not views and (source := self._local_source(step)) is not None:
             # From topic to topic: rows are read, computed and packed in one task.
             reader = self._input_reader(*source)
-            frames = []
-            for target in targets:
-                task = ChainedTasks(ReadRows(reader), PackForTopic(target, self.context.shards))
-                packed = self._read_tasks(reader).mapInArrow(task, PACKED)
-                frames.append(self._write_topic(self._with_heartbeats(packed), target))
-            return frames
-        rows = self.rows(step)
-        frames = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
+            rows: Node = MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
+        else:
+            rows = self.rows(step)
+        written: list[Node] = [
+            MapNode(rows, WriteView(view.name, self.context), PACKED) for view in views
+        ]
         for target in targets:
-            packed = rows.mapInArrow(PackForTopic(target, self.context.shards), PACKED)
-            frames.append(self._write_topic(self._with_heartbeats(packed), target))
-        return frames
+            packed = MapNode(rows, PackForTopic(target, self.context.shards), PACKED)
+            written.append(self._write_topic(self._with_heartbeats(packed), target))
+        return written
 
-    def _write_topic(self, packed: DataFrame, target: TopicTarget) -> DataFrame:
-        return packed.repartition(self.context.shards, "label").mapInArrow(
-            WriteTopic(target, self.context), PACKED
+    def _write_topic(self, packed: Node, target: TopicTarget) -> Node:
+        return MapNode(
+            ShuffleNode(packed, self.context.shards), WriteTopic(target, self.context), PACKED
         )
 
     # Rows
 
-    def rows(self, step: Step) -> DataFrame:
-        """A step's rows in Spark: the user's columns, a table's `_change_type`, and the order
-        columns.
-        """
+    def rows(self, step: Step) -> Node:
+        """A step's rows: the user's columns, a table's `_change_type`, and the order columns."""
         if step.name not in self._rows:
             rows = self._compute_rows(step)
-            is_shared = len(self.plan.consumers(step)) > 1
-            if is_shared and (step.keeps_state or self._local_source(step) is None):
-                rows = rows.persist()
-                self._persisted.append(rows)
+            is_read_again = self._local_source(step) is not None and not step.keeps_state
+            if len(self.plan.consumers(step)) > 1 and not is_read_again:
+                rows.is_shared = True
             self._rows[step.name] = rows
         return self._rows[step.name]
 
     def _local_source(self, step: Step) -> LocalSource | None:
         return local_source(step, optimistic=self._optimistic)
 
-    def _compute_rows(self, step: Step) -> DataFrame:
+    def _compute_rows(self, step: Step) -> Node:
         if (source := self._local_source(step)) is not None:
             reader = self._input_reader(*source)
-            return self._read_tasks(reader).mapInArrow(ReadRows(reader), _spark_schema(step))
+            return MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
         match step:
-            case SelectStep():
-                return self._select(step)
-            case WhereStep():
-                return self._filter(step)
+            case SelectStep() | WhereStep():
+                row_step = _row_step(step, self._optimistic)
+                if row_step is not None:
+                    apply = ApplyRowStep(row_step, shard_schema(step), self.context.files)
+                    return MapNode(self.rows(step.input), apply, _spark_schema(step))
+                return self._select(step) if isinstance(step, SelectStep) else self._filter(step)
             case KeyByStep():
                 return self.rows(step.input)
             case UnionStep():
-                return self._union(step)
+                names = tuple(shard_schema(step).names)
+                return UnionNode(
+                    tuple(
+                        MapNode(
+                            self.rows(source),
+                            RankRows(index, len(step.inputs), names),
+                            _spark_schema(step),
+                        )
+                        for index, source in enumerate(step.inputs)
+                    )
+                )
             case ChangesStep():
-                names = [f"`{name}`" for name in step.input.schema.names]
-                change = f"`{CHANGE_TYPE}` AS `{step.column}`"
-                return self.rows(step.input).selectExpr(*names, change, *_ORDER)
+                rename = RenameChangeType(step.column, tuple(step.input.schema.names))
+                return MapNode(self.rows(step.input), rename, _spark_schema(step))
             case _:
                 return self._stage(step, (), "rows", schema=_spark_schema(step))
 
-    def _select(self, step: SelectStep) -> DataFrame:
+    def _select(self, step: SelectStep) -> Node:
         columns = [
             f"{expression.safe} AS `{name}`"
             for (name, _), expression in zip(step.columns, step.expressions, strict=True)
         ]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
-        return self._guard(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
+        rows = self._guard(step, step.expressions)
+        return SqlNode(rows, select=(*columns, *change, *_ORDER))
 
-    def _filter(self, step: WhereStep) -> DataFrame:
+    def _filter(self, step: WhereStep) -> Node:
         """The rows that fit a condition. Of a table, both rows of an update are looked at together:
         see `filter_changes`.
         """
         rows = self._guard(step, [step.expression])
         if not step.is_table:
-            return rows.where(step.expression.safe)
+            return SqlNode(rows, where=step.expression.safe)
         keep = f"{step.expression.safe} AS `{KEEP}`"
-        return rows.selectExpr(*_sql_columns(step.input), keep).mapInArrow(
-            filter_changes, _spark_schema(step)
-        )
+        judged = SqlNode(rows, select=(*_sql_columns(step.input), keep))
+        return MapNode(judged, filter_changes, _spark_schema(step))
 
-    def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
+    def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> Node:
         """A step's input. Rows for which an expression fails are removed and become dead letters
-        with errors="divert"; otherwise they are counted.
+        with errors="divert", end the batch with errors="stop", and are counted otherwise.
         """
         rows = self.rows(step.input)
         conditions = [f"({each.failed})" for each in expressions if each.failed is not None]
         if not conditions:
             return rows
         failed = f"coalesce({' OR '.join(conditions)}, false)"
-        if step.errors == DIVERT:
-            divert = DivertFailed(
-                self.context.job_directory, step.name, f"an expression failed: {step.summary()}"
+        if step.errors in (DIVERT, STOP):
+            check = (
+                StopAtFailed(step.name, step.summary())
+                if step.errors == STOP
+                else DivertFailed(
+                    self.context.files, step.name, f"an expression failed: {step.summary()}"
+                )
             )
             keep = f"NOT {failed} AS `{KEEP}`"
-            return rows.selectExpr(*_sql_columns(step.input), keep).mapInArrow(
-                divert, _spark_schema(step.input)
-            )
-        from pyspark.sql import Observation
-        from pyspark.sql.functions import expr
-
-        self.failures[step.name] = Observation(f"failed.{step.name}")
-        return rows.observe(self.failures[step.name], expr(f"count_if({failed})").alias("rows"))
-
-    def _union(self, step: UnionStep) -> DataFrame:
-        """The rows of all inputs. Rows with equal order columns come in the order of the inputs: a
-        rank is multiplied, and the index of the input added. A negative rank stays negative.
-        """
-        count, frames = len(step.inputs), []
-        for index, source in enumerate(step.inputs):
-            names = [f"`{field.name}`" for field in shard_schema(source) if field.name != RANK]
-            rank = f"CAST(`{RANK}` * {count} + {index} AS INT) AS `{RANK}`"
-            frames.append(self.rows(source).selectExpr(*names, rank))
-        return reduce(lambda left, right: left.unionByName(right), frames)
+            judged = SqlNode(rows, select=(*_sql_columns(step.input), keep))
+            return MapNode(judged, check, _spark_schema(step.input))
+        return SqlNode(rows, failed=(step.name, failed))
 
     # Reading
 
@@ -307,26 +293,23 @@ class JobBuilder:
             ranges=tuple(ranges),
             watermark=read_watermark_spec(step),
             log=self.context.log,
-            directory=self.context.job_directory,
+            job=self.context.files,
             time_column=step.processed_at,
             steps=row_steps,
             shedding=shedding,
         )
 
-    def _read_tasks(self, reader: InputReader) -> DataFrame:
+    def _read_tasks(self, reader: InputReader) -> Node:
         """The numbers of the ranges. Small ranges share a task, where starting one would cost more
         than it gains.
         """
         count = len(reader.ranges)
         rows = sum(each.stop - each.start for each in reader.ranges)
         tasks = max(1, min(count, max(self.cores, rows // _MIN_ROWS_PER_TASK)))
-        return self.spark.range(0, count, 1, tasks)
+        return RangesNode(count, tasks)
 
-    def _with_heartbeats(self, packed: DataFrame) -> DataFrame:
-        return packed.unionAll(self._heartbeats())
-
-    def _heartbeats(self) -> DataFrame:
-        return self.spark.range(0, 1, 1, 1).mapInArrow(ShardHeartbeat(self.context.shards), PACKED)
+    def _with_heartbeats(self, packed: Node) -> Node:
+        return UnionNode((packed, HeartbeatNode(self.context.shards)))
 
     # Stages
 
@@ -337,7 +320,7 @@ class JobBuilder:
         target: str | StageTarget | TopicTarget | None,
         *,
         schema: str = PACKED,
-    ) -> DataFrame:
+    ) -> Node:
         """The stage that computes a step, with the steps before it that can run in the same
         stage.
         """
@@ -353,10 +336,8 @@ class JobBuilder:
             self._pack_input(source, key, first, port, hosted[0])
             for port, (source, key) in enumerate(zip(sources, first.input_keys, strict=True))
         ]
-        packed = reduce(lambda left, right: left.unionAll(right), inputs)
-        return packed.repartition(self.context.shards, "label").mapInArrow(
-            ShardFunction(stage, self.context), schema
-        )
+        shuffle = ShuffleNode(UnionNode(tuple(inputs)), self.context.shards)
+        return MapNode(shuffle, ShardFunction(stage, self.context), schema)
 
     def _fuse(self, step: Step) -> list[Step]:
         """A step and the steps before it that have the same shard key and feed nothing else: one
@@ -390,7 +371,7 @@ class JobBuilder:
         consumer: Step,
         port: int,
         hosted: HostedStep,
-    ) -> DataFrame:
+    ) -> Node:
         """The rows of `source`, packed for the shards of the stage whose first step is
         `consumer`.
         """
@@ -405,7 +386,7 @@ class JobBuilder:
         if local is not None:
             reader = self._input_reader(*local)
             if not reader.ranges:
-                return self._heartbeats()
+                return HeartbeatNode(self.context.shards)
             combine: CombiningKernel | None = None
             if hosted.name in self._combined and isinstance(kernel, CombiningKernel):
                 combine = kernel if kernel.combinable else None
@@ -419,8 +400,7 @@ class JobBuilder:
                 nulls=nulls,
                 prepare=prepare,
             )
-            packed = self._read_tasks(reader).mapInArrow(read_and_pack, PACKED)
-            return self._with_heartbeats(packed)
+            return self._with_heartbeats(MapNode(self._read_tasks(reader), read_and_pack, PACKED))
         if step.keeps_state and is_exclusive:
             target = StageTarget(
                 step=consumer.name, key=key, port=port, nulls=nulls, prepare=prepare
@@ -431,11 +411,11 @@ class JobBuilder:
             step=consumer.name,
             key=key,
             shards=self.context.shards,
-            directory=self.context.job_directory,
+            job=self.context.files,
             nulls=nulls,
             prepare=prepare,
         )
-        return self._with_heartbeats(self.rows(step).mapInArrow(pack_rows, PACKED))
+        return self._with_heartbeats(MapNode(self.rows(step), pack_rows, PACKED))
 
 
 def shard_schema(step: Step) -> pa.Schema:

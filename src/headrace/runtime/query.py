@@ -2,7 +2,8 @@
 in the ledger.
 
 A pipeline has one query. Outputs that are added later form another one until it has caught up; the
-runner then merges the two. `Query.step` is one batch: choose the ticks, run the job, commit.
+runner then merges the two. `Query.compute` is one batch: choose the ticks, run the job; `Query.commit`
+makes it visible.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
+from headrace.engine.job_graph import ShuffleNode, nodes, uses_sql
 from headrace.engine.ledger import Ledger, LedgerEntry
-from headrace.engine.reports import BatchResult, needs_spark, read_reports
+from headrace.engine.reports import (
+    BatchResult,
+    JobDirectory,
+    JobFiles,
+    JobMemory,
+    needs_spark,
+    read_reports,
+)
 from headrace.engine.state.files import new_id
 from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_between
 from headrace.engine.watermarks import (
@@ -41,56 +50,20 @@ from headrace.plan.plan import (
     watermark_paths,
     watermark_spec,
 )
+from headrace.runtime.batch_size import (
+    DEFAULT_TARGET_S,
+    BatchSize,
+    BatchWidth,
+    Width,
+    limit_rows,
+)
+from headrace.runtime.freshness import Freshness
 from headrace.runtime.job_builder import JobBuilder
+from headrace.runtime.spark_jobs import run_in_one_task, run_wide
 from headrace.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-# How many rows a batch takes in
-
-
-DEFAULT_TARGET_S = 30.0
-MAX_ROWS, MIN_ROWS = 4_000_000, 1_000
-_TOO_LONG, _QUICK = 1.25, 0.5
-
-
-class BatchSize:
-    """The number of rows for the next batch, so that a batch takes about `target_s`.
-
-    A batch that took too long makes the next one smaller, a quick one makes it larger. The results
-    do not depend on it: they are defined tick by tick. A batch has at least one tick.
-
-    It starts at the maximum: the fixed cost of a batch would make a first small one look slow.
-    """
-
-    def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
-        self.target_s = target_s
-        self.rows = MAX_ROWS
-
-    def adapt(self, rows: int, seconds: float) -> None:
-        """Adapt to a batch of so many rows that took so long."""
-        if seconds > _TOO_LONG * self.target_s:
-            self.rows = max(MIN_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
-        elif seconds < _QUICK * self.target_s:
-            self.rows = min(MAX_ROWS, 2 * self.rows)
-
-
-def limit_rows(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[Tick]:
-    """The first ticks that together have at most `max_rows` rows; at least one tick."""
-    for count, tick in enumerate(ticks):
-        rows = sum(
-            end - before.end(topic, p)
-            for topic, parts in tick.ends.items()
-            for p, end in parts.items()
-        )
-        if rows > max_rows and count:
-            return ticks[:count]
-    return ticks
-
-
-# The query
 
 
 MAX_TICKS_A_BATCH = 2_000
@@ -114,10 +87,34 @@ class RunContext:
     views: ViewStore | None = None
     batch_target_s: float = DEFAULT_TARGET_S
     """How long a batch should take."""
+    width: str = "auto"
+    """How wide batches run: "one" task, "wide", or "auto"."""
+    looked_us: dict[int, int] = field(default_factory=dict)
+    """Tick that is not yet committed -> when the runner had last looked for rows before it cut it."""
 
     @property
     def watermark_directory(self) -> Path:
         return self.state / "clocks"
+
+
+@dataclass
+class ComputedBatch:
+    """A batch that is computed, and not yet committed."""
+
+    context: BatchContext
+    before: Tick
+    """The last tick of the batch before."""
+    ticks: Sequence[Tick]
+    files: JobFiles
+    result: BatchResult
+    watermarks: BatchWatermarks
+    watermark_state: WatermarkState
+    entry: LedgerEntry
+    """The ledger entry that commits it."""
+    rows: int = 0
+    width: Width = "wide"
+    seconds: float = 0.0
+    """How long it took to compute."""
 
 
 class Query:
@@ -151,8 +148,13 @@ class Query:
         self.batches = 0
         self.batch_rows = 0
         self.batch_seconds = 0.0
+        self.width = BatchWidth(run.width)
+        self.freshness = Freshness()
+        self.view_ticks: dict[str, int] = {}
+        """View -> the last tick of this run in which it changed."""
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
+        self._sql_needs: dict[bool, bool] = {}  # by whether it is optimistic
 
     @property
     def has_begun(self) -> bool:
@@ -211,10 +213,25 @@ class Query:
     # A batch
 
     def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
-        """Run one batch of ticks up to `up_to`, if there are any that the ledger does not have.
-        Returns whether there were.
+        """Compute and commit one batch of ticks up to `up_to`, if there are any that the ledger does
+        not have. Returns whether there were.
         """
-        entry, journal = self.entry, self.run.journal
+        batch = self.compute(up_to, max_ticks)
+        if batch is None:
+            return False
+        self.commit(batch)
+        return True
+
+    def compute(
+        self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH, *, after: ComputedBatch | None = None
+    ) -> ComputedBatch | None:
+        """Compute one batch of ticks up to `up_to`, without committing it. None if there is none.
+
+        `after` is the batch before, if it is not committed yet. Its state files are durable, and
+        its ledger entry is known: nothing more is needed to go on from it.
+        """
+        entry = self.entry if after is None else after.entry
+        journal = self.run.journal
         before = journal.at(entry.tick)
         if before is None:
             raise ConfigurationError(
@@ -231,61 +248,146 @@ class Query:
         )
         ticks = limit_rows(before, journal.between(entry.tick, up_to), self._size.rows)
         if not ticks:
-            return False
+            return None
         started_s = time.monotonic()
-        if not self._try_batch(entry, before, ticks):
+        rows = rows_between(before.ends, ticks[-1].ends)
+        width = self.width.choose(rows, needs_sql=self._needs_sql)
+        batch = self._try_batch(entry, before, ticks, width)
+        if batch is None:
             # Some values need Spark: in this run, they are computed by Spark from now on.
             self._optimistic = False
-            self._try_batch(entry, before, ticks)
-        self.batch_rows = rows_between(before.ends, ticks[-1].ends)
-        self.batch_seconds = time.monotonic() - started_s
-        self._size.adapt(self.batch_rows, self.batch_seconds)
-        return True
+            width = self.width.choose(rows, needs_sql=self._needs_sql)
+            batch = self._try_batch(entry, before, ticks, width)
+            assert batch is not None
+        batch.rows = rows
+        batch.width = width
+        batch.seconds = time.monotonic() - started_s
+        self._size.adapt(rows, batch.seconds)
+        self.width.learn(width, rows, batch.seconds)
+        return batch
 
-    def _try_batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> bool:
-        """Run the job, read its reports, compute the watermarks, commit. Returns False, without a
-        commit, if the job was optimistic and some values need Spark.
+    @property
+    def _needs_sql(self) -> bool:
+        """Whether Spark SQL must compute some of the steps."""
+        if self._optimistic not in self._sql_needs:
+            tick = self.run.journal.at(self.entry.tick)
+            assert tick is not None
+            context = self._batch_context(self.entry, tick, [tick], "one")
+            builder = JobBuilder(
+                self.plan, context, tick, [tick], cores=1, optimistic=self._optimistic
+            )
+            job = builder.job()
+            self._sql_needs[self._optimistic] = uses_sql(job)
+            self.width.expect(sum(isinstance(node, ShuffleNode) for node in nodes(job)))
+        return self._sql_needs[self._optimistic]
+
+    def _try_batch(
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
+    ) -> ComputedBatch | None:
+        """Run the job, read its reports, and compute the watermarks. None if the job was optimistic
+        and some values need Spark.
         """
-        context = self._batch_context(entry, before, ticks)
+        context = self._batch_context(entry, before, ticks, width)
         builder = JobBuilder(
-            self.run.spark,
             self.plan,
             context,
             before,
             ticks,
-            self.run.cores,
-            self._steps_to_combine(),
+            cores=1 if width == "one" else self.run.cores,
+            combined=() if width == "one" else self._steps_to_combine(),
             optimistic=self._optimistic,
         )
+        job, files = builder.job(), context.files
+        is_computed = False
         try:
-            builder.job().collect()
-            if needs_spark(context.job_directory):
-                return False
+            failures: dict[str, int] = {}
+            if isinstance(files, JobMemory):
+                files = run_in_one_task(self.run.spark, job, context)
+            else:
+                failures = run_wide(self.run.spark, job)
+            if needs_spark(files):
+                return None
             result = read_reports(
-                context.job_directory,
-                stages=builder.stages,
-                shards=context.shards,
-                ids=context.ids,
+                files, stages=builder.stages, shards=context.shards, ids=context.ids
             )
-            result.counts |= builder.failure_counts()
+            result.counts |= {f"{step}.errors": count for step, count in failures.items() if count}
             watermarks, state = context.watermarks.compute(
                 context.watermark_directory,
-                context.job_directory,
+                files,
                 [spec.name for spec in context.watermarks.specs],
             )
-            self._commit(context, result, watermarks, state)
-            self.watermark_state = state
-            self.last_result = result
-            self.batches += 1
-            return True
+            watermark_id = None
+            if state.inputs:
+                watermark_id = write_watermarks(context.watermark_directory, state)
+            is_computed = True
         finally:
-            builder.unpersist()
-            shutil.rmtree(context.job_directory, ignore_errors=True)
-            self.run.log.discard_group(context.job)  # what failed attempts have staged
+            if not is_computed:
+                self._remove_files(context, files)
+        new_entry = LedgerEntry(
+            epoch=self.run.ledger.epoch,
+            query=self.name,
+            tick=context.up_to,
+            states=result.ids,
+            watermarks=watermark_id,
+            due_us=result.due_us,
+            counts=_add_counts(self.own(entry).counts, result.counts),
+        )
+        return ComputedBatch(
+            context=context,
+            before=before,
+            ticks=ticks,
+            files=files,
+            result=result,
+            watermarks=watermarks,
+            watermark_state=state,
+            entry=new_entry,
+        )
+
+    def _remove_files(self, context: BatchContext, files: JobFiles) -> None:
+        files.remove()
+        shutil.rmtree(context.job_directory, ignore_errors=True)
+        self.run.log.discard_group(context.job)  # what failed attempts have staged
+
+    def discard(self, batch: ComputedBatch) -> None:
+        """Forget a batch that will not be committed: it never happened."""
+        self._remove_files(batch.context, batch.files)
+
+    def commit(self, batch: ComputedBatch) -> None:
+        """Commit a batch. While a query is rebuilt, only its views are written again."""
+        result, entry = batch.result, batch.entry
+        if entry.tick <= self.rebuild_to:
+            output = BatchOutput(views=result.views)
+        else:
+            self._drop_emitted(result, entry.tick)
+            output = BatchOutput(
+                views=result.views,
+                topics=result.topics,
+                controls=self._control_records(result, batch.watermarks),
+                dead_letters=result.dead_letters,
+                late_counts=result.late_counts,
+                side_outputs=result.side_outputs,
+            )
+        views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
+        try:
+            self.view_ticks |= commit_batch(self.run.ledger, self.run.views, entry, output, views)
+        finally:
+            self._remove_files(batch.context, batch.files)
+        self.watermark_state = batch.watermark_state
+        self.last_result = result
+        self.batches += 1
+        self.batch_rows = batch.rows
+        self.batch_seconds = batch.seconds
+        self.freshness.record(batch.before, batch.ticks, self.run.looked_us, time.time_ns() // 1000)
+        for tick in batch.ticks:
+            self.run.looked_us.pop(tick.number, None)
 
     def _batch_context(
-        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
     ) -> BatchContext:
+        job = new_id()
+        files: JobFiles = JobMemory()
+        if width == "wide":
+            files = JobDirectory(self.run.state / "jobs" / job)
         watermarks = WatermarkInputs(
             specs=tuple(watermark_spec(step) for step in self.plan.inputs),
             id=entry.watermarks,
@@ -298,11 +400,12 @@ class Query:
             log=self.run.log.address,
             state=self.run.state,
             local=self.run.local / self.name,
-            job=new_id(),
-            shards=self.run.shards,
+            job=job,
+            shards=1 if width == "one" else self.run.shards,
             after=entry.tick,
             up_to=ticks[-1].number,
             ids={step: dict(ids) for step, ids in self.own(entry).states.items()},
+            files=files,
             watermarks=watermarks,
         )
 
@@ -317,41 +420,6 @@ class Query:
             if counts.get(f"{name}.rows_in", 0)
             > ROWS_A_KEY_TO_COMBINE * counts.get(f"{name}.keys", 1)
         }
-
-    def _commit(
-        self,
-        context: BatchContext,
-        result: BatchResult,
-        watermarks: BatchWatermarks,
-        state: WatermarkState,
-    ) -> None:
-        """Commit a batch. While a query is rebuilt, only its views are written again."""
-        watermark_id = None
-        if state.inputs:
-            watermark_id = write_watermarks(context.watermark_directory, state)
-        entry = LedgerEntry(
-            epoch=self.run.ledger.epoch,
-            query=self.name,
-            tick=context.up_to,
-            states=result.ids,
-            watermarks=watermark_id,
-            due_us=result.due_us,
-            counts=_add_counts(self.own(self.entry).counts, result.counts),
-        )
-        if context.up_to <= self.rebuild_to:
-            output = BatchOutput(views=result.views)
-        else:
-            self._drop_emitted(result, context.up_to)
-            output = BatchOutput(
-                views=result.views,
-                topics=result.topics,
-                controls=self._control_records(result, watermarks),
-                dead_letters=result.dead_letters,
-                late_counts=result.late_counts,
-                side_outputs=result.side_outputs,
-            )
-        views = [output.name for output in self.plan.outputs if isinstance(output, ViewOutput)]
-        commit_batch(self.run.ledger, self.run.views, entry, output, views)
 
     def _drop_emitted(self, result: BatchResult, up_to: int) -> None:
         """Drop dead letters, late counts and side outputs that another query has emitted: each row
@@ -391,18 +459,20 @@ class Query:
 
     # Time
 
-    def waits_for(self, now_us: int) -> str | None:
+    def waits_for(self, now_us: int, after: ComputedBatch | None = None) -> str | None:
         """The name of a step that would emit something if a tick were cut now without a new row:
-        the watermark would reach what its state waits for.
+        the watermark would reach what its state waits for. `after` is the last batch, if it is not
+        committed yet.
         """
-        entry = self.entry
+        entry = self.entry if after is None else after.entry
+        state = self.watermark_state if after is None else after.watermark_state
         if not entry.due_us:
             return None
         last = self.run.journal.at(entry.tick)
         before_us = last.time_us if last else 0
         watermarks, _ = batch_watermarks(
             [watermark_spec(step) for step in self.plan.inputs],
-            WatermarkState(self.watermark_state.inputs, before_us),
+            WatermarkState(state.inputs, before_us),
             {},
             [entry.tick + 1],
             [max(now_us, before_us)],
@@ -427,10 +497,28 @@ class Query:
             "rows_behind": rows_between(tick.ends, ends) if tick is not None else 0,
             "batch_rows": self.batch_rows,
             "batch_seconds": self.batch_seconds,
+            "batch_width": self.width.last,
             "rows_per_second": self.rows_per_second,
             "due_us": dict(entry.due_us),
             "batch_counts": dict(self.last_result.counts) if self.last_result else {},
         }
+
+    def view_status(self) -> dict[str, dict[str, float | None]]:
+        """The freshness of each view in the runner's status: when its newest change was cut into a
+        tick, and how long rows take from append to visible.
+        """
+        p50_s, p99_s = self.freshness.quantiles_s(0.5, 0.99) or (None, None)
+        views = {}
+        for output in self.plan.outputs:
+            if isinstance(output, ViewOutput):
+                tick = self.run.journal.at(self.view_ticks.get(output.name, 0))
+                changed = output.name in self.view_ticks and tick is not None
+                views[output.name] = {
+                    "newest": tick.time_us / 1e6 if changed and tick is not None else None,
+                    "visible_p50_s": p50_s,
+                    "visible_p99_s": p99_s,
+                }
+        return views
 
     def watermark_status(self) -> dict[str, dict[str, Any]]:
         """The watermarks of this query's inputs in the runner's status."""

@@ -72,6 +72,7 @@ def run(
     on_alert: OnAlert | None = None,
     on_starting: OnStarting | None = None,
     batch_target: Duration = "30 seconds",
+    width: str = "auto",
     **spark_options: Any,
 ) -> None:
     """Run a pipeline in this process until `stop` is set.
@@ -96,6 +97,8 @@ def run(
         on_starting: Called with None when Spark is about to be started, and with the seconds that
             it took when it is there; again if it dies and is started anew.
         batch_target: How long a batch should take. The results do not depend on it.
+        width: How wide batches run: whole in "one" task, "wide" over many, or "auto", as their rows
+            need it. The results do not depend on it.
         **spark_options: The options of `hr.spark`.
 
     Raises:
@@ -136,6 +139,7 @@ def run(
                     shards=shards,
                     local=None if local is None else Path(local),
                     batch_target_s=target_s,
+                    width=width,
                 )
 
             def run_batches(runner: Runner) -> None:

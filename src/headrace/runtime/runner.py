@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -37,11 +38,12 @@ from headrace.operators.load_shedding import ShedPolicy
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.retry import Backoff
 from headrace.run_status import Status, process_start_ticks, write_status
+from headrace.runtime.batch_size import DEFAULT_TARGET_S
 from headrace.runtime.failures import SparkLost, failure_reason, is_permanent
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query import (
-    DEFAULT_TARGET_S,
     MAX_TICKS_A_BATCH,
+    ComputedBatch,
     Query,
     RunContext,
     sub_plan,
@@ -106,6 +108,9 @@ class Runner:
             step.topic: step.shed for step in plan.inputs if step.shed is not None
         }
         self._status_written_s = 0.0
+        self._cut_s, self._looked_us = 0.0, 0
+        self._thread = ThreadPoolExecutor(1, "batch")
+        self._ahead: Future[ComputedBatch | None] | None = None  # the next batch, if it was begun
         self._state_bytes, self._state_measured_s = 0, -STATUS_EVERY_S
 
     # Starting
@@ -121,6 +126,7 @@ class Runner:
         shards: int | None = None,
         local: Path | None = None,
         batch_target_s: float = DEFAULT_TARGET_S,
+        width: str = "auto",
     ) -> Self:
         """Take over a pipeline, and return its runner. The steps:
 
@@ -162,6 +168,7 @@ class Runner:
             journal=journal,
             views=views,
             batch_target_s=batch_target_s,
+            width=width,
         )
         return cls(plan, context, inputs, _arrange_queries(plan, context))  # 5
 
@@ -211,16 +218,30 @@ class Runner:
 
     # Cutting ticks
 
-    def cut(self, *, forced: bool = False, max_rows: int = MAX_ROWS_A_TICK) -> int:
+    def cut(
+        self,
+        *,
+        forced: bool = False,
+        max_rows: int = MAX_ROWS_A_TICK,
+        after: ComputedBatch | None = None,
+    ) -> int:
         """Record the ticks that are due: for new rows, or because the passing of time lets a step
-        emit something. Returns how many.
+        emit something. `after` is the leading query's last batch, if it is not committed yet.
+        Returns how many.
         """
+        self._cut_s = time.monotonic()
         self.ledger.settle()
         last, now_us = self.journal.last, self.now_us()
         assert last is not None
-        is_due = any(
-            query.tick == last.number and query.waits_for(now_us) for query in self.queries
-        )
+        if after is not None:
+            is_due = (
+                after.entry.tick == last.number
+                and self.leading.waits_for(now_us, after) is not None
+            )
+        else:
+            is_due = any(
+                query.tick == last.number and query.waits_for(now_us) for query in self.queries
+            )
         ticks = next_ticks(
             self.log, self.topics, last, now_us, max_rows=max_rows, forced=forced or is_due
         )
@@ -231,9 +252,66 @@ class Runner:
             committed = self.journal.at(self.tick) or last
             shed_ticks = mark_shed_topics(ticks, committed, self._shed_policies)
             _record(self.ledger, self.journal, shed_ticks)
+            for tick in ticks if self._looked_us else ():
+                self.context.looked_us[tick.number] = self._looked_us
+        self._looked_us = now_us
         return len(ticks)
 
     # Batches
+
+    def step_ahead(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
+        """Run one batch, and begin the next one while this one is committed. Returns whether there
+        was one.
+
+        1. Wait for the batch that was begun, or compute one.
+        2. Cut the ticks that are due by now, and begin the batch after it in another thread.
+        3. Commit the batch. If that fails, the one that was begun never happened.
+
+        Only one query can run ahead: several are merged at ticks that both have committed.
+        """
+        if len(self.queries) > 1:
+            self.discard_ahead()
+            return self.step(max_ticks)
+        begun_s = time.time()
+        self.leading.dead_letters_emitted_elsewhere = frozenset()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            batch = ahead.result()  # 1
+        else:
+            self.ledger.settle()
+            batch = self.leading.compute(self._newest_tick(), max_ticks)
+        if batch is None:
+            return False
+        try:
+            if time.monotonic() - self._cut_s >= TICK_EVERY_S:
+                self.cut(after=batch)  # 2
+            if batch.entry.tick < self._newest_tick():
+                self._begin(batch, max_ticks)
+            self.leading.commit(batch)  # 3
+        except BaseException:
+            self.discard_ahead()
+            raise
+        self._sweep_watermarks(begun_s)
+        return True
+
+    def _begin(self, after: ComputedBatch, max_ticks: int) -> None:
+        """Begin the batch after one that is not yet committed."""
+        self._ahead = self._thread.submit(
+            self.leading.compute, self._newest_tick(), max_ticks, after=after
+        )
+
+    def discard_ahead(self) -> None:
+        """Wait for the batch that was begun ahead, if there is one, and forget it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        try:
+            batch = ahead.result()
+        except Exception as error:
+            logger.debug("A batch that was begun ahead failed.", exc_info=error)
+            return
+        if batch is not None:
+            self.leading.discard(batch)
 
     def step(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
         """Run one batch of each query that has ticks to do. Returns whether one had."""
@@ -248,12 +326,15 @@ class Runner:
             worked |= query.step(self.leading.tick, max_ticks)
         self._merge_queries()
         if worked:
-            sweep_watermarks(
-                self.context.watermark_directory,
-                {query.entry.watermarks or "" for query in self.queries},
-                begun_s=begun_s,
-            )
+            self._sweep_watermarks(begun_s)
         return worked
+
+    def _sweep_watermarks(self, begun_s: float) -> None:
+        sweep_watermarks(
+            self.context.watermark_directory,
+            {query.entry.watermarks or "" for query in self.queries},
+            begun_s=begun_s,
+        )
 
     def _merge_queries(self) -> None:
         """Merge queries that have caught up into the leading one: both are at the same tick, so
@@ -333,8 +414,9 @@ class Runner:
         batch.
         """
         try:
-            self.cut()
-            worked = self.step()
+            if self._ahead is None:
+                self.cut()
+            worked = self.step_ahead()
         except RunnerFenced:
             raise
         except Exception as error:
@@ -414,6 +496,8 @@ class Runner:
             tick=tick.number,
             newest_tick=newest.number,
             batch_seconds=leading.batch_seconds,
+            batch_width=leading.width.last,
+            width=leading.width.reason,
             batch_rows=leading.batch_rows,
             rows_per_second=leading.rows_per_second,
             rows_behind=rows_between(tick.ends, ends),
@@ -425,6 +509,11 @@ class Runner:
             ingests=self.ingests(),
             queries={query.name: query.status(ends) for query in self.queries},
             watermarks=leading.watermark_status(),
+            views={
+                name: freshness
+                for query in self.queries
+                for name, freshness in query.view_status().items()
+            },
             host=socket.gethostname(),
             process_began=process_start_ticks(os.getpid()),
             local=str(self.local),
@@ -452,6 +541,8 @@ class Runner:
         return self._state_bytes
 
     def close(self) -> None:
+        self.discard_ahead()
+        self._thread.shutdown()
         if self.views is not None:
             self.views.close()
 
@@ -557,7 +648,7 @@ class Maintenance:
             state=runner.state,
             local=runner.local,
             roots=self._retained_states,
-            shards=lambda: runner.shards,
+            shards=lambda: {1, runner.shards},
             queries=lambda: {query.name for query in runner.queries},
         )
         self._next_look_s = 0.0

@@ -56,6 +56,35 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         [(_labels(run), run["updated"]) for run in runs],
     )
     add(
+        "batch_is_wide",
+        "gauge",
+        "Whether the last batch ran over many tasks instead of whole in one.",
+        [(_labels(run), float(run.get("batch_width", "wide") == "wide")) for run in runs],
+    )
+    add(
+        "view_newest_timestamp_seconds",
+        "gauge",
+        "When the newest change of a view was cut into a tick.",
+        [
+            ({**_labels(run), "view": view}, freshness["newest"])
+            for run in runs
+            for view, freshness in run.get("views", {}).items()
+            if freshness["newest"] is not None
+        ],
+    )
+    add(
+        "view_visible_seconds",
+        "gauge",
+        "How long rows took lately from append to visible in a view, by quantile.",
+        [
+            ({**_labels(run), "view": view, "quantile": quantile}, freshness[name])
+            for run in runs
+            for view, freshness in run.get("views", {}).items()
+            for quantile, name in (("0.5", "visible_p50_s"), ("0.99", "visible_p99_s"))
+            if freshness[name] is not None
+        ],
+    )
+    add(
         "rows_counted_total",
         "counter",
         "Rows that became dead letters or came too late, by step and reason.",

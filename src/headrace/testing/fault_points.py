@@ -45,7 +45,7 @@ POINTS: dict[str, FaultPoint] = {
         "headrace.operators.aggregates.kernel", "AggregateKernel.step", BEFORE
     ),
     "in the kernel": FaultPoint("headrace.engine.state.step_state", "StepState._put", AFTER),
-    "files were written": FaultPoint("headrace.engine.state.step_state", "_write_delta", AFTER),
+    "files were written": FaultPoint("headrace.engine.state.step_state", "_write_deltas", AFTER),
     "the undo was kept": FaultPoint(
         "headrace.engine.state.local_store", "StoreTransaction.keep_undo", AFTER
     ),
@@ -72,6 +72,13 @@ POINTS |= {
     "after the commit": FaultPoint("headrace.runtime.query", "commit_batch", AFTER),
 }
 ON_THE_DRIVER = tuple(name for name in POINTS if name not in IN_TASKS)
+# On the driver of a run, which begins a batch before the one before it is committed
+RUNNING_AHEAD = {
+    "the next batch was begun": FaultPoint("headrace.runtime.runner", "Runner._begin", AFTER),
+    "before a batch is discarded": FaultPoint(
+        "headrace.runtime.runner", "Runner.discard_ahead", BEFORE
+    ),
+}
 # On Kafka, instead of the points of the embedded log
 KAFKA_IN_TASKS = {
     "rows were staged for Kafka": FaultPoint("headrace.log.kafka.log", "KafkaLog.stage", AFTER)
@@ -82,7 +89,7 @@ KAFKA_ON_THE_DRIVER = {
     ),
     "committed in Kafka": FaultPoint("headrace.log.kafka.transaction", "commit_transaction", AFTER),
 }
-ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
+ALL = POINTS | RUNNING_AHEAD | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
 
 
 def on_kafka(names: Iterable[str]) -> list[str]:

@@ -22,6 +22,7 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
@@ -67,6 +68,8 @@ class PipelineTest:
         spark: A session; by default, tasks run in this process without Spark.
         shards: The number of shards.
         log: An open log, which stays open, or an address.
+        width: How wide batches run: "one" task, "wide", "auto" as in a real run, or "mixed", which
+            draws one of the first two for every batch. What comes out does not depend on it.
 
     Example:
         with PipelineTest(shop, tmp_path) as test:
@@ -84,8 +87,10 @@ class PipelineTest:
         *,
         shards: int = 2,
         log: Log | str | None = None,
+        width: str = "mixed",
     ) -> None:
-        self.pipeline, self.root = pipeline, root
+        self.pipeline, self.root, self.width = pipeline, root, width
+        self._chance = Random(0)  # noqa: S311 - any sequence will do
         self.spark: Any = PlainSpark() if spark is None else spark
         root.mkdir(parents=True, exist_ok=True)
         self._own_log = not isinstance(log, Log)
@@ -96,7 +101,14 @@ class PipelineTest:
         self.runner = self._start_runner(shards)
 
     def _start_runner(self, shards: int) -> Runner:
-        return Runner.start(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
+        return Runner.start(
+            self.pipeline.plan(),
+            self.log,
+            self.spark,
+            self.state,
+            shards=shards,
+            width="auto" if self.width == "mixed" else self.width,
+        )
 
     # Inputs
 
@@ -136,6 +148,9 @@ class PipelineTest:
                 test.step(dies="between views and log")
 
         """
+        if self.width == "mixed":
+            for query in self.runner.queries:
+                query.width.pin(self._chance.choice(("one", "wide")))
         if dies is None:
             return self.runner.step(max_ticks)
         if dies not in ALL:

@@ -164,12 +164,14 @@ class PlainFrame:
             raise AttributeError(name)
         raise no_spark_sql(name)
 
-    def collect(self) -> list[Any]:
+    def collect(self) -> list[tuple[Any, ...]]:
         results = self.spark.run(self.parts())
-        assert not any(batch.num_rows for batches in results for batch in batches), (
-            "a job has no rows of its own"
-        )
-        return []
+        return [
+            tuple(row.values())
+            for batches in results
+            for batch in batches
+            for row in batch.to_pylist()
+        ]
 
 
 def no_spark_sql(what: str) -> NotSupported:

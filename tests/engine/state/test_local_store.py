@@ -145,9 +145,12 @@ def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_ag
         local_store.open_environment(directory)
 
 
-def test_a_process_does_not_keep_too_many_stores_open(tmp_path: Path) -> None:
+def test_a_process_does_not_keep_too_many_stores_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "_MAX_IDLE", 4)
     for number in range(20):
         local_store.release_environment(
             tmp_path / str(number), local_store.open_environment(tmp_path / str(number))
         )
-    assert len(local_store._idle) == 16
+    assert len(local_store._idle) == 4

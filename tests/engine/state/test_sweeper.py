@@ -41,7 +41,7 @@ class Past:
             self.history.append((shard.batch(ids, changes), apply(model, changes)))
         self.roots = {"s": [ids for ids, _ in self.history[-3:]]}
         self.sweeper = Sweeper(
-            self.state, self.state / "local", lambda: self.roots, lambda: 2, lambda: {"main"}
+            self.state, self.state / "local", lambda: self.roots, lambda: {2}, lambda: {"main"}
         )
 
     def age(self) -> None:

@@ -140,8 +140,8 @@ def feed_to(
             emitted += kernel.step_timed(
                 state, [mine if combine is None else combined(kernel, mine, combine)], [watermarks]
             ).to_pylist()
-            output.late += kernel.late.take_rows().to_pylist()
-            output.late_counts += kernel.late.take_counts().to_pylist()
+            output.late += kernel.late_rows.take_rows().to_pylist()
+            output.late_counts += kernel.late_rows.take_counts().to_pylist()
             output.corrected += kernel.counts.get("corrected", 0)
         output.emitted += in_order(emitted) if len(states) > 1 else emitted
         output.due.append(

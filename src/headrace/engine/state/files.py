@@ -101,11 +101,31 @@ def _unreadable(path: Path, why: str) -> CorruptionError:
 
 
 VERSION = 1
+SHARED_VERSION = 2
 SUFFIX = ".state"
+SHARED = "+"
+"""The directory of files that hold the changes of several steps. Their ids begin with it too."""
 _ROW_OVERHEAD_BYTES = 8  # the offsets of key and value
 _SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 StateIds = dict[int, str]
 """Key group -> id of the file with its newest change. A group without an id is empty."""
+IdRanges = list[tuple[int, int, str]]
+"""State ids as (first key group, last key group, id)."""
+
+
+def to_ranges(ids: Mapping[int, str]) -> IdRanges:
+    """Neighbouring key groups usually share an id, so that 128 groups are a few ranges."""
+    ranges: IdRanges = []
+    for group, name in sorted(ids.items()):
+        if ranges and ranges[-1][1] == group - 1 and ranges[-1][2] == name:
+            ranges[-1] = (ranges[-1][0], group, name)
+        else:
+            ranges.append((group, group, name))
+    return ranges
+
+
+def from_ranges(ranges: Iterable[tuple[int, int, str]]) -> StateIds:
+    return {group: name for first, last, name in ranges for group in range(first, last + 1)}
 
 
 @dataclass(frozen=True)
@@ -159,22 +179,13 @@ class StateFiles:
         """Store changes for the key groups in `parents`. A null value deletes its key; `groups`
         are sorted. Returns the new id.
         """
-        cuts = np.searchsorted(groups, np.arange(KEY_GROUPS + 1))
-        starts = {
-            group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])]
-            for group in range(KEY_GROUPS)
-            if cuts[group + 1] > cuts[group]
-        }
-        about = {
-            "version": VERSION,
-            "starts": starts,
-            "parents": {str(group): parent for group, parent in parents.items()},
-        }
+        about = {"version": VERSION, **_describe(groups, parents)}
         table = pa.Table.from_arrays([keys, values], schema=_SCHEMA)
         return store(self.directory, SUFFIX, table, about)
 
     def read(self, name: str) -> StateFile:
-        table, about = read(self._path(name), newest_version=VERSION)
+        table, about = read(self._path(name), newest_version=SHARED_VERSION)
+        about = self._own_part(name, about)
         return StateFile(
             id=name,
             table=table,
@@ -183,7 +194,16 @@ class StateFiles:
         )
 
     def _path(self, name: str) -> Path:
+        if name.startswith(SHARED):
+            return self.directory.parent / SHARED / f"{name[1:]}{SUFFIX}"
         return self.directory / f"{name}{SUFFIX}"
+
+    def _own_part(self, name: str, about: dict[str, Any]) -> dict[str, Any]:
+        """What a file's metadata says about this step."""
+        if not name.startswith(SHARED):
+            return about
+        part: dict[str, Any] = about["steps"][self.directory.name]
+        return part
 
     def chain(
         self,
@@ -218,7 +238,8 @@ class StateFiles:
 
     def parents(self, name: str) -> dict[int, str | None]:
         """Key group -> id of the file before, without reading the file's rows."""
-        about = read_about(self._path(name), newest_version=VERSION)
+        about = read_about(self._path(name), newest_version=SHARED_VERSION)
+        about = self._own_part(name, about)
         interned: dict[str | None, str | None] = {}  # most groups have the same parent
         return {
             int(group): interned.setdefault(parent, parent)
@@ -237,6 +258,49 @@ class StateFiles:
                     parents[name] = self.parents(name)
                 yield name
                 name = parents[name].get(group)
+
+
+def _describe(
+    groups: npt.NDArray[np.uint8], parents: Mapping[int, str | None], *, first_row: int = 0
+) -> dict[str, Any]:
+    """Where the rows of each key group are, and which file came before."""
+    cuts = np.searchsorted(groups, np.arange(KEY_GROUPS + 1))
+    counts = np.diff(cuts)
+    return {
+        "starts": {
+            group: [first_row + int(cuts[group]), int(counts[group])]
+            for group in np.flatnonzero(counts).tolist()
+        },
+        "parents": {str(group): parent for group, parent in parents.items()},
+    }
+
+
+@dataclass(frozen=True)
+class StepChanges:
+    """The changes of one step that go into a file with those of others: see `StateFiles.write`."""
+
+    step: str
+    keys: pa.Array
+    values: pa.Array
+    groups: npt.NDArray[np.uint8]
+    parents: Mapping[int, str | None]
+
+
+def write_shared(directory: Path, changes: Sequence[StepChanges]) -> str:
+    """Store the changes of several steps in one file: it is written and synced once. `directory`
+    has the steps' own directories. Returns the new id, which is the same for all of them.
+    """
+    steps, first_row = {}, 0
+    for change in changes:
+        steps[change.step] = _describe(change.groups, change.parents, first_row=first_row)
+        first_row += len(change.keys)
+    columns = [
+        pa.concat_arrays([change.keys for change in changes]),
+        pa.concat_arrays([change.values for change in changes]),
+    ]
+    about = {"version": SHARED_VERSION, "steps": steps}
+    table = pa.Table.from_arrays(columns, schema=_SCHEMA)
+    return SHARED + store(directory / SHARED, SUFFIX, table, about)
 
 
 def fold(

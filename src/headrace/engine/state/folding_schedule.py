@@ -14,9 +14,14 @@ follows from the files, and is computed again when the store is rebuilt.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.columnar.keys import KEY_GROUPS
 
 _SMALL_BYTES = 64 << 10
 """Chains with at most so many bytes of deltas are not folded."""
@@ -38,69 +43,90 @@ _MERGE_FILES = 256
 _MAX_MERGED_BYTES = 16 << 20
 
 
-@dataclass
-class FileChain:
+Sizes = npt.NDArray[np.int64]
+_CREDIT = struct.Struct("<d")
+# The columns of a schedule; a key group without files has zeros.
+_FIRST_BYTES = 0  # the first file: a snapshot, or the first delta
+_DELTA_BYTES = 1
+_DELTAS = 2
+_LIVE_BYTES = 3  # what is still in the state of all these bytes
+_UNMERGED_BYTES = 4  # the deltas since the last merge
+_UNMERGED = 5
+
+
+class FileChain(NamedTuple):
     """The sizes of one key group's chain."""
 
-    first_bytes: int = 0
-    """The first file: a snapshot, or the first delta."""
-    delta_bytes: int = 0
-    deltas: int = 0
-    live_bytes: int = 0
-    """What is still in the state of all these bytes."""
-    unmerged_bytes: int = 0
-    unmerged: int = 0
-    """The deltas since the last merge."""
+    first_bytes: int
+    delta_bytes: int
+    deltas: int
+    live_bytes: int
+    unmerged_bytes: int
+    unmerged: int
+
+
+class FoldingSchedule:
+    """The sizes of all chains of one step in one shard, and the credit that deltas have earned for
+    folding.
+    """
+
+    def __init__(self, sizes: Sizes | None = None, credit_bytes: float = 0.0) -> None:
+        self.sizes = np.zeros((KEY_GROUPS, 6), np.int64) if sizes is None else sizes
+        self.credit_bytes = credit_bytes
 
     @property
-    def garbage_ratio(self) -> float:
-        """Ratio of garbage bytes to live bytes; with many files, at least the ratio of the deltas
-        to the first file. 0 if the deltas are small.
-        """
-        if self.delta_bytes <= _SMALL_BYTES:
-            return 0.0
-        ratio = (self.first_bytes + self.delta_bytes) / max(self.live_bytes, 1) - 1
-        if self.deltas < _MANY_FILES:
-            return ratio
-        return max(ratio, self.delta_bytes / max(self.first_bytes, 1))
-
-
-@dataclass
-class FoldingSchedule:
-    """The chains of one step in one shard, and the credit that deltas have earned for folding."""
-
-    chains: dict[int, FileChain] = field(default_factory=dict)
-    credit_bytes: float = 0
+    def chains(self) -> dict[int, FileChain]:
+        """The sizes of each group that has files."""
+        present = np.flatnonzero(self.sizes.any(axis=1)).tolist()
+        return {group: FileChain(*self.sizes[group].tolist()) for group in present}
 
     # Bookkeeping
 
     def start_chain(self, group: int, size: int) -> None:
         """A group's chain starts anew with a file that holds its whole state."""
-        self.chains[group] = FileChain(first_bytes=size, live_bytes=size)
+        self.sizes[group] = (size, 0, 0, size, 0, 0)
 
     def add_delta(self, group: int, size: int, *, growth: int = 0) -> None:
-        """A delta of `size` bytes is added to a chain; the state grows by `growth` bytes."""
-        chain = self.chains.setdefault(group, FileChain())
-        chain.delta_bytes += size
-        chain.deltas += 1
-        chain.live_bytes += growth
-        chain.unmerged_bytes += size
-        chain.unmerged += 1
+        """A delta of `size` bytes is added to a group's chain; the state grows by `growth` bytes."""
+        self.sizes[group] += (0, size, 1, growth, size, 1)
+
+    def add_deltas(self, groups: Sizes, written: Sizes, growth: Sizes, is_first: Sizes) -> None:
+        """Add the deltas of one file, group by group; for some it is the first of their chain."""
+        old, new = groups[~is_first], groups[is_first]
+        self.sizes[old, _DELTA_BYTES] += written[old]
+        self.sizes[old, _DELTAS] += 1
+        self.sizes[old, _LIVE_BYTES] += growth[old]
+        self.sizes[old, _UNMERGED_BYTES] += written[old]
+        self.sizes[old, _UNMERGED] += 1
+        self.sizes[new] = 0
+        self.sizes[new, _FIRST_BYTES] = written[new]
+        self.sizes[new, _LIVE_BYTES] = growth[new]  # without deletions of missing keys
 
     def drop_chain(self, group: int) -> None:
-        self.chains.pop(group, None)
+        self.sizes[group] = 0
 
     def live_bytes(self, group: int) -> int:
-        return self.chains[group].live_bytes if group in self.chains else 0
+        return int(self.sizes[group, _LIVE_BYTES])
 
     def set_live_bytes(self, group: int, live_bytes: int) -> None:
-        self.chains.setdefault(group, FileChain()).live_bytes = live_bytes
+        self.sizes[group, _LIVE_BYTES] = live_bytes
 
     # Folding
 
+    def garbage_ratios(self) -> npt.NDArray[np.float64]:
+        """For each group the ratio of garbage bytes to live bytes; with many files, at least the
+        ratio of the deltas to the first file. 0 if the deltas are small.
+        """
+        first, delta, deltas, live = (self.sizes[:, column] for column in range(4))
+        ratios = (first + delta) / np.maximum(live, 1) - 1
+        ratios = np.where(
+            deltas < _MANY_FILES, ratios, np.maximum(ratios, delta / np.maximum(first, 1))
+        )
+        return np.where(delta <= _SMALL_BYTES, 0.0, ratios)
+
     def add_credit(self, written_bytes: int) -> None:
         """Credit for deltas that were written. Without a chain worth folding, none is kept."""
-        worst = max((chain.garbage_ratio for chain in self.chains.values()), default=0.0)
+        worst = float(self.garbage_ratios().max())
         if worst < _FOLD_RATIO:
             self.credit_bytes = 0
         else:
@@ -109,11 +135,14 @@ class FoldingSchedule:
 
     def groups_to_fold(self) -> list[int]:
         """The groups whose folding pays and is paid for, the worst first."""
-        groups, credit = [], self.credit_bytes
-        for group, chain in sorted(self.chains.items(), key=lambda item: -item[1].garbage_ratio):
-            if chain.garbage_ratio < _FOLD_RATIO or chain.live_bytes > credit:
+        ratios = self.garbage_ratios()
+        groups: list[int] = []
+        credit = self.credit_bytes
+        for group in np.argsort(-ratios, kind="stable").tolist():
+            live_bytes = self.live_bytes(group)
+            if ratios[group] < _FOLD_RATIO or live_bytes > credit:
                 break
-            credit -= chain.live_bytes
+            credit -= live_bytes
             groups.append(group)
         return groups
 
@@ -124,36 +153,33 @@ class FoldingSchedule:
 
     # Merging
 
-    def groups_to_merge(self) -> dict[int, int]:
+    def groups_to_merge(self) -> Mapping[int, int]:
         """Group -> how many of its newest deltas to merge. Empty unless some group has many deltas
         and all of them together are small.
         """
-        has_many = any(chain.unmerged >= _MERGE_FILES for chain in self.chains.values())
-        unmerged_bytes = sum(chain.unmerged_bytes for chain in self.chains.values())
-        if not has_many or unmerged_bytes > _MAX_MERGED_BYTES:
+        unmerged = self.sizes[:, _UNMERGED]
+        if (
+            unmerged.max() < _MERGE_FILES
+            or self.sizes[:, _UNMERGED_BYTES].sum() > _MAX_MERGED_BYTES
+        ):
             return {}
-        return {
-            group: chain.unmerged
-            for group, chain in sorted(self.chains.items())
-            if chain.unmerged > 1
-        }
+        return {group: int(unmerged[group]) for group in np.flatnonzero(unmerged > 1).tolist()}
 
     def record_merge(self, group: int, size: int) -> None:
         """A group's unmerged deltas were merged into one of `size` bytes."""
-        chain = self.chains[group]
-        chain.delta_bytes += size - chain.unmerged_bytes
-        chain.deltas -= chain.unmerged - 1
-        chain.unmerged_bytes = chain.unmerged = 0
+        chain = self.sizes[group]
+        chain[_DELTA_BYTES] += size - chain[_UNMERGED_BYTES]
+        chain[_DELTAS] -= chain[_UNMERGED] - 1
+        chain[_UNMERGED_BYTES] = chain[_UNMERGED] = 0
 
     # In the local store
 
-    def to_json(self) -> dict[str, Any]:
-        chains = {str(group): list(astuple(chain)) for group, chain in self.chains.items()}
-        return {"credit_bytes": self.credit_bytes, "chains": chains}
+    def to_bytes(self) -> bytes:
+        return _CREDIT.pack(self.credit_bytes) + self.sizes.tobytes()
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any] | None) -> FoldingSchedule:
-        if stored is None:
+    def from_bytes(cls, stored: bytes | None) -> Self:
+        if not stored:
             return cls()
-        chains = {int(group): FileChain(*numbers) for group, numbers in stored["chains"].items()}
-        return cls(chains, stored["credit_bytes"])
+        sizes = np.frombuffer(stored, np.int64, offset=_CREDIT.size).reshape(KEY_GROUPS, 6).copy()
+        return cls(sizes, *_CREDIT.unpack_from(stored))

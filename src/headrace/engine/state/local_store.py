@@ -38,8 +38,10 @@ from headrace.engine.state.files import (
     StateFiles,
     StateIds,
     fold,
+    from_ranges,
     new_id,
     row_growth_bytes,
+    to_ranges,
 )
 from headrace.engine.state.folding_schedule import FoldingSchedule
 from headrace.log.file.disk import Disk
@@ -54,7 +56,7 @@ from headrace.log.file.disk import Disk
 
 DATA = "data.mdb"
 _MAP_BYTES = 1 << 36
-_MAX_IDLE = 16
+_MAX_IDLE = 64
 _MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
 _MAGIC_OFFSET, _META_PAGES = 16, 2  # each meta page has the magic number behind its header
 # Directory -> (environment, inode of its file, page size)
@@ -110,16 +112,17 @@ def _is_short(env: Any, directory: Path) -> bool:
 # The store
 
 
-VERSION = 3
+VERSION = 4
 _FIRST_READ = 16
 _MAX_READ = 1000
 _STAMP = b"\x00stamp"
+_SIZES, _SIZES_BEFORE = b"\x00sizes", b"\x00before"  # and the number of the step
 _UNDO = ".undo"
 Groups = Sequence[int]
 
 
 class LocalStore:
-    """The store of one shard of one stage. The first byte of a key is the number of the step, the
+    """The store of one shard of one stage, or of a whole job. The first byte of a key is the number of the step, the
     second the key group. `open` opens it, `close` releases it.
     """
 
@@ -191,7 +194,7 @@ class StoreTransaction:
         self.store = store
         self.schedules: dict[str, FoldingSchedule] = {}  # by step
         self._undo_file: str | None = None
-        self._schedules_before: dict[str, Any] = {}
+        self._schedules_before: dict[str, bytes] = {}
 
     # Bringing the store to a state
 
@@ -214,8 +217,10 @@ class StoreTransaction:
         else:
             target = _ids_to_json(wanted)
             undone = stamp["before"] == target != stamp["ids"] and self._undo(stamp["undo"])
-            stored = stamp["sizes_before" if undone else "sizes"]
-            self.schedules = {step: FoldingSchedule.from_json(stored.get(step)) for step in steps}
+            for number, step in enumerate(steps, 1):
+                key = _SIZES_BEFORE if undone and step in stamp["resized"] else _SIZES
+                stored = self.txn.get(key + bytes([number]))
+                self.schedules[step] = FoldingSchedule.from_bytes(stored)
             if undone:
                 how = "undone"
             elif stamp["ids"] == target:
@@ -224,7 +229,9 @@ class StoreTransaction:
                 how = "caught up"
             else:
                 how = "rebuilt"
-        self._schedules_before = self._schedules_to_json()
+        self._schedules_before = {
+            step: schedule.to_bytes() for step, schedule in self.schedules.items()
+        }
         if how != "there":
             self.stamp(wanted, steps, before=None, undo=None)
         return how
@@ -243,7 +250,7 @@ class StoreTransaction:
         all_caught_up = True
         for number, step in enumerate(steps, 1):
             schedule = self.schedules.setdefault(step, FoldingSchedule())
-            present = {int(group): name for group, name in stamped.get(step, {}).items()}
+            present = from_ranges(stamped.get(step, []))
             step_wanted = wanted.get(step, {})
             cache: dict[str, StateFile] = {}
             for group in self.store.groups:
@@ -288,19 +295,25 @@ class StoreTransaction:
         undo: str | None,
     ) -> None:
         """Store which ids the store holds, and which it held before the undo file."""
+        resized = []
+        for number, step in enumerate(steps, 1):
+            schedule, sizes_before = self.schedules.get(step), self._schedules_before.get(step)
+            if schedule is None or (sizes := schedule.to_bytes()) == sizes_before:
+                if before is None and sizes_before is not None:
+                    self.txn.put(_SIZES + bytes([number]), sizes_before)
+                continue
+            resized.append(step)
+            self.txn.put(_SIZES + bytes([number]), sizes)
+            self.txn.put(_SIZES_BEFORE + bytes([number]), sizes_before or b"")
         content = {
             "ids": _ids_to_json(ids),
             "steps": list(steps),
             "groups": list(self.store.groups),
             "before": None if before is None else _ids_to_json(before),
             "undo": undo,
-            "sizes": self._schedules_to_json(),
-            "sizes_before": self._schedules_before,
+            "resized": resized,
         }
         self.txn.put(_STAMP, json.dumps(content).encode())
-
-    def _schedules_to_json(self) -> dict[str, Any]:
-        return {step: schedule.to_json() for step, schedule in self.schedules.items()}
 
     # Undo
 
@@ -394,10 +407,10 @@ def _prefix_end(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def _ids_to_json(ids: Mapping[str, StateIds]) -> dict[str, dict[str, str]]:
-    """State ids with text keys, as JSON returns them."""
+def _ids_to_json(ids: Mapping[str, StateIds]) -> dict[str, list[list[Any]]]:
+    """State ids as JSON returns them."""
     return {
-        step: {str(group): name for group, name in sorted(groups.items())}
+        step: [list(id_range) for id_range in to_ranges(groups)]
         for step, groups in ids.items()
         if groups
     }

@@ -36,9 +36,11 @@ from headrace.engine.state.files import (
     StateFile,
     StateFiles,
     StateIds,
+    StepChanges,
     fold,
     row_bytes,
     row_growth_bytes,
+    write_shared,
 )
 from headrace.engine.state.folding_schedule import FoldingSchedule
 from headrace.engine.state.local_store import StoreTransaction
@@ -287,7 +289,11 @@ def _with_prefix(number: int, groups: Groups, keys: pa.Array) -> pa.Array:
     return as_binary(names.view(f"V{names.shape[1]}").reshape(-1))
 
 
-# The end of a shard's batch
+# The end of a task
+
+
+_MAX_SHARED_BYTES = 256 << 10
+"""Only small changes of several steps go into one file: it stays until none of them needs it."""
 
 
 def write_states(
@@ -295,57 +301,86 @@ def write_states(
     states: Mapping[str, StepState],
     files: Mapping[str, StateFiles],
     ids: Mapping[str, StateIds],
-) -> tuple[dict[str, StateIds], int]:
-    """Make the changes of a batch durable. `ids` are the state ids of each step before the batch.
-    Returns the new ids, and how many keys changed. The steps:
+) -> tuple[dict[str, StateIds], dict[str, int]]:
+    """Make the changes of a task durable. `ids` are the state ids of each step before the batch.
+    Returns the new ids, and how many keys of each step changed. The steps:
 
-    1. Write what changed to delta files.
+    1. Write what changed to delta files; if it is little, to one file for all steps.
     2. Fold or merge chains of files that have grown long.
     3. Write the values before the batch to the undo file of the local store.
     4. Stamp the local store with the new ids.
     """
     new_ids = {step: dict(ids[step]) for step in states}
-    all_changes = []
-    for step, state in states.items():
-        changes = state.changes()
-        if changes is None:
-            continue
-        all_changes.append(changes)
+    changes = {
+        step: changed for step, state in states.items() if (changed := state.changes()) is not None
+    }
+    sizes = {step: row_bytes(changed.keys, changed.after) for step, changed in changes.items()}
+    parents = {
+        step: {group: ids[step].get(group) for group in np.unique(changed.groups).tolist()}
+        for step, changed in changes.items()
+    }
+    written = sum(int(size.sum()) for size in sizes.values())
+    names = _write_deltas(files, changes, parents, written)  # 1
+    for step, changed in changes.items():
         schedule = txn.schedules.setdefault(step, FoldingSchedule())
-        _write_delta(files[step], changes, new_ids[step], schedule)  # 1
-        _fold(txn, state.number, files[step], new_ids[step], schedule)  # 2
+        _add_to_schedule(schedule, changed, parents[step], sizes[step])
+        new_ids[step].update(dict.fromkeys(parents[step], names[step]))
+        _fold(txn, states[step].number, files[step], new_ids[step], schedule)  # 2
         _merge(files[step], new_ids[step], schedule)
     undo = None
-    if all_changes:  # 3
+    if changes:  # 3
         undo = txn.keep_undo(
-            pa.concat_arrays([changes.stored for changes in all_changes]),
-            pa.concat_arrays([changes.before for changes in all_changes]),
+            pa.concat_arrays([changed.stored for changed in changes.values()]),
+            pa.concat_arrays([changed.before for changed in changes.values()]),
         )
     txn.stamp(new_ids, list(states), before=ids, undo=undo)  # 4
-    return new_ids, sum(map(len, all_changes))
+    return new_ids, {step: len(changed) for step, changed in changes.items()}
 
 
-def _write_delta(
-    files: StateFiles, changes: KeyChanges, ids: StateIds, schedule: FoldingSchedule
+def _write_deltas(
+    files: Mapping[str, StateFiles],
+    changes: Mapping[str, KeyChanges],
+    parents: Mapping[str, Mapping[int, str | None]],
+    size: int,
+) -> dict[str, str]:
+    """Write the changes of all steps, `size` bytes together. Returns the id of each step's file."""
+    if len(changes) > 1 and size <= _MAX_SHARED_BYTES:
+        parts = [
+            StepChanges(
+                step=step,
+                keys=changed.keys,
+                values=changed.after,
+                groups=changed.groups,
+                parents=parents[step],
+            )
+            for step, changed in changes.items()
+        ]
+        steps_directory = files[next(iter(changes))].directory.parent
+        return dict.fromkeys(changes, write_shared(steps_directory, parts))
+    return {
+        step: files[step].write(changed.keys, changed.after, changed.groups, parents[step])
+        for step, changed in changes.items()
+    }
+
+
+def _add_to_schedule(
+    schedule: FoldingSchedule,
+    changes: KeyChanges,
+    parents: Mapping[int, str | None],
+    sizes: Ints,
 ) -> None:
-    """Write one delta file for all key groups that changed, and update their ids."""
-    groups = np.unique(changes.groups).tolist()
-    parents = {group: ids.get(group) for group in groups}
-    name = files.write(changes.keys, changes.after, changes.groups, parents)
+    """Add the delta that was written for some key groups to their chains."""
+    grown = row_growth_bytes(changes.keys, changes.before, changes.after)
     written, growth = (
-        np.bincount(changes.groups, sizes, minlength=KEY_GROUPS).astype(np.int64)
-        for sizes in (
-            row_bytes(changes.keys, changes.after),
-            row_growth_bytes(changes.keys, changes.before, changes.after),
-        )
+        np.bincount(changes.groups, weights, minlength=KEY_GROUPS).astype(np.int64)
+        for weights in (sizes, grown)
     )
-    for group in groups:
-        if group in ids:
-            schedule.add_delta(group, int(written[group]), growth=int(growth[group]))
-        else:
-            schedule.start_chain(group, int(written[group]))
-            schedule.set_live_bytes(group, int(growth[group]))  # without deletions of missing keys
-        ids[group] = name
+    schedule.add_deltas(
+        np.array(list(parents), np.int64),
+        written,
+        growth,
+        np.array([parent is None for parent in parents.values()], bool),
+    )
     schedule.add_credit(int(written.sum()))
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.engine.state.files import SUFFIX, StateFiles, StateIds
+from headrace.engine.state.files import SHARED, SUFFIX, StateFiles, StateIds
 
 ROUND_EVERY_S = 300.0
 OLDER_THAN_S = 600.0
@@ -38,8 +38,8 @@ class Sweeper:
     state: Path
     local: Path
     roots: Roots
-    shards: Callable[[], int]
-    """Returns the present number of shards."""
+    shards: Callable[[], Collection[int]]
+    """Returns the numbers of shards that batches are computed with at present."""
     queries: Callable[[], Collection[str]]
     """Returns the names of the present queries, which have local stores."""
     every_s: float = ROUND_EVERY_S
@@ -77,10 +77,16 @@ class Sweeper:
         roots = self.roots()
         # Without a root there is no ledger entry yet, so nothing is known to be gone.
         gone_steps = [
-            path.name for path in _list(self.state / "steps") if roots and path.name not in roots
+            path.name
+            for path in _list(self.state / "steps")
+            if roots and path.name not in {SHARED, *roots}
         ]
+        shared: set[str] = set()
         for step, entries in {**roots, **dict.fromkeys(gone_steps, ())}.items():
-            yield from self._sweep_step(StateFiles(self.state / "steps" / step), entries, limit_s)
+            files = StateFiles(self.state / "steps" / step)
+            yield from self._sweep_step(files, entries, limit_s, shared)
+        if roots:
+            yield from self._remove_files(self.state / "steps" / SHARED, shared, limit_s)
         for step in gone_steps:
             with suppress(OSError):  # young files are left in it
                 (self.state / "steps" / step).rmdir()
@@ -90,13 +96,23 @@ class Sweeper:
         yield from self._remove_directories(self._stores_of_other_shards(), limit_s)
 
     def _sweep_step(
-        self, files: StateFiles, entries: Sequence[StateIds], limit_s: float
+        self, files: StateFiles, entries: Sequence[StateIds], limit_s: float, shared: set[str]
     ) -> Iterator[None]:
+        """Sweep a step's own files. What it reaches of the files of several steps goes to `shared`."""
         reachable = set()
         for name in files.reach(entries):
-            reachable.add(name)
+            if name.startswith(SHARED):
+                shared.add(name.removeprefix(SHARED))
+            else:
+                reachable.add(name)
             yield
-        for path in _list(files.directory):
+        yield from self._remove_files(files.directory, reachable, limit_s)
+
+    def _remove_files(
+        self, directory: Path, reachable: Collection[str], limit_s: float
+    ) -> Iterator[None]:
+        """Remove the old files of a directory that nothing reaches."""
+        for path in _list(directory):
             is_temporary = path.name.startswith(".")
             if is_temporary or (
                 path.name.endswith(SUFFIX) and path.name.removesuffix(SUFFIX) not in reachable
@@ -111,7 +127,7 @@ class Sweeper:
         """Local stores of another number of shards than there is now."""
         for path in list(self.local.glob("**/data.mdb")):
             match = _STORE_DIRECTORY.fullmatch(path.parent.name)
-            if match and int(match[1]) != self.shards():
+            if match and int(match[1]) not in self.shards():
                 yield path.parent
 
     def _remove_directories(self, paths: Iterator[Path], limit_s: float) -> Iterator[None]:

@@ -89,7 +89,7 @@ class PatternKernel:
         self._counters = (
             MatchCounters(settings.name, len(settings.patterns)) if settings.has_counters else None
         )
-        self.late = LateRowCounter(
+        self.late_rows = LateRowCounter(
             settings.schema, settings.producer, divert=isinstance(settings.late, Divert)
         )
         self.counts: dict[str, int] = {}
@@ -153,7 +153,7 @@ class PatternKernel:
         is_late = (behind > 0) & (horizon != UNSTARTED)
         if not is_late.any():
             return rows
-        self.counts["late"] = self.late.add(rows, is_late, clock.times_us[tick_index], behind)
+        self.counts["late"] = self.late_rows.add(rows, is_late, clock.times_us[tick_index], behind)
         return rows.filter(pa.array(~is_late))
 
     def _times(self, rows: pa.Table) -> Times:

@@ -334,7 +334,7 @@ class RuledKernel:
         self.counts: dict[str, int] = {}
         self._fingerprint = pickle.dumps(settings)
         self._prototype = PatternKernel(settings.matching)
-        self.late = self._prototype.late
+        self.late_rows = self._prototype.late_rows
         self._timed_out: list[pa.Table] = []
 
     def due(self, state: KeyedState) -> int | None:
@@ -376,7 +376,7 @@ class RuledKernel:
     ) -> pa.Table:
         settings = rule_match_settings(self.settings, self._fingerprint, rules)
         kernel = PatternKernel(settings, self.output)
-        kernel.late = self.late
+        kernel.late_rows = self.late_rows
         emitted = kernel.step_timed(state, [rows], [clock])
         self._timed_out.append(kernel.take_side_output())
         for name, count in kernel.counts.items():

@@ -244,7 +244,7 @@ class BufferedWindows(WindowKernel):
             )
             alive[now] = True
         tick_index = buffered.tick_index[buffered.stored :]
-        self.counts["late"] += self.late.add(
+        self.counts["late"] += self.late_rows.add(
             rows,
             late[buffered.stored :],
             watermarks.times_us[tick_index],

@@ -99,7 +99,7 @@ class FixedWindows(WindowKernel):
         oldest_incomplete = oldest[len(watermarks) + tick_index]
         first = np.maximum(assigned.first[: len(times)], oldest_open)
         last = assigned.last[: len(times)]
-        self.counts["late"] += self.late.add(
+        self.counts["late"] += self.late_rows.add(
             rows, last < oldest_open, watermarks.times_us[tick_index], horizons[tick_index] - times
         )
         self.counts["corrected"] = count_input_rows(
@@ -149,7 +149,7 @@ class FixedWindows(WindowKernel):
     @property
     def combinable(self) -> bool:
         """Whether every aggregate's states can be merged, and no late row must be kept whole."""
-        return self.aggregation.combinable and not self.late.divert
+        return self.aggregation.combinable and not self.late_rows.divert
 
     def is_worth_combining(self, rows: pa.Table) -> bool:
         """Whether `combine` would leave far fewer rows. The answer affects speed only."""
@@ -169,7 +169,7 @@ class FixedWindows(WindowKernel):
             self.by,
             [self.settings.time],
             assign(self.spec, self.times(rows)).panes(),
-            self.late.producers(rows),
+            self.late_rows.producers(rows),
             self.aggregation.partials,
         )
 

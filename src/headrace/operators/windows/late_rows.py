@@ -13,6 +13,8 @@ status and metrics, and the rows themselves for the topic of `hr.late.divert`. T
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -170,3 +172,10 @@ class LateRowCounter:
         """
         tables, self._rows = self._rows, []
         return pa.concat_tables(tables) if tables else self.rows_schema.empty_table()
+
+
+@runtime_checkable
+class LateRowKernel(Protocol):
+    """A kernel that counts late rows; the host takes them after each call."""
+
+    late_rows: LateRowCounter

@@ -355,7 +355,7 @@ class SessionWindows(WindowKernel):
             )
         if late.any():
             tick_index, times = row_tick_indices(rows, watermarks), self.times(rows)
-            self.counts["late"] += self.late.add(
+            self.counts["late"] += self.late_rows.add(
                 rows,
                 late[islands.of_row],
                 watermarks.times_us[tick_index],
@@ -477,7 +477,7 @@ class SessionWindows(WindowKernel):
     @property
     def combinable(self) -> bool:
         """Whether rows may be combined: unless late rows must be kept whole."""
-        return not self.late.divert
+        return not self.late_rows.divert
 
     def is_worth_combining(self, rows: pa.Table) -> bool:
         """Whether `combine` would leave far fewer rows if each group had one island. The answer
@@ -506,7 +506,7 @@ class SessionWindows(WindowKernel):
             self.by,
             [self.settings.time, UNTIL],
             island,
-            self.late.producers(rows),
+            self.late_rows.producers(rows),
             self.aggregation.partials,
         )
 

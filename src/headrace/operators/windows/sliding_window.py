@@ -289,7 +289,7 @@ class SlidingWindows(WindowKernel):
         late = times < horizons
         if not late.any():
             return rows, times
-        self.counts["late"] += self.late.add(
+        self.counts["late"] += self.late_rows.add(
             rows, late, watermarks.times_us[tick_index], horizons - times
         )
         return rows.filter(pa.array(~late)), times[~late]

@@ -362,6 +362,12 @@ function show(name) {
   draw();
 }
 
+/* How long rows take from append to visible, in the view that takes longest. */
+function visible(run) {
+  const times = Object.values(run.views ?? {}).filter((view) => view.visible_p50_s != null).sort((a, b) => b.visible_p50_s - a.visible_p50_s);
+  return times.length ? [["append to visible", `${times[0].visible_p50_s.toFixed(2)} s, p99 ${times[0].visible_p99_s.toFixed(2)} s`]] : [];
+}
+
 function head() {
   const run = measurements.run, health = $("health");
   $("name").textContent = run?.pipeline ?? measurements.plan?.pipeline ?? "Headrace";
@@ -369,7 +375,7 @@ function head() {
   const failing = run && run.failures > 0 && run.last_error, stopped = run && !run.is_running;
   health.className = `health ${!run ? "" : failing ? "bad" : stopped ? "warn" : "good"}`;
   health.textContent = !run ? (measurements.plan ? "starting" : "has not run yet") : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : stopped ? "not running" : "running";
-  const figures = run ? [["tick", number(run.tick)], ["rows per second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s`], ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
+  const figures = run ? [["tick", number(run.tick)], ["rows per second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s, ${run.batch_width === "one" ? "one task" : "wide"}`], ...visible(run), ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
   $("figures").replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
   const deadRows = measurements.dead.reduce((sum, each) => sum + each.rows, 0), badge = document.querySelector("[data-tab=dead] .count");
   badge.textContent = deadRows ? number(deadRows) : "";

@@ -60,6 +60,17 @@ ShardsOption = Annotated[
         ),
     ),
 ]
+WidthOption = Annotated[
+    str,
+    typer.Option(
+        "--width",
+        metavar="auto|one|wide",
+        help=(
+            "How wide batches run: whole in one task, wide over many, or as their rows need it. The"
+            " results do not depend on it."
+        ),
+    ),
+]
 UntilOption = Annotated[
     bool,
     typer.Option("--until-caught-up", help="End when all rows in the log have been processed."),
@@ -100,6 +111,7 @@ def run(
             ),
         ),
     ] = "30 seconds",
+    width: WidthOption = "auto",
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
 ) -> None:
     """Run a pipeline: process its topics, update its views and derived topics, and serve the views
@@ -141,6 +153,7 @@ def run(
             on_alert=print_alert,
             on_starting=echo_starting,
             batch_target=batch_target,
+            width=width,
         )
         archive_later()
         echo(final_line(loaded.name, progress, stopped=stop.is_set()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import JsonOption
-from headrace.cli.output import echo, print_json, print_table
+from headrace.cli.output import echo, print_json, print_table, seconds_text
 from headrace.durations import from_us
 
 if TYPE_CHECKING:
@@ -91,10 +91,33 @@ def _summary_rows(status: Status) -> list[tuple[str, str]]:
                 f" ({status.rows_per_second:,.0f} rows/s)"
             ),
         ),
+        ("width", _width_text(status)),
+        *_freshness_rows(status),
         ("batches", f"{status.batches:,} ({status.failures} failed)"),
         ("state", f"{status.state_bytes:,} bytes in {status.shards} shards"),
         *((f"ingest {name}", state_text) for name, state_text in sorted(status.ingests.items())),
     ]
+
+
+def _width_text(status: Status) -> str:
+    width = "one task" if status.batch_width == "one" else "wide"
+    return f"{width}: {status.width}" if status.width else width
+
+
+def _freshness_rows(status: Status) -> list[tuple[str, str]]:
+    """For each view, the age of its newest change, and the time from append to visible."""
+    rows = []
+    for name, view in sorted(status.views.items()):
+        if view["newest"] is None:
+            continue
+        age = f"newest change {seconds_text(max(0.0, time.time() - view['newest']))} ago"
+        if view["visible_p50_s"] is not None:
+            age += (
+                f"; from append to visible {view['visible_p50_s']:.2f} s (p50),"
+                f" {view['visible_p99_s']:.2f} s (p99)"
+            )
+        rows.append((f"view {name}", age))
+    return rows
 
 
 def _query_row(name: str, query: dict[str, Any]) -> tuple[str, ...]:

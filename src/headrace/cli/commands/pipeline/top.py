@@ -168,14 +168,31 @@ def _render_head(measurements: dict[str, Any], columns: int) -> list[Text]:
         "  ",
         (state, style),
         f"  tick {run['tick']:,}  {run['rows_per_second']:,.0f} rows/s  {run['rows_behind']:,}"
-        f" behind  batch {run['batch_seconds']:.2f} s  state {bytes_text(run['state_bytes'])} "
-        f" {run['shards']} shards",
+        f" behind  batch {run['batch_seconds']:.2f} s {_width_text(run)}{_visible_text(run)} "
+        f" state {bytes_text(run['state_bytes'])}  {run['shards']} shards",
         (f"  {dead:,} dead letters" if dead else "", "yellow"),
     )
     lines = list(line.wrap(Console(width=columns), columns))
     if failing:
         lines.append(Text(str(run["last_error"]).splitlines()[0][:columns], style="red"))
     return lines
+
+
+def _width_text(run: dict[str, Any]) -> str:
+    return "in one task" if run.get("batch_width") == "one" else "wide"
+
+
+def _visible_text(run: dict[str, Any]) -> str:
+    """How long rows take from append to visible, in the view that takes longest."""
+    times_s = [
+        (view["visible_p50_s"], view["visible_p99_s"])
+        for view in run.get("views", {}).values()
+        if view["visible_p50_s"] is not None
+    ]
+    if not times_s:
+        return ""
+    p50_s, p99_s = max(times_s)
+    return f"  visible after {p50_s:.2f} s (p99 {p99_s:.2f} s)"
 
 
 def _topics_table(measurements: dict[str, Any]) -> ScreenTable:

@@ -1,0 +1,270 @@
+"""Running a job graph on Spark: whole in one task, as RDDs, or as DataFrames.
+
+A stage of a Spark job costs 60 to 80 ms, whatever is in it, and building and planning DataFrames
+costs more than that. So a small batch runs whole in one task (`run_in_one_task`): Spark places it,
+retries it and kills it, and nothing else. A large one is spread over tasks and shuffles
+(`run_wide`): as RDDs of packed rows, which Spark runs without planning anything; or as DataFrames,
+where Spark SQL computes some steps, and on Spark Connect, which has no RDDs.
+
+The results do not depend on the way: the functions are the same, and so is their order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.engine.context import BatchContext
+from headrace.engine.job_graph import (
+    HeartbeatNode,
+    MapNode,
+    Node,
+    RangesNode,
+    ShuffleNode,
+    SqlNode,
+    TaskFunction,
+    UnionNode,
+    uses_sql,
+)
+from headrace.engine.map_tasks import ShardHeartbeat
+from headrace.engine.reports import JobMemory
+from headrace.engine.shuffle import PACKED, heartbeat_of, packed_row, shard_of
+from headrace.engine.whole_job import WholeJob
+from headrace.engine.worker_daemon import settle_worker
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame, Observation, SparkSession
+
+Failures = dict[str, int]
+"""Step -> the number of rows for which its expressions failed and gave null."""
+
+
+# Whole in one task
+
+
+def run_in_one_task(spark: SparkSession, job: Node, batch: BatchContext) -> JobMemory:
+    """Run a job whole in one Spark task. Returns the files that its functions have written."""
+    whole = WholeJob(job, batch)
+    context = classic_context(spark)
+    if context is not None:
+        (contents,) = context.parallelize([0], 1).mapPartitions(whole.in_rdd).collect()
+    else:
+        (row,) = spark.range(0, 1, 1, 1).mapInArrow(whole.in_frame, "files BINARY").collect()
+        contents = pickle.loads(row[0])  # noqa: S301 - what our own task has returned
+    return JobMemory.from_bytes(contents)
+
+
+def classic_context(spark: SparkSession) -> SparkContext | None:
+    """The Spark context of a session whose driver is this process; None on Spark Connect."""
+    from pyspark.sql import SparkSession
+
+    return spark.sparkContext if type(spark) is SparkSession else None
+
+
+# Wide
+
+
+def run_wide(spark: SparkSession, job: Node) -> Failures:
+    """Run a job in several tasks."""
+    context = classic_context(spark)
+    if context is not None and not uses_sql(job):
+        _RddJob(context).run(job)
+        return {}
+    return _FrameJob(spark).run(job)
+
+
+class _FrameJob:
+    """A job as DataFrames."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._frames: dict[int, DataFrame] = {}
+        self._persisted: list[DataFrame] = []
+        self._observations: dict[str, Observation] = {}
+
+    def run(self, job: Node) -> Failures:
+        try:
+            self._frame(job).collect()
+            return {
+                step: int(observation.get["rows"] or 0)
+                for step, observation in self._observations.items()
+            }
+        finally:
+            for frame in self._persisted:
+                frame.unpersist()
+
+    def _frame(self, node: Node) -> DataFrame:
+        if id(node) not in self._frames:
+            frame = self._make_frame(node)
+            if node.is_shared:
+                frame = frame.persist()
+                self._persisted.append(frame)
+            self._frames[id(node)] = frame
+        return self._frames[id(node)]
+
+    def _make_frame(self, node: Node) -> DataFrame:
+        match node:
+            case RangesNode():
+                return self._spark.range(0, node.count, 1, node.tasks)
+            case MapNode():
+                # Functions that follow each other run in one task: rows pass without Spark between.
+                functions, source = [node.function], node.input
+                while isinstance(source, MapNode) and not source.is_shared:
+                    functions.insert(0, source.function)
+                    source = source.input
+                function = functions[0] if len(functions) == 1 else ChainedTasks(tuple(functions))
+                return self._frame(source).mapInArrow(function, node.schema)
+            case UnionNode():
+                frames = [self._frame(source) for source in node.sources]
+                return reduce(lambda left, right: left.unionAll(right), frames)
+            case ShuffleNode():
+                return self._frame(node.input).repartition(node.shards, "label")
+            case HeartbeatNode():
+                one = self._spark.range(0, 1, 1, 1)
+                return one.mapInArrow(ShardHeartbeat(node.shards), PACKED)
+            case SqlNode(failed=(step, condition)):
+                from pyspark.sql import Observation
+                from pyspark.sql.functions import expr
+
+                self._observations[step] = observation = Observation(f"failed.{step}")
+                count = expr(f"count_if({condition})").alias("rows")
+                return self._frame(node.input).observe(observation, count)
+            case SqlNode(where=str() as condition):
+                return self._frame(node.input).where(condition)
+            case SqlNode():
+                return self._frame(node.input).selectExpr(*node.select)
+            case _:
+                raise AssertionError(node)
+
+
+@dataclass(frozen=True)
+class ChainedTasks:
+    """Functions in one task: each reads the batches of the one before."""
+
+    functions: tuple[TaskFunction, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for function in self.functions:
+            batches = function(batches)
+        yield from batches
+
+
+class _RddJob:
+    """A job as RDDs. Between functions of a task, items are Arrow batches; through a shuffle go
+    packed rows: a header with label and port, then the blob.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._rdds: dict[int, RDD[Any]] = {}
+        self._persisted: list[RDD[Any]] = []
+
+    def run(self, job: Node) -> None:
+        try:
+            self._rdd(job).foreachPartition(_drain)
+        finally:
+            for rdd in self._persisted:
+                rdd.unpersist()
+
+    def _rdd(self, node: Node) -> RDD[Any]:
+        if id(node) not in self._rdds:
+            rdd = self._make_rdd(node)
+            if node.is_shared:
+                rdd = rdd.persist()
+                self._persisted.append(rdd)
+            self._rdds[id(node)] = rdd
+        return self._rdds[id(node)]
+
+    def _make_rdd(self, node: Node) -> RDD[Any]:
+        match node:
+            case RangesNode():
+                numbers = self._context.parallelize(range(node.count), node.tasks)
+                return numbers.mapPartitions(_numbers)
+            case MapNode(input=ShuffleNode() as shuffle):
+                read = partial(_read_shard, node.function, shuffle.shards)
+                return self._shuffle(shuffle).mapPartitionsWithIndex(read)
+            case MapNode():
+                return self._rdd(node.input).mapPartitions(node.function)
+            case UnionNode():
+                rdds = [self._rdd(source) for source in _flat(node)]
+                return self._union(rdds)
+            case _:
+                raise AssertionError(node)
+
+    def _union(self, rdds: list[RDD[Any]]) -> RDD[Any]:
+        if not rdds:
+            return self._context.parallelize([], 1)
+        return rdds[0] if len(rdds) == 1 else self._context.union(rdds)
+
+    def _shuffle(self, node: ShuffleNode) -> RDD[bytes]:
+        """Bring packed rows to their shards, by the means of `RDD.partitionBy`, which would pickle
+        every row in a list and pass unions through another Python worker.
+        """
+        from pyspark import RDD
+        from pyspark.serializers import NoOpSerializer
+
+        pairs = []
+        for source in _flat(node.input):
+            keyed: Any = self._rdd(source).mapPartitions(partial(_to_pairs, node.shards))
+            keyed._bypass_serializer = True  # noqa: SLF001 - items are bytes already
+            _ = keyed._jrdd  # noqa: SLF001 - which sets its serializer
+            pairs.append(keyed)
+        if not pairs:
+            return self._context.parallelize([], node.shards)
+        union = self._union(pairs)
+        jvm: Any = self._context._jvm  # noqa: SLF001
+        java_pairs = jvm.PairwiseRDD(union._jrdd.rdd()).asJavaPairRDD()  # noqa: SLF001
+        partitioner = jvm.PythonPartitioner(node.shards, id(node))
+        values = jvm.PythonRDD.valueOfPair(java_pairs.partitionBy(partitioner))
+        return RDD(values, self._context, NoOpSerializer())
+
+
+def _flat(node: Node) -> list[Node]:
+    """The inputs of nested unions; without heartbeats, since an RDD's shuffle runs every shard."""
+    if isinstance(node, UnionNode) and not node.is_shared:
+        return [leaf for source in node.sources for leaf in _flat(source)]
+    return [] if isinstance(node, HeartbeatNode) else [node]
+
+
+_SHARD = struct.Struct("!q")
+_HEADER = struct.Struct("!ii")
+
+
+def _numbers(items: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    settle_worker()
+    yield pa.record_batch({"id": pa.array(list(items), pa.int64())})
+
+
+def _to_pairs(shards: int, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Each packed row as its shard, and then its header and blob."""
+    for batch in batches:
+        rows = zip(*(batch.column(name) for name in ("label", "port", "blob")), strict=True)
+        for label, port, blob in rows:
+            if blob.is_valid:
+                yield _SHARD.pack(shard_of(label.as_py(), shards))
+                yield b"".join((_HEADER.pack(label.as_py(), port.as_py()), blob.as_buffer()))
+
+
+def _read_shard(
+    function: TaskFunction, shards: int, shard: int, items: Iterable[bytes]
+) -> Iterator[pa.RecordBatch]:
+    settle_worker()
+    return function(chain([heartbeat_of(shard, shards)], map(_to_packed_row, items)))
+
+
+def _to_packed_row(item: bytes) -> pa.RecordBatch:
+    label, port = _HEADER.unpack_from(item)
+    return packed_row(label, port, pa.py_buffer(item).slice(_HEADER.size))
+
+
+def _drain(items: Iterable[Any]) -> None:
+    for _ in items:
+        pass
