@@ -39,6 +39,7 @@ from headrace.runtime.services import (
     run_gateways,
     run_sinks,
 )
+from headrace.runtime.spark_jobs import cancel_jobs
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.versions import start_version, version_state
 
@@ -319,7 +320,7 @@ def _interrupt_late_batch(spark: SparkSession, stop: Event, ended: Event) -> Non
         if stop.is_set():
             if not ended.wait(PATIENCE_S):
                 with suppress(Exception):  # it may have ended
-                    spark.interruptAll()
+                    cancel_jobs(spark)
             return
 
 

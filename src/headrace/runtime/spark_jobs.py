@@ -55,6 +55,7 @@ def run_in_one_task(spark: SparkSession, job: Node, batch: BatchContext) -> JobM
     whole = WholeJob(job, batch)
     context = classic_context(spark)
     if context is not None:
+        _name_jobs(context)
         (contents,) = context.parallelize([0], 1).mapPartitions(whole.in_rdd).collect()
     else:
         (row,) = spark.range(0, 1, 1, 1).mapInArrow(whole.in_frame, "files BINARY").collect()
@@ -69,12 +70,32 @@ def classic_context(spark: SparkSession) -> SparkContext | None:
     return spark.sparkContext if type(spark) is SparkSession else None
 
 
+_JOB_GROUP = "headrace"
+
+
+def _name_jobs(context: SparkContext) -> None:
+    """Let `cancel_jobs` find the jobs of this thread."""
+    context.setJobGroup(_JOB_GROUP, "a batch", interruptOnCancel=True)
+
+
+def cancel_jobs(spark: SparkSession) -> None:
+    """Cancel the job that runs at present. That does no harm: what is not in the ledger never
+    happened.
+    """
+    spark.interruptAll()
+    context = classic_context(spark)
+    if context is not None:
+        context.cancelJobGroup(_JOB_GROUP)
+
+
 # Wide
 
 
 def run_wide(spark: SparkSession, job: Node) -> Failures:
     """Run a job in several tasks."""
     context = classic_context(spark)
+    if context is not None:
+        _name_jobs(context)
     if context is not None and not uses_sql(job):
         _RddJob(context).run(job)
         return {}
