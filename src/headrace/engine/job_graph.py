@@ -95,13 +95,14 @@ class HeartbeatNode(Node):
 @dataclass(eq=False)
 class SqlNode(Node):
     """Rows that Spark SQL computes: the columns `select`, or the rows `where` a condition is true.
-    `failed` counts the rows for which it is true, under the name of the step.
+    `failed` is a condition whose rows are counted.
     """
 
     input: Node
+    step: str
     select: tuple[str, ...] = ()
     where: str | None = None
-    failed: tuple[str, str] | None = None
+    failed: str | None = None
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -122,9 +123,9 @@ def nodes(root: Node) -> Iterator[Node]:
     yield from visit(root)
 
 
-def uses_sql(root: Node) -> bool:
-    """Whether Spark SQL computes some of the rows."""
-    return any(isinstance(node, SqlNode) for node in nodes(root))
+def sql_steps(root: Node) -> list[str]:
+    """The names of the steps that Spark SQL computes."""
+    return sorted({node.step for node in nodes(root) if isinstance(node, SqlNode)})
 
 
 # A whole job in one task

@@ -148,10 +148,10 @@ class BatchWidth:
             )
         self.pinned = None if width == "auto" else _WIDTH_OF[width]
 
-    def choose(self, rows: int, *, needs_sql: bool) -> Width:
+    def choose(self, rows: int, *, sql_steps: Sequence[str] = ()) -> Width:
         """The width for a batch of so many rows. Spark SQL cannot run within one task."""
-        if needs_sql:
-            self.reason = "Spark SQL computes some of its steps"
+        if sql_steps:
+            self.reason = f"Spark SQL computes {', '.join(sql_steps)}"
             return "wide"
         if self.pinned is not None:
             self.reason = "the run was started so"

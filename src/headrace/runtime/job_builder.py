@@ -239,7 +239,7 @@ class JobBuilder:
         ]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
         rows = self._guard(step, step.expressions)
-        return SqlNode(rows, select=(*columns, *change, *_ORDER))
+        return SqlNode(rows, step.name, select=(*columns, *change, *_ORDER))
 
     def _filter(self, step: WhereStep) -> Node:
         """The rows that fit a condition. Of a table, both rows of an update are looked at together:
@@ -247,9 +247,9 @@ class JobBuilder:
         """
         rows = self._guard(step, [step.expression])
         if not step.is_table:
-            return SqlNode(rows, where=step.expression.safe)
+            return SqlNode(rows, step.name, where=step.expression.safe)
         keep = f"{step.expression.safe} AS `{KEEP}`"
-        judged = SqlNode(rows, select=(*_sql_columns(step.input), keep))
+        judged = SqlNode(rows, step.name, select=(*_sql_columns(step.input), keep))
         return MapNode(judged, filter_changes, _spark_schema(step))
 
     def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> Node:
@@ -270,9 +270,9 @@ class JobBuilder:
                 )
             )
             keep = f"NOT {failed} AS `{KEEP}`"
-            judged = SqlNode(rows, select=(*_sql_columns(step.input), keep))
+            judged = SqlNode(rows, step.name, select=(*_sql_columns(step.input), keep))
             return MapNode(judged, check, _spark_schema(step.input))
-        return SqlNode(rows, failed=(step.name, failed))
+        return SqlNode(rows, step.name, failed=failed)
 
     # Reading
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
-from headrace.engine.job_graph import ShuffleNode, nodes, uses_sql
+from headrace.engine.job_graph import ShuffleNode, nodes, sql_steps
 from headrace.engine.ledger import Ledger, LedgerEntry
 from headrace.engine.reports import (
     BatchResult,
@@ -29,6 +29,7 @@ from headrace.engine.reports import (
     read_reports,
 )
 from headrace.engine.state.files import new_id
+from headrace.engine.state.task_state import MAX_STEPS
 from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_between
 from headrace.engine.watermarks import (
     BatchWatermarks,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
 MAX_TICKS_A_BATCH = 2_000
 ROWS_A_KEY_TO_COMBINE = 4
+MAX_BYTES_OF_WHOLE_STORE = 256 << 20
 
 
 @dataclass
@@ -89,6 +91,8 @@ class RunContext:
     """How long a batch should take."""
     width: str = "auto"
     """How wide batches run: "one" task, "wide", or "auto"."""
+    state_bytes: int = 0
+    """About how large the state of all steps is."""
     looked_us: dict[int, int] = field(default_factory=dict)
     """Tick that is not yet committed -> when the runner had last looked for rows before it cut it."""
 
@@ -154,7 +158,8 @@ class Query:
         """View -> the last tick of this run in which it changed."""
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
-        self._sql_needs: dict[bool, bool] = {}  # by whether it is optimistic
+        self._has_whole_store = False
+        self._known_sql_steps: dict[bool, list[str]] = {}  # by whether it is optimistic
 
     @property
     def has_begun(self) -> bool:
@@ -251,12 +256,12 @@ class Query:
             return None
         started_s = time.monotonic()
         rows = rows_between(before.ends, ticks[-1].ends)
-        width = self.width.choose(rows, needs_sql=self._needs_sql)
+        width = self._choose_width(rows)
         batch = self._try_batch(entry, before, ticks, width)
         if batch is None:
             # Some values need Spark: in this run, they are computed by Spark from now on.
             self._optimistic = False
-            width = self.width.choose(rows, needs_sql=self._needs_sql)
+            width = self._choose_width(rows)
             batch = self._try_batch(entry, before, ticks, width)
             assert batch is not None
         batch.rows = rows
@@ -266,10 +271,15 @@ class Query:
         self.width.learn(width, rows, batch.seconds)
         return batch
 
+    def _choose_width(self, rows: int) -> Width:
+        if sum(step.keeps_state for step in self.steps.values()) > MAX_STEPS:
+            return "wide"  # more than the store of one task can tell apart
+        return self.width.choose(rows, sql_steps=self._sql_steps)
+
     @property
-    def _needs_sql(self) -> bool:
-        """Whether Spark SQL must compute some of the steps."""
-        if self._optimistic not in self._sql_needs:
+    def _sql_steps(self) -> list[str]:
+        """The steps that Spark SQL must compute."""
+        if self._optimistic not in self._known_sql_steps:
             tick = self.run.journal.at(self.entry.tick)
             assert tick is not None
             context = self._batch_context(self.entry, tick, [tick], "one")
@@ -277,9 +287,9 @@ class Query:
                 self.plan, context, tick, [tick], cores=1, optimistic=self._optimistic
             )
             job = builder.job()
-            self._sql_needs[self._optimistic] = uses_sql(job)
+            self._known_sql_steps[self._optimistic] = sql_steps(job)
             self.width.expect(sum(isinstance(node, ShuffleNode) for node in nodes(job)))
-        return self._sql_needs[self._optimistic]
+        return self._known_sql_steps[self._optimistic]
 
     def _try_batch(
         self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
@@ -401,13 +411,22 @@ class Query:
             state=self.run.state,
             local=self.run.local / self.name,
             job=job,
-            shards=1 if width == "one" else self.run.shards,
+            shards=self._shards(width),
             after=entry.tick,
             up_to=ticks[-1].number,
             ids={step: dict(ids) for step, ids in self.own(entry).states.items()},
             files=files,
             watermarks=watermarks,
         )
+
+    def _shards(self, width: Width) -> int:
+        """How many shards a batch has. One task has a local store of its own for all steps, which
+        is filled from the state files when it is first used; if the state is large, it uses the
+        stores of the shards instead.
+        """
+        limit = MAX_BYTES_OF_WHOLE_STORE * (2 if self._has_whole_store else 1)
+        self._has_whole_store = width == "one" and self.run.state_bytes <= limit
+        return 1 if self._has_whole_store else self.run.shards
 
     def _steps_to_combine(self) -> set[str]:
         """Steps that had many rows per key in the last batch, and are worth combining before the

@@ -111,7 +111,7 @@ class Runner:
         self._cut_s, self._looked_us = 0.0, 0
         self._thread = ThreadPoolExecutor(1, "batch")
         self._ahead: Future[ComputedBatch | None] | None = None  # the next batch, if it was begun
-        self._state_bytes, self._state_measured_s = 0, -STATUS_EVERY_S
+        self._state_measured_s = -STATUS_EVERY_S
 
     # Starting
 
@@ -537,8 +537,8 @@ class Runner:
         if time.monotonic() > self._state_measured_s + STATUS_EVERY_S:
             self._state_measured_s = time.monotonic()
             paths = (self.state / "steps").glob("*/*.state")
-            self._state_bytes = sum(path.stat().st_size for path in paths)
-        return self._state_bytes
+            self.context.state_bytes = sum(path.stat().st_size for path in paths)
+        return self.context.state_bytes
 
     def close(self) -> None:
         self.discard_ahead()

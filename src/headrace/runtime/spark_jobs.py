@@ -31,7 +31,7 @@ from headrace.engine.job_graph import (
     SqlNode,
     TaskFunction,
     UnionNode,
-    uses_sql,
+    sql_steps,
 )
 from headrace.engine.map_tasks import ShardHeartbeat
 from headrace.engine.reports import JobMemory
@@ -96,7 +96,7 @@ def run_wide(spark: SparkSession, job: Node) -> Failures:
     context = classic_context(spark)
     if context is not None:
         _name_jobs(context)
-    if context is not None and not uses_sql(job):
+    if context is not None and not sql_steps(job):
         _RddJob(context).run(job)
         return {}
     return _FrameJob(spark).run(job)
@@ -151,7 +151,7 @@ class _FrameJob:
             case HeartbeatNode():
                 one = self._spark.range(0, 1, 1, 1)
                 return one.mapInArrow(ShardHeartbeat(node.shards), PACKED)
-            case SqlNode(failed=(step, condition)):
+            case SqlNode(step=step, failed=str() as condition):
                 from pyspark.sql import Observation
                 from pyspark.sql.functions import expr
 

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.options import JsonOption, LogOption, open_chosen_log
 from headrace.cli.output import echo, print_json, print_table
+from headrace.run_status import read_status_fields
 
 if TYPE_CHECKING:
     from headrace.log.api import Log
@@ -65,12 +66,13 @@ def explain(
     from headrace.runtime.query_assignment import known_names
 
     loaded = load_pipeline(file, pipeline)
+    directory = state or file.parent / f"{loaded.name}.state"
     if key:
         with open_chosen_log(context, log or loaded.log) as opened_log:
             _show_key(
                 known_names(loaded.plan(), opened_log),
                 opened_log,
-                state or file.parent / f"{loaded.name}.state",
+                directory,
                 step,
                 key,
                 json=json,
@@ -78,11 +80,7 @@ def explain(
         return
     with open_chosen_log(context, log or loaded.log) as opened_log:
         explanation = explain_step(
-            known_names(loaded.plan(), opened_log),
-            opened_log,
-            state or file.parent / f"{loaded.name}.state",
-            step,
-            window,
+            known_names(loaded.plan(), opened_log), opened_log, directory, step, window
         )
     if json:
         print_json(explanation_plain(explanation))
@@ -102,6 +100,10 @@ def explain(
         print_table(["from", "to", "window", "groups"], rows[:MAX_SHOWN])
     if len(explanation.windows) > MAX_SHOWN:
         echo(f"… and {len(explanation.windows) - MAX_SHOWN:,} more (--json shows all)")
+    status = read_status_fields(directory)
+    if status is not None and status.get("width"):
+        width = "whole in one task" if status["batch_width"] == "one" else "wide"
+        echo(f"The last batch ran {width}: {status['width']}.")
 
 
 def _show_key(
