@@ -69,10 +69,12 @@ class InputReader:
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
         """The usable rows of a range. Reports event times, dead letters and shed rows."""
-        topic_range, shed = self.ranges[number], 0
+        topic_range, shed, read_rows, read_bytes = self.ranges[number], 0, 0, 0
         times = EventTimes(self.watermark, topic_range, number, self.job)
         for batch in topic_range.read(self.log):
             rows = batch
+            read_rows += rows.num_rows
+            read_bytes += rows.nbytes
             if self.time_column is not None:
                 rows = with_tick_times(rows, topic_range, self.time_column)
             rows = times.usable(rows)
@@ -86,10 +88,12 @@ class InputReader:
                 mark_needs_spark(self.job)
                 break
         times.finish()
-        if shed:  # every task that reads this range sheds the same rows and writes the same report
-            name = f"shed-{self.watermark.name}-{number}"
-            counts = {f"{self.watermark.name}.shed": shed}
-            write_report(self.job, name, {"counts": counts})
+        # Every task that reads this range reads and sheds the same rows and writes the same report.
+        name = self.watermark.name
+        counts = {f"{name}.read_rows": read_rows, f"{name}.read_bytes": read_bytes}
+        if shed:
+            counts[f"{name}.shed"] = shed
+        write_report(self.job, f"read-{name}-{number}", {"counts": counts})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar.buffers import split_table
 from headrace.columnar.columns import OFFSET_COLUMN, ORDER_FIELDS, PARTITION_COLUMN, RANK, TICK
-from headrace.columnar.keys import encode_keys, key_groups
+from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
 from headrace.columnar.sort import row_order
 from headrace.engine.context import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.dead_letters import Diverter
@@ -37,6 +37,7 @@ from headrace.engine.state.files import to_ranges
 from headrace.engine.state.step_state import StepState
 from headrace.engine.state.task_state import TaskState, open_task_state, whole_state
 from headrace.engine.watermarks import BatchWatermarks, with_event_times
+from headrace.errors import RetryError
 from headrace.log.dead_letters import PENDING_SCHEMA, rows_to_json_column
 from headrace.log.partitioning import partitions_by_key
 from headrace.operators.aggregates.partial_aggregation import PARTIAL
@@ -44,6 +45,12 @@ from headrace.operators.kernel import DeadLetterBuffer, GaugedKernel, SideOutput
 from headrace.operators.windows.late_rows import LateRowCounter, LateRowKernel
 
 _MAX_ROWS_A_BATCH = 100_000
+MAX_SHARD_BYTES = 1 << 30
+"""Above it, text of one column may not fit into one Arrow array, which ends at 2 GiB."""
+
+
+class ShardTooLarge(RetryError):
+    """The rows of one shard are too large; with more shards, each has less."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,14 @@ class ShardFunction:
         label, ports = unpack(batches)
         if label is None:
             return
-        shard = labels(self.context.shards).index(label)
+        shards = self.context.shards
+        shard = labels(shards).index(label)
+        size = sum(table.nbytes for tables in ports.values() for table in tables)
+        if size > MAX_SHARD_BYTES and shards < KEY_GROUPS:
+            raise ShardTooLarge(
+                f"A shard of the stage {self.stage.name!r} has {size:,} bytes, with {shards} shards.",
+                fix="nothing: the batch is computed with more shards.",
+            )
         inputs = {port: _sort_rows(pa.concat_tables(tables)) for port, tables in ports.items()}
         result, report = self._run(shard, inputs)
         yield from self._emit(shard, result, report)

@@ -232,6 +232,10 @@ def _changed_ends(before: Ends, after: Ends) -> Ends:
 # per tick.
 
 MAX_ROWS_A_TICK = 1_000_000
+MAX_BYTES_A_TICK = 512 << 20
+_FEW_ROWS = 1_000
+"""A tick with fewer rows is not cut for their size."""
+_SAMPLED_ROWS = 20
 MAX_TICKS_AT_ONCE = 1_000  # the rest of a backlog is cut by the next call
 _FIRST_STEP_US = 1_000_000
 _STEP_FACTOR = 4
@@ -253,9 +257,11 @@ def next_ticks(
     *,
     max_rows: int = MAX_ROWS_A_TICK,
     forced: bool = False,
+    likely_row_bytes: float = MAX_BYTES_A_TICK,
 ) -> list[Tick]:
     """The ticks that are due after `last`: none if no row is new (unless `forced`), one, or several
-    of at most `max_rows` rows if there is a backlog.
+    of at most `max_rows` rows if there is a backlog; of fewer, if rows are large. They are only
+    looked at if that is possible: `likely_row_bytes` is how large the last ones were.
     """
     ends = log.snapshot(topics)
     for topic, parts in ends.items():
@@ -275,6 +281,9 @@ def next_ticks(
     rows = rows_between(last.ends, newest.ends)
     if not rows:
         return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
+    if rows >= _FEW_ROWS and rows * likely_row_bytes > MAX_BYTES_A_TICK / 4:
+        row_bytes = sample_row_bytes(log, last.ends, newest.ends)
+        max_rows = min(max_rows, max(_FEW_ROWS, int(MAX_BYTES_A_TICK / row_bytes)))
     if rows <= max_rows:
         cuts: Iterable[_Moment] = [newest]
     else:
@@ -284,6 +293,31 @@ def next_ticks(
         last = Tick(last.number + 1, max(last.time_us, cut.time_us), cut.ends)
         ticks.append(last)
     return ticks
+
+
+def sample_row_bytes(log: Log, before: Ends, after: Ends) -> float:
+    """About how many bytes a row between two sets of ends has: the mean of a few at the beginning
+    and at the end of each partition.
+    """
+    total_rows, total_bytes = 0, 0.0
+    for topic, partitions in after.items():
+        for partition, stop in partitions.items():
+            start = before.get(topic, {}).get(partition, 0)
+            ranges = {
+                (start, min(stop, start + _SAMPLED_ROWS)),
+                (max(start, stop - _SAMPLED_ROWS), stop),
+            }
+            batches = [
+                batch
+                for first, last in sorted(ranges)
+                if first < last
+                for batch in log.read(topic, partition, first, last)
+            ]
+            rows = sum(batch.num_rows for batch in batches)
+            if rows:
+                total_rows += stop - start
+                total_bytes += (stop - start) * sum(batch.nbytes for batch in batches) / rows
+    return max(1.0, total_bytes / max(1, total_rows))
 
 
 def _advanced_ends(last: Ends, limit: Ends) -> Ends:

@@ -61,6 +61,7 @@ _WIDTH_OF: dict[str, Width] = {"one": "one", "wide": "wide"}
 WIDTHS = ("auto", *_WIDTH_OF)
 MAX_ROWS_IN_ONE_TASK = 500_000
 MAX_BYTES_IN_ONE_TASK = 128 << 20
+_USUAL_ROW_BYTES = 200.0
 _SWITCH_RATIO = 0.8
 _FEW_ROWS = 5_000
 _MEMORY = 0.7
@@ -118,8 +119,8 @@ class BatchWidth:
         self.last: Width = "wide"
         self.reason = ""
         """Why the last batch was as wide as it was."""
-        self.row_bytes = 200.0
-        """About how many bytes a row of the input has."""
+        self.row_bytes: float | None = None
+        """About how many bytes a row of the last batch had; None before the first."""
         self.shuffles = 1
         self._costs = {width: _first_guess(width, 1) for width in _WIDTH_OF.values()}
         self.pin(pinned)
@@ -156,7 +157,8 @@ class BatchWidth:
         if self.pinned is not None:
             self.reason = "the run was started so"
             return self.pinned
-        if rows > MAX_ROWS_IN_ONE_TASK or rows * self.row_bytes > MAX_BYTES_IN_ONE_TASK:
+        size = rows * (self.row_bytes or _USUAL_ROW_BYTES)
+        if rows > MAX_ROWS_IN_ONE_TASK or size > MAX_BYTES_IN_ONE_TASK:
             self.reason = f"{rows:,} rows are too many for one task"
             return "wide"
         other: Width = "one" if self.last == "wide" else "wide"

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
 from headrace.engine.job_graph import ShuffleNode, nodes, sql_steps
@@ -28,6 +29,7 @@ from headrace.engine.reports import (
     needs_spark,
     read_reports,
 )
+from headrace.engine.shard import ShardTooLarge
 from headrace.engine.state.files import new_id
 from headrace.engine.state.task_state import MAX_STEPS
 from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_between
@@ -58,6 +60,7 @@ from headrace.runtime.batch_size import (
     Width,
     limit_rows,
 )
+from headrace.runtime.failures import failure_reason
 from headrace.runtime.freshness import Freshness
 from headrace.runtime.job_builder import JobBuilder
 from headrace.runtime.spark_jobs import run_in_one_task, run_wide
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
 MAX_TICKS_A_BATCH = 2_000
 ROWS_A_KEY_TO_COMBINE = 4
 MAX_BYTES_OF_WHOLE_STORE = 256 << 20
+MAX_BATCH_BYTES = 1 << 30
 
 
 @dataclass
@@ -159,6 +163,7 @@ class Query:
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
         self._has_whole_store = False
+        self._too_large = False  # whether a shard was, in the last attempt
         self._known_sql_steps: dict[bool, list[str]] = {}  # by whether it is optimistic
 
     @property
@@ -251,19 +256,29 @@ class Query:
                 *(boundary for boundary in boundaries if boundary > entry.tick),
             ]
         )
-        ticks = limit_rows(before, journal.between(entry.tick, up_to), self._size.rows)
+        max_rows = self._size.rows
+        if self.width.row_bytes is not None:
+            max_rows = min(max_rows, max(1, int(MAX_BATCH_BYTES / self.width.row_bytes)))
+        ticks = limit_rows(before, journal.between(entry.tick, up_to), max_rows)
         if not ticks:
             return None
         started_s = time.monotonic()
         rows = rows_between(before.ends, ticks[-1].ends)
-        width = self._choose_width(rows)
-        batch = self._try_batch(entry, before, ticks, width)
-        if batch is None:
-            # Some values need Spark: in this run, they are computed by Spark from now on.
-            self._optimistic = False
-            width = self._choose_width(rows)
-            batch = self._try_batch(entry, before, ticks, width)
-            assert batch is not None
+        width, shards = self._choose_width(rows), None
+        while (batch := self._try_batch(entry, before, ticks, width, shards)) is None:
+            if self._too_large:
+                # A shard had more than fits: with more shards, each has less.
+                width, shards = "wide", min(KEY_GROUPS, 4 * (shards or self.run.shards))
+            else:
+                # Some values need Spark: in this run, they are computed by Spark from now on.
+                self._optimistic = False
+                width = self._choose_width(rows)
+        read_rows, read_bytes = (
+            sum(count for name, count in batch.result.counts.items() if name.endswith(f".{metric}"))
+            for metric in ("read_rows", "read_bytes")
+        )
+        if read_rows:
+            self.width.row_bytes = read_bytes / read_rows
         batch.rows = rows
         batch.width = width
         batch.seconds = time.monotonic() - started_s
@@ -292,12 +307,20 @@ class Query:
         return self._known_sql_steps[self._optimistic]
 
     def _try_batch(
-        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
+        self,
+        entry: LedgerEntry,
+        before: Tick,
+        ticks: Sequence[Tick],
+        width: Width,
+        shards: int | None = None,
     ) -> ComputedBatch | None:
-        """Run the job, read its reports, and compute the watermarks. None if the job was optimistic
-        and some values need Spark.
+        """Run the job, read its reports, and compute the watermarks. None if it must be tried in
+        another way: the job was optimistic and some values need Spark, or a shard was too large.
         """
+        self._too_large = False
         context = self._batch_context(entry, before, ticks, width)
+        if shards is not None:
+            context = replace(context, shards=shards)
         builder = JobBuilder(
             self.plan,
             context,
@@ -330,6 +353,11 @@ class Query:
             if state.inputs:
                 watermark_id = write_watermarks(context.watermark_directory, state)
             is_computed = True
+        except Exception as error:
+            self._too_large = failure_reason(error).startswith(ShardTooLarge.__name__)
+            if not self._too_large or context.shards >= KEY_GROUPS:
+                raise
+            return None
         finally:
             if not is_computed:
                 self._remove_files(context, files)

@@ -243,7 +243,13 @@ class Runner:
                 query.tick == last.number and query.waits_for(now_us) for query in self.queries
             )
         ticks = next_ticks(
-            self.log, self.topics, last, now_us, max_rows=max_rows, forced=forced or is_due
+            self.log,
+            self.topics,
+            last,
+            now_us,
+            max_rows=max_rows,
+            forced=forced or is_due,
+            **self._likely_row_bytes(),
         )
         if ticks:
             self._inputs.check(
@@ -256,6 +262,10 @@ class Runner:
                 self.context.looked_us[tick.number] = self._looked_us
         self._looked_us = now_us
         return len(ticks)
+
+    def _likely_row_bytes(self) -> dict[str, float]:
+        row_bytes = self.leading.width.row_bytes
+        return {} if row_bytes is None else {"likely_row_bytes": row_bytes}
 
     # Batches
 
