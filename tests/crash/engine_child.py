@@ -1,5 +1,6 @@
 """A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where
-the ledger says, one tick a batch, until all ticks are done.
+the ledger says, one tick a batch, until all ticks are done. Batches run in one task or wide, at
+random, and the next one is computed while the one before it commits.
 
 The plan says for some ticks at which point (`headrace/testing/fault_points.py`) which process is to
 be killed: the worker or driver that passes it ("self"), or the driver while a worker passes it
@@ -11,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import headrace as hr
 from headrace.runtime.runner import Runner
+from headrace.testing.fault_points import RUNNING_AHEAD
 from tests.crash.inject.arming import armed
 from tests.e2e.joined import joined
 from tests.e2e.patterned import patterned
@@ -89,9 +92,18 @@ def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
     )  # a task may fail three times
     with hr.open_log(log) as opened:
         runner = Runner.start(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
+        chance = random.Random(os.getpid())
         while True:
-            arm(plan, runner.tick + 1)
-            if not runner.step(1):
+            runner.leading.width.pin(chance.choice(("one", "wide")))
+            point, _ = plan.get(runner.tick + 1, (None, None))
+            if point is None or point in RUNNING_AHEAD:
+                arm(plan, runner.tick + 1)
+                worked = runner.step_ahead(1)
+            else:
+                runner.discard_ahead()
+                arm(plan, runner.tick + 1)
+                worked = runner.step(1)
+            if not worked:
                 break
         runner.close()
 

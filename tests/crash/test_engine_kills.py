@@ -35,6 +35,8 @@ from tests.crash.engine_kills import (
 from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
+BEGUN = "the next batch was begun"
+"""While a batch is committed and the one after it is computed."""
 SOME_POINTS = (
     "in the kernel",
     "files were written",
@@ -122,15 +124,16 @@ def test_workers_and_drivers_killed_during_batches(tmp_path: Path) -> None:
         *((point, WORKER) for point in SOME_POINTS),
         ("between views and log", DRIVER),
         ("in the log's transaction", DRIVER),
+        (BEGUN, DRIVER),
     ]
-    check_killed(tmp_path, [in_turn(*kills)], rows=5000, deaths=[2])
+    check_killed(tmp_path, [in_turn(*kills)], rows=5000, deaths=[3])
 
 
 @pytest.mark.slow
 def test_the_driver_killed_at_every_point_and_workers_too_with_100_000_rows(tmp_path: Path) -> None:
     workers = in_turn(*((point, WORKER) for point in IN_TASKS))
     drivers_from_workers = in_turn(*((point, DRIVER) for point in IN_TASKS))
-    drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
+    drivers = in_turn(*((point, DRIVER) for point in (*ON_THE_DRIVER, BEGUN)))
     check_killed(
         tmp_path,
         [workers, drivers_from_workers, drivers],
