@@ -148,12 +148,12 @@ def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
     def gone() -> Any:
         raise OSError("died here")
 
-    def dies_once(ledger: Any, *rest: Any, **named: Any) -> None:
+    def dies_once(ledger: Any, *rest: Any, **named: Any) -> dict[str, int]:
         with pytest.MonkeyPatch.context() as patch:
             if not died:
                 died.append("after the views")
                 patch.setattr(ledger, "transaction", gone)
-            commit_batch(ledger, *rest, **named)
+            return commit_batch(ledger, *rest, **named)
 
     monkeypatch.setattr("headrace.runtime.query.commit_batch", dies_once)
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:

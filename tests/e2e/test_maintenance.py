@@ -85,7 +85,7 @@ def test_a_runner_that_was_replaced_sweeps_nothing(tmp_path: Path, spark: SparkS
 def test_a_new_number_of_shards_takes_effect_between_batches(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    with PipelineTest(counts(), tmp_path, spark, shards=2) as test:
+    with PipelineTest(counts(), tmp_path, spark, shards=2, width="wide") as test:
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
         remember_shards(test.log, "counts", 3)

@@ -7,10 +7,13 @@ In the order in which a batch flows:
 - `context`: what the tasks of a batch need to know
 - `reader`: the offset ranges to read for some ticks
 - `watermarks`: how far event time has come; event times of rows where they are read
-- `job`: the tasks before the shuffle: reading, packing, filtering
+- `job_graph`: what a batch computes, as nodes that can be run in several ways
+- `map_tasks`: the functions before the shuffle: reading, row-local steps, packing, filtering
 - `shuffle`: how rows reach their shards
 - `shard`: the kernels of a stage with their state, behind the shuffle
 - `state`: state files, the local store, folding, sweeping
+- `whole_job`: all of that in one task, for small batches
+- `worker_daemon`: from which Spark forks its Python workers
 - `outputs`: the tasks that write derived topics and views
 - `dead_letters`: rows that a step cannot use
 - `reports`: how tasks pass their results to the driver

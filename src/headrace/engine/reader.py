@@ -2,7 +2,7 @@
 
 `topic_ranges` turns the ticks of a batch into offset ranges of the input partitions; `TopicRange`
 reads one of them inside a Spark task. Its rows come as Arrow batches with their tick and the other
-order columns. `job` has the task around it.
+order columns. `map_tasks` has the function around it.
 """
 
 from __future__ import annotations

@@ -64,9 +64,12 @@ class WholeJob:
         functions = [node.function for node in nodes(self.job) if isinstance(node, MapNode)]
         return [function.stage for function in functions if isinstance(function, ShardFunction)]
 
-    def in_rdd(self, _items: Iterable[Any]) -> Iterator[dict[str, bytes]]:
-        """As a function over the one partition of an RDD."""
-        yield self.run()
+    def in_rdd(self, items: Iterable[Any]) -> Iterator[dict[str, bytes]]:
+        """As a function over the one item of an RDD. It is read to its end: otherwise Spark would
+        not use the worker again.
+        """
+        for _ in items:
+            yield self.run()
 
     def in_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """As a function over the one row of a DataFrame."""
