@@ -27,19 +27,19 @@ TaskFunction = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 
 @dataclass(eq=False)
-class Node:
+class JobNode:
     """Rows of a job, as Arrow batches."""
 
     is_shared: bool = field(default=False, kw_only=True)
     """Whether several nodes read it, so that it is computed once and kept for the others."""
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
+    def inputs(self) -> tuple[JobNode, ...]:
         return ()
 
 
 @dataclass(eq=False)
-class RangesNode(Node):
+class RangesNode(JobNode):
     """The numbers of the topic ranges that a reader reads, for some tasks: `id` from 0 on."""
 
     count: int
@@ -47,44 +47,44 @@ class RangesNode(Node):
 
 
 @dataclass(eq=False)
-class MapNode(Node):
+class MapNode(JobNode):
     """The rows that a function makes of the rows of its input, task by task."""
 
-    input: Node
+    input: JobNode
     function: TaskFunction
     schema: str
     """The rows' columns, as Spark writes them."""
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
+    def inputs(self) -> tuple[JobNode, ...]:
         return (self.input,)
 
 
 @dataclass(eq=False)
-class UnionNode(Node):
+class UnionNode(JobNode):
     """The rows of all inputs."""
 
-    sources: tuple[Node, ...]
+    sources: tuple[JobNode, ...]
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
+    def inputs(self) -> tuple[JobNode, ...]:
         return self.sources
 
 
 @dataclass(eq=False)
-class ShuffleNode(Node):
+class ShuffleNode(JobNode):
     """Packed rows, brought to the shard of their label. Every shard runs, also one without rows."""
 
-    input: Node
+    input: JobNode
     shards: int
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
+    def inputs(self) -> tuple[JobNode, ...]:
         return (self.input,)
 
 
 @dataclass(eq=False)
-class HeartbeatNode(Node):
+class HeartbeatNode(JobNode):
     """A packed row without a blob for each shard: through it, a DataFrame's shuffle runs shards that
     have no rows. Other shuffles run all their shards anyhow.
     """
@@ -93,27 +93,27 @@ class HeartbeatNode(Node):
 
 
 @dataclass(eq=False)
-class SqlNode(Node):
+class SqlNode(JobNode):
     """Rows that Spark SQL computes: the columns `select`, or the rows `where` a condition is true.
     `failed` is a condition whose rows are counted.
     """
 
-    input: Node
+    input: JobNode
     step: str
     select: tuple[str, ...] = ()
     where: str | None = None
     failed: str | None = None
 
     @property
-    def inputs(self) -> tuple[Node, ...]:
+    def inputs(self) -> tuple[JobNode, ...]:
         return (self.input,)
 
 
-def nodes(root: Node) -> Iterator[Node]:
+def nodes(root: JobNode) -> Iterator[JobNode]:
     """All nodes of a graph, each once, inputs first."""
     seen: set[int] = set()
 
-    def visit(node: Node) -> Iterator[Node]:
+    def visit(node: JobNode) -> Iterator[JobNode]:
         if id(node) not in seen:
             seen.add(id(node))
             for source in node.inputs:
@@ -123,7 +123,7 @@ def nodes(root: Node) -> Iterator[Node]:
     yield from visit(root)
 
 
-def sql_steps(root: Node) -> list[str]:
+def sql_steps(root: JobNode) -> list[str]:
     """The names of the steps that Spark SQL computes."""
     return sorted({node.step for node in nodes(root) if isinstance(node, SqlNode)})
 
@@ -131,7 +131,7 @@ def sql_steps(root: Node) -> list[str]:
 # A whole job in one task
 
 
-def run_whole(root: Node) -> None:
+def run_whole(root: JobNode) -> None:
     """Run a graph in this process. Everything in front of a shuffle ends before anything behind it
     begins, as in Spark: shards need the event times that all readers have reported.
     """
@@ -140,7 +140,7 @@ def run_whole(root: Node) -> None:
         pass
 
 
-def _rows(node: Node, kept: dict[int, list[pa.RecordBatch]]) -> Batches:
+def _rows(node: JobNode, kept: dict[int, list[pa.RecordBatch]]) -> Batches:
     if not node.is_shared:
         return _compute(node, kept)
     if id(node) not in kept:
@@ -148,7 +148,7 @@ def _rows(node: Node, kept: dict[int, list[pa.RecordBatch]]) -> Batches:
     return kept[id(node)]
 
 
-def _compute(node: Node, kept: dict[int, list[pa.RecordBatch]]) -> Batches:
+def _compute(node: JobNode, kept: dict[int, list[pa.RecordBatch]]) -> Batches:
     match node:
         case RangesNode():
             return [pa.record_batch({"id": pa.array(range(node.count), pa.int64())})]

@@ -29,7 +29,7 @@ from headrace.engine.context import (
 from headrace.engine.job_graph import (
     HeartbeatNode,
     MapNode,
-    Node,
+    JobNode,
     RangesNode,
     ShuffleNode,
     SqlNode,
@@ -134,11 +134,11 @@ class JobBuilder:
         self.stages: list[str] = []
         self._combined = combined
         self._optimistic = optimistic
-        self._rows: dict[str, Node] = {}
+        self._rows: dict[str, JobNode] = {}
         inputs = sorted(plan.inputs, key=lambda step: (not step.is_table, step.topic))
         self._ranks = {step.name: rank for rank, step in enumerate(inputs)}
 
-    def job(self) -> Node:
+    def job(self) -> JobNode:
         """All outputs in one node without rows. Computing it writes what the commit refers to."""
         outputs_of = {
             step: [output for output in self.plan.outputs if output.input is step]
@@ -154,7 +154,7 @@ class JobBuilder:
 
     # Outputs
 
-    def _write_outputs(self, step: Step, outputs: list[Output]) -> list[Node]:
+    def _write_outputs(self, step: Step, outputs: list[Output]) -> list[JobNode]:
         """The nodes that write a step's outputs. A stage that feeds nothing but views and at most
         one topic writes them itself.
         """
@@ -170,10 +170,10 @@ class JobBuilder:
         if not views and (source := self._local_source(step)) is not None:
             # From topic to topic: rows are read, computed and packed in one task.
             reader = self._input_reader(*source)
-            rows: Node = MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
+            rows: JobNode = MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
         else:
             rows = self.rows(step)
-        written: list[Node] = [
+        written: list[JobNode] = [
             MapNode(rows, WriteView(view.name, self.context), PACKED) for view in views
         ]
         for target in targets:
@@ -181,14 +181,14 @@ class JobBuilder:
             written.append(self._write_topic(self._with_heartbeats(packed), target))
         return written
 
-    def _write_topic(self, packed: Node, target: TopicTarget) -> Node:
+    def _write_topic(self, packed: JobNode, target: TopicTarget) -> JobNode:
         return MapNode(
             ShuffleNode(packed, self.context.shards), WriteTopic(target, self.context), PACKED
         )
 
     # Rows
 
-    def rows(self, step: Step) -> Node:
+    def rows(self, step: Step) -> JobNode:
         """A step's rows: the user's columns, a table's `_change_type`, and the order columns."""
         if step.name not in self._rows:
             rows = self._compute_rows(step)
@@ -201,7 +201,7 @@ class JobBuilder:
     def _local_source(self, step: Step) -> LocalSource | None:
         return local_source(step, optimistic=self._optimistic)
 
-    def _compute_rows(self, step: Step) -> Node:
+    def _compute_rows(self, step: Step) -> JobNode:
         if (source := self._local_source(step)) is not None:
             reader = self._input_reader(*source)
             return MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
@@ -232,7 +232,7 @@ class JobBuilder:
             case _:
                 return self._stage(step, (), "rows", schema=_spark_schema(step))
 
-    def _select(self, step: SelectStep) -> Node:
+    def _select(self, step: SelectStep) -> JobNode:
         columns = [
             f"{expression.safe} AS `{name}`"
             for (name, _), expression in zip(step.columns, step.expressions, strict=True)
@@ -241,7 +241,7 @@ class JobBuilder:
         rows = self._guard(step, step.expressions)
         return SqlNode(rows, step.name, select=(*columns, *change, *_ORDER))
 
-    def _filter(self, step: WhereStep) -> Node:
+    def _filter(self, step: WhereStep) -> JobNode:
         """The rows that fit a condition. Of a table, both rows of an update are looked at together:
         see `filter_changes`.
         """
@@ -252,7 +252,7 @@ class JobBuilder:
         judged = SqlNode(rows, step.name, select=(*_sql_columns(step.input), keep))
         return MapNode(judged, filter_changes, _spark_schema(step))
 
-    def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> Node:
+    def _guard(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> JobNode:
         """A step's input. Rows for which an expression fails are removed and become dead letters
         with errors="divert", end the batch with errors="stop", and are counted otherwise.
         """
@@ -299,7 +299,7 @@ class JobBuilder:
             shedding=shedding,
         )
 
-    def _read_tasks(self, reader: InputReader) -> Node:
+    def _read_tasks(self, reader: InputReader) -> JobNode:
         """The numbers of the ranges. Small ranges share a task, where starting one would cost more
         than it gains.
         """
@@ -308,7 +308,7 @@ class JobBuilder:
         tasks = max(1, min(count, max(self.cores, rows // _MIN_ROWS_PER_TASK)))
         return RangesNode(count, tasks)
 
-    def _with_heartbeats(self, packed: Node) -> Node:
+    def _with_heartbeats(self, packed: JobNode) -> JobNode:
         return UnionNode((packed, HeartbeatNode(self.context.shards)))
 
     # Stages
@@ -320,7 +320,7 @@ class JobBuilder:
         target: str | StageTarget | TopicTarget | None,
         *,
         schema: str = PACKED,
-    ) -> Node:
+    ) -> JobNode:
         """The stage that computes a step, with the steps before it that can run in the same
         stage.
         """
@@ -371,7 +371,7 @@ class JobBuilder:
         consumer: Step,
         port: int,
         hosted: HostedStep,
-    ) -> Node:
+    ) -> JobNode:
         """The rows of `source`, packed for the shards of the stage whose first step is
         `consumer`.
         """

@@ -25,7 +25,7 @@ from headrace.engine.context import BatchContext
 from headrace.engine.job_graph import (
     HeartbeatNode,
     MapNode,
-    Node,
+    JobNode,
     RangesNode,
     ShuffleNode,
     SqlNode,
@@ -50,7 +50,7 @@ Failures = dict[str, int]
 # Whole in one task
 
 
-def run_in_one_task(spark: SparkSession, job: Node, batch: BatchContext) -> JobMemory:
+def run_in_one_task(spark: SparkSession, job: JobNode, batch: BatchContext) -> JobMemory:
     """Run a job whole in one Spark task. Returns the files that its functions have written."""
     whole = WholeJob(job, batch)
     context = classic_context(spark)
@@ -91,7 +91,7 @@ def cancel_jobs(spark: SparkSession) -> None:
 # Wide
 
 
-def run_wide(spark: SparkSession, job: Node) -> Failures:
+def run_wide(spark: SparkSession, job: JobNode) -> Failures:
     """Run a job in several tasks."""
     context = classic_context(spark)
     if context is not None:
@@ -111,7 +111,7 @@ class _FrameJob:
         self._persisted: list[DataFrame] = []
         self._observations: dict[str, Observation] = {}
 
-    def run(self, job: Node) -> Failures:
+    def run(self, job: JobNode) -> Failures:
         try:
             self._frame(job).collect()
             return {
@@ -122,7 +122,7 @@ class _FrameJob:
             for frame in self._persisted:
                 frame.unpersist()
 
-    def _frame(self, node: Node) -> DataFrame:
+    def _frame(self, node: JobNode) -> DataFrame:
         if id(node) not in self._frames:
             frame = self._make_frame(node)
             if node.is_shared:
@@ -131,7 +131,7 @@ class _FrameJob:
             self._frames[id(node)] = frame
         return self._frames[id(node)]
 
-    def _make_frame(self, node: Node) -> DataFrame:
+    def _make_frame(self, node: JobNode) -> DataFrame:
         match node:
             case RangesNode():
                 return self._spark.range(0, node.count, 1, node.tasks)
@@ -188,14 +188,14 @@ class _RddJob:
         self._rdds: dict[int, RDD[Any]] = {}
         self._persisted: list[RDD[Any]] = []
 
-    def run(self, job: Node) -> None:
+    def run(self, job: JobNode) -> None:
         try:
             self._rdd(job).foreachPartition(_drain)
         finally:
             for rdd in self._persisted:
                 rdd.unpersist()
 
-    def _rdd(self, node: Node) -> RDD[Any]:
+    def _rdd(self, node: JobNode) -> RDD[Any]:
         if id(node) not in self._rdds:
             rdd = self._make_rdd(node)
             if node.is_shared:
@@ -204,7 +204,7 @@ class _RddJob:
             self._rdds[id(node)] = rdd
         return self._rdds[id(node)]
 
-    def _make_rdd(self, node: Node) -> RDD[Any]:
+    def _make_rdd(self, node: JobNode) -> RDD[Any]:
         match node:
             case RangesNode():
                 numbers = self._context.parallelize(range(node.count), node.tasks)
@@ -248,7 +248,7 @@ class _RddJob:
         return RDD(values, self._context, NoOpSerializer())
 
 
-def _flat(node: Node) -> list[Node]:
+def _flat(node: JobNode) -> list[JobNode]:
     """The inputs of nested unions; without heartbeats, since an RDD's shuffle runs every shard."""
     if isinstance(node, UnionNode) and not node.is_shared:
         return [leaf for source in node.sources for leaf in _flat(source)]
