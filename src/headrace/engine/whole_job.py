@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.context import BatchContext, StageSpec
-from headrace.engine.job_graph import MapNode, JobNode, nodes, run_whole
+from headrace.engine.job_graph import JobNode, MapNode, nodes, run_whole
 from headrace.engine.reports import JobMemory, write_report
 from headrace.engine.shard import ShardFunction, state_report
 from headrace.engine.state.task_state import open_task_state, share_state

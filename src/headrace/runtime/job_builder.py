@@ -28,8 +28,8 @@ from headrace.engine.context import (
 )
 from headrace.engine.job_graph import (
     HeartbeatNode,
-    MapNode,
     JobNode,
+    MapNode,
     RangesNode,
     ShuffleNode,
     SqlNode,

@@ -24,8 +24,8 @@ import pyarrow as pa
 from headrace.engine.context import BatchContext
 from headrace.engine.job_graph import (
     HeartbeatNode,
-    MapNode,
     JobNode,
+    MapNode,
     RangesNode,
     ShuffleNode,
     SqlNode,
