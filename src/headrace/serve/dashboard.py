@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.engine.state.files import SHARED
 from headrace.errors import HeadraceError
 from headrace.log import dead_letters
 from headrace.log.api import Log
@@ -170,6 +171,8 @@ class Dashboard:
         sizes = SizeMeasurements(time.time())
         steps = self.state / "steps"
         for directory in steps.iterdir() if steps.is_dir() else ():
+            if directory.name == SHARED:  # small files of several steps: only in the total
+                continue
             sizes.steps[directory.name] = sum(
                 _size_bytes(path) for path in directory.glob("*.state")
             )
