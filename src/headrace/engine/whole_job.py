@@ -9,9 +9,11 @@ holds: an attempt that fails, repeats or comes late leaves files that nothing re
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -64,15 +66,25 @@ class WholeJob:
         functions = [node.function for node in nodes(self.job) if isinstance(node, MapNode)]
         return [function.stage for function in functions if isinstance(function, ShardFunction)]
 
-    def in_rdd(self, items: Iterable[Any]) -> Iterator[dict[str, bytes]]:
+    def in_rdd(self, items: Iterable[Any]) -> Iterator[tuple[dict[str, bytes], tuple[str, ...]]]:
         """As a function over the one item of an RDD. It is read to its end: otherwise Spark would
-        not use the worker again.
+        not use the worker again. Returns the names of the machine too, for the next job.
         """
         for _ in items:
-            yield self.run()
+            yield self.run(), _host_names()
 
     def in_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """As a function over the one row of a DataFrame."""
         for batch in batches:
             if batch.num_rows:
                 yield pa.record_batch({"files": [pickle.dumps(self.run())]})
+
+
+@cache
+def _host_names() -> tuple[str, ...]:
+    """The names under which Spark may know this machine."""
+    name = socket.gethostname()
+    names = {name, socket.getfqdn()}
+    with suppress(OSError):
+        names.add(socket.gethostbyname(name))
+    return tuple(sorted(names))

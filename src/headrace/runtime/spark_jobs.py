@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
@@ -56,11 +56,35 @@ def run_in_one_task(spark: SparkSession, job: JobNode, batch: BatchContext) -> J
     context = classic_context(spark)
     if context is not None:
         _name_jobs(context)
-        (contents,) = context.parallelize([0], 1).mapPartitions(whole.in_rdd).collect()
+        one = _one_item(context, _last_hosts.get(str(batch.local), ()))
+        ((contents, hosts),) = one.mapPartitions(whole.in_rdd).collect()
+        _last_hosts[str(batch.local)] = hosts
     else:
         (row,) = spark.range(0, 1, 1, 1).mapInArrow(whole.in_frame, "files BINARY").collect()
         contents = pickle.loads(row[0])  # noqa: S301 - what our own task has returned
     return JobMemory.from_bytes(contents)
+
+
+_last_hosts: dict[str, tuple[str, ...]] = {}
+"""Directory for local stores -> the names of the machine that ran the last whole job there."""
+
+
+def _one_item(context: SparkContext, hosts: Sequence[str]) -> RDD[bytes]:
+    """An RDD with one item. On a cluster, its task prefers the machine with such a name: the one
+    that has the local store.
+    """
+    if not hosts or str(context.master).startswith("local["):
+        return context.parallelize([b""], 1)
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
+
+    jvm: Any = context._jvm  # noqa: SLF001
+    item = jvm.scala.Tuple2(bytearray(b"0"), jvm.PythonUtils.toSeq(list(hosts)))
+    bytes_class = jvm.java.lang.Class.forName("[B")
+    rdd = context._jsc.sc().makeRDD(  # noqa: SLF001
+        jvm.PythonUtils.toSeq([item]), jvm.scala.reflect.ClassTag.apply(bytes_class)
+    )
+    return RDD(rdd.toJavaRDD(), context, NoOpSerializer())
 
 
 def classic_context(spark: SparkSession) -> SparkContext | None:
@@ -196,10 +220,12 @@ class _RddJob:
                 rdd.unpersist()
 
     def _rdd(self, node: JobNode) -> RDD[Any]:
+        from pyspark import StorageLevel
+
         if id(node) not in self._rdds:
             rdd = self._make_rdd(node)
             if node.is_shared:
-                rdd = rdd.persist()
+                rdd = rdd.persist(StorageLevel.MEMORY_AND_DISK)  # not computed twice if it is large
                 self._persisted.append(rdd)
             self._rdds[id(node)] = rdd
         return self._rdds[id(node)]
