@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.engine.context import BatchContext
+from headrace.engine.job_graph import JobNode
 from headrace.engine.ledger import Ledger, RunnerFenced
 from headrace.errors import FencedError
 from headrace.runtime.job_builder import JobBuilder
 from headrace.runtime.runner import Runner
+from headrace.runtime.spark_jobs import run_in_one_task, run_wide
 from headrace.testing.fault_points import IN_TASKS, ON_THE_DRIVER, inject_faults
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -212,23 +215,28 @@ def test_every_task_of_a_batch_again_when_later_ones_are_committed(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("width", ["one", "wide"])
 def test_a_whole_job_again_on_spark_when_the_next_one_is_committed(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    width: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs: list[Any] = []
+    jobs: list[tuple[JobNode, BatchContext]] = []
     real = JobBuilder.job
 
-    def remembered(builder: JobBuilder) -> Any:
-        jobs.append(real(builder))
-        return jobs[-1]
+    def remembered(builder: JobBuilder) -> JobNode:
+        jobs.append((real(builder), builder.context))
+        return jobs[-1][0]
 
     monkeypatch.setattr(JobBuilder, "job", remembered)
-    with PipelineTest(everything(), tmp_path, spark) as test:
+    with PipelineTest(everything(), tmp_path, spark, width=width) as test:
         feed_some(test, 1, ticks=3)
         test.step(1)
+        first = jobs[-1]
         test.step(1)
         before = test.rows("totals")
-        jobs[0].collect()
+        if width == "one":
+            run_in_one_task(spark, *first)
+        else:
+            run_wide(spark, first[0])
         assert test.rows("totals") == before
         test.settle()
         check(test)

@@ -90,10 +90,9 @@ class InputReader:
         times.finish()
         # Every task that reads this range reads and sheds the same rows and writes the same report.
         name = self.watermark.name
-        counts = {f"{name}.read_rows": read_rows, f"{name}.read_bytes": read_bytes}
-        if shed:
-            counts[f"{name}.shed"] = shed
-        write_report(self.job, f"read-{name}-{number}", {"counts": counts})
+        counts = {f"{name}.shed": shed} if shed else {}
+        report = {"counts": counts, "read": [read_rows, read_bytes]}
+        write_report(self.job, f"read-{name}-{number}", report)
 
 
 @dataclass(frozen=True)

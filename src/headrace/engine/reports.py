@@ -169,6 +169,9 @@ class BatchResult:
     """Topic -> late rows, or with partial matches that timed out, to append to it."""
     counts: dict[str, int] = field(default_factory=dict)
     """`<step>.<metric>` -> number."""
+    read_rows: int = 0
+    read_bytes: int = 0
+    """How much was read, about: the bytes depend on how it was cut into ranges."""
     due_us: dict[str, int] = field(default_factory=dict)
     """Step -> the earliest watermark that its state waits for."""
     how: list[str] = field(default_factory=list)
@@ -215,6 +218,9 @@ def read_reports(
             result.side_outputs.setdefault(topic, []).append(JobRows(job, file))
         for step, due_us in report.get("due_us", {}).items():
             result.due_us[step] = min(due_us, result.due_us.get(step, due_us))
+        read_rows, read_bytes = report.get("read", (0, 0))
+        result.read_rows += read_rows
+        result.read_bytes += read_bytes
         if "how" in report:
             result.how.append(report["how"])
         for name, count in report.get("counts", {}).items():

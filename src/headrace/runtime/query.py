@@ -273,12 +273,8 @@ class Query:
                 # Some values need Spark: in this run, they are computed by Spark from now on.
                 self._optimistic = False
                 width = self._choose_width(rows)
-        read_rows, read_bytes = (
-            sum(count for name, count in batch.result.counts.items() if name.endswith(f".{metric}"))
-            for metric in ("read_rows", "read_bytes")
-        )
-        if read_rows:
-            self.width.row_bytes = read_bytes / read_rows
+        if batch.result.read_rows:
+            self.width.row_bytes = batch.result.read_bytes / batch.result.read_rows
         batch.rows = rows
         batch.width = width
         batch.seconds = time.monotonic() - started_s
