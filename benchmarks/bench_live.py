@@ -133,7 +133,9 @@ def visible(root: Path, spark: SparkSession) -> Iterator[Result]:
 
 
 def spark_batches(root: Path, spark: SparkSession) -> list[float]:
-    """Milliseconds of each micro-batch of a Spark query with a Python operator that does nothing."""
+    """Milliseconds of each micro-batch of a Spark query with a Python operator that does
+    nothing.
+    """
     root.mkdir(parents=True)
     log = hr.open_log(f"file:{root / 'spark-log'}")
     log.create_topic("rows", "k BIGINT, number BIGINT", key="k", partitions=2)

@@ -1,5 +1,5 @@
-"""Connections to RabbitMQ, for the gateway that reads a queue (`gateways.amqp_gateway`) and the sink
-that publishes to an exchange (`sinks.amqp_target`). A password in the address is never shown.
+"""Connections to RabbitMQ, for the gateway that reads a queue (`gateways.amqp_gateway`) and the
+sink that publishes to an exchange (`sinks.amqp_target`). A password in the address is never shown.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ def _parse(text: str, what: str) -> int:
 
 
 def _part_us(part: re.Match[str], text: str, what: str) -> int:
-    """Return the microseconds of one part, by integer arithmetic: '0.1 seconds' is exactly 100,000."""
+    """Return the microseconds of one part, by integer arithmetic: '0.1 seconds' is exactly
+    100,000.
+    """
     unit_us = _UNITS_US[_unit(part["unit"], text, what)]
     fraction = part["fraction"] or ""
     digits = int(part["whole"] + fraction)

@@ -1,5 +1,5 @@
-"""Watermarks against the obvious computation: whatever the batches, idleness, returning producers, and
-inputs that have not begun.
+"""Watermarks against the obvious computation: whatever the batches, idleness, returning producers,
+and inputs that have not begun.
 """
 
 from __future__ import annotations

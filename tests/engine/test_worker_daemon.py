@@ -20,7 +20,8 @@ PRELOAD = """
 import gc, json, os, sys
 from headrace.engine import worker_daemon
 worker_daemon.preload()
-threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+tasks = os.listdir("/proc/self/task")
+threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
 clients = [name for name in sys.modules if name.startswith(("confluent_kafka", "psycopg", "redis"))]
 print(json.dumps({"threads": threads, "clients": clients, "frozen": gc.get_freeze_count()}))
 """

@@ -1,4 +1,6 @@
-"""The obvious computation of watermarks, producer by producer and tick by tick: a model for tests."""
+"""The obvious computation of watermarks, producer by producer and tick by tick: a model for
+tests.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Traceback (most recent call last):
   File "shop.py", line 16, in add
     raise ValueError("broken on purpose")
 ValueError: broken on purpose
-  To fix: mend it and run again."""
+  To fix: mend it and run again."""  # noqa: E501 - as it comes
 
 CHAINED = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
 Traceback (most recent call last):

@@ -85,8 +85,8 @@ class ShuffleNode(JobNode):
 
 @dataclass(eq=False)
 class HeartbeatNode(JobNode):
-    """A packed row without a blob for each shard: through it, a DataFrame's shuffle runs shards that
-    have no rows. Other shuffles run all their shards anyhow.
+    """A packed row without a blob for each shard: through it, a DataFrame's shuffle runs shards
+    that have no rows. Other shuffles run all their shards anyhow.
     """
 
     shards: int

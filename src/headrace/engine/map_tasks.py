@@ -1,10 +1,10 @@
 """The functions that run in the tasks of a micro-batch's Spark job, before the shuffle.
 
-Each is a small picklable object that is called with a task's Arrow batches: reading ranges of a topic
-(`ReadRows`, `ReadAndPack`), row-local steps (`ApplyRowStep`, `RankRows`), packing (`PackRows`),
-filtering (`filter_changes`, `DivertFailed`, `StopAtFailed`), and waking shards without rows (`ShardHeartbeat`).
-`runtime.job_builder` puts them together; `shard` and `outputs` have the functions behind the
-shuffle.
+Each is a small picklable object that is called with a task's Arrow batches: reading ranges of a
+topic (`ReadRows`, `ReadAndPack`), row-local steps (`ApplyRowStep`, `RankRows`), packing
+(`PackRows`), filtering (`filter_changes`, `DivertFailed`, `StopAtFailed`), and waking shards
+without rows (`ShardHeartbeat`). `runtime.job_builder` puts them together; `shard` and `outputs`
+have the functions behind the shuffle.
 """
 
 from __future__ import annotations
@@ -206,9 +206,9 @@ class RenameChangeType:
 
 @dataclass(frozen=True)
 class RankRows:
-    """The rows of one input of a union, with the union's columns. Rows with equal order columns come
-    in the order of the inputs: a rank is multiplied by the number of inputs, and the index of the
-    input added. A negative rank stays negative.
+    """The rows of one input of a union, with the union's columns. Rows with equal order columns
+    come in the order of the inputs: a rank is multiplied by the number of inputs, and the index of
+    the input added. A negative rank stays negative.
     """
 
     index: int

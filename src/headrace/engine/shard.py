@@ -1,4 +1,5 @@
-"""A shard of a stage: the function that runs behind the shuffle, with the stage's kernels and state.
+"""A shard of a stage: the function that runs behind the shuffle, with the stage's kernels and
+state.
 
 `ShardFunction` is called once per shard and batch. It loads the state, runs the kernels, writes the
 new state files, passes the rows on and reports. Everything that it needs comes with the data or
@@ -69,7 +70,7 @@ class ShardFunction:
         size = sum(table.nbytes for tables in ports.values() for table in tables)
         if size > MAX_SHARD_BYTES and shards < KEY_GROUPS:
             raise ShardTooLarge(
-                f"A shard of the stage {self.stage.name!r} has {size:,} bytes, with {shards} shards.",
+                f"A shard of the stage {self.stage.name!r} has {size:,} bytes, of {shards} shards.",
                 fix="nothing: the batch is computed with more shards.",
             )
         inputs = {port: _sort_rows(pa.concat_tables(tables)) for port, tables in ports.items()}

@@ -38,8 +38,8 @@ MAX_CACHED_TICKS = 10_000
 
 @dataclass(frozen=True)
 class Tick:
-    """Rows below `ends`, and at or above the ends of the tick before, belong to this tick. `time_us`
-    is the pipeline's processing time.
+    """Rows below `ends`, and at or above the ends of the tick before, belong to this tick.
+    `time_us` is the pipeline's processing time.
     """
 
     number: int
@@ -185,8 +185,8 @@ class TickJournal:
         return low
 
     def _find_whole_tick(self, offset: int, start: int) -> int:
-        """The offset of a whole tick at or before `offset`. Every 64th tick is whole; on Kafka there
-        are transaction markers between ticks.
+        """The offset of a whole tick at or before `offset`. Every 64th tick is whole; on Kafka
+        there are transaction markers between ticks.
         """
         while offset > start:
             low = max(start, offset - _NEAR)
@@ -396,8 +396,8 @@ def _find_moment(log: Log, time_us: int, low: Ends, high: Ends) -> _Moment:
 #
 # With each commit, every partition of a derived topic gets a control record: how many of its rows
 # belong to which tick, and the watermarks of the step that wrote them. A reader of the topic can so
-# tell where each of the writer's ticks ends (`read_control_ticks`). A pipeline that has the topic as
-# an input cuts ticks of its own, as for any topic. On Kafka, a control record is a record with a
+# tell where each of the writer's ticks ends (`read_control_ticks`). A pipeline that has the topic
+# as an input cuts ticks of its own, as for any topic. On Kafka, a control record is a record with a
 # reserved header.
 
 VERSION = 1
@@ -418,7 +418,9 @@ class ControlTick:
 
 
 def control_record(rows: TickRows, watermarks: Watermarks) -> bytes:
-    """The control record of one partition for one commit. Watermarks are listed where they change."""
+    """The control record of one partition for one commit. Watermarks are listed where they
+    change.
+    """
     before = np.stack([watermarks.watermark_before, watermarks.horizon_before])
     after = np.stack([watermarks.watermark, watermarks.horizon])
     changes = [

@@ -45,8 +45,8 @@ PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us"
 
 @dataclass(frozen=True)
 class InputWatermark:
-    """One input's watermark as of a tick, and its live producers: the newest event time of each, and
-    the tick time at which each was last heard.
+    """One input's watermark as of a tick, and its live producers: the newest event time of each,
+    and the tick time at which each was last heard.
     """
 
     watermark_us: int = UNSTARTED
@@ -347,8 +347,8 @@ def write_watermarks(directory: Path, state: WatermarkState) -> str:
 
 @lru_cache(maxsize=4)
 def read_watermarks(directory: Path, name: str | None) -> WatermarkState:
-    """The watermarks of an id. Without an id, those of a pipeline that has not begun. Every stage of
-    a batch reads them, and a file never changes.
+    """The watermarks of an id. Without an id, those of a pipeline that has not begun. Every stage
+    of a batch reads them, and a file never changes.
     """
     if name is None:
         return WatermarkState()
@@ -386,8 +386,8 @@ def sweep_watermarks(
 
 
 def write_part(job: JobFiles, name: str, number: int, rows: pa.Table) -> None:
-    """Write the newest event times that a read task found. A second attempt of the task replaces the
-    file with the same content.
+    """Write the newest event times that a read task found. A second attempt of the task replaces
+    the file with the same content.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
@@ -425,8 +425,8 @@ class Ticks(Protocol):
 
 
 class EventTimes:
-    """Checks event times in one task. `usable` filters each batch; `finish` writes the report of the
-    newest times and the dead letters.
+    """Checks event times in one task. `usable` filters each batch; `finish` writes the report of
+    the newest times and the dead letters.
     """
 
     def __init__(self, spec: WatermarkSpec, ticks: Ticks, number: int, job: JobFiles) -> None:

@@ -1,5 +1,5 @@
-"""The daemon from which Spark forks its Python workers (`spark.python.daemon.module`): PySpark's own,
-with all that tasks need imported first.
+"""The daemon from which Spark forks its Python workers (`spark.python.daemon.module`): PySpark's
+own, with all that tasks need imported first.
 
 A worker that PySpark's daemon forks imports Arrow, numpy, pandas and Headrace again, for about
 a second. And after every task it runs `gc.collect()` over all that is loaded, which in small

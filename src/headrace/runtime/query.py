@@ -2,8 +2,8 @@
 in the ledger.
 
 A pipeline has one query. Outputs that are added later form another one until it has caught up; the
-runner then merges the two. `Query.compute` is one batch: choose the ticks, run the job; `Query.commit`
-makes it visible.
+runner then merges the two. `Query.compute` is one batch: choose the ticks, run the job;
+`Query.commit` makes it visible.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class RunContext:
     state_bytes: int = 0
     """About how large the state of all steps is."""
     looked_us: dict[int, int] = field(default_factory=dict)
-    """Tick that is not yet committed -> when the runner had last looked for rows before it cut it."""
+    """Tick that is not yet committed -> when the runner had last looked for rows before it cut
+    it.
+    """
 
     @property
     def watermark_directory(self) -> Path:
@@ -172,7 +174,9 @@ class Query:
 
     @property
     def entry(self) -> LedgerEntry:
-        """The newest ledger entry; before the first batch, one at the first tick of the pipeline."""
+        """The newest ledger entry; before the first batch, one at the first tick of the
+        pipeline.
+        """
         first = self.run.journal.first
         return self.run.ledger.last(self.name) or LedgerEntry(
             0, self.name, first.number if first else 0
@@ -223,8 +227,8 @@ class Query:
     # A batch
 
     def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
-        """Compute and commit one batch of ticks up to `up_to`, if there are any that the ledger does
-        not have. Returns whether there were.
+        """Compute and commit one batch of ticks up to `up_to`, if there are any that the ledger
+        does not have. Returns whether there were.
         """
         batch = self.compute(up_to, max_ticks)
         if batch is None:
@@ -592,7 +596,9 @@ def _add_counts(before: Mapping[str, int], batch: Mapping[str, int]) -> dict[str
 
 
 def sub_plan(plan: PipelinePlan, outputs: Mapping[str, object] | Sequence[str]) -> PipelinePlan:
-    """A pipeline's plan with some of its outputs. All inputs stay, so that rows keep their order."""
+    """A pipeline's plan with some of its outputs. All inputs stay, so that rows keep their
+    order.
+    """
     names = set(outputs)
     return PipelinePlan(
         name=plan.name,

@@ -339,7 +339,7 @@ def remember_shards(log: Log, pipeline: str, shards: int | None) -> None:
     if shards is not None and not 1 <= shards <= KEY_GROUPS:
         raise ConfigurationError(
             f"{shards} cannot be a number of shards.",
-            fix=f"choose one from 1 to {KEY_GROUPS}: there are {KEY_GROUPS} key groups to share out.",
+            fix=f"choose one from 1 to {KEY_GROUPS}, which is how many key groups there are.",
         )
     # Not the runner's own transaction id, which would fence the runner.
     with log.transaction(f"rescale.{pipeline}") as tx:

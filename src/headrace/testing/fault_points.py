@@ -1,9 +1,9 @@
-"""The points at which a pipeline can be killed: a function of the engine, and whether just before or
-just after it.
+"""The points at which a pipeline can be killed: a function of the engine, and whether just before
+or just after it.
 
-`PipelineTest.step(dies=…)` raises `Died` there; our own tests also kill whole processes, which import
-this module before anything else: it imports nothing of the engine. A point whose function no longer
-exists is an error, so no test runs without its fault.
+`PipelineTest.step(dies=…)` raises `Died` there; our own tests also kill whole processes, which
+import this module before anything else: it imports nothing of the engine. A point whose function no
+longer exists is an error, so no test runs without its fault.
 """
 
 from __future__ import annotations

@@ -121,7 +121,9 @@ class PipelineTest:
                 producer.append(rows)
 
     def cut(self, *, forced: bool = False) -> int:
-        """Cut a tick of the rows that were fed since the last one. Returns how many ticks were cut."""
+        """Cut a tick of the rows that were fed since the last one. Returns how many ticks were
+        cut.
+        """
         return self.runner.cut(forced=forced)
 
     def pass_time(self, duration: str | timedelta) -> None:

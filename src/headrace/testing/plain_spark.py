@@ -1,11 +1,12 @@
-"""Spark without Spark: the part of its API that a pipeline needs, in this process and without a JVM.
+"""Spark without Spark: the part of its API that a pipeline needs, in this process and without a
+JVM.
 
-`PipelineTest` runs on it unless it is given a session, and so do property tests, which need hundreds
-of runs. Tasks run one after the other in random order; some are tried again, run twice, or run long
-after their job has ended. The runner, the job builder and everything inside a task are the real
-ones, and every attempt of a task has its own copy of its function, as in Spark. Of Spark SQL there
-is only what the job builder itself uses, and expressions that Python computes as Spark does; others
-are refused unless `sql` says what they give.
+`PipelineTest` runs on it unless it is given a session, and so do property tests, which need
+hundreds of runs. Tasks run one after the other in random order; some are tried again, run twice, or
+run long after their job has ended. The runner, the job builder and everything inside a task are the
+real ones, and every attempt of a task has its own copy of its function, as in Spark. Of Spark SQL
+there is only what the job builder itself uses, and expressions that Python computes as Spark does;
+others are refused unless `sql` says what they give.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Fault(Exception):
 
 @dataclass
 class PlainSpark:
-    """The session. `chance` decides the order of tasks and of their input. A task that raises `Fault`
-    is tried again; some that succeeded are run again, at once or later.
+    """The session. `chance` decides the order of tasks and of their input. A task that raises
+    `Fault` is tried again; some that succeeded are run again, at once or later.
     """
 
     cores: int = 2

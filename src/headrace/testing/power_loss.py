@@ -1,5 +1,5 @@
-"""Simulated power loss: a disk that records every change of a workload, and what may be left of them
-after a power cut. Also disks that are slow or full.
+"""Simulated power loss: a disk that records every change of a workload, and what may be left of
+them after a power cut. Also disks that are slow or full.
 
 For tests of the embedded log, this project's own and yours:
 
@@ -112,8 +112,8 @@ class _FullFile(DiskFile):
 
 
 class FullDisk(Disk):
-    """A disk with room for `room_bytes` more bytes: a write that does not fit is done in part, as on
-    a real one.
+    """A disk with room for `room_bytes` more bytes: a write that does not fit is done in part, as
+    on a real one.
     """
 
     file_type = _FullFile
@@ -197,14 +197,14 @@ class Trace:
         return [note for index, note in self.marks if index <= after]
 
     def cut_power(self, after: int, into: Path, *, mode: str, chance: Random) -> None:
-        """Write to a new directory what may be left if power is lost after the first `after` changes.
+        """Write to a new directory what may be left if power is lost after the first `after`
+        changes.
 
         Args:
             after: The number of changes before the power cut.
             into: The new directory.
             mode: What becomes of changes that were not synced; one of `MODES`.
             chance: Decides wherever there is a choice.
-
         """
         _DiskImage(self, mode, chance).build(after).save(into)
 

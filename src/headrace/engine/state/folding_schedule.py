@@ -87,7 +87,9 @@ class FoldingSchedule:
         self.sizes[group] = (size, 0, 0, size, 0, 0)
 
     def add_delta(self, group: int, size: int, *, growth: int = 0) -> None:
-        """A delta of `size` bytes is added to a group's chain; the state grows by `growth` bytes."""
+        """A delta of `size` bytes is added to a group's chain; the state grows by `growth`
+        bytes.
+        """
         self.sizes[group] += (0, size, 1, growth, size, 1)
 
     def add_deltas(self, groups: Sizes, written: Sizes, growth: Sizes, is_first: Sizes) -> None:

@@ -122,8 +122,8 @@ Groups = Sequence[int]
 
 
 class LocalStore:
-    """The store of one shard of one stage, or of a whole job. The first byte of a key is the number of the step, the
-    second the key group. `open` opens it, `close` releases it.
+    """The store of one shard of one stage, or of a whole job. The first byte of a key is the number
+    of the step, the second the key group. `open` opens it, `close` releases it.
     """
 
     def __init__(self, directory: Path, groups: Groups, env: Any) -> None:

@@ -98,7 +98,9 @@ class Sweeper:
     def _sweep_step(
         self, files: StateFiles, entries: Sequence[StateIds], limit_s: float, shared: set[str]
     ) -> Iterator[None]:
-        """Sweep a step's own files. What it reaches of the files of several steps goes to `shared`."""
+        """Sweep a step's own files. What it reaches of the files of several steps goes to
+        `shared`.
+        """
         reachable = set()
         for name in files.reach(entries):
             if name.startswith(SHARED):

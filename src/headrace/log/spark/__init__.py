@@ -3,7 +3,8 @@ backend. The only part of the log that depends on Spark.
 
 In the order in which data flows:
 
-- `session`: `hr.spark()`, a Spark session set up for topics. `settings` are its settings, `launcher`
+- `session`: `hr.spark()`, a Spark session set up for topics. `settings` are its settings,
+  `launcher`
   and `jvm` start its JVM, `class_archive` makes that faster.
 - `source`: the data source class, which returns readers and writers.
 - `options`: the options of reads and writes, checked; logs opened once per worker process.

@@ -1,6 +1,6 @@
-"""A class-data archive for Spark's JVM: the classes that Spark loads when it starts and runs a first
-job, parsed and verified once, and mapped into memory from then on. It halves the processor time of
-a start.
+"""A class-data archive for Spark's JVM: the classes that Spark loads when it starts and runs a
+first job, parsed and verified once, and mapped into memory from then on. It halves the processor
+time of a start.
 
 The archive is in the user's cache directory (`$XDG_CACHE_HOME/headrace` or `~/.cache/headrace`),
 named after Spark, Java, and a fingerprint of both installations; any change of them makes another
@@ -8,7 +8,8 @@ one. It is never in the way. Without an archive, with an unwritable directory or
 file, the JVM starts as if this module did not exist, and says nothing:
 
 - the file's size is part of its name: a truncated file, which would crash the JVM, is not used
-- the JVM verifies checksums (`VerifySharedSpaces`) and the class path, and ignores what does not fit
+- the JVM verifies checksums (`VerifySharedSpaces`) and the class path, and ignores what does not
+  fit
 - a file appears under its name complete and synced, or not at all
 
 `make_later` starts a process that makes a missing archive, at idle priority and detached: it runs

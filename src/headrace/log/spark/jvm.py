@@ -2,8 +2,9 @@
 
 PySpark starts the JVM through `bin/spark-submit`, which starts another JVM first, only to print the
 command. Here the same command is built in Python (`usual_command`), and run before PySpark is even
-imported (`launcher`); PySpark is then given the port of the running JVM, as by `spark-submit`. It has all that PySpark's own launch has: it ignores Ctrl-C, it ends with this
-process, and spark-defaults.conf, extra jars, memory and Java options apply. Without PySpark's
+imported (`launcher`); PySpark is then given the port of the running JVM, as by `spark-submit`. It
+has all that PySpark's own launch has: it ignores Ctrl-C, it ends with this process, and
+spark-defaults.conf, extra jars, memory and Java options apply. Without PySpark's
 `--add-modules=jdk.incubator.vector`, which only MLlib uses, the JVM prints no warning about it.
 
 Whatever is unusual (a spark-env.sh, Hadoop's directories, YARN, Windows …) is left to PySpark:
