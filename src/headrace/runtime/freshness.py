@@ -39,13 +39,14 @@ class Freshness:
     def record(
         self, before: Tick, ticks: Sequence[Tick], since_us: Mapping[int, int], visible_us: int
     ) -> None:
-        """The ticks after `before` became visible at `visible_us`. `since_us` has, for some ticks,
-        when the runner had last looked for rows before it cut them.
+        """The ticks after `before` became visible at `visible_us`. `since_us` has, for ticks of
+        this run, when the runner had last looked for rows before it cut them. The rows of other
+        ticks are a backlog: they waited for a run, not for a batch.
         """
         for previous, tick in pairwise([before, *ticks]):
             rows = rows_between(previous.ends, tick.ends)
-            if rows:
-                first_us = max(previous.time_us, since_us.get(tick.number, previous.time_us))
+            if rows and tick.number in since_us:
+                first_us = max(previous.time_us, since_us[tick.number])
                 self._samples.append(
                     _Sample(
                         youngest_us=max(0, visible_us - tick.time_us),

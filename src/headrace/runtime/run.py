@@ -26,6 +26,7 @@ from headrace.log.values import Duration
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.run_status import Status
+from headrace.runtime.batch_size import BatchWidth
 from headrace.runtime.failures import SparkLost
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query_assignment import check_fits, known_names
@@ -115,6 +116,7 @@ def run(
     """
     from headrace.log.spark.session import check_start
 
+    BatchWidth(width)  # refuses what is none, before Spark is started
     stop = stop or Event()
     with (
         open_log(address_of(pipeline, log)) as opened,
