@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.engine import shard, ticks
+from headrace.engine import shard, ticks, whole_job
 from headrace.runtime import query
 from headrace.testing.pipelines import PipelineTest
 
@@ -78,6 +78,17 @@ def test_state_that_is_large_is_not_copied_into_the_store_of_one_task(
             feed(test)
             test.settle()
         assert sum(row["n"] for row in test.view("longest")) == 2 * ROWS
-        assert not (test.state / "local" / "main" / "whole").exists()
+        assert not (test.state / "local" / "main" / whole_job.STORE).exists()
         stores = (test.state / "local").glob("**/data.mdb")
         assert {path.parent.name for path in stores} == {"0-of-3", "1-of-3", "2-of-3"}
+
+
+def test_a_job_in_one_task_that_writes_too_much_runs_wide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_job, "MAX_RESULT_BYTES", 10)
+    with PipelineTest(documents(), tmp_path, width="one") as test:
+        feed(test)
+        test.settle()
+        assert test.runner.leading.width.last == "wide"
+        assert sum(row["n"] for row in test.view("longest")) == ROWS

@@ -22,12 +22,14 @@ from headrace.columnar.keys import KEY_GROUPS
 from headrace.engine.context import BatchContext, StageSpec
 from headrace.engine.job_graph import JobNode, MapNode, nodes, run_whole
 from headrace.engine.reports import JobMemory, write_report
-from headrace.engine.shard import ShardFunction, state_report
+from headrace.engine.shard import ShardFunction, ShardTooLarge, state_report
 from headrace.engine.state.task_state import open_task_state, share_state
 from headrace.engine.worker_daemon import settle_worker
 
-STORE = "whole"
-"""The local store of a whole job, beside those of the stages."""
+STORE = "+whole"
+"""The local store of a whole job, beside those of the stages. No step has such a name."""
+MAX_RESULT_BYTES = 256 << 20
+"""More than that is not sent to the driver: the batch runs wide instead, and leaves files."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,14 @@ class WholeJob:
                 report = state_report(state, stages)
                 report["counts"] = report.pop("key_counts")
                 write_report(files, "state", report)
-        return files.to_bytes()
+        contents = files.to_bytes()
+        size = sum(map(len, contents.values()))
+        if size > MAX_RESULT_BYTES:
+            raise ShardTooLarge(
+                f"A job in one task has written {size:,} bytes.",
+                fix="nothing: the batch is computed over many tasks.",
+            )
+        return contents
 
     def stages(self) -> list[StageSpec]:
         """The stages of the job."""

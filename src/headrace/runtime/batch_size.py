@@ -102,8 +102,8 @@ class CostModel:
 def _first_guess(width: Width, shuffles: int) -> CostModel:
     """The cost of a batch before anything is known about this pipeline and this machine."""
     if width == "one":
-        return CostModel(fixed_s=0.1 + 0.015 * shuffles, row_s=4e-6)
-    return CostModel(fixed_s=0.2 + 0.1 * shuffles, row_s=3e-6)
+        return CostModel(fixed_s=0.1 + 0.015 * shuffles, row_s=2e-6)
+    return CostModel(fixed_s=0.2 + 0.1 * shuffles, row_s=1e-6)
 
 
 class BatchWidth:
@@ -122,6 +122,7 @@ class BatchWidth:
         self.row_bytes: float | None = None
         """About how many bytes a row of the last batch had; None before the first."""
         self.shuffles = 1
+        self._avoids_one = False
         self._costs = {width: _first_guess(width, 1) for width in _WIDTH_OF.values()}
         self.pin(pinned)
 
@@ -132,14 +133,14 @@ class BatchWidth:
 
     def _cost_s(self, width: Width, rows: int) -> float:
         """What a batch would cost. As long as a width was not tried, it is taken to be as much
-        slower than guessed as the other one was.
+        slower than guessed as the other one was, for any batch and for each row.
         """
-        other: Width = "one" if width == "wide" else "wide"
-        cost_s = self._costs[width].seconds(rows)
-        if not self._costs[width].is_learned and self._costs[other].is_learned:
-            guess_s = _first_guess(other, self.shuffles).seconds(rows)
-            cost_s *= self._costs[other].seconds(rows) / guess_s
-        return cost_s
+        cost, other = self._costs[width], self._costs["one" if width == "wide" else "wide"]
+        if cost.is_learned or not other.is_learned:
+            return cost.seconds(rows)
+        guess = _first_guess("one" if width == "wide" else "wide", self.shuffles)
+        fixed_s = cost.fixed_s * other.fixed_s / guess.fixed_s
+        return fixed_s + rows * cost.row_s * other.row_s / guess.row_s
 
     def pin(self, width: str) -> None:
         """Choose the width of all further batches; "auto" leaves it open again."""
@@ -149,10 +150,20 @@ class BatchWidth:
             )
         self.pinned = None if width == "auto" else _WIDTH_OF[width]
 
+    def avoid(self, width: Width) -> None:
+        """A batch failed: if it ran in one task, the next attempt runs wide, which needs less
+        memory.
+        """
+        self._avoids_one = width == "one"
+
     def choose(self, rows: int, *, sql_steps: Sequence[str] = ()) -> Width:
         """The width for a batch of so many rows. Spark SQL cannot run within one task."""
         if sql_steps:
             self.reason = f"Spark SQL computes {', '.join(sql_steps)}"
+            return "wide"
+        if self._avoids_one and self.pinned != "one":
+            self._avoids_one = False
+            self.reason = "the last attempt, in one task, failed"
             return "wide"
         if self.pinned is not None:
             self.reason = "the run was started so"

@@ -270,9 +270,11 @@ class Query:
         rows = rows_between(before.ends, ticks[-1].ends)
         width, shards = self._choose_width(rows), None
         while (batch := self._try_batch(entry, before, ticks, width, shards)) is None:
-            if self._too_large:
+            if self._too_large and width == "one":
+                width = "wide"
+            elif self._too_large:
                 # A shard had more than fits: with more shards, each has less.
-                width, shards = "wide", min(KEY_GROUPS, 4 * (shards or self.run.shards))
+                shards = min(KEY_GROUPS, 4 * (shards or self.run.shards))
             else:
                 # Some values need Spark: in this run, they are computed by Spark from now on.
                 self._optimistic = False
@@ -356,6 +358,7 @@ class Query:
         except Exception as error:
             self._too_large = failure_reason(error).startswith(ShardTooLarge.__name__)
             if not self._too_large or context.shards >= KEY_GROUPS:
+                self.width.avoid(width)
                 raise
             return None
         finally:
