@@ -64,14 +64,19 @@ NEEDS = {
 
 SIMULATIONS = (
     "tests/crash/*.py",
-    "tests/e2e/test_*_properties.py",
-    "tests/e2e/test_*_mutants.py",
-    "tests/e2e/test_join_chains.py",
-    "tests/e2e/test_lost_state.py",
-    "tests/e2e/test_two_runners.py",
+    "tests/demo/*.py",
+    "tests/docs/test_pages.py",
+    "tests/e2e/*.py",
+    "tests/engine/state/test_folding_schedule.py",
+    "tests/events/test_excision*.py",
+    "tests/gateways/test_overload.py",
+    "tests/golden/*.py",
+    "tests/log/file/test_damage.py",
+    "tests/log/file/test_full_disk.py",
+    "tests/test_readme.py",
 )
-"""Files whose tests take a whole log or pipeline through many faults: `make test-fast` leaves them
-out too.
+"""Files whose tests take a whole log or pipeline from end to end or through many faults:
+`make test-fast` leaves them out too.
 """
 COST = {"spark": 5, "kafka": 1, "server": 1, "browser": 2, "process": 2}
 """Roughly how many seconds a test takes that needs one of these."""
