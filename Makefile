@@ -39,7 +39,7 @@ test: lint
 	@$(PYTHON_IN_VENV) -m pytest -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	@HEADRACE_TESTS=fast $(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process and not simulation" $(PYTEST_ARGS)
+	@HEADRACE_TESTS=fast $(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process and not simulation" -n 4 --dist worksteal
 
 test-all: lint
 	@HEADRACE_TESTS=full $(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)
