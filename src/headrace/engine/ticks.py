@@ -257,7 +257,7 @@ def next_ticks(
     *,
     max_rows: int = MAX_ROWS_A_TICK,
     forced: bool = False,
-    likely_row_bytes: float = MAX_BYTES_A_TICK,
+    likely_row_bytes: float | None = None,
 ) -> list[Tick]:
     """The ticks that are due after `last`: none if no row is new (unless `forced`), one, or several
     of at most `max_rows` rows if there is a backlog; of fewer, if rows are large. They are only
@@ -281,7 +281,8 @@ def next_ticks(
     rows = rows_between(last.ends, newest.ends)
     if not rows:
         return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
-    if rows >= _FEW_ROWS and rows * likely_row_bytes > MAX_BYTES_A_TICK / 4:
+    is_small = likely_row_bytes is not None and rows * likely_row_bytes <= MAX_BYTES_A_TICK / 4
+    if rows >= _FEW_ROWS and not is_small:
         row_bytes = sample_row_bytes(log, last.ends, newest.ends)
         max_rows = min(max_rows, max(_FEW_ROWS, int(MAX_BYTES_A_TICK / row_bytes)))
     if rows <= max_rows:

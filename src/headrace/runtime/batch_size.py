@@ -57,8 +57,7 @@ def limit_rows(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[T
 
 
 Width = Literal["one", "wide"]
-_WIDTH_OF: dict[str, Width] = {"one": "one", "wide": "wide"}
-WIDTHS = ("auto", *_WIDTH_OF)
+_OTHER: dict[Width, Width] = {"one": "wide", "wide": "one"}
 MAX_ROWS_IN_ONE_TASK = 500_000
 MAX_BYTES_IN_ONE_TASK = 128 << 20
 _USUAL_ROW_BYTES = 200.0
@@ -123,32 +122,33 @@ class BatchWidth:
         """About how many bytes a row of the last batch had; None before the first."""
         self.shuffles = 1
         self._avoids_one = False
-        self._costs = {width: _first_guess(width, 1) for width in _WIDTH_OF.values()}
+        self._costs = {width: _first_guess(width, 1) for width in _OTHER}
         self.pin(pinned)
 
     def expect(self, shuffles: int) -> None:
         """Expect jobs with so many shuffles."""
         self.shuffles = shuffles
-        self._costs = {width: _first_guess(width, shuffles) for width in _WIDTH_OF.values()}
+        self._costs = {width: _first_guess(width, shuffles) for width in _OTHER}
 
     def _cost_s(self, width: Width, rows: int) -> float:
         """What a batch would cost. As long as a width was not tried, it is taken to be as much
         slower than guessed as the other one was, for any batch and for each row.
         """
-        cost, other = self._costs[width], self._costs["one" if width == "wide" else "wide"]
+        cost, other = self._costs[width], self._costs[_OTHER[width]]
         if cost.is_learned or not other.is_learned:
             return cost.seconds(rows)
-        guess = _first_guess("one" if width == "wide" else "wide", self.shuffles)
+        guess = _first_guess(_OTHER[width], self.shuffles)
         fixed_s = cost.fixed_s * other.fixed_s / guess.fixed_s
         return fixed_s + rows * cost.row_s * other.row_s / guess.row_s
 
     def pin(self, width: str) -> None:
         """Choose the width of all further batches; "auto" leaves it open again."""
-        if width not in WIDTHS:
+        pinned: dict[str, Width | None] = {"auto": None, "one": "one", "wide": "wide"}
+        if width not in pinned:
             raise ConfigurationError(
-                f"The width of a batch is {width!r}.", fix=f"use one of {', '.join(WIDTHS)}."
+                f"The width of a batch is {width!r}.", fix=f"use one of {', '.join(pinned)}."
             )
-        self.pinned = None if width == "auto" else _WIDTH_OF[width]
+        self.pinned = pinned[width]
 
     def avoid(self, width: Width) -> None:
         """A batch failed: if it ran in one task, the next attempt runs wide, which needs less
@@ -172,8 +172,8 @@ class BatchWidth:
         if rows > MAX_ROWS_IN_ONE_TASK or size > MAX_BYTES_IN_ONE_TASK:
             self.reason = f"{rows:,} rows are too many for one task"
             return "wide"
-        other: Width = "one" if self.last == "wide" else "wide"
-        cost_s = {width: self._cost_s(width, rows) for width in _WIDTH_OF.values()}
+        other = _OTHER[self.last]
+        cost_s = {width: self._cost_s(width, rows) for width in _OTHER}
         chosen = other if cost_s[other] < _SWITCH_RATIO * cost_s[self.last] else self.last
         self.reason = (
             f"{rows:,} rows take about {cost_s['one']:.2f} s in one task,"

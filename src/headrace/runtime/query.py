@@ -165,7 +165,6 @@ class Query:
         self._size = BatchSize(run.batch_target_s)
         self._optimistic = True
         self._has_whole_store = False
-        self._too_large = False  # whether a shard was, in the last attempt
         self._known_sql_steps: dict[bool, list[str]] = {}  # by whether it is optimistic
 
     @property
@@ -268,17 +267,25 @@ class Query:
             return None
         started_s = time.monotonic()
         rows = rows_between(before.ends, ticks[-1].ends)
-        width, shards = self._choose_width(rows), None
-        while (batch := self._try_batch(entry, before, ticks, width, shards)) is None:
-            if self._too_large and width == "one":
-                width = "wide"
-            elif self._too_large:
-                # A shard had more than fits: with more shards, each has less.
-                shards = min(KEY_GROUPS, 4 * (shards or self.run.shards))
+        width, shards = self._choose_width(rows), self.run.shards
+        batch: ComputedBatch | None = None
+        while batch is None:
+            try:
+                batch = self._try_batch(entry, before, ticks, width, shards)
+            except Exception as error:
+                is_too_large = failure_reason(error).startswith(ShardTooLarge.__name__)
+                if is_too_large and width == "one":
+                    width = "wide"
+                elif is_too_large and shards < KEY_GROUPS:
+                    shards = min(KEY_GROUPS, 4 * shards)  # each has less
+                else:
+                    self.width.avoid(width)
+                    raise
             else:
-                # Some values need Spark: in this run, they are computed by Spark from now on.
-                self._optimistic = False
-                width = self._choose_width(rows)
+                if batch is None:
+                    # Some values need Spark: from now on, it computes them in this run.
+                    self._optimistic = False
+                    width = self._choose_width(rows)
         if batch.result.read_rows:
             self.width.row_bytes = batch.result.read_bytes / batch.result.read_rows
         batch.rows = rows
@@ -299,7 +306,7 @@ class Query:
         if self._optimistic not in self._known_sql_steps:
             tick = self.run.journal.at(self.entry.tick)
             assert tick is not None
-            context = self._batch_context(self.entry, tick, [tick], "one")
+            context = self._batch_context(self.entry, tick, [tick], "wide", self.run.shards)
             builder = JobBuilder(
                 self.plan, context, tick, [tick], cores=1, optimistic=self._optimistic
             )
@@ -314,15 +321,12 @@ class Query:
         before: Tick,
         ticks: Sequence[Tick],
         width: Width,
-        shards: int | None = None,
+        shards: int,
     ) -> ComputedBatch | None:
-        """Run the job, read its reports, and compute the watermarks. None if it must be tried in
-        another way: the job was optimistic and some values need Spark, or a shard was too large.
+        """Run the job, read its reports, and compute the watermarks. None if the job was optimistic
+        and some values need Spark. `shards` are those of a wide job.
         """
-        self._too_large = False
-        context = self._batch_context(entry, before, ticks, width)
-        if shards is not None:
-            context = replace(context, shards=shards)
+        context = self._batch_context(entry, before, ticks, width, shards)
         builder = JobBuilder(
             self.plan,
             context,
@@ -355,12 +359,6 @@ class Query:
             if state.inputs:
                 watermark_id = write_watermarks(context.watermark_directory, state)
             is_computed = True
-        except Exception as error:
-            self._too_large = failure_reason(error).startswith(ShardTooLarge.__name__)
-            if not self._too_large or context.shards >= KEY_GROUPS:
-                self.width.avoid(width)
-                raise
-            return None
         finally:
             if not is_computed:
                 self._remove_files(context, files)
@@ -423,12 +421,18 @@ class Query:
             self.run.looked_us.pop(tick.number, None)
 
     def _batch_context(
-        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width
+        self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick], width: Width, shards: int
     ) -> BatchContext:
+        """What the tasks of a batch need to know. `shards` are those of a wide job. One task has a
+        local store of its own for all steps, which is filled from the state files when it is first
+        used; if the state is large, it uses the stores of the shards instead.
+        """
         job = new_id()
         files: JobFiles = JobMemory()
         if width == "wide":
             files = JobDirectory(self.run.state / "jobs" / job)
+        limit = MAX_BYTES_OF_WHOLE_STORE * (2 if self._has_whole_store else 1)
+        self._has_whole_store = width == "one" and self.run.state_bytes <= limit
         watermarks = WatermarkInputs(
             specs=tuple(watermark_spec(step) for step in self.plan.inputs),
             id=entry.watermarks,
@@ -442,22 +446,13 @@ class Query:
             state=self.run.state,
             local=self.run.local / self.name,
             job=job,
-            shards=self._shards(width),
+            shards=1 if self._has_whole_store else shards,
             after=entry.tick,
             up_to=ticks[-1].number,
             ids={step: dict(ids) for step, ids in self.own(entry).states.items()},
             files=files,
             watermarks=watermarks,
         )
-
-    def _shards(self, width: Width) -> int:
-        """How many shards a batch has. One task has a local store of its own for all steps, which
-        is filled from the state files when it is first used; if the state is large, it uses the
-        stores of the shards instead.
-        """
-        limit = MAX_BYTES_OF_WHOLE_STORE * (2 if self._has_whole_store else 1)
-        self._has_whole_store = width == "one" and self.run.state_bytes <= limit
-        return 1 if self._has_whole_store else self.run.shards
 
     def _steps_to_combine(self) -> set[str]:
         """Steps that had many rows per key in the last batch, and are worth combining before the

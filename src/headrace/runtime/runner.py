@@ -249,7 +249,7 @@ class Runner:
             now_us,
             max_rows=max_rows,
             forced=forced or is_due,
-            **self._likely_row_bytes(),
+            likely_row_bytes=self.leading.width.row_bytes,
         )
         if ticks:
             self._inputs.check(
@@ -262,10 +262,6 @@ class Runner:
                 self.context.looked_us[tick.number] = self._looked_us
         self._looked_us = now_us
         return len(ticks)
-
-    def _likely_row_bytes(self) -> dict[str, float]:
-        row_bytes = self.leading.width.row_bytes
-        return {} if row_bytes is None else {"likely_row_bytes": row_bytes}
 
     # Batches
 
