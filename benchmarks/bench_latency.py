@@ -94,22 +94,22 @@ def _latencies(
     return [(seen[at][1] - when) * 1000 for at, when in found if at < len(seen)]
 
 
-def spark_batches(root: Path, spark: SparkSession) -> list[float]:
-    """Milliseconds of each micro-batch of a plain query over the same feed."""
+def spark_batches(root: Path, spark: SparkSession, *, python_operator: bool = False) -> list[float]:
+    """Milliseconds of each micro-batch of a plain query over the same feed, from the source to
+    nowhere; on request, through a Python operator that does nothing.
+    """
+    root.mkdir(parents=True, exist_ok=True)
     log = hr.open_log(f"file:{root / 'spark-log'}")
     log.create_topic("rows", "k BIGINT, number BIGINT", key="k", partitions=2)
     stop = threading.Event()
     feed = Feed(log, stop)
     feed.start()
-    source = (
-        spark.readStream.format("headrace")
-        .option("log", log.address)
-        .option("topic", "rows")
-        .option("columns", "k,number")
-        .load()
-    )
+    source = spark.readStream.format("headrace").option("log", log.address)
+    rows = source.option("topic", "rows").option("columns", "k,number").load()
+    if python_operator:
+        rows = rows.mapInArrow(lambda batches: batches, "k BIGINT, number BIGINT")
     query = (
-        source.writeStream.format("noop")
+        rows.writeStream.format("noop")
         .option("checkpointLocation", str(root / "checkpoint"))
         .start()
     )

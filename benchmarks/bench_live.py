@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import headrace as hr
 from benchmarks.bench_demo import ShopRun, seconds_to_move
 from benchmarks.bench_joins import joined_streams, sides
-from benchmarks.bench_latency import Feed, our_latencies
+from benchmarks.bench_latency import our_latencies, spark_batches
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import (
     Run,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 SHOP_ROWS_A_SECOND, SHOP_BATCHES, SHOP_WARM_UP = 800, 30, 8
 ROWS, ROWS_A_TICK, KEYS = 1_000_000, 50_000, 100_000
 IDLE_SECONDS = 30.0
-SPARK_SECONDS, SPARK_WARM_UP_SECONDS = 15.0, 10.0
 BARE_START = """
 import sys, time
 from pyspark.sql import SparkSession
@@ -108,7 +106,7 @@ def bare_job(spark: SparkSession) -> float:
 
 
 def visible(root: Path, spark: SparkSession) -> Iterator[Result]:
-    theirs_ms = statistics.median(spark_batches(root, spark))
+    theirs_ms = statistics.median(spark_batches(root, spark, python_operator=True))
     ours_ms = our_latencies(root, spark)
     p50_ms, p99_ms = statistics.median(ours_ms), float(np.percentile(ours_ms, 99))
     note(f"live: visible after {p50_ms:.0f} ms, p99 {p99_ms:.0f} ms; Spark {theirs_ms:.0f} ms")
@@ -130,35 +128,6 @@ def visible(root: Path, spark: SparkSession) -> Iterator[Result]:
         limit=2.0,
         params={"p99_ms": p99_ms},
     )
-
-
-def spark_batches(root: Path, spark: SparkSession) -> list[float]:
-    """Milliseconds of each micro-batch of a Spark query with a Python operator that does
-    nothing.
-    """
-    root.mkdir(parents=True)
-    log = hr.open_log(f"file:{root / 'spark-log'}")
-    log.create_topic("rows", "k BIGINT, number BIGINT", key="k", partitions=2)
-    stop = threading.Event()
-    feed = Feed(log, stop)
-    feed.start()
-    source = spark.readStream.format("headrace").option("log", log.address)
-    rows = source.option("topic", "rows").option("columns", "k,number").load()
-    query = (
-        rows.mapInArrow(lambda batches: batches, "k BIGINT, number BIGINT")
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(root / "checkpoint"))
-        .start()
-    )
-    time.sleep(SPARK_WARM_UP_SECONDS)
-    first = query.lastProgress.batchId if query.lastProgress else 0
-    time.sleep(SPARK_SECONDS)
-    progress = [each for each in query.recentProgress if each.batchId > first and each.numInputRows]
-    query.stop()
-    stop.set()
-    feed.join()
-    log.close()
-    return [float(each.durationMs["triggerExecution"]) for each in progress]
 
 
 # Small ticks beside one large one

@@ -39,6 +39,17 @@ class JobNode:
 
 
 @dataclass(eq=False)
+class OneInputNode(JobNode):
+    """Rows that are made of those of one other node."""
+
+    input: JobNode
+
+    @property
+    def inputs(self) -> tuple[JobNode, ...]:
+        return (self.input,)
+
+
+@dataclass(eq=False)
 class RangesNode(JobNode):
     """The numbers of the topic ranges that a reader reads, for some tasks: `id` from 0 on."""
 
@@ -47,17 +58,12 @@ class RangesNode(JobNode):
 
 
 @dataclass(eq=False)
-class MapNode(JobNode):
+class MapNode(OneInputNode):
     """The rows that a function makes of the rows of its input, task by task."""
 
-    input: JobNode
     function: TaskFunction
     schema: str
     """The rows' columns, as Spark writes them."""
-
-    @property
-    def inputs(self) -> tuple[JobNode, ...]:
-        return (self.input,)
 
 
 @dataclass(eq=False)
@@ -72,15 +78,10 @@ class UnionNode(JobNode):
 
 
 @dataclass(eq=False)
-class ShuffleNode(JobNode):
+class ShuffleNode(OneInputNode):
     """Packed rows, brought to the shard of their label. Every shard runs, also one without rows."""
 
-    input: JobNode
     shards: int
-
-    @property
-    def inputs(self) -> tuple[JobNode, ...]:
-        return (self.input,)
 
 
 @dataclass(eq=False)
@@ -93,20 +94,15 @@ class HeartbeatNode(JobNode):
 
 
 @dataclass(eq=False)
-class SqlNode(JobNode):
+class SqlNode(OneInputNode):
     """Rows that Spark SQL computes: the columns `select`, or the rows `where` a condition is true.
     `failed` is a condition whose rows are counted.
     """
 
-    input: JobNode
     step: str
     select: tuple[str, ...] = ()
     where: str | None = None
     failed: str | None = None
-
-    @property
-    def inputs(self) -> tuple[JobNode, ...]:
-        return (self.input,)
 
 
 def nodes(root: JobNode) -> Iterator[JobNode]:

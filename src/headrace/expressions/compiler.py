@@ -17,7 +17,7 @@ from sqlglot import exp
 from headrace.durations import to_us
 from headrace.errors import nearest
 from headrace.expressions.evaluator import Constant, Node, cast, operation
-from headrace.expressions.parser import to_sql
+from headrace.expressions.parser import COMPARISONS, to_sql
 from headrace.expressions.typed_expression import ExpressionRefused
 
 Resolve = Callable[[exp.Expr], Node | None]
@@ -30,12 +30,7 @@ _OPERATORS: dict[type[exp.Expr], str] = {
     exp.Mul: "*",
     exp.Div: "/",
     exp.Mod: "%",
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
+    **COMPARISONS,
 }
 _CASTS = {
     "DOUBLE": pa.float64(),

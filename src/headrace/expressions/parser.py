@@ -15,6 +15,16 @@ from sqlglot.tokenizer_core import TokenType
 
 from headrace.errors import BadExpression
 
+COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+"""How SQL writes the comparisons that steps and patterns have in common."""
+
 MAX_CHARACTERS = 20_000
 
 

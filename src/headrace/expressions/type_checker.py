@@ -19,6 +19,7 @@ from sqlglot import exp
 from headrace.errors import BadSchema, UnknownColumn
 from headrace.expressions import arithmetic, casts, functions, literals, type_rules
 from headrace.expressions.catalogue import NON_DETERMINISTIC
+from headrace.expressions.parser import COMPARISONS
 from headrace.expressions.type_rules import (
     BINARY,
     BOOLEAN,
@@ -50,15 +51,7 @@ _OPERATORS: dict[type[exp.Expr], Callable[[TypedExpression, TypedExpression], Ty
     **{kind: partial(arithmetic.shift, sign) for kind, sign in _SHIFTS.items()},
     exp.DPipe: lambda left, right: functions.concat("||", (left, right)),
 }
-_COMPARISONS = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.NullSafeEQ: "<=>",
-}
+_COMPARISONS = {**COMPARISONS, exp.NullSafeEQ: "<=>"}
 _OTHER_PRECEDENCE = (*_BITWISE, *_SHIFTS, exp.DPipe)
 _PREDICATES = (
     exp.Is,
