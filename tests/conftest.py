@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.java import require_java
 from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
+from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
 from tests.short_forms import examples
 
 if TYPE_CHECKING:
@@ -120,6 +122,19 @@ def kafka_broker() -> Iterator[KafkaBroker]:
         pytest.skip(f"no Kafka broker: {error}")
     yield broker
     broker.stop()
+
+
+@pytest.fixture
+def spark_cluster() -> Iterator[SparkCluster]:
+    """Two machines. Skips where there is no Java; with CI=true that is a failure."""
+    require_java()
+    try:
+        with SparkCluster(workers=2) as started:
+            yield started
+    except ClusterUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,9 @@ the ledger says, one tick a batch, until all ticks are done. Batches run in one 
 random, and the next one is computed while the one before it commits.
 
 The plan says for some ticks at which point (`headrace/testing/fault_points.py`) which process is to
-be killed: the worker or driver that passes it ("self"), or the driver while a worker passes it
-("driver"). Each is done once, however often the program is started.
+be killed: the worker or driver that passes it ("self"), or while somebody passes it the driver
+("driver"), its JVM ("jvm") or the executor of a cluster ("executor"). Each is done once, however
+often the program is started. If its JVM dies, the program starts another, as a run does.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import headrace as hr
+from headrace.log.spark.session import forget_ended
+from headrace.runtime.failures import SparkLost
 from headrace.runtime.runner import Runner
 from headrace.testing.fault_points import RUNNING_AHEAD
 from tests.crash.inject.arming import armed
+from tests.e2e.bank import bank
 from tests.e2e.joined import joined
 from tests.e2e.patterned import patterned
 from tests.e2e.searched import searched
@@ -79,6 +83,7 @@ def windows(name: str) -> hr.Pipeline:
 
 PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {
     "numbers": numbers,
+    "bank": bank,
     "windows": windows,
     "joined": joined,
     "patterned": patterned,
@@ -86,16 +91,34 @@ PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {
 }
 
 
-def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
-    spark = hr.spark(
-        "crash", master="local[2,4]", driver_memory="512m"
-    )  # a task may fail three times
+LOCAL = "local[2,4]"
+"""Two cores; a task may fail three times."""
+
+
+def run(
+    kind: str, name: str, log: str, state: Path, plan: Plan, *, master: str, width: str
+) -> None:
     with hr.open_log(log) as opened:
-        runner = Runner.start(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
-        chance = random.Random(os.getpid())
         while True:
-            runner.leading.width.pin(chance.choice(("one", "wide")))
-            point, _ = plan.get(runner.tick + 1, (None, None))
+            spark = hr.spark("crash", master=master, driver_memory="512m")
+            runner = Runner.start(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
+            try:
+                run_batches(runner, plan, width)
+            except SparkLost:
+                print("Spark has ended. Starting it again.")
+                forget_ended(spark)
+            else:
+                runner.close()
+                return
+
+
+def run_batches(runner: Runner, plan: Plan, width: str) -> None:
+    chance = random.Random(os.getpid())
+    worked = True
+    while worked:
+        runner.leading.width.pin(chance.choice(("one", "wide")) if width == "mixed" else width)
+        point, _ = plan.get(runner.tick + 1, (None, None))
+        try:
             if point is None or point in RUNNING_AHEAD:
                 arm(plan, runner.tick + 1)
                 worked = runner.step_ahead(1)
@@ -103,9 +126,9 @@ def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
                 runner.discard_ahead()
                 arm(plan, runner.tick + 1)
                 worked = runner.step(1)
-            if not worked:
-                break
-        runner.close()
+        except Exception as error:
+            runner.check_spark(error)
+            raise
 
 
 def arm(plan: Plan, tick: int) -> None:
@@ -122,6 +145,8 @@ def main() -> None:
     parser.add_argument("log")
     parser.add_argument("state", type=Path)
     parser.add_argument("plan", type=json.loads)
+    parser.add_argument("--master", default=LOCAL)
+    parser.add_argument("--width", default="mixed")
     chosen = parser.parse_args()
     os.environ["HEADRACE_DRIVER"] = str(os.getpid())
     run(
@@ -130,6 +155,8 @@ def main() -> None:
         chosen.log,
         chosen.state,
         {int(tick): tuple(each) for tick, each in chosen.plan.items()},
+        master=chosen.master,
+        width=chosen.width,
     )
 
 

@@ -5,15 +5,12 @@ totals as without, none lost, none doubled, and in the same order.
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import headrace as hr
-from headrace.log.api import Log
 from headrace.testing.fault_points import (
     IN_TASKS,
     KAFKA_IN_TASKS,
@@ -21,16 +18,15 @@ from headrace.testing.fault_points import (
     ON_THE_DRIVER,
     on_kafka,
 )
-from headrace.testing.pipelines import PipelineTest
-from headrace.testing.plain_spark import PlainSpark
-from headrace.views.reader import ViewReader
-from tests.crash.engine_child import GROUPS, Plan, numbers
+from tests.crash.engine_child import Plan
 from tests.crash.engine_kills import (
     DRIVER,
     WORKER,
-    in_order,
+    Outcome,
     in_turn,
+    prepared,
     run_through,
+    undisturbed,
 )
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -43,55 +39,6 @@ SOME_POINTS = (
     "the store was committed",
     "a topic's rows were staged",
 )
-
-
-def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None:
-    """Rows in ticks, recorded, and nothing done yet. That needs no Spark."""
-    session: Any = PlainSpark()
-    root.mkdir()
-    with hr.open_log(address) as log, PipelineTest(numbers(name), root, session, log=log) as test:
-        for tick in range(ticks):
-            first, stop = rows * tick // ticks, rows * (tick + 1) // ticks
-            test.feed(
-                f"{name}.numbers",
-                [{"n": n, "k": n * n % GROUPS, "v": n % 1000 - 300} for n in range(first, stop)],
-            )
-            assert test.cut() == 1
-
-
-class Outcome:
-    """All that came out: topics in their order, views and their changes with ticks."""
-
-    def __init__(self, log: Log, name: str, state: Path) -> None:
-        self.topics = {topic: in_order(log, f"{name}.{topic}") for topic in ("totals", "copy")}
-        with ViewReader(state / "views.db") as reader:
-            self.views = {view.name: reader.table(view.name).to_pylist() for view in reader.views()}
-            self.changes = {
-                view.name: [
-                    (tick, rows.to_pylist()) for tick, rows in reader.changes_since(view.name, 0)
-                ]
-                for view in reader.views()
-            }
-
-    def check(self, rows: int) -> None:
-        """Against plain arithmetic."""
-        copied = [row for partition in self.topics["copy"] for row in partition]
-        assert Counter(row[1] for row in copied) == Counter(range(rows))
-        assert all(v == n % 1000 - 300 for _, n, _, v in copied)
-        assert [row["n"] for row in self.views["numbers"]] == list(range(rows))
-        assert sum(row["n"] for row in self.views["totals"]) == rows
-        assert sum(row["s"] for row in self.views["totals"]) == sum(
-            n % 1000 - 300 for n in range(rows)
-        )
-
-
-def undisturbed(root: Path, address: str, name: str) -> Outcome:
-    """Without Spark: that its rows are the same is part of what is to be shown."""
-    session: Any = PlainSpark()
-    with hr.open_log(address) as log, PipelineTest(numbers(name), root, session, log=log) as test:
-        while test.step(1):
-            continue
-        return Outcome(log, name, root / "state")
 
 
 def check_killed(

@@ -14,20 +14,10 @@ from shop_demo.checks import Summary
 
 from headrace.log import open_log
 from tests.demo.conftest import lived
-from tests.java import require_java
 from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
-from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
+from tests.servers.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.kafka
-# Settings for a cluster on loopback with little memory.
-DEFAULTS = {
-    "spark.executor.memory": "512m",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.network.timeout": "600s",
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
 PATIENT = {"broker.session.timeout.ms": "120000"}
 
 
@@ -43,18 +33,6 @@ def broker() -> Iterator[KafkaBroker]:
         pytest.skip(f"no Kafka broker: {error}")
 
 
-@pytest.fixture
-def cluster() -> Iterator[SparkCluster]:
-    require_java()
-    try:
-        with SparkCluster(workers=2) as started:
-            yield started
-    except ClusterUnavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
 def test_the_shop_gives_checked_numbers_on_kafka(broker: KafkaBroker, tmp_path: Path) -> None:
     """The short form: without the cluster, and without Spark."""
     with open_log(broker.address) as log:
@@ -67,12 +45,9 @@ def test_the_shop_gives_checked_numbers_on_kafka(broker: KafkaBroker, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
-    broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path
+    broker: KafkaBroker, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(
-        "".join(f"{name} {value}\n" for name, value in DEFAULTS.items())
-    )
-    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = spark_cluster.environment(tmp_path)
     demo = [
         sys.executable,
         "-m",
@@ -88,7 +63,7 @@ def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
         "--log",
         broker.address,
         "--master",
-        cluster.master,
+        spark_cluster.master,
         "--keep",
         str(tmp_path / "shared"),
     ]
@@ -107,4 +82,4 @@ def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
     assert came_in == counted
     assert "BAD" not in done.stdout
     assert "All 14 as it should be" in done.stdout
-    assert cluster.executors() == 2
+    assert spark_cluster.executors() == 2

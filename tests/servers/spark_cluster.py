@@ -20,11 +20,20 @@ import time
 import urllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+SMALL = {
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.network.timeout": "600s",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Settings for a cluster on loopback with little memory."""
 START_SECONDS, STOP_SECONDS, PATIENCE_SECONDS = 180, 15, 600
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
@@ -35,7 +44,7 @@ class ClusterUnavailable(Exception):
 
 class SparkCluster:
     """`start()` returns when all workers have joined; `stop()` ends them and removes what they
-    wrote.
+    wrote. Each worker has an address of its own, so that Spark takes it for a machine of its own.
     """
 
     def __init__(self, *, workers: int = 2, cores: int = 1, memory_mb: int = 1024) -> None:
@@ -49,19 +58,31 @@ class SparkCluster:
         """What `hr.spark(master=…)` takes."""
         return f"spark://127.0.0.1:{self._port}"
 
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses of the workers."""
+        return [f"127.0.0.{number + 2}" for number in range(self.workers)]
+
     def start(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="headrace-spark-"))
         self._port, self._page = _free_port(), _free_port()
         try:
             self._launch(
-                "master", _MASTER, "--port", str(self._port), "--webui-port", str(self._page)
+                "master",
+                _MASTER,
+                "127.0.0.1",
+                "--port",
+                str(self._port),
+                "--webui-port",
+                str(self._page),
             )
             self._wait("the master answers", lambda: self._facts() is not None)
-            for number in range(self.workers):
+            for number, host in enumerate(self.hosts):
                 size = ["--cores", str(self.cores), "--memory", f"{self.memory_mb}m"]
                 self._launch(
                     f"worker-{number}",
                     _WORKER,
+                    host,
                     *size,
                     "--webui-port",
                     "0",
@@ -101,6 +122,14 @@ class SparkCluster:
             for number in range(self.workers)
         )
 
+    @staticmethod
+    def environment(directory: Path, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment for a driver. `directory` keeps its settings."""
+        (directory / "spark-defaults.conf").write_text(
+            "".join(f"{name} {value}\n" for name, value in {**SMALL, **(settings or {})}.items())
+        )
+        return {**os.environ, "SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": "127.0.0.1"}
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -112,7 +141,7 @@ class SparkCluster:
     ) -> None:
         self.stop()
 
-    def _launch(self, name: str, main: str, *arguments: str) -> None:
+    def _launch(self, name: str, main: str, host: str, *arguments: str) -> None:
         """Spark's own script, which becomes the JVM."""
         from pyspark.find_spark_home import _find_spark_home
 
@@ -125,7 +154,7 @@ class SparkCluster:
         environment = {
             **os.environ,
             "SPARK_HOME": home,
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": host,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": quick_start,
             "SPARK_MASTER_OPTS": patient,
@@ -136,7 +165,7 @@ class SparkCluster:
                 str(Path(home) / "bin" / "spark-class"),
                 main,
                 "--host",
-                "127.0.0.1",
+                host,
                 *arguments,
             ]
             self._processes.append(

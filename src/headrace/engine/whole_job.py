@@ -8,6 +8,7 @@ holds: an attempt that fails, repeats or comes late leaves files that nothing re
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from collections.abc import Iterable, Iterator
@@ -91,7 +92,11 @@ class WholeJob:
 
 @cache
 def _host_names() -> tuple[str, ...]:
-    """The names under which Spark may know this machine."""
+    """The names under which Spark may know this machine: the ones that it was told, or its own."""
+    told = [os.environ.get(setting) for setting in ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")]
+    names = {name for name in told if name}
+    if names:
+        return tuple(sorted(names))
     name = socket.gethostname()
     names = {name, socket.getfqdn()}
     with suppress(OSError):

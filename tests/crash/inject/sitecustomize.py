@@ -2,8 +2,9 @@
 has this directory on its PYTHONPATH, Spark's workers included.
 
 A point is armed by a file of its name in the directory HEADRACE_ARMED; whoever takes the file away
-is the one that strikes. What the file says is whom: "self", or "driver", the process whose number
-is in HEADRACE_DRIVER.
+is the one that strikes. What the file says is whom: "self"; "driver", the process whose number is
+in HEADRACE_DRIVER; "jvm", the JVM that this process has started; or "executor", the JVM of a
+cluster for which this process computes.
 """
 
 import os
@@ -12,6 +13,7 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 
@@ -25,9 +27,31 @@ def strike(point: str) -> None:
         armed.rename(mine)
     except FileNotFoundError:
         return
-    whom = mine.read_text()
+    victim = VICTIMS[mine.read_text()]()
     mine.rename(armed.with_suffix(".struck"))
-    os.kill(int(os.environ["HEADRACE_DRIVER"]) if whom == "driver" else os.getpid(), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+
+
+def driver() -> int:
+    return int(os.environ["HEADRACE_DRIVER"])
+
+
+def jvm() -> int:
+    """The JVM of the driver. Its workers end with it."""
+    for children in Path(f"/proc/{driver()}/task").glob("*/children"):
+        for child in children.read_text().split():
+            if b"deploy.SparkSubmit" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    raise LookupError("the driver has no JVM")
+
+
+def executor() -> int:
+    """The JVM that has started the daemon of this worker."""
+    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(daemon.rsplit(")", 1)[1].split()[1])
+
+
+VICTIMS = {"self": os.getpid, "driver": driver, "jvm": jvm, "executor": executor}
 
 
 class AtImport(MetaPathFinder):
