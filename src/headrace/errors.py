@@ -256,6 +256,10 @@ class UnknownOperation(PlanError, AttributeError):
     """A stream or table has no operation of that name. Says what to write instead."""
 
 
+class OutOfOrder(InputError):
+    """A producer was given a sequence number below its newest one that was never stored."""
+
+
 class OffsetOutOfRange(InputError):
     """An offset is no longer, or not yet, in the log. Read between `earliest` and `end`.
 

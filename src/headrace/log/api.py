@@ -184,8 +184,8 @@ class Producer(Closeable):
             rows: A dict, an iterable of dicts, a pyarrow Table or RecordBatch, or a pandas
                 DataFrame, with exactly the topic's columns. On a table's topic the column
                 `_change_type` says what kind of change each row is.
-            sequence: The number of this append, for a producer with an id. None uses
-                `last_sequence + 1`.
+            sequence: The number of this append, for a producer with an id. Numbers rise, and may
+                leave gaps; None uses `last_sequence + 1`. An append of no rows uses none.
             headers: One entry per row: a mapping or pairs of header name and bytes, or None.
             partition: The partition of all rows. None chooses by the producer's partitioner, by
                 key, or round-robin if the topic has no key.
@@ -197,6 +197,7 @@ class Producer(Closeable):
             BadRows: A row does not fit the topic's schema. Names the row and the column.
             BadPartition: The topic has no such partition.
             InputError: The producer is closed, or the sequence number is not usable.
+            OutOfOrder: The sequence number is below the newest one, and was never stored.
             ProducerFenced: The id was opened again elsewhere.
             DiskFull: There is no room on the disk. Nothing of this append is stored.
             RetryError: The outcome is not known, or the backend cannot be reached.

@@ -40,7 +40,8 @@ logger = logging.getLogger("headrace.log")
 # Checkpoints
 
 CHECKPOINT_SUFFIX = ".checkpoint"
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
+"""Format 2 has the ranges of the sequence numbers that each producer has stored."""
 MAX_CHECKPOINTS = 2
 
 

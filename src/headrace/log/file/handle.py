@@ -14,7 +14,8 @@ from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import Frame
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store, now_us
-from headrace.log.values import AppendResult, OffsetRange, Staged
+from headrace.log.sequences import SequenceIndex
+from headrace.log.values import Staged
 
 STAGING_LIFETIME_US = 24 * 3600 * 1_000_000
 """How long staged rows wait to be adopted before maintenance removes them."""
@@ -82,14 +83,16 @@ class LogHandle:
 
     # Duplicates
 
-    def find_duplicate(self, topic: str, producer: int, sequence: int) -> AppendResult:
-        """The offsets of a sequence number that was stored long ago, found in the frames."""
+    def index_sequences(self, topic: str, producer: int, first: int) -> SequenceIndex:
+        """The offsets of a producer's sequence numbers from `first` on, found in the frames. Larger
+        numbers are left out if there are too many.
+        """
         state = self.topic_state(topic)
-        offsets: dict[int, OffsetRange] = {}
+        index = SequenceIndex(first)
         for number, partition in enumerate(state.partitions):
             reader = self.partition_reader(state, number)
             for frame in reader.frames(partition.start, partition.end, on_corrupt="skip"):
-                if (frame.header.producer, frame.header.sequence) == (producer, sequence):
-                    first = offsets[number].start if number in offsets else frame.first
-                    offsets[number] = OffsetRange(first, frame.stop)
-        return AppendResult({topic: offsets}, commit=None, duplicate=True)
+                if frame.header.producer == producer and frame.header.sequence >= first:
+                    index.add(frame.header.sequence, number, frame.first, frame.stop)
+        index.sort()
+        return index

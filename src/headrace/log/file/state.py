@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from headrace.errors import UnknownTopic
 from headrace.log.file.segment import segment_name
+from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
 
@@ -206,14 +207,15 @@ class TopicState:
 
 @dataclass(slots=True)
 class ProducerState:
-    """A producer with an id: its epoch, its last sequence number, and the recent ones as (sequence,
-    commit, partition -> [start, stop]).
+    """A producer with an id: its epoch, its last sequence number, those that it has stored, and the
+    recent ones as (sequence, commit, partition -> [start, stop]).
     """
 
     epoch: int = 0
     last: int = -1
     seen_us: int = 0
     recent: list[tuple[int, int, dict[str, list[int]]]] = field(default_factory=list)
+    stored: StoredSequences = field(default_factory=StoredSequences)
 
 
 @dataclass(slots=True)
@@ -388,6 +390,7 @@ class State:
     def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
         producer.last, producer.seen_us = sequence, self.time_us
+        producer.stored = producer.stored.with_number(sequence)
         producer.recent = [
             *producer.recent[1 - RECENT_SEQUENCES :],
             (sequence, self.commit, ranges),
@@ -453,7 +456,13 @@ class State:
             "time_us": self.time_us,
             "topics": {name: topic.dump() for name, topic in self.topics.items()},
             "producers": {
-                key: [producer.epoch, producer.last, producer.seen_us, producer.recent]
+                key: [
+                    producer.epoch,
+                    producer.last,
+                    producer.seen_us,
+                    producer.recent,
+                    producer.stored.dump(),
+                ]
                 for key, producer in self.producers.items()
             },
             "transactions": dict(self.transactions),
@@ -469,12 +478,15 @@ class State:
         for name, stored in dump["topics"].items():
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)
-        for key, (epoch, last, seen_us, recent) in dump["producers"].items():
+        for key, (epoch, last, seen_us, recent, *stored) in dump["producers"].items():
             state.producers[key] = ProducerState(
                 epoch=epoch,
                 last=last,
                 seen_us=seen_us,
                 recent=[(sequence, commit, ranges) for sequence, commit, ranges in recent],
+                stored=StoredSequences.load(stored[0])  # since format 2 of checkpoints
+                if stored
+                else StoredSequences.of(sequence for sequence, _, _ in recent),
             )
         state.transactions = dump["transactions"]
         state.notes = dump["notes"]
