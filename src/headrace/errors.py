@@ -323,6 +323,10 @@ class DiskFull(RetryError):
     """The disk is full. Make room and try again; earlier data is intact."""
 
 
+class LockTimeout(RetryError):
+    """Another process holds a log's lock and does not give it back. Nothing was stored."""
+
+
 class ReadOnlyLog(ConfigurationError):
     """The log is opened for reading only. Write where it is writable."""
 

@@ -181,6 +181,7 @@ class Committer:
             try:
                 drafts = self._decide(group, newest)  # 1
                 self._write_rows(drafts)  # 2
+                self._check_lock()
                 end = self._write_journal(drafts, newest)  # 3
             except BaseException:
                 self._undo(newest, before)
@@ -199,6 +200,17 @@ class Committer:
                 self._sync(journal)  # 4
             self.store.marker.publish(end, synced=self.store.durable)  # 5
             self.after_commit()
+
+    def _check_lock(self) -> None:
+        """Raise RetryError if somebody has removed the lock's file: another process may have
+        written the journal meanwhile, so we must not.
+        """
+        if not self.store.lock_file().is_at_path():
+            raise RetryError(
+                f"{self.store.lock_file().path} was removed while it was locked; nothing was"
+                " stored.",
+                fix="leave the files of a log alone, and try again.",
+            )
 
     def _decide(self, group: list[CommitRequest[object]], newest: Replica) -> list[CommitDraft]:
         """The drafts of all requests that change something."""
@@ -276,10 +288,13 @@ class Committer:
             raise
 
     def _undo(self, newest: Replica, before: int) -> None:
-        """Remove a failed group from the journal and from this process's newest state."""
+        """Remove a failed group from the journal and from this process's newest state. Without the
+        lock, what is behind the journal's end may be another process's.
+        """
         try:
             journal = newest.journal.file_at(newest.base)
-            if journal.size() > before - newest.base:
+            is_ours = self.store.lock_file().is_at_path()
+            if is_ours and journal.size() > before - newest.base:
                 journal.truncate(before - newest.base)
                 journal.sync()  # or it could come back after power loss
         finally:

@@ -127,7 +127,7 @@ def maintenance_lock(log: LogHandle, *, wait: bool) -> Iterator[bool]:
     `wait` is false.
     """
     log.store.lock_file()  # refuses a read-only log
-    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
+    lock = log.store.disk.open_lock(log.store.journal_directory / "housekeeping")
     try:
         with lock.locked(wait=wait) as is_ours:
             yield is_ours

@@ -103,7 +103,7 @@ class Store:
             recovery,
             disk=disk,
             durable=durability == "disk",
-            lock_file=disk.open(journal / "lock", create=True) if writable else None,
+            lock_file=disk.open_lock(journal / "lock") if writable else None,
             marker=DurableMarker.open(disk, journal / "durable", write=writable),
         )
         if writable and not store.marker.is_current(store.marker.read()):
