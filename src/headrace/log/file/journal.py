@@ -33,7 +33,11 @@ from headrace.log.file.disk import Buffer, Disk, DiskFile
 
 logger = logging.getLogger("headrace.log")
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
+"""Format 2 has operations that format 1 does not know (`NEWER_OPERATIONS`); a record without them
+is written as format 1.
+"""
+NEWER_OPERATIONS = frozenset({"inherit"})
 JOURNAL_SUFFIX = ".journal"
 FILE_MAGIC = b"HRJL"
 FILE_HEADER_BYTES = 64
@@ -100,11 +104,12 @@ def encode_record(
     """
     text = json.dumps(meta, separators=(",", ":")).encode()
     blob_bytes = sum(map(len, blob))
+    is_newer = any(operation[0] in NEWER_OPERATIONS for operation in meta.get("ops", ()))
 
     def header(crc: int) -> bytes:
         return _RECORD_HEADER.pack(
             RECORD_MAGIC,
-            JOURNAL_VERSION,
+            2 if is_newer else 1,
             kind,
             len(text),
             blob_bytes,
@@ -179,7 +184,7 @@ def journal_name(lsn: int) -> str:
 
 
 def _file_header(lsn: int) -> bytes:
-    fields = FILE_MAGIC, JOURNAL_VERSION, 0, lsn
+    fields = FILE_MAGIC, 1, 0, lsn
     crc = zlib.crc32(_FILE_HEADER.pack(*fields, 0))
     return _FILE_HEADER.pack(*fields, crc).ljust(FILE_HEADER_BYTES, b"\0")
 

@@ -241,6 +241,13 @@ class GroupState:
         ]
 
 
+def salvaged_name(topic: str, producer: int) -> str:
+    """The key in `State.producers` of a producer whose id was lost with the journal: by the hash
+    that its frames have. An id has no `#`.
+    """
+    return f"{topic}\0#{producer:016x}"
+
+
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
     """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
@@ -396,6 +403,12 @@ class State:
             (sequence, self.commit, ranges),
         ]
 
+    def _inherit(self, name: str, salvaged: str) -> None:
+        """A producer whose id was lost is here again, with its sequence numbers."""
+        producer = self.producers.pop(salvaged, ProducerState())
+        producer.epoch = self.producers[name].epoch if name in self.producers else 0
+        self.producers[name] = producer
+
     def _note(self, name: str, value: str | None) -> None:
         if value is None:
             self.notes.pop(name, None)
@@ -517,6 +530,7 @@ _APPLY: dict[str, Callable[..., None]] = {
         "_start",
         "_epoch",
         "_sequence",
+        "_inherit",
         "_note",
         "_offsets",
         "_group",

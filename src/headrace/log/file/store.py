@@ -52,7 +52,12 @@ class Recovery(Protocol):
         """Make the files agree with the journal after power loss."""
 
     def reconcile(self, store: Store, replica: Replica) -> None:
-        """Restore what damaged journal records described, as far as the segments show it."""
+        """Restore what damaged journal records described, as far as the segments show it, and
+        record it in the journal.
+        """
+
+    def salvage(self, store: Store, replica: Replica) -> None:
+        """Restore it in memory only."""
 
 
 class Store:
@@ -126,20 +131,42 @@ class Store:
                 self._advance_view(self._view, limit)
             elif mark is None and not self.writable:
                 self._view.advance()  # the mark cannot be restored: show whatever is sound
+            if self._view.damage:
+                self._repair_view(self._view)
             return self._view.state
+
+    def _repair_view(self, view: Replica) -> None:
+        """Show what damaged journal records described, as far as the segments show it. Whoever may
+        write records that in the journal; whoever may not has it in memory only.
+        """
+        if not self.writable:
+            self._recovery.salvage(self, view)
+        elif self._repair():
+            mark = self.marker.read()
+            view.advance(mark.lsn if mark else None)
+            view.damage.clear()
+
+    def _repair(self) -> bool:
+        """Repair the journal by bringing the newest state up to date, and publish its end. Returns
+        False if another thread of this process is committing: its commit does so.
+        """
+        if not self._lock_guard.acquire(blocking=False):
+            return False
+        try:
+            with self.lock_file().locked():
+                newest = self._newest_replica()
+                newest.journal.file_at(newest.base).sync()
+                self.marker.publish(newest.lsn)
+        finally:
+            self._lock_guard.release()
+        return True
 
     def _restore_mark(self) -> DurableMark | None:
         """Replace a damaged durable mark: sync the journal and publish its end. If another thread
         is committing, its commit does so.
         """
-        if self.writable and self._lock_guard.acquire(blocking=False):
-            try:
-                with self.lock_file().locked():
-                    newest = self._newest_replica()
-                    newest.journal.file_at(newest.base).sync()
-                    self.marker.publish(newest.lsn)
-            finally:
-                self._lock_guard.release()
+        if self.writable:
+            self._repair()
         return self.marker.read()
 
     @contextmanager
@@ -152,11 +179,18 @@ class Store:
             yield state
 
     def _advance_view(self, view: Replica, limit: int) -> None:
-        for _ in range(10):
+        for attempt in range(10):
             try:
                 view.advance(limit, durable_lsn=limit)
-            except MissingJournal:  # deleted after a checkpoint since this process last read it
+            except MissingJournal as missing:
+                # Deleted after a checkpoint since this process last read it, or lost.
                 view.load()
+                if view.base <= missing.base and attempt:
+                    if self.writable:
+                        self._repair()
+                    elif max(view.journal.bases(), default=-1) < missing.base:
+                        view.skip_missing(missing.base, limit)
+                        return
             else:
                 return
         raise LogUnavailable(
