@@ -8,6 +8,7 @@ writes makes a commit atomic: rows into segments, a record into the journal, a s
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from headrace.errors import BugError, HeadraceError, RetryError
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.journal import COMMIT, encode_record
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import MAX_CLOCK_ERROR_US, Store
 
 if TYPE_CHECKING:
     from headrace.log.file.checkpoint import Replica
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.log.file.disk import Buffer, DiskFile
 
 
+logger = logging.getLogger("headrace.log")
 T = TypeVar("T")
 INLINE_BYTES = 1 << 20
 """Up to this size a commit's rows also go into the journal, so that their segments need no sync."""
@@ -215,7 +217,7 @@ class Committer:
     def _decide(self, group: list[CommitRequest[object]], newest: Replica) -> list[CommitDraft]:
         """The drafts of all requests that change something."""
         drafts = []
-        time_us = max(now_us(), newest.state.time_us)
+        time_us = self._append_time_us(newest.state.time_us)
         for request in group:
             draft = CommitDraft(newest.state, time_us, inline=request.size <= INLINE_BYTES)
             try:
@@ -229,6 +231,21 @@ class Committer:
             if draft.operations:
                 drafts.append(draft)
         return drafts
+
+    def _append_time_us(self, last_us: int) -> int:
+        """The time of a commit. It does not go back by what clocks usually do; but one that was
+        set back is followed, or nothing would expire until it has caught up.
+        """
+        time_us = self.store.clock.now_us()
+        if last_us <= time_us + MAX_CLOCK_ERROR_US:
+            return max(time_us, last_us)
+        logger.error(
+            "The machine's clock was set back, or was wrong before: the last commit to %s was"
+            " %.0f s from now. Append times go back by that.",
+            self.store.root,
+            (last_us - time_us) / 1e6,
+        )
+        return time_us
 
     def _write_rows(self, drafts: list[CommitDraft]) -> None:
         to_sync: dict[int, DiskFile] = {}

@@ -43,7 +43,7 @@ from headrace.log.file.queue import FileQueue
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.segment import control_frame, list_segments
 from headrace.log.file.state import State, TopicState
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import Store
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import (
@@ -230,7 +230,7 @@ class FileLog(LogHandle, Log):
         group: str | None = None,
     ) -> Staged:
         state = self.topic_state(topic)
-        deadline_us = now_us() + STAGING_LIFETIME_US
+        deadline_us = self.store.clock.now_us() + STAGING_LIFETIME_US
         writer = staging.StagingWriter(self.store, state, staging.staging_name(deadline_us, group))
         assigner = PartitionAssigner()
         try:

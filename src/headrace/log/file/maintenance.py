@@ -50,7 +50,6 @@ from headrace.log.file.segment import (
     list_segments,
     read_frames,
 )
-from headrace.log.file.store import now_us
 from headrace.log.values import Finding
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def run_maintenance(
                     done["segments_compacted"] += segments
                     done["rows_removed"] += rows
         with log.store.locked():
-            done["staging_swept"] = staging.remove_expired(log.store, now_us())
+            done["staging_swept"] = staging.remove_expired(log.store, log.store.clock.now_us())
         _remove_unfinished_files(log, log.store.journal_directory)
         _remove_deleted_topics(log)
     return done
@@ -304,7 +303,7 @@ def _roll_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
     nobody writes any more.
     """
     info, partition = topic.info, topic.partitions[number]
-    age_us = now_us() - partition.opened_us
+    age_us = log.store.clock.now_us() - partition.opened_us
     lifetime_us = info.segment_us
     if info.retention_us is not None:
         lifetime_us = min(lifetime_us, info.retention_us)
@@ -333,7 +332,7 @@ def _retained_start(
     ]
     start = partition.start
     if topic.info.retention_us is not None:
-        oldest_us = now_us() - topic.info.retention_us
+        oldest_us = log.store.clock.now_us() - topic.info.retention_us
         first_young = log.partition_reader(current, number).first_since(oldest_us)
         start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
     if topic.info.retention_bytes is not None:

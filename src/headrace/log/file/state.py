@@ -269,6 +269,8 @@ class State:
     def __init__(self) -> None:
         self.commit = 0
         self.time_us = 0
+        self.went_back = False
+        """Whether a commit was ever earlier than the one before: a clock was set back."""
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
         self.transactions: dict[str, int] = {}
@@ -314,6 +316,7 @@ class State:
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         """Apply the operations of one commit."""
+        self.went_back = self.went_back or time_us < self.time_us
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
@@ -482,12 +485,14 @@ class State:
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
+            "went_back": self.went_back,
         }
 
     @classmethod
     def load(cls, dump: dict[str, Any]) -> State:
         state = cls()
         state.commit, state.time_us = dump["commit"], dump["time_us"]
+        state.went_back = dump.get("went_back", False)
         for name, stored in dump["topics"].items():
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)

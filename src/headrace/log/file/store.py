@@ -15,6 +15,8 @@ A process has two replicas of the state. `view()` is what readers see: everythin
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import time
 from collections import OrderedDict
@@ -38,7 +40,14 @@ from headrace.log.file.journal import (
 from headrace.log.file.segment import list_stray_names, segment_name
 from headrace.log.file.state import State
 
+logger = logging.getLogger("headrace.log")
+
 FORMAT = 1
+MAX_CLOCK_ERROR_US = 5_000_000
+"""By how much a process's clock may differ from that of the machine that keeps the files, and by
+how much append times stand still rather than go back.
+"""
+_CLOCK_CHECK_S = 1.0
 _MAX_OPEN_SEGMENTS = 256
 
 
@@ -80,6 +89,7 @@ class Store:
         self.durable = durable
         self.writable = lock_file is not None
         self.marker = marker
+        self.clock = LogClock(lock_file)
         self.journal_directory = root / "journal"
         self._process = os.getpid()
         self._closed = False
@@ -369,9 +379,48 @@ class Store:
             self._lock_file.close()
 
 
+# The clock
+
+
 def now_us() -> int:
-    """The current time in microseconds since 1970."""
+    """The current time in microseconds since 1970, by this process's clock."""
     return time.time_ns() // 1000
+
+
+class LogClock:
+    """The time by which rows are appended and expire: that of the machine that keeps the files, as
+    its file system shows it. A process whose own clock is off by more than a few seconds goes by
+    the file system's.
+    """
+
+    def __init__(self, file: DiskFile | None) -> None:
+        self._file = file
+        self._offset_us = 0
+        self._checked_s = -math.inf
+
+    def now_us(self) -> int:
+        """The current time in microseconds since 1970."""
+        if time.monotonic() - self._checked_s > _CLOCK_CHECK_S and self._file is not None:
+            self._check(self._file.path)
+        return now_us() + self._offset_us
+
+    def _check(self, path: Path) -> None:
+        self._checked_s = time.monotonic()
+        try:
+            os.utime(path)
+            offset_us = os.stat(path).st_mtime_ns // 1000 - now_us()
+        except OSError:  # somebody else's file: our own clock must do
+            return
+        offset_us = 0 if abs(offset_us) < MAX_CLOCK_ERROR_US else offset_us
+        if offset_us and not self._offset_us:
+            logger.error(
+                "The clock of this process is %.0f s %s that of the machine that keeps %s. Append"
+                " times follow the machine.",
+                abs(offset_us) / 1e6,
+                "ahead of" if offset_us < 0 else "behind",
+                path.parent.parent,
+            )
+        self._offset_us = offset_us
 
 
 # The directory

@@ -7,6 +7,7 @@ all of it or nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_
 from headrace.log.file.segment import control_frame
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import TopicState
-from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
@@ -50,8 +50,8 @@ class FileTransaction(Transaction):
         self.id = id
         self._timeout_us = timeout_us
         self._epoch = epoch
-        self._started_us = now_us()
-        self._directory = staging_name(self._started_us + self._timeout_us)
+        self._deadline_s = time.monotonic() + timeout_us / 1e6
+        self._directory = staging_name(log.store.clock.now_us() + self._timeout_us)
         self._assigner = PartitionAssigner()
         self._topics: dict[str, TopicState] = {}
         self._rows: list[PreparedRows] = []
@@ -147,7 +147,7 @@ class FileTransaction(Transaction):
                 f"The transaction {self.id!r} has ended.",
                 fix="begin another one with log.transaction(...).",
             )
-        if now_us() > self._started_us + self._timeout_us:
+        if time.monotonic() > self._deadline_s:
             self.abort()
             raise TransactionTimedOut(
                 f"The transaction {self.id!r} was open for longer than"
