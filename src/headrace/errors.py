@@ -408,6 +408,12 @@ class CorruptBatch(CorruptionError):
         self.position = position
 
 
+class TornCopy(CorruptionError):
+    """A log's directory was copied while it was being written: parts of it are of different
+    moments.
+    """
+
+
 class CorruptJournal(CorruptionError):
     """The commit journal is damaged in a way that an interrupted write does not explain. Restore
     the log from a backup.

@@ -107,7 +107,9 @@ COMMANDS = (
         "queue", "log.queue", "app", "A topic as a queue, for scripts: receive, ack, nack."
     ),
     CommandEntry("dead", "log.dead", "app", "Dead letters: list, show, replay."),
-    CommandEntry("log", "log.log", "app", "Maintain the log: verify, stats, compact."),
+    CommandEntry(
+        "log", "log.log", "app", "Maintain the log: verify, stats, compact, backup, repair."
+    ),
     CommandEntry(
         "plan",
         "pipeline.plan",

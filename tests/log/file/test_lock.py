@@ -45,7 +45,7 @@ def test_removing_the_lock_while_writers_run_corrupts_nothing(tmp_path: Path) ->
                 assert numbers == list(range(len(numbers)))
                 # A writer whose lock was taken away in the middle of a commit was told so.
         stored = log.read("a").to_table().num_rows
-        assert stored > 1000
+        assert stored > 100
         log.producer("a").append({"who": 99, "n": 0}, partition=0)
 
 

@@ -430,6 +430,11 @@ class DurableMarker:
             )
             self._inode = self.path.stat().st_ino
 
+    @property
+    def inode(self) -> int:
+        """The number of the file: a copy has another one."""
+        return self._inode
+
     def is_current(self, mark: DurableMark | None) -> bool:
         """Whether a mark was written since the machine started, to this very file."""
         return mark is not None and mark.boot_id == self._boot_id and mark.inode == self._inode

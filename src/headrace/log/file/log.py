@@ -21,6 +21,7 @@ from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
 from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
+from headrace.log.file.backup import back_up
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import (
@@ -54,6 +55,7 @@ from headrace.log.topic_config import (
 )
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -90,6 +92,7 @@ class FileLog(LogHandle, Log):
         *,
         create: bool = True,
         durability: str = "disk",
+        accept_torn_copy: bool = False,
         disk: Disk | None = None,
     ) -> FileLog:
         """Open the log in a directory.
@@ -99,6 +102,8 @@ class FileLog(LogHandle, Log):
             create: Create a new log if there is none.
             durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
                 process, not the machine).
+            accept_torn_copy: Open a directory that was copied while it was being written, without
+                what is missing in it.
             disk: The file layer; tests inject faults with it.
         """
         if durability not in {"disk", "os"}:
@@ -112,6 +117,7 @@ class FileLog(LogHandle, Log):
                 disk=disk or Disk(),
                 create=create,
                 durability=durability,
+                accepts_torn_copy=accept_torn_copy,
             )
         )
 
@@ -510,6 +516,9 @@ class FileLog(LogHandle, Log):
                 )
             )
         return stats
+
+    def backup(self, directory: str | Path) -> BackupResult:
+        return back_up(self, Path(directory).expanduser().absolute())
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptionError, HeadraceError
 from headrace.log.file import staging
@@ -159,7 +159,7 @@ def run_maintenance(
         if not is_ours:
             return done
         if with_checkpoint or is_checkpoint_due(log):
-            _create_checkpoint(log)
+            write_checkpoint(log)
         for name in [topic] if topic is not None else list(log.store.view().topics):
             state = log.store.view().topics.get(name)
             if state is None:  # it was deleted meanwhile
@@ -217,10 +217,10 @@ def create_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
     """
     with maintenance_lock(log, wait=wait) as is_ours:
         if is_ours:
-            _create_checkpoint(log)
+            write_checkpoint(log)
 
 
-def _create_checkpoint(log: LogHandle) -> None:
+def write_checkpoint(log: LogHandle) -> tuple[int, int, dict[str, Any]]:
     """Make a checkpoint, under the maintenance lock:
 
     1. under the log's lock: end the journal's file, begin the next one, and copy the state
@@ -231,6 +231,10 @@ def _create_checkpoint(log: LogHandle) -> None:
 
     The maintenance lock keeps a second checkpoint from running step 4 for files of step 1 that
     this one has not synced yet.
+
+    Returns:
+        The position of the journal that the checkpoint is of, the start of the file with that
+        position, and the state.
     """
     store = log.store
     with store.locked() as newest:  # 1
@@ -253,6 +257,7 @@ def _create_checkpoint(log: LogHandle) -> None:
     save_checkpoint(store.disk, store.journal_directory, lsn, base, state)  # 3
     log.committer.submit(lambda draft: draft.do("checkpointed"))  # 4
     delete_old_checkpoints(store.disk, store.journal_directory, newest.journal.bases())  # 5
+    return lsn, base, state
 
 
 def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> None:

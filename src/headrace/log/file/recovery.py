@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
+from headrace.log.file.backup import check_copy
 from headrace.log.file.checkpoint import LostCommits, Replica, restore_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
@@ -82,6 +83,9 @@ def recover(store: Store) -> None:
         file.write([bytes(size)], lsn - base)
         file.sync()
     redo.finish()  # 4
+    mark = store.marker.read()
+    if mark is not None and mark.inode != store.marker.inode and not store.accepts_torn_copy:
+        check_copy(store, replica)
     if replica.damage:
         reconcile(store, replica)
     journal.file_at(replica.base).sync()  # 5

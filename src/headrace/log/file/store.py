@@ -90,6 +90,7 @@ class Store:
         self.writable = lock_file is not None
         self.marker = marker
         self.clock = LogClock(lock_file)
+        self.accepts_torn_copy = False
         self.journal_directory = root / "journal"
         self._process = os.getpid()
         self._closed = False
@@ -108,7 +109,14 @@ class Store:
 
     @classmethod
     def open(
-        cls, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+        cls,
+        root: Path,
+        recovery: Recovery,
+        *,
+        disk: Disk,
+        create: bool,
+        durability: str,
+        accepts_torn_copy: bool = False,
     ) -> Store:
         """Open a log's directory, or create it, and recover it if that is needed."""
         writable = _open_directory(root, disk, create=create)
@@ -121,6 +129,7 @@ class Store:
             lock_file=disk.open_lock(journal / "lock") if writable else None,
             marker=DurableMarker.open(disk, journal / "durable", write=writable),
         )
+        store.accepts_torn_copy = accepts_torn_copy
         if writable and not store.marker.is_current(store.marker.read()):
             with store._lock_guard, store.lock_file().locked():
                 if not store.marker.is_current(store.marker.read()):  # nobody else was faster
