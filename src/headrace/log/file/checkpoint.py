@@ -282,6 +282,7 @@ class Replica:
         if record.kind == ROLL:
             self._continue_in(record.end)
             return True
+        self.state.check_names(record.meta["ops"])
         if self.damage:
             self._restore_topics(record)
         if on_record is not None:

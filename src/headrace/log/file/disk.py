@@ -16,7 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
-from headrace.errors import DiskFull, LockTimeout
+from headrace.errors import (
+    BadName,
+    DiskFull,
+    HeadraceError,
+    LockTimeout,
+    ReadOnlyLog,
+    RetryError,
+)
 
 logger = logging.getLogger("headrace.log")
 
@@ -187,17 +194,56 @@ def lock_holder(descriptor: int) -> str:
     return "another process"
 
 
+PRIVATE, OPEN = 0o600, 0o644
+"""The mode of the files of a log: its owner's alone; or, in logs that do not say, readable by
+all.
+"""
+
+
 class Disk:
-    """The real disk. Tests and benchmarks subclass it to record, slow down or break it."""
+    """The real disk. Tests and benchmarks subclass it to record, slow down or break it.
+
+    Attributes:
+        mode: The mode of files that it creates. Directories get the right to search too.
+        owner: The user and group to whom root gives what it creates; None for whoever creates it.
+    """
 
     file_type = DiskFile
+    mode = OPEN
+    owner: tuple[int, int] | None = None
+
+    def set_permissions(self, root: Path, mode: int) -> None:
+        """Create files with a mode, for the owner of a directory."""
+        self.mode = mode
+        about = root.stat()
+        if os.geteuid() == 0 and about.st_uid:
+            self.owner = (about.st_uid, about.st_gid)
+
+    @property
+    def directory_mode(self) -> int:
+        """The mode for directories. One that a group shares passes its group on."""
+        shared = 0o2000 if self.mode & 0o060 else 0
+        return self.mode | (self.mode & 0o444) >> 2 | shared
+
+    def grant(self, path: Path, mode: int) -> None:
+        """Give what was created its mode, whatever the umask is, and its owner."""
+        os.chmod(path, mode)
+        if self.owner is not None:
+            os.chown(path, *self.owner)
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
         try:
-            return self.file_type(self, path, os.open(path, flags, 0o644))
+            try:
+                return self.file_type(self, path, os.open(path, flags))
+            except FileNotFoundError:
+                if not create:
+                    raise
+            file = self.file_type(self, path, os.open(path, flags | os.O_CREAT, self.mode))
+            self.grant(path, self.mode)
         except OSError as error:
             raise to_disk_error(error, path) from error
+        return file
 
     def open_lock(self, path: Path) -> DiskFile:
         """Open a file whose lock is to be taken; create it if it is missing. A process that this
@@ -214,6 +260,7 @@ class Disk:
         self.make_directory(path.parent)
         try:
             self.make_one_directory(path)
+            self.grant(path, self.directory_mode)
         except FileExistsError:
             return
         except OSError as error:
@@ -282,13 +329,32 @@ class Disk:
             return os.getpid().to_bytes(16, "little")
 
 
-def to_disk_error(error: OSError, path: Path) -> OSError | DiskFull:
-    """DiskFull for a full disk, so that the caller can make room and go on; any other error as it
-    is.
+def to_disk_error(error: OSError, path: Path) -> OSError | HeadraceError:
+    """What to raise for an error of the system: one of ours, which says what to do. That something
+    is not there, or is there already, stays as it is: callers go on from it.
     """
+    if isinstance(error, FileNotFoundError | FileExistsError):
+        return error
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"There is no room left on the disk for {path}; what was stored earlier is intact.",
             fix="make room, then append again.",
         )
-    return error
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return ReadOnlyLog(
+            f"{path} cannot be used: {error.strerror}.",
+            fix=(
+                "check its owner and permissions; a log that several users share is created with"
+                " a mode, as in `headrace topic create … --mode 660`."
+            ),
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return BadName(f"The file name {path.name!r} is too long.", fix="use a shorter name.")
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return RetryError(
+            f"{path} cannot be opened: {error.strerror}.",
+            fix="close what is not needed, or allow more open files (`ulimit -n`).",
+        )
+    return RetryError(
+        f"{path} cannot be used: {error.strerror}.", fix="check the disk, then try again."
+    )

@@ -31,7 +31,7 @@ from headrace.log.file.consumer import (
     heartbeat_age_s,
     parse_partition_key,
 )
-from headrace.log.file.disk import Disk
+from headrace.log.file.disk import PRIVATE, Disk
 from headrace.log.file.handle import STAGING_LIFETIME_US, LogHandle
 from headrace.log.file.maintenance import (
     MaintenanceThread,
@@ -92,6 +92,7 @@ class FileLog(LogHandle, Log):
         *,
         create: bool = True,
         durability: str = "disk",
+        mode: int = PRIVATE,
         accept_torn_copy: bool = False,
         disk: Disk | None = None,
     ) -> FileLog:
@@ -102,6 +103,8 @@ class FileLog(LogHandle, Log):
             create: Create a new log if there is none.
             durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
                 process, not the machine).
+            mode: The permissions of the files of a new log: by default its owner's alone; 0o660
+                shares it with the directory's group.
             accept_torn_copy: Open a directory that was copied while it was being written, without
                 what is missing in it.
             disk: The file layer; tests inject faults with it.
@@ -117,6 +120,7 @@ class FileLog(LogHandle, Log):
                 disk=disk or Disk(),
                 create=create,
                 durability=durability,
+                mode=mode,
                 accepts_torn_copy=accept_torn_copy,
             )
         )

@@ -265,6 +265,11 @@ def _decode_body(body: memoryview, flags: int, schema: pa.Schema) -> pa.RecordBa
     for codec, flag in _CODECS.items():
         if flags & flag:
             size = int.from_bytes(body[:8], "little")
+            if size > MAX_BODY_BYTES:
+                raise CorruptionError(
+                    f"A batch claims to have {size} bytes.",
+                    fix="see what `headrace log verify` says.",
+                )
             buffer = pa.decompress(buffer.slice(8), decompressed_size=size, codec=codec)
     return pa.ipc.read_record_batch(buffer, body_schema(schema, flags))
 

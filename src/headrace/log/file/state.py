@@ -13,13 +13,14 @@ and that method's arguments. Method names and signatures are therefore part of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import UnknownTopic
+from headrace.errors import CorruptJournal, NewerFormat, UnknownTopic
 from headrace.log.file.segment import segment_name
 from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
@@ -321,6 +322,34 @@ class State:
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
 
+    @staticmethod
+    def check_names(operations: Iterable[Operation]) -> None:
+        """Raise CorruptJournal if a name in operations is not one that we have written. They
+        become parts of paths, so this comes before any file is touched.
+        """
+        for operation in operations:
+            name = operation[0]
+            if name not in _APPLY:
+                raise NewerFormat(
+                    f"The journal has an operation {name!r}, which this Headrace does not know.",
+                    fix="upgrade Headrace.",
+                )
+            strange = [
+                operation[index]
+                for index, pattern in _PATHS.get(name, {}).items()
+                if not isinstance(operation[index], str) or not pattern.fullmatch(operation[index])
+            ]
+            strange += [
+                operation[index]
+                for index in _NUMBERS.get(name, ())
+                if type(operation[index]) is not int or operation[index] < 0
+            ]
+            if strange:
+                raise CorruptJournal(
+                    f"The journal has {strange[0]!r} in an operation {name!r}, as no log has it.",
+                    fix="somebody has changed the journal: restore it from a backup.",
+                )
+
     # Topics and rows
 
     def _topic(self, name: str, settings: dict[str, Any]) -> None:
@@ -494,6 +523,7 @@ class State:
         state.commit, state.time_us = dump["commit"], dump["time_us"]
         state.went_back = dump.get("went_back", False)
         for name, stored in dump["topics"].items():
+            cls.check_names([["restore", name, {}, stored["directory"]]])
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)
         for key, (epoch, last, seen_us, recent, *stored) in dump["producers"].items():
@@ -522,6 +552,21 @@ class State:
         state.queues = {key: QueueState.load(stored) for key, stored in dump["queues"].items()}
         return state
 
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,205}")
+_DIRECTORY = re.compile(r"[A-Za-z0-9._-]{1,205}~[0-9]+")
+_STAGED = re.compile(r"|[0-9]{17,}\.[A-Za-z0-9._-]+/[A-Za-z0-9._-]+~[0-9]+\.[0-9]+\.segment")
+_SEGMENT = re.compile(r"[0-9]{20}(\.[0-9]+\.[0-9]+)?\.segment")
+_PATHS: dict[str, dict[int, re.Pattern[str]]] = {
+    "topic": {1: _TOPIC},
+    "restore": {1: _TOPIC, 3: _DIRECTORY},
+    "drop": {1: _TOPIC},
+    "append": {1: _TOPIC},
+    "adopt": {1: _TOPIC, 5: _STAGED, 6: _SEGMENT},
+}
+"""Operation -> where it has names that become parts of paths, and what those look like."""
+_NUMBERS = {"append": range(2, 8), "adopt": range(2, 5), "roll": range(2, 3), "start": range(2, 4)}
+"""Operation -> where it has numbers of partitions and offsets."""
 
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)

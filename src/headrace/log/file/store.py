@@ -29,7 +29,7 @@ from typing import Protocol
 from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
 from headrace.log.file.checkpoint import Replica
 from headrace.log.file.commit_draft import Adoption, Seal, SegmentWrite
-from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.disk import OPEN, PRIVATE, Disk, DiskFile
 from headrace.log.file.journal import (
     DurableMark,
     DurableMarker,
@@ -116,10 +116,13 @@ class Store:
         disk: Disk,
         create: bool,
         durability: str,
+        mode: int = PRIVATE,
         accepts_torn_copy: bool = False,
     ) -> Store:
-        """Open a log's directory, or create it, and recover it if that is needed."""
-        writable = _open_directory(root, disk, create=create)
+        """Open a log's directory, or create it with files of a mode, and recover it if that is
+        needed.
+        """
+        writable = _open_directory(root, disk, create=create, mode=mode)
         journal = root / "journal"
         store = cls(
             root,
@@ -435,7 +438,7 @@ class LogClock:
 # The directory
 
 
-def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
+def _open_directory(root: Path, disk: Disk, *, create: bool, mode: int) -> bool:
     """Check that a directory is a log, or create one. Returns whether it can be written."""
     about = root / "headrace.json"
     try:
@@ -446,15 +449,17 @@ def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
             )
         if not about.exists():
             _check_creatable(root, create=create)
+            disk.set_permissions(root if root.is_dir() else root.parent, mode)
             disk.make_directory(root / "journal")
             disk.sync_directory(root)
             disk.sync_directory(root.parent)
             Journal(disk, root / "journal", write=True).create_file(0)
             # Last, because this file makes the directory a log.
-            disk.replace_file(
-                about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
-            )
-        version = int(json.loads(about.read_bytes())["format"])
+            content = {"format": FORMAT, "what": "Headrace log", "mode": f"{mode:o}"}
+            disk.replace_file(about, [json.dumps(content).encode() + b"\n"])
+        stored = json.loads(about.read_bytes())
+        version = int(stored["format"])
+        disk.set_permissions(root, int(stored.get("mode", f"{OPEN:o}"), 8))
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
             f"{about} is damaged: it does not say which format the log has.",
