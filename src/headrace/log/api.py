@@ -890,18 +890,33 @@ class Log(Closeable):
         name: str,
         *,
         add_columns: str | None = None,
+        alter_columns: str | None = None,
+        drop_columns: str | Sequence[str] | None = None,
+        rename_columns: Mapping[str, str] | None = None,
         partitions: int | None = None,
         allow_moving_keys: bool = False,
+        dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        """Add columns or partitions to a topic, or change its settings.
+        """Change a topic's columns, add partitions, or change its settings, while it is written and
+        read. Stored rows stay as they are; readers get them with the topic's present columns.
 
         Args:
             name: The topic.
-            add_columns: Nullable columns to add, as DDL. They are null in rows stored before.
+            add_columns: Nullable columns to add, as DDL. They are null in rows stored before, and
+                producers may leave them out.
+            alter_columns: Columns with their new definitions, as DDL. A type can only be widened
+                (INT to BIGINT, FLOAT to DOUBLE, DECIMAL to more digits, NOT NULL to nullable), and
+                a key's not at all. Stored values are converted when they are read.
+            drop_columns: Columns that no longer exist. Values that are stored in them are not read
+                any more, but stay on disk until retention or compaction removes their rows. The
+                names cannot be used again.
+            rename_columns: Present name -> new name. Stored rows have the new name when they are
+                read. Producers and readers may go on with the former one.
             partitions: The new number of partitions, not fewer than now.
             allow_moving_keys: Allow more partitions on a topic with a key, although most keys then
                 go to another partition.
+            dry_run: Check the change and return what the topic would be, without changing it.
             **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
                 `segment_bytes`, `segment_age`, `compression`; see `create_topic`.
 
@@ -910,6 +925,7 @@ class Log(Closeable):
 
         Raises:
             UnknownTopic: There is no such topic.
+            UnknownColumn: There is no such column.
             IncompatibleChange: Readers of what is stored would break.
             InputError: A setting does not exist or is not allowed.
             ReadOnlyLog: The log cannot be written.
@@ -917,6 +933,7 @@ class Log(Closeable):
         Example:
             ```python
             log.alter_topic("orders", add_columns="coupon STRING", retention="30 days")
+            log.alter_topic("orders", alter_columns="amount DECIMAL(20,2)")
             ```
         """
 

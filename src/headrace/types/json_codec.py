@@ -19,9 +19,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,6 +33,8 @@ import pyarrow.json as pj
 from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.columnar.keys import as_array
 from headrace.errors import BadRows, BugError
+from headrace.types.schema import parse_schema
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 
 # Wire types
 
@@ -663,19 +666,26 @@ def encode_column(batch: pa.RecordBatch) -> pa.BinaryArray:
 
 
 def decode_rows(
-    values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    *,
+    ignored: Collection[str] = (),
+    history: SchemaHistory = NO_HISTORY,
 ) -> Decoded:
     """The rows of JSON values. Columns that a value lacks are null; `ignored` are names that a
-    value may have although the schema does not.
+    value may have although the schema does not. By the `history` of the schema, renamed columns are
+    found by their former names, and dropped ones are ignored.
     """
     if values and all(is_arrow_readable(column.type) for column in schema):
-        batch = _decode_with_arrow(values, schema)
+        batch = _decode_with_arrow(values, schema, history)
         if batch is not None:
             return Decoded(batch)
-    return decode_rows_exactly(values, schema, ignored=ignored)
+    return decode_rows_exactly(values, schema, ignored=ignored, history=history)
 
 
-def _decode_with_arrow(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:
+def _decode_with_arrow(
+    values: Sequence[bytes], schema: pa.Schema, history: SchemaHistory = NO_HISTORY
+) -> pa.RecordBatch | None:
     """The rows of JSON values by Arrow's reader, the same as by `decode_rows_exactly`; None if
     anything is unusual.
     """
@@ -683,6 +693,9 @@ def _decode_with_arrow(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordB
     if len(joined) > MAX_ARROW_BYTES or not _are_object_lines(joined, len(values)):
         return None
     wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
+    formers = {column.name: history.former_names(column.name) for column in schema}
+    for name, kind in _former_columns(schema, history):
+        wire = wire.append(pa.field(name, kind))
     try:
         parsed = pj.read_json(
             pa.BufferReader(joined),
@@ -693,13 +706,41 @@ def _decode_with_arrow(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordB
         )
         if parsed.num_rows != len(values):
             return None
-        columns = [from_wire(as_array(parsed.column(each.name)), each.type) for each in schema]
+        columns = [
+            from_wire(_merge_names(parsed, each.name, formers[each.name]), each.type)
+            for each in schema
+        ]
     except (pa.ArrowException, UnicodeDecodeError):
         return None
     for column, declared in zip(columns, schema, strict=True):
         if not has_every_required_value(column, declared) or not _is_finite(column):
             return None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _former_columns(schema: pa.Schema, history: SchemaHistory) -> Iterator[tuple[str, pa.DataType]]:
+    """The former names of renamed columns and the names of dropped ones, with their wire types."""
+    for former, present in history.renamed:
+        if present in schema.names:
+            yield former, wire_type(schema.field(present).type)
+    for name, kind in history.dropped:
+        if name not in schema.names and is_arrow_readable(_named_type(kind)):
+            yield name, wire_type(_named_type(kind))
+
+
+@lru_cache(maxsize=1024)
+def _named_type(name: str) -> pa.DataType:
+    return parse_schema(f"c {name}").field(0).type
+
+
+def _merge_names(parsed: pa.Table, name: str, formers: Sequence[str]) -> pa.Array:
+    """A column of parsed rows, of which some have it under a former name."""
+    column = as_array(parsed.column(name))
+    for former in formers:
+        values = as_array(parsed.column(former))
+        if values.null_count < len(values):
+            column = pc.coalesce(column, values)
+    return column
 
 
 def _are_object_lines(joined: bytes, count: int) -> bool:
@@ -736,12 +777,19 @@ def decode_rows_exactly(
     schema: pa.Schema,
     *,
     ignored: Collection[str] = (),
+    history: SchemaHistory = NO_HISTORY,
     parser: Parser = parse_json,
 ) -> Decoded:
     """The rows of JSON values, decoded value by value. `parser` returns the JSON object of a value,
-    or raises JsonMismatch.
+    or raises JsonMismatch. `ignored` and `history` are as in `decode_rows`.
     """
-    rows, misfits = parse_rows_exactly(values, schema, ignored, parser)
+    if history:
+        ignored = [*ignored, *(name for name, _ in history.dropped)]
+        rows, misfits = parse_rows_exactly(
+            values, schema, ignored, lambda value: _with_present_names(parser(value), history)
+        )
+    else:
+        rows, misfits = parse_rows_exactly(values, schema, ignored, parser)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):
         column = schema.field(len(columns))
@@ -755,6 +803,15 @@ def decode_rows_exactly(
             columns = []  # earlier columns still have the removed rows: build all columns again
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return Decoded(batch, list(rows) if misfits else None, dict(sorted(misfits.items())))
+
+
+def _with_present_names(parsed: Any, history: SchemaHistory) -> Any:
+    """A JSON object with the present names of its columns."""
+    if not isinstance(parsed, dict) or not history.renamed:
+        return parsed
+    formers = dict(history.renamed)
+    renamed = {formers[name]: value for name, value in parsed.items() if name in formers}
+    return renamed | {name: value for name, value in parsed.items() if name not in formers}
 
 
 def _exact_column(cells: list[object], column: pa.Field) -> pa.Array:

@@ -40,8 +40,10 @@ logger = logging.getLogger("headrace.log")
 # Checkpoints
 
 CHECKPOINT_SUFFIX = ".checkpoint"
-CHECKPOINT_VERSION = 2
-"""Format 2 has the ranges of the sequence numbers that each producer has stored."""
+CHECKPOINT_VERSION = 3
+"""Format 2 has the ranges of the sequence numbers that each producer has stored; format 3, written
+only then, topics whose columns have changed.
+"""
 MAX_CHECKPOINTS = 2
 
 
@@ -54,7 +56,9 @@ def save_checkpoint(
     disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]
 ) -> None:
     """Store a state as of `lsn`, a position in the journal file that starts at `base`."""
-    content = {"version": CHECKPOINT_VERSION, "lsn": lsn, "base": base, "state": state}
+    has_history = any("schema_history" in topic["settings"] for topic in state["topics"].values())
+    version = CHECKPOINT_VERSION if has_history else CHECKPOINT_VERSION - 1
+    content = {"version": version, "lsn": lsn, "base": base, "state": state}
     text = json.dumps(content, separators=(",", ":")).encode()
     disk.replace_file(directory / checkpoint_name(lsn), [b"%08x\n" % zlib.crc32(text), text])
 
@@ -365,7 +369,7 @@ class Replica:
         defined: set[str] = set()
         for operation in record.meta["ops"]:
             kind, *arguments = operation
-            if kind in {"topic", "restore"}:
+            if kind in {"topic", "evolve", "restore"}:
                 defined.add(arguments[0])
             elif (
                 kind in {"append", "adopt", "roll", "start"}

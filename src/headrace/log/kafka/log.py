@@ -5,7 +5,7 @@ and transactions are in modules of their own; `verify` and `stats` are here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from headrace.log.values import (
     TopicStats,
 )
 from headrace.names import check_name
+from headrace.types.schema_history import SchemaChange
 
 UNKNOWN = -1
 
@@ -114,15 +115,22 @@ class KafkaLog(Log):
         name: str,
         *,
         add_columns: str | None = None,
+        alter_columns: str | None = None,
+        drop_columns: str | Sequence[str] | None = None,
+        rename_columns: Mapping[str, str] | None = None,
         partitions: int | None = None,
         allow_moving_keys: bool = False,
+        dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
         return self._topics.alter(
             name,
-            columns=add_columns,
+            change=SchemaChange.of(
+                add=add_columns, alter=alter_columns, drop=drop_columns, rename=rename_columns
+            ),
             partitions=partitions,
             allow_moving_keys=allow_moving_keys,
+            dry_run=dry_run,
             settings=settings,
         )
 

@@ -339,7 +339,10 @@ def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequen
         return decode_raw_values(info, values)
     present = [row for row, value in enumerate(values) if value is not None]
     decoded = decode_rows(
-        [values[row] or b"" for row in present], info.arrow_schema, ignored=ignored
+        [values[row] or b"" for row in present],
+        info.arrow_schema,
+        ignored=ignored,
+        history=info.schema_history,
     )
     if len(present) == len(values):
         return decoded
@@ -364,6 +367,7 @@ def _decode_table(
         [values[row] or b"" for row in with_value],
         declared_schema(info.arrow_schema),
         ignored=ignored,
+        history=info.schema_history,
     )
     keys = decode_key_columns([messages[row].key() for row in tombstones], info)
     misfits = {with_value[row]: reason for row, reason in decoded.misfits.items()} | {

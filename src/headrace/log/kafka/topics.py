@@ -24,13 +24,15 @@ from headrace.log.kafka.sender import DeliveryReports, Record, send_records
 from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
+from headrace.types.schema_history import SchemaChange, SchemaHistory
 
-VERSION = 1
+VERSION = 2
+"""Format 2, written only then, has the history of columns that have changed."""
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
 _STORED_FIELDS = [
     field.name
     for field in fields(TopicInfo)
-    if field.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
+    if field.name not in {"name", "schema", "arrow_schema", "schema_history", "partitions", "id"}
 ]
 TOPICS_TOPIC = "__headrace.topics"
 INTERNAL_PREFIX = "__headrace."
@@ -47,11 +49,13 @@ def dump_description(info: TopicInfo, uid: str) -> bytes:
     """The stored description of a topic. `uid` distinguishes it from an earlier topic of the same
     name.
     """
+    history = {"schema_history": info.schema_history.dump()} if info.schema_history else {}
     stored = {
-        "version": VERSION,
+        "version": VERSION if history else VERSION - 1,
         "uid": uid,
         "ddl": info.schema,
         **{name: getattr(info, name) for name in _STORED_FIELDS},
+        **history,
     }
     return json.dumps(stored, ensure_ascii=False).encode()
 
@@ -71,6 +75,7 @@ def load_description(name: str, value: bytes, partitions: int) -> tuple[TopicInf
             )
         columns, key = parse_schema(stored["ddl"]), tuple(stored["key"])
         rest = {field: stored[field] for field in _STORED_FIELDS if field != "key"}
+        history = SchemaHistory.load(stored.get("schema_history"))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.",
@@ -85,6 +90,7 @@ def load_description(name: str, value: bytes, partitions: int) -> tuple[TopicInf
             key=key,
             partitions=partitions,
             id=uid,
+            schema_history=history,
             **rest,
         ),
         uid,
@@ -211,22 +217,25 @@ class TopicStore:
         self,
         name: str,
         *,
-        columns: str | None,
+        change: SchemaChange,
         partitions: int | None,
         allow_moving_keys: bool,
+        dry_run: bool,
         settings: dict[str, Any],
     ) -> TopicInfo:
         """Alter a topic: check everything, then change Kafka's settings and partitions, then store
-        the new description.
+        the new description. With `dry_run` it is only checked.
         """
         info, uid = self.describe(name)
         changed = altered_topic(
             info,
-            columns=columns,
+            change=change,
             partitions=partitions,
             allow_moving_keys=allow_moving_keys,
             settings=settings,
         )
+        if dry_run:
+            return changed
         if settings:
             self._admin.configure_topic(name, kafka_config(changed))
         if changed.partitions > info.partitions:

@@ -211,7 +211,12 @@ def _text(
 ) -> Iterator[LocatedBatch]:
     source = "standard input" if path == STDIN else str(path)
     parser = TextRowParser(
-        info.arrow_schema, info.key, is_table=info.is_table, topic=info.name, source=source
+        info.arrow_schema,
+        info.key,
+        is_table=info.is_table,
+        topic=info.name,
+        source=source,
+        history=info.schema_history,
     )
     stream = sys.stdin.buffer if path == STDIN else open_file(path)
     on_read = reading.progress_callback(
