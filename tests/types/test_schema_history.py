@@ -10,7 +10,7 @@ from headrace.types.schema import parse_schema, to_ddl
 from headrace.types.schema_history import (
     MAX_CHANGES,
     NO_HISTORY,
-    SchemaChange,
+    ColumnChange,
     SchemaHistory,
     differences,
     evolve,
@@ -23,7 +23,7 @@ def change(
     ddl: str, history: SchemaHistory = NO_HISTORY, key: tuple[str, ...] = (), **what: Any
 ) -> tuple[str, SchemaHistory]:
     schema, history = evolve(
-        parse_schema(ddl), history, SchemaChange.of(**what), key=key, where="The topic 't'"
+        parse_schema(ddl), history, ColumnChange.of(**what), key=key, where="The topic 't'"
     )
     return to_ddl(schema), history
 

@@ -184,8 +184,9 @@ class Producer(Closeable):
 
         Args:
             rows: A dict, an iterable of dicts, a pyarrow Table or RecordBatch, or a pandas
-                DataFrame, with exactly the topic's columns. On a table's topic the column
-                `_change_type` says what kind of change each row is.
+                DataFrame, with exactly the topic's columns. Columns that were added to the topic
+                later may be left out. On a table's topic the column `_change_type` says what kind
+                of change each row is.
             sequence: The number of this append, for a producer with an id. Numbers rise, and may
                 leave gaps; None uses `last_sequence + 1`. An append of no rows uses none.
             headers: One entry per row: a mapping or pairs of header name and bytes, or None.
@@ -1100,7 +1101,8 @@ class Log(Closeable):
             partition: One partition; None reads all, one after the other.
             start: The first offset; None for the earliest.
             stop: Read up to, not including, this offset; None for the end.
-            columns: The columns to read; None for the topic's columns and `_partition`, `_offset`
+            columns: The columns to read, also by names that they had before they were renamed;
+                None for the topic's columns and `_partition`, `_offset`
                 and `_timestamp`.
             headers: Also offer the column `_headers`.
             on_corrupt: "raise" stops at damaged rows; "skip" logs them and goes on.

@@ -146,13 +146,14 @@ def _from_mappings(
 
 
 def _present_row(
-    row: Mapping[str, Any], plan: _SchemaPlan, history: SchemaHistory, *, where: str
+    row: Any, plan: _SchemaPlan, history: SchemaHistory, *, where: str
 ) -> Mapping[str, Any]:
-    """A row of an older producer with the topic's present columns. What is no row, and what is
-    missing or unknown, is left to `_explain_mappings`.
+    """A row of an older producer with the topic's present columns. What is no row is left to
+    `_explain_mappings`.
     """
     if not isinstance(row, Mapping) or row.keys() == set(plan.names):
-        return row
+        unchanged: Mapping[str, Any] = row
+        return unchanged
     sources = _sources(row, plan.names, history, where=where)
     for name in row:
         if name not in sources.values() and row[name] is not None:

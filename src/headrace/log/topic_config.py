@@ -23,7 +23,7 @@ from headrace.errors import (
 from headrace.log.values import TopicInfo
 from headrace.names import check_name
 from headrace.types.schema import check_key, parse_schema, table_schema, to_ddl
-from headrace.types.schema_history import SchemaChange, definition, differences, evolve
+from headrace.types.schema_history import ColumnChange, definition, differences, evolve
 
 T = TypeVar("T")
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
@@ -126,7 +126,7 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def altered_topic(
     info: TopicInfo,
     *,
-    change: SchemaChange,
+    change: ColumnChange,
     partitions: int | None,
     allow_moving_keys: bool,
     settings: Mapping[str, Any],

@@ -144,7 +144,7 @@ def definition(field: pa.Field) -> str:
 
 
 @dataclass(frozen=True)
-class SchemaChange:
+class ColumnChange:
     """A change of a topic's columns, as a user asks for it."""
 
     add: str | None = None
@@ -163,7 +163,7 @@ class SchemaChange:
         alter: str | None = None,
         drop: str | Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
-    ) -> SchemaChange:
+    ) -> ColumnChange:
         return cls(
             add=add,
             alter=alter,
@@ -178,7 +178,7 @@ class SchemaChange:
 def evolve(
     schema: pa.Schema,
     history: SchemaHistory,
-    change: SchemaChange,
+    change: ColumnChange,
     *,
     key: tuple[str, ...],
     where: str,

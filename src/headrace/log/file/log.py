@@ -69,7 +69,7 @@ from headrace.log.values import (
     TopicStats,
 )
 from headrace.names import check_name
-from headrace.types.schema_history import SchemaChange
+from headrace.types.schema_history import ColumnChange
 
 # A checkpoint is made at close if the next one to open the log would read more journal than this.
 _CHECKPOINT_AT_CLOSE_RECORDS = 200
@@ -185,7 +185,7 @@ class FileLog(LogHandle, Log):
         dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        change = SchemaChange.of(
+        change = ColumnChange.of(
             add=add_columns, alter=alter_columns, drop=drop_columns, rename=rename_columns
         )
 

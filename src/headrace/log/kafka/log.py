@@ -51,7 +51,7 @@ from headrace.log.values import (
     TopicStats,
 )
 from headrace.names import check_name
-from headrace.types.schema_history import SchemaChange
+from headrace.types.schema_history import ColumnChange
 
 UNKNOWN = -1
 
@@ -125,7 +125,7 @@ class KafkaLog(Log):
     ) -> TopicInfo:
         return self._topics.alter(
             name,
-            change=SchemaChange.of(
+            change=ColumnChange.of(
                 add=add_columns, alter=alter_columns, drop=drop_columns, rename=rename_columns
             ),
             partitions=partitions,

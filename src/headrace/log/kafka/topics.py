@@ -24,7 +24,7 @@ from headrace.log.kafka.sender import DeliveryReports, Record, send_records
 from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
-from headrace.types.schema_history import SchemaChange, SchemaHistory
+from headrace.types.schema_history import ColumnChange, SchemaHistory
 
 VERSION = 2
 """Format 2, written only then, has the history of columns that have changed."""
@@ -217,7 +217,7 @@ class TopicStore:
         self,
         name: str,
         *,
-        change: SchemaChange,
+        change: ColumnChange,
         partitions: int | None,
         allow_moving_keys: bool,
         dry_run: bool,
