@@ -33,7 +33,8 @@ from benchmarks.state_runs import (
     random_rows,
     session,
 )
-from headrace.runtime.runner import MAX_TICKS_A_BATCH, Runner
+from headrace.runtime.query import MAX_TICKS_A_BATCH
+from headrace.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -310,7 +310,11 @@ class SegmentHeader:
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""
-        about = {"topic": self.topic, "id": self.id, "settings": self.settings}
+        about: dict[str, Any] = {
+            "topic": self.topic,
+            "id": self.id,
+            "settings": self.settings,
+        }
         if self.stop is not None:
             about["stop"] = self.stop
         meta = json.dumps(about).encode()
