@@ -160,7 +160,8 @@ class Offsets(dict[str, dict[int, int]]):
     Args:
         offsets: Topic -> partition -> next offset.
         member: The group member the offsets come from; None for offsets computed elsewhere.
-        handle: The backend's handle of that member, if it needs one (Kafka).
+        handle: The consumer the offsets come from, if it is in this process.
+        epoch: Tells positions from before a rebalance that fenced the member from later ones.
 
     Example:
         ```python
@@ -174,10 +175,20 @@ class Offsets(dict[str, dict[int, int]]):
         *,
         member: str | None = None,
         handle: Any = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__({topic: dict(partitions) for topic, partitions in offsets.items()})
         self.member = member
         self.handle = handle
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the offsets and the member, without the consumer."""
+        return _load_offsets, (dict(self), self.member)
+
+
+def _load_offsets(offsets: dict[str, dict[int, int]], member: str | None) -> Offsets:
+    return Offsets(offsets, member=member)
 
 
 @dataclass(frozen=True)

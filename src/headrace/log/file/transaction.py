@@ -7,6 +7,7 @@ all of it or nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from headrace.errors import (
     DiskFull,
     FencedError,
     InputError,
+    MemberFenced,
     NoteConflict,
     TransactionFenced,
     TransactionTimedOut,
@@ -50,8 +52,8 @@ class FileTransaction(Transaction):
         self.id = id
         self._timeout_us = timeout_us
         self._epoch = epoch
-        self._started_us = now_us()
-        self._directory = staging_name(self._started_us + self._timeout_us)
+        self._deadline_s = time.monotonic() + timeout_us / 1e6
+        self._directory = staging_name(now_us() + timeout_us)
         self._assigner = PartitionAssigner()
         self._topics: dict[str, TopicState] = {}
         self._rows: list[PreparedRows] = []
@@ -112,6 +114,8 @@ class FileTransaction(Transaction):
         offsets = plain_offsets(positions)
         for topic in offsets:
             self._topic(topic)
+        if offsets.handle is not None:
+            offsets.handle.check_positions(offsets)
         self._offsets.append((group, offsets))
 
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
@@ -147,7 +151,7 @@ class FileTransaction(Transaction):
                 f"The transaction {self.id!r} has ended.",
                 fix="begin another one with log.transaction(...).",
             )
-        if now_us() > self._started_us + self._timeout_us:
+        if time.monotonic() > self._deadline_s:
             self.abort()
             raise TransactionTimedOut(
                 f"The transaction {self.id!r} was open for longer than"
@@ -184,6 +188,9 @@ class FileTransaction(Transaction):
 
     def commit(self) -> AppendResult:
         self._check_open()
+        consumers = [(offsets.handle, offsets) for _, offsets in self._offsets if offsets.handle]
+        for consumer, offsets in consumers:
+            consumer.check_positions(offsets)
         staged = [*(writer.finish() for writer in self._spilled.values()), *self._adopted]
         while True:
             try:
@@ -203,12 +210,17 @@ class FileTransaction(Transaction):
                     for rows in self._rows
                 ]
                 self._topics = topics
-            except (InputError, FencedError, TransactionTimedOut, DiskFull):
+            except (InputError, FencedError, TransactionTimedOut, DiskFull) as error:
+                if isinstance(error, MemberFenced):
+                    for consumer, _ in consumers:
+                        consumer.refuse_positions()
                 raise  # refused: nothing of it is stored
             except BaseException:  # it may be stored: leave the staged rows alone
                 self._is_open = False
                 raise
         self._is_open = False
+        for consumer, offsets in consumers:
+            consumer.settle_positions(offsets)
         discard(self.log.store, [file for part in staged for file, _ in part.partitions.values()])
         return result
 

@@ -349,6 +349,23 @@ class ClusterAdmin:
             time.sleep(POLL_SECONDS)
             request = self._request_committed(group, partitions)
 
+    def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its committed offsets. Kafka refuses it while the group has
+        members.
+        """
+        with translate_errors(f"delete the group {group!r}"):
+            try:
+                self._client.delete_consumer_groups([group], request_timeout=RESPONSE_SECONDS)[
+                    group
+                ].result()
+            except KafkaException as error:
+                if error_code(error) == KafkaError.NON_EMPTY_GROUP:
+                    raise MemberFenced(
+                        f"The group {group!r} has active consumers, so it cannot be deleted.",
+                        fix="stop its consumers, then delete it.",
+                    ) from None
+                raise
+
     def alter_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group. Kafka refuses it while the group has members."""
         in_use = MemberFenced(
