@@ -494,6 +494,42 @@ class GroupsContract(ContractBase):
             assert lag.rows == 1
             assert 0 <= lag.seconds < 30
 
+    def test_a_group_can_be_shifted_and_a_reset_can_be_tried(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        group = name("g")
+        append(log, events, [event(n) for n in range(10)])
+        with pytest.raises(errors.UnknownGroup):
+            log.reset_group(group, events, shift=1)
+        log.reset_group(group, events, 6)
+        assert log.reset_group(group, events, shift=-2, dry_run=True) == {events: {0: 4}}
+        assert log.reset_group(group, events, "earliest", dry_run=True) == {events: {0: 0}}
+        assert log.committed(group) == {events: {0: 6}}, "nothing has moved"
+        for shift, offset in ((-2, 4), (-100, 0), (3, 3)):
+            assert log.reset_group(group, events, shift=shift) == {events: {0: offset}}
+            assert log.committed(group) == {events: {0: offset}}
+        for wrong in ({}, {"to": 1, "shift": 1}):
+            with pytest.raises(errors.InputError, match="either"):
+                log.reset_group(group, events, **wrong)
+        other = log.create_topic(name("other"), "n BIGINT").name
+        with pytest.raises(errors.InputError, match="no committed offset"):
+            log.reset_group(group, other, shift=1)
+
+    def test_a_group_could_not_be_deleted(self, log: hr.Log, events: str, name: MakeName) -> None:
+        group = name("g")
+        append(log, events, event(1))
+        with log.consumer(events, group=group) as consumer:
+            drain(consumer, 1)
+            consumer.commit()
+            with pytest.raises(errors.MemberFenced):
+                log.delete_group(group)
+        log.delete_group(group)
+        assert group not in log.groups()
+        with pytest.raises(errors.UnknownGroup):
+            log.delete_group(group)
+        with log.consumer(events, group=group) as consumer:
+            assert drain(consumer, 1) == [1], "it begins anew"
+
     def test_lag_of_rows_in_transactions(self, log: hr.Log, orders: str, name: MakeName) -> None:
         group = name("g")
         append(log, orders, [order(n, customer=n) for n in range(40)])

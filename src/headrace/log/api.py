@@ -32,6 +32,8 @@ from headrace.log.values import (
     Offsets,
     Partitioner,
     PartitionLag,
+    PeekedMessage,
+    QueueStats,
     Rows,
     Staged,
     TopicInfo,
@@ -788,6 +790,83 @@ class Queue(Closeable):
         Example:
             ```python
             queue.nack([message.receipt], delay="1 minute")
+            ```
+        """
+
+    @abstractmethod
+    def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
+        """Extend the leases of messages by their receipts, all or none.
+
+        Args:
+            receipts: `message.receipt` of each message.
+            visibility: How long, from now, nobody else receives the messages.
+
+        Raises:
+            LeaseLost: One of the messages is no longer leased under its receipt.
+            InputError: A text is not a receipt.
+            NotSupported: The log is on Kafka, whose share groups cannot extend a lease.
+
+        Example:
+            ```python
+            queue.renew([message.receipt for message in messages], "5 minutes")
+            ```
+        """
+
+    @abstractmethod
+    def peek(self, max_messages: int = 10) -> Sequence[PeekedMessage]:
+        """Look at messages that are not done, without leasing them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages, oldest first within a partition, leased and delayed ones included.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            for message in queue.peek(5):
+                print(message.offset, message.status, message.row)
+            ```
+        """
+
+    @abstractmethod
+    def stats(self) -> Sequence[QueueStats]:
+        """How many messages are ready, leased and delayed.
+
+        Returns:
+            One entry per partition.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            sum(stats.ready for stats in queue.stats())
+            ```
+        """
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Mark every message that is in the topic now as done, leased ones included.
+
+        The rows stay in the topic: other groups still receive them, and `Log.reset_group` brings
+        them back.
+
+        Returns:
+            How many messages were not done before.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, whose client cannot move share groups.
+
+        Example:
+            ```python
+            queue.purge()
             ```
         """
 

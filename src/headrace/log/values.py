@@ -256,6 +256,48 @@ class GroupInfo:
 
 
 @dataclass(frozen=True)
+class PeekedMessage:
+    """A message of a queue that was looked at and not leased."""
+
+    topic: str
+    """The topic the message is in."""
+    partition: int
+    """The message's partition."""
+    offset: int
+    """The message's offset in its partition."""
+    timestamp: datetime
+    """When the message was appended."""
+    deliveries: int
+    """How many times the message has been delivered."""
+    status: str
+    """One of "ready", "leased" (delivered, not settled) and "delayed" (returned with a delay)."""
+    row: dict[str, Any]
+    """The message's columns."""
+    headers: list[tuple[str, bytes | None]]
+    """The message's headers."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """How many messages of one partition a queue's group has before it."""
+
+    topic: str
+    """The topic."""
+    group: str
+    """The group."""
+    partition: int
+    """The partition."""
+    ready: int
+    """Messages that the next receiver gets."""
+    leased: int
+    """Messages that were delivered, are not settled, and whose visibility has not ended."""
+    delayed: int
+    """Messages that were returned with a delay that has not passed."""
+    oldest: int | None
+    """The offset of the oldest message that is not done; None if all are."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One piece of damage that `Log.verify` found."""
 
