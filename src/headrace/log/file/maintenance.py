@@ -580,6 +580,10 @@ def _verify_frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str,
         if first < expected or (first > expected and not segment.may_have_gaps):
             yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
         expected = first + frame.span
+    segment_end = segment.header.stop
+    if segment_end is not None and segment_end < stop and not segment.is_truncated:
+        message = f"offsets {segment_end} to {stop - 1} are in no segment"
+        yield "missing", segment.file.size(), message, segment_end
     if (expected < stop and not segment.may_have_gaps) or segment.is_truncated:
         position = min(end, segment.file.size())
         yield "missing", position, f"the file ends before offset {stop}", expected

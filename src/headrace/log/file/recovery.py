@@ -184,6 +184,17 @@ class _Redo:
                 self.store.disk.sync_directory(self.store.partition_directory(directory, partition))
         for path in self.adopted:
             self.store.disk.sync_directory(path)
+        self._remove_merged()
+
+    def _remove_merged(self) -> None:
+        """Remove segments that records have written again although compaction had moved their rows
+        into the segment before. That happens if the newest checkpoint is damaged.
+        """
+        for directory, partition, segment in self.ends:
+            path = self.store.partition_directory(directory, partition)
+            before = list_segments(path, segment, begun=False)
+            if before and _stop_of(self.store, path / before[-1].name) > segment:
+                self.store.disk.unlink(path / segment_name(segment))
 
     def _remove_strays(self) -> None:
         """Remove segments that failed commits began, between and behind those that did happen, and
@@ -200,6 +211,17 @@ class _Redo:
                 for segment, following in pairwise(segments):
                     if following.base <= state.start:
                         self.store.disk.unlink(path / segment.name)
+
+
+def _stop_of(store: Store, path: Path) -> int:
+    """The offset behind a rewritten segment; 0 if it was not, or cannot be read."""
+    file = store.disk.open(path, write=False)
+    try:
+        return read_segment_header(file).stop or 0
+    except CorruptionError:
+        return 0
+    finally:
+        file.close()
 
 
 def _is_rewritten(file: DiskFile) -> bool:

@@ -300,10 +300,14 @@ class SegmentHeader:
     flags: int = 0
     end: int = 0  # the file's size, if it was written at once; 0 if it grew
     size: int = 0  # the size of both copies
+    stop: int | None = None  # the offset behind a rewritten segment; None if its frames show it
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""
-        meta = json.dumps({"topic": self.topic, "id": self.id, "settings": self.settings}).encode()
+        about = {"topic": self.topic, "id": self.id, "settings": self.settings}
+        if self.stop is not None:
+            about["stop"] = self.stop
+        meta = json.dumps(about).encode()
         columns: bytes = self.schema.serialize().to_pybytes()
         size = -(-(_SEGMENT_HEADER.size + len(meta) + len(columns)) // 64) * 64
         tail = (meta + columns).ljust(size - _SEGMENT_HEADER.size, b"\0")
@@ -325,7 +329,13 @@ class SegmentHeader:
 
 
 def new_segment_header(
-    topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0
+    topic: str,
+    partition: int,
+    schema: pa.Schema,
+    settings: dict[str, Any],
+    *,
+    flags: int = 0,
+    stop: int | None = None,
 ) -> SegmentHeader:
     """A header with a random id, by which an index names its segment."""
     return SegmentHeader(
@@ -335,6 +345,7 @@ def new_segment_header(
         schema=schema,
         settings=settings,
         flags=flags,
+        stop=stop,
     )
 
 
@@ -385,6 +396,7 @@ def _read_header_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | N
         flags=flags,
         end=end,
         size=2 * size,
+        stop=meta.get("stop"),
     )
 
 
