@@ -135,3 +135,19 @@ def test_the_monotonic_clock_of_a_machine_is_the_same_in_all_its_processes() -> 
     ).stdout.split()
     assert answer[0] == liveness.machine_clock()
     assert before < int(answer[1]) < liveness.monotonic_us()
+
+
+def test_a_dead_member_stayed_in_a_group_that_nobody_else_read(log: hr.Log, tmp_path: Path) -> None:
+    script = (
+        "import os, headrace as hr\n"
+        f"hr.open_log({log.address!r}).consumer('t', group='g', session_timeout='200 ms')\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    time.sleep(0.3)
+    assert len(log.group("g").members) == 1
+    orphan = tmp_path / "log" / "groups" / "g~gone-1-2"
+    orphan.write_text(json.dumps({"clock": liveness.machine_clock(), "us": 0, "count": 1}))
+    log.maintain()
+    assert log.group("g").members == ()
+    assert list((tmp_path / "log" / "groups").iterdir()) == []

@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _MIN_SLEEP_S = 0.001
 _MAX_SLEEP_S = 0.01
+_ORPHAN_LIFETIME_US = 600 * 1_000_000
 
 
 # Assignment
@@ -269,6 +271,29 @@ def leave_group(draft: CommitDraft, group: str, member: str) -> None:
     known = draft.state.groups.get(group)
     if known is not None and member in known.members:
         coordinate(draft, group, None, {}, [member])
+
+
+def remove_dead_members(log: LogHandle) -> None:
+    """Remove members that died when nobody else of their group was left to notice, and heartbeat
+    files that belong to no member.
+    """
+    with log.store.frozen_view() as state:
+        groups = {name: dict(group.members) for name, group in state.groups.items()}
+    for group, members in groups.items():
+        dead = log.members.dead(group, members)
+        if dead:
+            log.committer.submit(partial(_remove_members, group=group, dead=dead))
+            remove_heartbeats(log.store.root, group, dead)
+    for path in (log.store.root / "groups").glob("*~*"):
+        group, _, member = path.name.partition("~")
+        is_member = member in groups.get(group, {})
+        if not is_member and log.members.silent_us(group, member) > _ORPHAN_LIFETIME_US:
+            remove_heartbeats(log.store.root, group, [member])
+
+
+def _remove_members(draft: CommitDraft, group: str, dead: list[str]) -> None:
+    if group in draft.state.groups:
+        coordinate(draft, group, None, {}, dead)
 
 
 # Offsets

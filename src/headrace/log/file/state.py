@@ -30,7 +30,7 @@ Operation = list[Any]
 RECENT_SEQUENCES = 8
 """How many sequence numbers of a producer are stored with their offsets."""
 PRODUCER_RETENTION_US = 30 * 24 * 3600 * 1_000_000
-"""How long a producer that appends nothing is remembered."""
+"""How long a producer that appends nothing, or a transaction id that is not used, is remembered."""
 
 # Queues
 
@@ -372,7 +372,8 @@ class State:
         self.time_us = 0
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
-        self.transactions: dict[str, int] = {}
+        self.transactions: dict[str, int] = {}  # id -> epoch
+        self.transactions_seen_us: dict[str, int] = {}
         self.groups: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         self.notes: dict[str, str] = {}
@@ -493,7 +494,7 @@ class State:
             producer = self.producers.setdefault(name, ProducerState())
             producer.epoch, producer.seen_us = epoch, self.time_us
         else:
-            self.transactions[name] = epoch
+            self.transactions[name], self.transactions_seen_us[name] = epoch, self.time_us
 
     def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
@@ -554,6 +555,12 @@ class State:
         self.producers = {
             key: value for key, value in self.producers.items() if value.seen_us >= oldest
         }
+        self.transactions_seen_us = {
+            name: seen_us
+            for name, seen_us in self.transactions_seen_us.items()
+            if seen_us >= oldest
+        }
+        self.transactions = {name: self.transactions[name] for name in self.transactions_seen_us}
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON, for `State.load`. It shares nothing with the state that later commits
@@ -574,6 +581,7 @@ class State:
                 for key, producer in self.producers.items()
             },
             "transactions": dict(self.transactions),
+            "transactions_seen_us": dict(self.transactions_seen_us),
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
@@ -597,6 +605,9 @@ class State:
                 else StoredSequences.of(sequence for sequence, _, _ in recent),
             )
         state.transactions = dump["transactions"]
+        state.transactions_seen_us = dump.get(  # since format 2 of checkpoints
+            "transactions_seen_us", dict.fromkeys(state.transactions, state.time_us)
+        )
         state.notes = dump["notes"]
         for key, (generation, members, owners, target, committed) in dump["groups"].items():
             state.groups[key] = GroupState(

@@ -29,7 +29,7 @@ from headrace.log.file.consumer import check_offsets, check_owner, plain_offsets
 from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_batch
 from headrace.log.file.segment import control_frame
 from headrace.log.file.staging import StagingWriter, discard, staging_name
-from headrace.log.file.state import TopicState
+from headrace.log.file.state import PRODUCER_RETENTION_US, TopicState
 from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES_IN_MEMORY = 8 << 20
+_SEEN_INTERVAL_US = PRODUCER_RETENTION_US // 30
 _ANY_VALUE = object()
 
 
@@ -71,7 +72,8 @@ class FileTransaction(Transaction):
         timeout_us = to_us(timeout, what="timeout")
 
         def decide(draft: CommitDraft) -> int:
-            epoch = draft.state.transactions.get(id, 0) + 1
+            # An id that was forgotten begins above all epochs that it ever had.
+            epoch = draft.state.transactions.get(id, draft.state.commit) + 1
             draft.do("epoch", "transaction", id, epoch)
             return epoch
 
@@ -239,6 +241,8 @@ class FileTransaction(Transaction):
             store_offsets(draft, group, offsets)
         for name, value, _ in self._notes:
             draft.do("note", name, value)
+        if draft.time_us - draft.state.transactions_seen_us[self.id] > _SEEN_INTERVAL_US:
+            draft.do("epoch", "transaction", self.id, self._epoch)  # it is not forgotten
         return draft.result()
 
     def _check_current(self, draft: CommitDraft) -> None:
@@ -246,6 +250,13 @@ class FileTransaction(Transaction):
         does not have the expected value.
         """
         epoch = draft.state.transactions.get(self.id)
+        if epoch is None:
+            raise TransactionFenced(
+                f"The transaction id {self.id!r} is not known any more, as after"
+                f" {format_us(PRODUCER_RETENTION_US)} without a commit; nothing of this transaction"
+                " is stored.",
+                fix="begin again with log.transaction(...).",
+            )
         if epoch != self._epoch:
             raise TransactionFenced(
                 f"The transaction id {self.id!r} has a newer owner (epoch {epoch}, this one has"

@@ -204,7 +204,8 @@ class KafkaConsumer(Consumer):
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         revoked = {(each.topic, each.partition) for each in partitions}
-        self._fence.lose(revoked)
+        if not self._is_closing:  # a closed consumer cannot commit in any case
+            self._fence.lose(revoked)
         self._positions = {
             partition: offset
             for partition, offset in self._positions.items()
