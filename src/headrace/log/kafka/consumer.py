@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +18,9 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.durations import to_us
-from headrace.errors import BadPartition, InputError, MemberFenced, OffsetOutOfRange
+from headrace.errors import BadPartition, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
 from headrace.log.api import Consumer, RebalanceCallback
-from headrace.log.kafka.cluster import RESPONSE_SECONDS, PartitionId, is_pending
+from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import (
     LOST_MEMBERSHIP,
@@ -34,6 +35,8 @@ from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 from headrace.names import check_name
 
 SETTLE_SECONDS = 10.0
+START_SECONDS = 2.0
+START_RETRY_SECONDS = 0.1
 CONSUME_MESSAGES = 1000  # at once, so that a poll ends near its bound in bytes
 
 
@@ -75,6 +78,8 @@ class KafkaConsumer(Consumer):
         self._readers: dict[str, RowReader] = {}
         self._positions: dict[PartitionId, int] = {}
         self._pending: list[Message] = []
+        self._unstarted: set[PartitionId] = set()
+        self._next_start = 0.0
         self._is_assigned = self._closed = False
         self._poll_interval_ms = to_us(max_poll_interval, what="max_poll_interval") // 1000
         # Kafka refuses a longer session than the interval between polls.
@@ -112,6 +117,9 @@ class KafkaConsumer(Consumer):
         try:
             while not self._is_assigned and time.monotonic() < deadline:
                 self._poll_client(0.05)
+            deadline = min(deadline, time.monotonic() + START_SECONDS)
+            while self._unstarted and time.monotonic() < deadline:
+                self._poll_client(0.05)
         except BaseException:
             self.close(revoke=False)
             raise
@@ -121,25 +129,30 @@ class KafkaConsumer(Consumer):
         of the whole group is raised, and so is one of a user's callback.
         """
         message = self._client.poll(seconds)
+        error = message.error() if message is not None else None
+        is_of_group = error is not None and message is not None and message.topic() is None
+        if message is not None and not is_of_group:
+            self._pending.append(message)
         self._raise_callback_error()
-        if message is None:
-            return
-        error = message.error()
-        if error is not None and error.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
-            return  # the client has left the group, and joins again with this poll
-        if error is not None and message.topic() is None and not error.retriable():
+        # After a pause between polls that was too long, the client joins again by itself.
+        if (
+            error is not None
+            and is_of_group
+            and error.code() != KafkaError._MAX_POLL_EXCEEDED  # noqa: SLF001
+            and not error.retriable()
+        ):
             raise translate_error(KafkaException(error), f"read with the group {self.group!r}")
-        self._pending.append(message)
+        self._start_partitions()
 
     def _call_back(
-        self, callback: RebalanceCallback | None, partitions: Iterable[TopicPartition]
+        self, callback: RebalanceCallback | None, partitions: Iterable[PartitionId]
     ) -> None:
         """Call a user's callback. Its error is raised by the poll in which it was called, when the
         client has done its part of the rebalance.
         """
         by_topic: dict[str, list[int]] = {}
-        for each in partitions:
-            by_topic.setdefault(each.topic, []).append(each.partition)
+        for topic, number in partitions:
+            by_topic.setdefault(topic, []).append(number)
         if callback is None or not by_topic:
             return
         self._is_in_callback = True
@@ -156,51 +169,72 @@ class KafkaConsumer(Consumer):
             raise error
 
     def _on_assign(self, client: Client, partitions: list[TopicPartition]) -> None:
-        """Start each assigned partition at its committed offset, or where `start` says."""
+        """Take assigned partitions, and start those whose offsets are known.
+
+        Offsets that a transaction is committing, perhaps one of a member that was killed, are not
+        known before its end. Such a partition is paused, at an offset that needs no lookup: the
+        client would apply the answer to a lookup even after it was told where to start.
+        """
         self._is_assigned = True
         if not partitions or self._is_closing:
             return
-        committed = self._committed(client, partitions)
-        uncommitted = [(each.topic, each.partition) for each in committed if each.offset < 0]
+        ids = [(each.topic, each.partition) for each in partitions]
+        offsets: dict[PartitionId, int] = {}
+        with suppress(HeadraceError):  # it is raised when the next attempt fails
+            offsets = self._first_offsets(ids)
+        client.incremental_assign([TopicPartition(*each, offsets.get(each, 0)) for each in ids])
+        self._unstarted |= set(ids) - set(offsets)
+        if self._unstarted:
+            client.pause([TopicPartition(*each) for each in self._unstarted])
+        self._begin(offsets)
+
+    def _first_offsets(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        """Where to start: at the committed offset, or where `start` says. Partitions for which a
+        transaction is committing offsets are left out.
+        """
         admin = self._connection.admin
-        starts = (
+        offsets = admin.stable_offsets(self.group, partitions)
+        uncommitted = [partition for partition, offset in offsets.items() if offset < 0]
+        return offsets | (
             admin.start_offsets(uncommitted)
             if self._start == "earliest"
             else admin.end_offsets(uncommitted)
         )
-        for each in committed:
-            partition = (each.topic, each.partition)
-            self._positions[partition] = each.offset if each.offset >= 0 else starts[partition]
-            self._fence.assign(partition, self._positions[partition])
-        client.incremental_assign(
-            [
-                TopicPartition(
-                    each.topic, each.partition, self._positions[each.topic, each.partition]
-                )
-                for each in partitions
-            ]
-        )
-        self._call_back(self._on_assigned, partitions)
 
-    @staticmethod
-    def _committed(client: Client, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The committed offsets, once no transaction is about to change them."""
-        deadline = time.monotonic() + RESPONSE_SECONDS
-        committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
-        while any(map(is_pending, committed)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-            committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
-        return committed
+    def _begin(self, offsets: Mapping[PartitionId, int]) -> None:
+        for partition, offset in offsets.items():
+            self._positions[partition] = offset
+            self._fence.assign(partition, offset)
+        self._call_back(self._on_assigned, offsets)
+
+    def _start_partitions(self) -> None:
+        """Start assigned partitions whose offsets were not known so far."""
+        if not self._unstarted or time.monotonic() < self._next_start:
+            return
+        self._next_start = time.monotonic() + START_RETRY_SECONDS
+        offsets = self._first_offsets(self._unstarted)
+        for partition, offset in offsets.items():
+            self._move(partition, offset)
+            self._client.resume([TopicPartition(*partition)])
+            self._unstarted.discard(partition)
+        self._begin(offsets)
+        self._raise_callback_error()
 
     def _on_revoke(self, _client: Client, partitions: list[TopicPartition]) -> None:
         """Partitions are about to move: what was read of them can still be committed."""
-        self._call_back(self._on_revoked, partitions)
+        self._call_back(self._on_revoked, self._started(partitions))
         self._drop(partitions)
 
     def _on_loss(self, _client: Client, partitions: list[TopicPartition]) -> None:
         """Partitions have been taken away: nothing of them can be committed any more."""
+        lost = self._started(partitions)
         self._drop(partitions)
-        self._call_back(self._on_revoked, partitions)
+        self._call_back(self._on_revoked, lost)
+
+    def _started(self, partitions: Iterable[TopicPartition]) -> list[PartitionId]:
+        """Those of some partitions that have been started, and so announced."""
+        ids = [(each.topic, each.partition) for each in partitions]
+        return [partition for partition in ids if partition in self._positions]
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         revoked = {(each.topic, each.partition) for each in partitions}
@@ -212,6 +246,7 @@ class KafkaConsumer(Consumer):
             if partition not in revoked
         }
         self._pending = [each for each in self._pending if _partition_of(each) not in revoked]
+        self._unstarted -= revoked
 
     # Reading
 
@@ -247,6 +282,7 @@ class KafkaConsumer(Consumer):
                 arrived = self._client.consume(wanted, 0)
                 self._pending += arrived
                 self._raise_callback_error()
+                self._start_partitions()
                 size += sum(map(_size_of, arrived))
                 if len(arrived) < wanted:
                     break
