@@ -323,6 +323,10 @@ class DiskFull(RetryError):
     """The disk is full. Make room and try again; earlier data is intact."""
 
 
+class LockTimeout(RetryError):
+    """Another process holds a log's lock and does not give it back. Nothing was stored."""
+
+
 class ReadOnlyLog(ConfigurationError):
     """The log is opened for reading only. Write where it is writable."""
 
@@ -402,6 +406,12 @@ class CorruptBatch(CorruptionError):
         self.stop = stop
         self.file = file
         self.position = position
+
+
+class TornCopy(CorruptionError):
+    """A log's directory was copied while it was being written: parts of it are of different
+    moments.
+    """
 
 
 class CorruptJournal(CorruptionError):

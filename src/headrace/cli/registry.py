@@ -110,7 +110,9 @@ COMMANDS = (
         "A topic as a queue, for scripts: receive, ack, nack, renew, peek, stats, purge.",
     ),
     CommandEntry("dead", "log.dead", "app", "Dead letters: list, show, replay."),
-    CommandEntry("log", "log.log", "app", "Maintain the log: verify, stats, compact."),
+    CommandEntry(
+        "log", "log.log", "app", "Maintain the log: verify, stats, compact, backup, repair."
+    ),
     CommandEntry(
         "plan",
         "pipeline.plan",

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +25,7 @@ from headrace.durations import to_us
 from headrace.log.lag_watch import LagAlert, LagWatch
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -1615,6 +1617,35 @@ class Log(Closeable):
             ```python
             for finding in log.verify():
                 print(finding.file, finding.position, finding.message)
+            ```
+        """
+
+    @abstractmethod
+    def backup(self, directory: str | Path) -> BackupResult:
+        """Back up the whole log into a directory while it is in use. Opening that directory is
+        restoring it.
+
+        The backup is as of one commit: it has whole transactions only. A second backup into the
+        same directory copies only what is new. Every batch that is copied is verified. Writers go
+        on meanwhile; retention and compaction wait.
+
+        Args:
+            directory: An empty or new directory, or one with an earlier backup of this log.
+
+        Returns:
+            What was copied, and as of which commit.
+
+        Raises:
+            InputError: The directory has other things in it, or was written to since the backup
+                before.
+            CorruptionError: The log is damaged. The backup before is as it was.
+            NotSupported: The log is not embedded.
+
+        Example:
+            ```python
+            with hr.open_log("file:data") as log:
+                log.backup("/backups/data")
+            restored = hr.open_log("file:/backups/data")
             ```
         """
 

@@ -298,6 +298,19 @@ class QueueStats:
 
 
 @dataclass(frozen=True)
+class BackupResult:
+    """What a backup has done. `commit` is the commit as of which it is, `files` and `copied_bytes`
+    what was copied this time, `total_bytes` the size of the whole.
+    """
+
+    commit: int
+    files: int
+    copied_bytes: int
+    total_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """One piece of damage that `Log.verify` found."""
 

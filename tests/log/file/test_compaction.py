@@ -115,7 +115,7 @@ def test_tombstones_go_only_after_their_time(log: FileLog, monkeypatch: pytest.M
     log.maintain()
     assert [(row["k"], row["_change_type"]) for row in read(log)][:1] == [(1, "delete")]
     later = now_us() + 2 * DAY_US
-    monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: later)
     log.maintain()
     assert [row["k"] for row in read(log)] == [2, 3]
 
@@ -128,7 +128,7 @@ def test_history_is_kept_for_as_long_as_declared(
     count = len(read(log))
     assert log.maintain()["rows_removed"] == 0
     later = now_us() + 31 * DAY_US
-    monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: later)
     assert log.maintain()["rows_removed"] > 0
     assert len(read(log)) < count
 

@@ -16,6 +16,7 @@ import headrace as hr
 from headrace.errors import MemberFenced
 from headrace.log.file import liveness
 from headrace.log.file.consumer import FileConsumer
+from headrace.log.file.disk import Disk
 from headrace.log.file.liveness import Heartbeat, MemberObserver, heartbeat_path
 
 
@@ -77,7 +78,7 @@ def test_a_heartbeat_of_another_machine_is_dead_when_it_was_not_seen_to_change(
 
 def test_a_heartbeat_of_this_machine_is_as_old_as_it_says(tmp_path: Path) -> None:
     path = heartbeat_path(tmp_path, "g", "m")
-    heartbeat = Heartbeat(path, timeout_us=10_000_000, max_poll_interval_us=10_000_000)
+    heartbeat = Heartbeat(Disk(), path, timeout_us=10_000_000, max_poll_interval_us=10_000_000)
     path.parent.mkdir()
     heartbeat.write()
     os.utime(path, (0, 0))

@@ -145,8 +145,11 @@ def jobs(tmp_path: Path) -> hr.Log:
 
 
 def set_clock_ahead(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    real_time_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + seconds * 10**9)
+    """Of the machine that keeps the files."""
+    monkeypatch.setattr(
+        "headrace.log.file.store.LogClock.now_us",
+        lambda _clock: time.time_ns() // 1000 + seconds * 1_000_000,
+    )
 
 
 @pytest.mark.parametrize("clock", ["of this machine", "of another machine"])

@@ -30,15 +30,18 @@ def transactions(log: Log) -> set[str]:
 
 
 def pass_days(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    real_time_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + int(days * DAY_S * 10**9))
+    """Set the log's clock so many days ahead of the real one."""
+    monkeypatch.setattr(
+        "headrace.log.file.store.LogClock.now_us",
+        lambda _clock: time.time_ns() // 1000 + int(days * DAY_S * 1_000_000),
+    )
 
 
 def test_transaction_ids_were_never_forgotten(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = log.transaction("idle")
     busy = log.transaction("busy")
-    for _ in range(4):
-        pass_days(monkeypatch, 10)
+    for days in (10, 20, 30, 40):
+        pass_days(monkeypatch, days)
         busy.append("t", {"n": 1})
         busy.commit()
         busy = busy.next()

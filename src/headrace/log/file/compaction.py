@@ -54,7 +54,6 @@ from headrace.log.file.segment import (
     new_segment_header,
     read_frames,
 )
-from headrace.log.file.store import now_us
 from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
@@ -95,9 +94,10 @@ def compact_partition(log: LogHandle, topic: TopicState, number: int) -> tuple[i
         return 0, 0
     try:
         newest = _newest_offsets(segments, topic)
+        now_us = log.store.clock.now_us()
 
         def keep(batch: pa.RecordBatch) -> pa.BooleanArray:
-            return _is_current(batch, topic, newest)
+            return _is_current(batch, topic, newest, now_us)
 
         rewrite = _Rewrite(log, topic, number, COMPACTED)
         for segment in segments:
@@ -147,7 +147,7 @@ def compactable_segments(log: LogHandle, topic: TopicState, number: int) -> list
     segments = _sealed_segments(log, topic, number)
     if topic.info.history_us is None:
         return segments
-    limit_us = now_us() - topic.info.history_us
+    limit_us = log.store.clock.now_us() - topic.info.history_us
 
     def is_old(info: SegmentInfo) -> bool:
         segment = log.cache.segment(topic.directory, number, info.name)
@@ -213,7 +213,9 @@ def _newest_offsets(segments: list[Segment], topic: TopicState) -> pa.Table:
     return newest.combine_chunks()
 
 
-def _is_current(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> pa.BooleanArray:
+def _is_current(
+    batch: pa.RecordBatch, topic: TopicState, newest: pa.Table, now_us: int
+) -> pa.BooleanArray:
     """Whether each row is the newest of its key and not an expired tombstone. A row without a key
     is always kept.
     """
@@ -222,7 +224,7 @@ def _is_current(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> p
     newest_offsets = newest["offset_max"].combine_chunks().take(indices)
     keep = pc.or_(pc.equal(batch.column(OFFSET_COLUMN), newest_offsets), pc.is_null(keys))
     if topic.info.is_table:
-        limit_us = pa.scalar(now_us() - topic.info.tombstone_us, pa.int64())
+        limit_us = pa.scalar(now_us - topic.info.tombstone_us, pa.int64())
         is_expired = pc.and_(
             pc.equal(batch.column(CHANGE_TYPE), DELETE),
             pc.less(batch.column(TIMESTAMP_COLUMN), limit_us.cast(TIMESTAMP_TYPE)),

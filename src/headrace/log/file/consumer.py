@@ -415,6 +415,7 @@ class FileConsumer(Consumer):
         }
         self._check_interval_s = timeout_us / 3e6
         self._heartbeat = Heartbeat(
+            log.store.disk,
             heartbeat_path(log.store.root, group, self.member),
             timeout_us,
             to_us(max_poll_interval, what="max_poll_interval"),

@@ -14,7 +14,7 @@ from headrace.log.file.liveness import MemberObserver
 from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import Frame
 from headrace.log.file.state import TopicState
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import Store
 from headrace.log.sequences import SequenceIndex
 from headrace.log.values import Staged
 
@@ -46,7 +46,7 @@ class LogHandle:
         writer = staging.StagingWriter(
             self.store,
             self.topic_state(rows.topic),
-            staging.staging_name(now_us() + STAGING_LIFETIME_US),
+            staging.staging_name(self.store.clock.now_us() + STAGING_LIFETIME_US),
         )
         writer.write(rows)
         return writer.finish()

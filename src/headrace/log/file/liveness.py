@@ -27,6 +27,9 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
+from headrace.errors import HeadraceError
+from headrace.log.file.disk import Disk
+
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_BYTES = 128
 _MAX_OBSERVED = 100_000
@@ -61,8 +64,9 @@ def heartbeat_path(root: Path, group: str, member: str) -> Path:
 class Heartbeat:
     """Shows that a member is alive by writing a file, as long as the member polls often enough."""
 
-    def __init__(self, path: Path, timeout_us: int, max_poll_interval_us: int) -> None:
+    def __init__(self, disk: Disk, path: Path, timeout_us: int, max_poll_interval_us: int) -> None:
         self.path = path
+        self._disk = disk
         self.last_poll_s = time.monotonic()
         self._interval_s = timeout_us / 1e6 / _HEARTBEATS_PER_TIMEOUT
         self._max_poll_interval_s = max_poll_interval_us / 1e6
@@ -71,7 +75,7 @@ class Heartbeat:
         self._thread = Thread(target=self._beat, daemon=True, name=f"heartbeat {path.name}")
 
     def start(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
+        self._disk.make_directory(self.path.parent)
         self.write()
         self._thread.start()
 
@@ -80,16 +84,17 @@ class Heartbeat:
         self._count += 1
         content = {"clock": machine_clock(), "us": monotonic_us(), "count": self._count}
         text = json.dumps(content).ljust(_HEARTBEAT_BYTES - 1) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = self._disk.open(self.path, create=True)
         try:
-            os.pwrite(descriptor, text.encode(), 0)
+            file.write([text.encode()], 0)
         finally:
-            os.close(descriptor)
+            file.close()
 
     def _beat(self) -> None:
         while not self._stop.wait(min(self._interval_s, self._max_poll_interval_s)):
             if time.monotonic() - self.last_poll_s < self._max_poll_interval_s:
-                with suppress(OSError):  # a full disk, for example: the next one may succeed
+                # A full disk, for example: the next one may succeed.
+                with suppress(OSError, HeadraceError):
                     self.write()
 
     def stop(self) -> None:
@@ -134,9 +139,11 @@ class MemberObserver:
         """For how long a member has certainly been silent; infinite if it has no heartbeat."""
         path = heartbeat_path(self._root, group, member)
         try:
-            text = path.read_bytes()
             modified_ns = path.stat().st_mtime_ns
         except FileNotFoundError:
+            return float("inf")
+        text = _read_text(path)
+        if text is None:
             return float("inf")
         heartbeat = _parse_heartbeat(text)
         if heartbeat is not None and heartbeat[0] == machine_clock():
@@ -201,6 +208,8 @@ def _read_text(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+    except PermissionError:  # that it changes can still be seen
+        return b""
 
 
 def _parse_heartbeat(text: bytes) -> tuple[str, int] | None:

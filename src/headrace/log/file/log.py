@@ -29,6 +29,7 @@ from headrace.log.api import (
 )
 from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
+from headrace.log.file.backup import back_up
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import (
@@ -36,7 +37,7 @@ from headrace.log.file.consumer import (
     coordinate,
     parse_partition_key,
 )
-from headrace.log.file.disk import Disk
+from headrace.log.file.disk import PRIVATE, Disk
 from headrace.log.file.handle import STAGING_LIFETIME_US, LogHandle
 from headrace.log.file.liveness import remove_heartbeats
 from headrace.log.file.maintenance import (
@@ -50,7 +51,7 @@ from headrace.log.file.queue import FileQueue
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.segment import control_frame, list_segments
 from headrace.log.file.state import State, TopicState
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import Store
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import (
@@ -62,6 +63,7 @@ from headrace.log.topic_config import (
 )
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -98,6 +100,8 @@ class FileLog(LogHandle, Log):
         *,
         create: bool = True,
         durability: str = "disk",
+        mode: int = PRIVATE,
+        accept_torn_copy: bool = False,
         disk: Disk | None = None,
     ) -> FileLog:
         """Open the log in a directory.
@@ -107,6 +111,10 @@ class FileLog(LogHandle, Log):
             create: Create a new log if there is none.
             durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
                 process, not the machine).
+            mode: The permissions of the files of a new log: by default its owner's alone; 0o660
+                shares it with the directory's group.
+            accept_torn_copy: Open a directory that was copied while it was being written, without
+                what is missing in it.
             disk: The file layer; tests inject faults with it.
         """
         if durability not in {"disk", "os"}:
@@ -120,6 +128,8 @@ class FileLog(LogHandle, Log):
                 disk=disk or Disk(),
                 create=create,
                 durability=durability,
+                mode=mode,
+                accepts_torn_copy=accept_torn_copy,
             )
         )
 
@@ -238,7 +248,7 @@ class FileLog(LogHandle, Log):
         group: str | None = None,
     ) -> Staged:
         state = self.topic_state(topic)
-        deadline_us = now_us() + STAGING_LIFETIME_US
+        deadline_us = self.store.clock.now_us() + STAGING_LIFETIME_US
         writer = staging.StagingWriter(self.store, state, staging.staging_name(deadline_us, group))
         assigner = PartitionAssigner()
         try:
@@ -568,6 +578,9 @@ class FileLog(LogHandle, Log):
                 )
             )
         return stats
+
+    def backup(self, directory: str | Path) -> BackupResult:
+        return back_up(self, Path(directory).expanduser().absolute())
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():

@@ -21,7 +21,7 @@ from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError,
 from headrace.log.api import Producer
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows, producer_hash
-from headrace.log.file.state import ProducerState, TopicState
+from headrace.log.file.state import ProducerState, TopicState, salvaged_name
 from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.sequences import SequenceIndex, out_of_order
@@ -168,6 +168,9 @@ class FileProducer(Producer):
 
             def register(draft: CommitDraft) -> tuple[int, int]:
                 draft.state.topic(topic)
+                salvaged = salvaged_name(topic, producer._hash)
+                if salvaged in draft.state.producers:
+                    draft.do("inherit", producer._name, salvaged)
                 known = draft.state.producers.get(producer._name) or ProducerState()
                 epoch = known.epoch + 1
                 draft.do("epoch", "producer", producer._name, epoch)

@@ -38,7 +38,6 @@ from headrace.log.file.liveness import machine_clock, monotonic_us
 from headrace.log.file.producer import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import MAX_LEASED, MessageLease, PartitionQueue, QueueState, State
-from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import to_batch
 from headrace.log.values import Duration, PeekedMessage, QueueStats
@@ -163,7 +162,7 @@ class FileQueue(Queue):
     def _has_available(self) -> bool:
         """Whether there seem to be messages to lease, found out without the lock."""
         with self.log.store.frozen_view() as state:
-            time_us = max(now_us(), state.time_us)
+            time_us = self.log.store.clock.now_us()
             for number, queue, end in self._partitions(state):
                 if queue.available(end, partial(self._is_over, time_us, number), 1):
                     return True
@@ -382,7 +381,7 @@ class FileQueue(Queue):
 
     def peek(self, max_messages: int = 10) -> list[PeekedMessage]:
         with self.log.store.frozen_view() as state:
-            time_us = max(now_us(), state.time_us)
+            time_us = self.log.store.clock.now_us()
             partitions = [
                 (number, list(islice(queue.undone(end), _MAX_PEEKED)), dict(queue.leases))
                 for number, queue, end in self._partitions(state)
@@ -420,7 +419,7 @@ class FileQueue(Queue):
     def stats(self) -> list[QueueStats]:
         stats = []
         with self.log.store.frozen_view() as state:
-            time_us = max(now_us(), state.time_us)
+            time_us = self.log.store.clock.now_us()
             for number, queue, end in self._partitions(state):
                 statuses = Counter(
                     self._status(time_us, number, offset, lease)

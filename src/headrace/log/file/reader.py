@@ -287,6 +287,8 @@ class PartitionReader:
         names = self._segment_names()
         first_retained = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
         low, high = first_retained, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
+        if self.cache.store.view().went_back:
+            high = low  # times do not rise from segment to segment: look into each
         while low < high:  # find the first segment that begins at or after the time
             middle = (low + high) // 2
             info = SegmentInfo.parse(names[middle])

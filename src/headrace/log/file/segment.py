@@ -22,7 +22,7 @@ import os
 import struct
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.columns import (
@@ -264,6 +265,11 @@ def _decode_body(body: memoryview, flags: int, schema: pa.Schema) -> pa.RecordBa
     for codec, flag in _CODECS.items():
         if flags & flag:
             size = int.from_bytes(body[:8], "little")
+            if size > MAX_BODY_BYTES:
+                raise CorruptionError(
+                    f"A batch claims to have {size} bytes.",
+                    fix="see what `headrace log verify` says.",
+                )
             buffer = pa.decompress(buffer.slice(8), decompressed_size=size, codec=codec)
     return pa.ipc.read_record_batch(buffer, body_schema(schema, flags))
 
@@ -596,8 +602,10 @@ class FrameIndex:
         return self.times[at] if at < len(self.times) else None
 
     def first_since(self, time_us: int) -> int | None:
-        """The relative offset of the first frame appended at or after a time, or None."""
-        at = bisect_left(self.times, time_us)
+        """The relative offset of the first frame appended at or after a time, or None. Times rise,
+        unless a clock was set back.
+        """
+        at = int(np.searchsorted(np.maximum.accumulate(np.array(self.times)), time_us))
         return self.relatives[at] if at < len(self.times) else None
 
     def to_bytes(self, segment_id: str) -> bytes:

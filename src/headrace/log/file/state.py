@@ -13,6 +13,7 @@ and that method's arguments. Method names and signatures are therefore part of t
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import UnknownTopic
+from headrace.errors import CorruptJournal, NewerFormat, UnknownTopic
 from headrace.log.file.segment import segment_name
 from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
@@ -349,6 +350,13 @@ class GroupState:
         ]
 
 
+def salvaged_name(topic: str, producer: int) -> str:
+    """The key in `State.producers` of a producer whose id was lost with the journal: by the hash
+    that its frames have. An id has no `#`.
+    """
+    return f"{topic}\0#{producer:016x}"
+
+
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
     """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
@@ -370,6 +378,8 @@ class State:
     def __init__(self) -> None:
         self.commit = 0
         self.time_us = 0
+        self.went_back = False
+        """Whether a commit was ever earlier than the one before: a clock was set back."""
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
         self.transactions: dict[str, int] = {}  # id -> epoch
@@ -416,9 +426,38 @@ class State:
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         """Apply the operations of one commit."""
+        self.went_back = self.went_back or time_us < self.time_us
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
+
+    @staticmethod
+    def check_names(operations: Iterable[Operation]) -> None:
+        """Raise CorruptJournal if a name in operations is not one that we have written. They
+        become parts of paths, so this comes before any file is touched.
+        """
+        for operation in operations:
+            name = operation[0]
+            if name not in _APPLY:
+                raise NewerFormat(
+                    f"The journal has an operation {name!r}, which this Headrace does not know.",
+                    fix="upgrade Headrace.",
+                )
+            strange = [
+                operation[index]
+                for index, pattern in _PATHS.get(name, {}).items()
+                if not isinstance(operation[index], str) or not pattern.fullmatch(operation[index])
+            ]
+            strange += [
+                operation[index]
+                for index in _NUMBERS.get(name, ())
+                if type(operation[index]) is not int or operation[index] < 0
+            ]
+            if strange:
+                raise CorruptJournal(
+                    f"The journal has {strange[0]!r} in an operation {name!r}, as no log has it.",
+                    fix="somebody has changed the journal: restore it from a backup.",
+                )
 
     # Topics and rows
 
@@ -505,6 +544,12 @@ class State:
             (sequence, self.commit, ranges),
         ]
 
+    def _inherit(self, name: str, salvaged: str) -> None:
+        """A producer whose id was lost is here again, with its sequence numbers."""
+        producer = self.producers.pop(salvaged, ProducerState())
+        producer.epoch = self.producers[name].epoch if name in self.producers else 0
+        self.producers[name] = producer
+
     def _note(self, name: str, value: str | None) -> None:
         if value is None:
             self.notes.pop(name, None)
@@ -585,13 +630,16 @@ class State:
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
+            "went_back": self.went_back,
         }
 
     @classmethod
     def load(cls, dump: dict[str, Any]) -> State:
         state = cls()
         state.commit, state.time_us = dump["commit"], dump["time_us"]
+        state.went_back = dump.get("went_back", False)
         for name, stored in dump["topics"].items():
+            cls.check_names([["restore", name, {}, stored["directory"]]])
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)
         for key, (epoch, last, seen_us, recent, *stored) in dump["producers"].items():
@@ -624,6 +672,21 @@ class State:
         return state
 
 
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,205}")
+_DIRECTORY = re.compile(r"[A-Za-z0-9._-]{1,205}~[0-9]+")
+_STAGED = re.compile(r"|[0-9]{17,}\.[A-Za-z0-9._-]+/[A-Za-z0-9._-]+~[0-9]+\.[0-9]+\.segment")
+_SEGMENT = re.compile(r"[0-9]{20}(\.[0-9]+\.[0-9]+)?\.segment")
+_PATHS: dict[str, dict[int, re.Pattern[str]]] = {
+    "topic": {1: _TOPIC},
+    "restore": {1: _TOPIC, 3: _DIRECTORY},
+    "drop": {1: _TOPIC},
+    "append": {1: _TOPIC},
+    "adopt": {1: _TOPIC, 5: _STAGED, 6: _SEGMENT},
+}
+"""Operation -> where it has names that become parts of paths, and what those look like."""
+_NUMBERS = {"append": range(2, 8), "adopt": range(2, 5), "roll": range(2, 3), "start": range(2, 4)}
+"""Operation -> where it has numbers of partitions and offsets."""
+
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
@@ -636,6 +699,7 @@ _APPLY: dict[str, Callable[..., None]] = {
         "_start",
         "_epoch",
         "_sequence",
+        "_inherit",
         "_note",
         "_offsets",
         "_group",

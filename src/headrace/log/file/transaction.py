@@ -30,7 +30,6 @@ from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_
 from headrace.log.file.segment import control_frame
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import PRODUCER_RETENTION_US, TopicState
-from headrace.log.file.store import now_us
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
@@ -54,7 +53,7 @@ class FileTransaction(Transaction):
         self._timeout_us = timeout_us
         self._epoch = epoch
         self._deadline_s = time.monotonic() + timeout_us / 1e6
-        self._directory = staging_name(now_us() + timeout_us)
+        self._directory = staging_name(log.store.clock.now_us() + self._timeout_us)
         self._assigner = PartitionAssigner()
         self._topics: dict[str, TopicState] = {}
         self._rows: list[PreparedRows] = []

@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError
+from headrace.errors import BadSchema, HeadraceError, NotSupported
 from headrace.log.api import (
     Batches,
     Consumer,
@@ -45,6 +46,7 @@ from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import declared_topic
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -356,6 +358,12 @@ class KafkaLog(Log):
     def stats(self, topic: str | None = None) -> list[TopicStats]:
         names = [topic] if topic is not None else self.topics()
         return [topic_stats(self._connection, name) for name in names]
+
+    def backup(self, directory: str | Path) -> BackupResult:  # noqa: ARG002
+        raise NotSupported(
+            "A cluster is not backed up into a directory.",
+            fix="replicate its topics to another cluster, as with MirrorMaker.",
+        )
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None:
