@@ -257,6 +257,7 @@ def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
                 fix="see what `headrace log verify` says of the log.",
             )
         file.write([data], position)
+        file.sync()  # little by little: the syncs of writers would wait for a large one
         position += len(data)
 
 
