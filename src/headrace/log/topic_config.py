@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -34,6 +35,40 @@ _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
 def resolve_offset_alias(to: T) -> T | str:
     """Resolve the aliases "beginning" (earliest) and "end" (latest); the rest is unchanged."""
     return _OFFSET_ALIASES.get(to, to) if isinstance(to, str) else to
+
+
+def resolve_reset(
+    to: str | int | datetime | None, shift: int | None
+) -> str | int | datetime | None:
+    """Where a group is reset to; None for a shift. InputError unless exactly one is given."""
+    if (to is None) == (shift is None):
+        raise InputError(
+            "A reset needs either an offset to go to or a number of offsets to move by.",
+            fix="give one of `to` and `shift`.",
+        )
+    return None if to is None else resolve_offset_alias(to)
+
+
+def shifted_offsets(
+    group: str,
+    topic: str,
+    committed: Mapping[int, int | None],
+    shift: int,
+    bounds: Mapping[int, tuple[int, int]],
+) -> dict[int, int]:
+    """Committed offsets moved forward, or back if `shift` is negative, within (start, end) of each
+    partition.
+    """
+    offsets = {}
+    for number, offset in committed.items():
+        if offset is None:
+            raise InputError(
+                f"The group {group!r} has no committed offset in {topic}[{number}] to move from.",
+                fix="reset that partition to an offset, or name the partitions to shift.",
+            )
+        start, end = bounds[number]
+        offsets[number] = min(max(offset + shift, start), end)
+    return offsets
 
 
 # Declarations

@@ -30,6 +30,7 @@ from headrace.log.file.checkpoint import (
 )
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.compaction import compact_partition, compactable_segments, is_compacted
+from headrace.log.file.consumer import remove_dead_members
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     ROLL,
@@ -176,6 +177,7 @@ def run_maintenance(
             done["staging_swept"] = staging.remove_expired(log.store, log.store.clock.now_us())
         _remove_unfinished_files(log, log.store.journal_directory)
         _remove_deleted_topics(log)
+        remove_dead_members(log)
     return done
 
 
