@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,12 +18,17 @@ from headrace.durations import to_us
 from headrace.errors import (
     IncompatibleChange,
     InputError,
+    OffsetOutOfRange,
     TopicExists,
     nearest,
 )
+from headrace.log.partitioning import check_partition
 from headrace.log.values import TopicInfo
 from headrace.names import check_name
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
+
+if TYPE_CHECKING:
+    from headrace.log.api import Log
 
 T = TypeVar("T")
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
@@ -36,6 +42,33 @@ def resolve_offset_alias(to: T) -> T | str:
     return _OFFSET_ALIASES.get(to, to) if isinstance(to, str) else to
 
 
+def trim_offsets(
+    log: Log, name: str, before: str | int | datetime, partitions: Sequence[int] | None
+) -> dict[int, int]:
+    """The offsets before which a call of `trim_topic` removes rows, by partition."""
+    info, ends = log.topic(name), log.end_offsets(name)
+    for number in partitions or ():
+        check_partition(info, number)
+    position = resolve_offset_alias(before)
+    if position == "latest":
+        offsets = ends
+    elif isinstance(position, int) and not isinstance(position, bool):
+        offsets = dict.fromkeys(ends, position)
+        for number in ends if partitions is None else partitions:
+            if not 0 <= position <= ends[number]:
+                start = log.start_offsets(name)[number]
+                raise OffsetOutOfRange(name, number, position, start, ends[number])
+    elif position == "earliest":
+        offsets = log.start_offsets(name)
+    else:
+        offsets = log.offsets_at(name, position)
+    return {
+        number: offset
+        for number, offset in offsets.items()
+        if partitions is None or number in partitions
+    }
+
+
 # Declarations
 
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -47,7 +80,7 @@ _DURATIONS = {
     "tombstones": "tombstone_us",
     "segment_age": "segment_us",
 }
-_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
+_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression", "strict"}
 
 
 def declared_topic(

@@ -36,6 +36,7 @@ from headrace.log.file.maintenance import (
     MaintenanceThread,
     create_checkpoint,
     run_maintenance,
+    trim_topic,
     verify_log,
 )
 from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
@@ -51,6 +52,7 @@ from headrace.log.topic_config import (
     check_existing_topic,
     declared_topic,
     resolve_offset_alias,
+    trim_offsets,
 )
 from headrace.log.values import (
     AppendResult,
@@ -193,6 +195,15 @@ class FileLog(LogHandle, Log):
             draft.do("drop", name)
 
         self.committer.submit(decide)
+
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        return trim_topic(self, name, trim_offsets(self, name, before, partitions))
 
     def topics(self) -> list[str]:
         return sorted(self.store.view().topics)
@@ -482,7 +493,7 @@ class FileLog(LogHandle, Log):
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify_log(self, topic)
 
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(self, topic: str | None = None, *, count_rows: bool = True) -> list[TopicStats]:
         state = self.store.view()
         names = [topic] if topic is not None else sorted(state.topics)
         stats = []
@@ -502,7 +513,12 @@ class FileLog(LogHandle, Log):
                 TopicStats(
                     name=name,
                     partitions=len(partitions),
-                    rows=sum(ends.values()) - sum(starts.values()),
+                    rows=sum(
+                        self.partition_reader(state.topic(name), number).count_rows()
+                        if count_rows
+                        else ends[number] - starts[number]
+                        for number in starts
+                    ),
                     bytes=size,
                     segments=segments,
                     earliest=starts,

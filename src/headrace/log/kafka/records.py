@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from headrace.log.values import TopicInfo, readable_schema
 from headrace.types.json_codec import (
     Decoded,
     JsonMismatch,
+    UnknownFields,
     decode_rows,
     decode_rows_exactly,
     encode_column,
@@ -271,6 +273,8 @@ class DecodedRecords:
 
     batch: pa.RecordBatch
     misfits: list[MisfitRecord] = field(default_factory=list)
+    unknown_fields: UnknownFields = field(default_factory=Counter)
+    """Fields that the schema does not have and that were ignored, with the number of records."""
 
 
 def control_payload(headers: Any) -> bytes | None:
@@ -286,17 +290,20 @@ def to_rows(
     ignored: Sequence[str] = (),
 ) -> DecodedRecords:
     """Records of one partition as rows with the system columns, without control records. `ignored`
-    are columns that a record may have although the schema does not.
+    are columns that a record may have although the schema does not. Other unknown fields are
+    counted, and make misfits of the records of a strict topic.
     """
+    unknown: UnknownFields = Counter()
     all_headers = [message.headers() for message in messages]
     if any(all_headers):
         rows = [row for row, pairs in enumerate(all_headers) if control_payload(pairs) is None]
         messages = [messages[row] for row in rows]
         all_headers = [all_headers[row] for row in rows]
+    counted = None if info.strict else unknown
     decoded = (
-        _decode_table(info, messages, all_headers, ignored)
+        _decode_table(info, messages, all_headers, ignored, counted)
         if info.is_table
-        else _decode_values(info, messages, ignored)
+        else _decode_values(info, messages, ignored, counted)
     )
     misfits = [
         MisfitRecord(
@@ -323,9 +330,8 @@ def to_rows(
     ]
     if headers:
         columns.append(pa.array([_user_headers(pairs) for pairs in all_headers], HEADERS_TYPE))
-    return DecodedRecords(
-        pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers)), misfits
-    )
+    batch = pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers))
+    return DecodedRecords(batch, misfits, unknown)
 
 
 def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
@@ -333,13 +339,21 @@ def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
     return own or None
 
 
-def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:
+def _decode_values(
+    info: TopicInfo,
+    messages: Sequence[Message],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
+) -> Decoded:
     values = [message.value() for message in messages]
     if is_raw_topic(info):
         return decode_raw_values(info, values)
     present = [row for row, value in enumerate(values) if value is not None]
     decoded = decode_rows(
-        [values[row] or b"" for row in present], info.arrow_schema, ignored=ignored
+        [values[row] or b"" for row in present],
+        info.arrow_schema,
+        ignored=ignored,
+        unknown=unknown,
     )
     if len(present) == len(values):
         return decoded
@@ -354,7 +368,11 @@ def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequen
 
 
 def _decode_table(
-    info: TopicInfo, messages: Sequence[Message], headers: Sequence[Any], ignored: Sequence[str]
+    info: TopicInfo,
+    messages: Sequence[Message],
+    headers: Sequence[Any],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
 ) -> Decoded:
     """The changes of a table: rows from values, tombstones from keys, merged in their order."""
     values = [message.value() for message in messages]
@@ -364,6 +382,7 @@ def _decode_table(
         [values[row] or b"" for row in with_value],
         declared_schema(info.arrow_schema),
         ignored=ignored,
+        unknown=unknown,
     )
     keys = decode_key_columns([messages[row].key() for row in tombstones], info)
     misfits = {with_value[row]: reason for row, reason in decoded.misfits.items()} | {

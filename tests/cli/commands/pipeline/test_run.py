@@ -168,3 +168,17 @@ def test_time_left_follows_from_the_rows_behind() -> None:
         RunProgress().line(status, 5.0)
         == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left unknown"
     )
+
+
+def test_a_run_that_diverted_rows_said_that_it_had_caught_up_and_nothing_else() -> None:
+    progress = RunProgress()
+    before = {"orders.diverted": 5, "sums.diverted": 1}
+    progress(replace(STATUS, counts=before))
+    counts = {"orders.diverted": 1_012, "sums.diverted": 1, "orders.unknown_fields": 3}
+    progress(replace(STATUS, tick=2, newest_tick=2, batch_rows=9, batches=1, counts=counts))
+    assert progress.dead_letters() == {"orders": 1_007}
+    assert progress.losses() == (
+        "1,007 rows became dead letters: 1,007 of orders. See `headrace dead list`.\n"
+        "Fields that the topic does not have were ignored: 3 of orders."
+    )
+    assert RunProgress().losses() == ""
