@@ -182,3 +182,19 @@ def test_a_run_that_diverted_rows_said_that_it_had_caught_up_and_nothing_else() 
         "Fields that the topic does not have were ignored: 3 of orders."
     )
     assert RunProgress().losses() == ""
+
+
+@pytest.mark.spark
+def test_a_run_with_dead_letters_ends_with_a_code_of_its_own_when_asked(
+    shop: Shop, run: Run, spark: SparkSession
+) -> None:
+    command = "run", shop.file, "--until-caught-up", "--master", "local[2]"
+    command = (*command, "--log", shop.log.address, "--fail-on-dead-letters")
+    shop.feed(20)
+    run(*command)
+    with shop.log.producer("orders") as producer:
+        producer.append([{"k": None, "v": 1}, {"k": None, "v": 2}])
+    ended = run(*command, code=6)
+    assert "2 rows became dead letters: 2 of " in ended.err
+    assert run(*command).err == ""
+    shop.check_totals()
