@@ -805,6 +805,8 @@ class Log(Closeable):
         segment_age: Duration = "7 days",
         compression: str = "none",
         strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -824,6 +826,9 @@ class Log(Closeable):
             compression: "none", "lz4" or "zstd".
             strict: On Kafka, make dead letters of records with fields that the schema does not
                 have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing topic with the same schema and key.
 
         Returns:
@@ -863,6 +868,8 @@ class Log(Closeable):
         segment_age: Duration = "7 days",
         compression: str = "none",
         strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a table's topic: its rows are changes, and the newest one of a key is its value.
@@ -880,6 +887,9 @@ class Log(Closeable):
             compression: "none", "lz4" or "zstd".
             strict: On Kafka, make dead letters of records with fields that the schema does not
                 have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing table with the same schema and key.
 
         Returns:
@@ -920,8 +930,8 @@ class Log(Closeable):
             allow_moving_keys: Allow more partitions on a topic with a key, although most keys then
                 go to another partition.
             **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
-                `segment_bytes`, `segment_age`, `compression`, `strict`; see `create_topic`. What
-                is not named stays as it is.
+                `segment_bytes`, `segment_age`, `compression`, `strict`, `format`, `registry`; see
+                `create_topic`. What is not named stays as it is.
 
         Returns:
             The topic after the change.

@@ -72,6 +72,7 @@ def trim_offsets(
 # Declarations
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+FORMATS = ("json", "avro", "protobuf", "json-schema")
 MAX_PARTITIONS = 10_000
 # The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
 _DURATIONS = {
@@ -80,7 +81,15 @@ _DURATIONS = {
     "tombstones": "tombstone_us",
     "segment_age": "segment_us",
 }
-_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression", "strict"}
+_PLAIN = {
+    "retention_bytes",
+    "compact",
+    "segment_bytes",
+    "compression",
+    "strict",
+    "format",
+    "registry",
+}
 
 
 def declared_topic(
@@ -115,6 +124,7 @@ def declared_topic(
         **setting_fields(options),
     )
     _check_compaction(info)
+    _check_registry(info)
     return info
 
 
@@ -128,6 +138,20 @@ def _check_compaction(info: TopicInfo) -> None:
         raise InputError(
             f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.",
             fix="name its key, or leave out compact.",
+        )
+
+
+def _check_registry(info: TopicInfo) -> None:
+    if info.format != "json" and not info.registry.startswith(("http://", "https://")):
+        raise InputError(
+            f"The topic {info.name!r} has the format {info.format!r}, and"
+            f" {repr(info.registry) if info.registry else 'nothing'} is the address of a registry.",
+            fix="name it: registry='http://host:8081'.",
+        )
+    if info.format == "json" and info.registry:
+        raise InputError(
+            f"The topic {info.name!r} has a registry, and its values are plain JSON.",
+            fix="choose format='avro', 'protobuf' or 'json-schema', or leave out the registry.",
         )
 
 
@@ -149,6 +173,11 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"The compression {compression!r} is not known:"
             f" {nearest(str(compression), COMPRESSIONS)}"
+        )
+    value_format = fields.get("format", "json")
+    if value_format not in FORMATS:
+        raise InputError(
+            f"The format {value_format!r} is not known: {nearest(str(value_format), FORMATS)}"
         )
     if fields.get("segment_bytes", 1) < 1 or (fields.get("retention_bytes") or 1) < 1:
         raise InputError("segment_bytes and retention_bytes are 1 or more.")
@@ -196,6 +225,7 @@ def altered_topic(
             )
         changed = replace(changed, partitions=partitions)
     _check_compaction(changed)
+    _check_registry(changed)
     return changed
 
 

@@ -83,6 +83,12 @@ class TopicInfo:
     """Whether a record of another program with a field that the schema does not have becomes a dead
     letter. Otherwise the field is ignored. Matters on Kafka alone.
     """
+    format: str = "json"
+    """How the values of records are written, on Kafka alone: "json", or by the schemas of a
+    registry: "avro", "protobuf" or "json-schema".
+    """
+    registry: str = ""
+    """The address of the schema registry, unless the format is "json"."""
     id: str = field(default="", compare=False)
     """Distinguishes the topic from an earlier, deleted one of the same name."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import to_time_us
-from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
+from headrace.errors import InputError, MemberFenced, NotSupported, UnknownGroup, UnknownTopic
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
 from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
@@ -590,6 +590,12 @@ def _append(draft: CommitDraft, rows: PreparedRows) -> AppendResult:
 
 def _settings(info: TopicInfo) -> dict[str, Any]:
     """A topic's settings as the journal stores them."""
+    if info.format != "json":
+        raise NotSupported(
+            f"The topic {info.name!r} has the format {info.format!r}: a registry is for topics on"
+            " Kafka, and the embedded log stores columns.",
+            fix="leave out format and registry.",
+        )
     names = (
         "partitions",
         "is_table",

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,9 @@ from headrace.types.json_codec import (
     parse_json,
 )
 from headrace.types.schema import declared_schema
+
+if TYPE_CHECKING:
+    from headrace.log.kafka.registry import RegistryCodec
 
 # Keys of tombstones
 
@@ -90,7 +93,7 @@ def is_raw_topic(info: TopicInfo) -> bool:
     """Whether a topic takes records of any form: its only column is a STRING or BINARY called
     `value`.
     """
-    if info.is_table or info.arrow_schema.names != [RAW_COLUMN]:
+    if info.is_table or info.arrow_schema.names != [RAW_COLUMN] or info.format != "json":
         return False
     kind = info.arrow_schema.field(0).type
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
@@ -163,7 +166,8 @@ def record_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa
     """
     rows = batch.select(declared_schema(info.arrow_schema).names)
     keys = key_bytes(rows, info.key) if info.key else pa.nulls(batch.num_rows, pa.binary())
-    columns = {KEY: keys, VALUE: encode_column(rows)}
+    values = encode_column(rows) if info.format == "json" else _registry_codec(info).encode(rows)
+    columns = {KEY: keys, VALUE: values}
     if info.is_table:
         changes = batch.column(CHANGE_TYPE)
         columns[VALUE] = pc.if_else(
@@ -339,6 +343,25 @@ def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
     return own or None
 
 
+def _decode_present(
+    info: TopicInfo,
+    values: Sequence[bytes],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
+) -> Decoded:
+    """The declared columns of values, in the topic's format."""
+    if info.format == "json":
+        columns = declared_schema(info.arrow_schema)
+        return decode_rows(values, columns, ignored=ignored, unknown=unknown)
+    return _registry_codec(info).decode(values, ignored=ignored, unknown=unknown)
+
+
+def _registry_codec(info: TopicInfo) -> RegistryCodec:
+    from headrace.log.kafka.registry import codec_of  # an extra, and slow to import
+
+    return codec_of(info)
+
+
 def _decode_values(
     info: TopicInfo,
     messages: Sequence[Message],
@@ -349,12 +372,7 @@ def _decode_values(
     if is_raw_topic(info):
         return decode_raw_values(info, values)
     present = [row for row, value in enumerate(values) if value is not None]
-    decoded = decode_rows(
-        [values[row] or b"" for row in present],
-        info.arrow_schema,
-        ignored=ignored,
-        unknown=unknown,
-    )
+    decoded = _decode_present(info, [values[row] or b"" for row in present], ignored, unknown)
     if len(present) == len(values):
         return decoded
     misfits = {
@@ -378,12 +396,7 @@ def _decode_table(
     values = [message.value() for message in messages]
     with_value = [row for row, value in enumerate(values) if value is not None]
     tombstones = [row for row, value in enumerate(values) if value is None]
-    decoded = decode_rows(
-        [values[row] or b"" for row in with_value],
-        declared_schema(info.arrow_schema),
-        ignored=ignored,
-        unknown=unknown,
-    )
+    decoded = _decode_present(info, [values[row] or b"" for row in with_value], ignored, unknown)
     keys = decode_key_columns([messages[row].key() for row in tombstones], info)
     misfits = {with_value[row]: reason for row, reason in decoded.misfits.items()} | {
         tombstones[row]: reason for row, reason in keys.misfits.items()

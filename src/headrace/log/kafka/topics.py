@@ -37,7 +37,7 @@ _STORED_FIELDS = {
     for field in fields(TopicInfo)
     if field.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
 }
-_FIELDS_OF_VERSION_2 = ("strict",)
+_FIELDS_OF_VERSION_2 = ("strict", "format", "registry")
 """Fields that a program of version 1 does not know, and would read wrongly without."""
 TOPICS_TOPIC = "__headrace.topics"
 INTERNAL_PREFIX = "__headrace."
