@@ -443,13 +443,13 @@ def csv_chunks(
             message = f"{source}, line {number} is not CSV: {error}."
             builder.bad.append((number, BadRows(message, fix="correct the line.")))
         number = lines_before + reader.line_num
-        position = f"{source}, line {number}"
+        where = f"{source}, line {number}"
         if lines.bad_byte is not None:
-            message = f"{position} is not UTF-8 text: byte {lines.bad_byte + 1} cannot be read."
+            message = f"{where} is not UTF-8 text: byte {lines.bad_byte + 1} cannot be read."
             builder.bad.append((number, BadRows(message)))
             lines.bad_byte = None
         elif fields and len(fields) != len(names):
-            message = f"{position} has {len(fields)} fields, but the heading has {len(names)}."
+            message = f"{where} has {len(fields)} fields, but the heading has {len(names)}."
             builder.bad.append((number, BadRows(message)))
         elif fields:
             row = {name: field or None for name, field in zip(names, fields, strict=True)}

@@ -37,7 +37,12 @@ SYSTEM_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, HEADERS_COL
 """Columns that are not of the topic, so that the output of `consume --json` can be produced again.
 All but the headers are ignored.
 """
-EPOCH_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": Decimal("0.001")}
+EPOCH_UNITS = {
+    "s": Decimal(1_000_000),
+    "ms": Decimal(1_000),
+    "us": Decimal(1),
+    "ns": Decimal("0.001"),
+}
 """The units in which a number can count the time since 1970, in microseconds."""
 
 _BOOLEANS = {"true": True, "false": False}

@@ -188,8 +188,8 @@ def test_a_run_that_diverted_rows_said_that_it_had_caught_up_and_nothing_else() 
 def test_a_run_with_dead_letters_ends_with_a_code_of_its_own_when_asked(
     shop: Shop, run: Run, spark: SparkSession
 ) -> None:
-    command = "run", shop.file, "--until-caught-up", "--master", "local[2]"
-    command = (*command, "--log", shop.log.address, "--fail-on-dead-letters")
+    options = "--until-caught-up", "--master", "local[2]", "--fail-on-dead-letters"
+    command = "run", shop.file, *options, "--log", shop.log.address
     shop.feed(20)
     run(*command)
     with shop.log.producer("orders") as producer:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
@@ -401,6 +402,7 @@ class _Production:
         self._destination, self._options, self._result = destination, options, result
         self._format = options.format_of(path)
         self._source = "standard input" if path == STDIN else str(path)
+        self._is_checking = False
 
     def run(self) -> None:
         """Store the file's rows chunk by chunk, from where an earlier command stopped."""
@@ -523,11 +525,12 @@ class _Production:
         meter = ReadMeter()
         with open_file(path) as stream:
             skip_to(stream, meter, sys.maxsize)
-        parquet_rows(path)
-        if not self._options.skip_bad:
-            for _ in self._parquet_chunks(start, meter.position(), lambda _: None):
-                pass
-        on_read = self._options.progress_callback(path.name, parquet_rows(path))
+        rows, skipped = parquet_rows(path), self._result.skipped
+        self._is_checking = True
+        for _ in self._parquet_chunks(start, meter.position(), lambda _: None):
+            pass
+        self._is_checking, self._result.skipped = False, skipped
+        on_read = self._options.progress_callback(path.name, rows)
         yield from self._parquet_chunks(start, meter.position(), on_read)
 
     def _parquet_chunks(self, start: int, end: ReadPosition, on_read: OnRead) -> Iterator[_Chunk]:
@@ -537,9 +540,7 @@ class _Production:
         ):
             indices = list(range(batch.num_rows))
             try:
-                fitting = self._without_bad(
-                    indices, lambda rows, batch=batch: self._stored_rows(batch, rows)
-                )
+                fitting = self._without_bad(indices, partial(self._stored_rows, batch))
             except BadRows as error:
                 message = f"{self._path}, rows from {first:,} (row 0) on: {error.message}"
                 raise BadRows(message, fix=error.fix) from None
@@ -586,7 +587,8 @@ class _Production:
                     )
                 raise error
             self._result.skipped += 1
-            print(f"Skipped: {error.message}", file=sys.stderr)
+            if not self._is_checking:
+                print(f"Skipped: {error.message}", file=sys.stderr)
         return [row for index, row in enumerate(rows) if index not in bad]
 
 
