@@ -4,6 +4,8 @@ a consumer group.
 
 from __future__ import annotations
 
+import re
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -18,11 +20,12 @@ import typer
 from headrace.cli.options import JsonOption, LogOption, open_chosen_log, parse_offset
 from headrace.cli.output import count_text, format_cell, print_table
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
-from headrace.errors import BadExpression, HeadraceError, OffsetOutOfRange
+from headrace.errors import BadExpression, HeadraceError, OffsetOutOfRange, UnknownColumn
 from headrace.log.api import Consumer, Log
 from headrace.log.topic_config import resolve_offset_alias
-from headrace.log.values import TopicInfo, readable_schema
+from headrace.log.values import readable_schema
 from headrace.types.json_codec import object_text
+from headrace.types.sqlite_codec import affinity, to_values
 
 POSITION_COLUMNS = [PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
 TABLE_ROWS = 1_000
@@ -93,7 +96,8 @@ def consume(
     if until is not None and follow:
         raise typer.BadParameter("Rows that follow have no end: leave out --until or --follow.")
     with open_chosen_log(context, log) as opened_log:
-        keep = _condition(where, opened_log.topic(topic), headers=headers)
+        info = opened_log.topic(topic)
+        keep = _condition(where, readable_schema(info, headers=headers))
         if group is None:
             read = _TopicRead(opened_log, topic, partition, headers=headers)
             if start is not None:
@@ -123,7 +127,6 @@ def consume(
                     " --group.",
                     param_hint="--partition",
                 )
-            opened_log.topic(topic)
             with opened_log.consumer(
                 topic, group, start=start or "earliest", headers=headers
             ) as consumer:
@@ -249,38 +252,59 @@ class _TopicRead:
             )
 
 
-def _condition(where: str | None, info: TopicInfo, *, headers: bool) -> Keep:
-    """A function that returns the rows for which a condition is true."""
-    if where is None:
-        return lambda rows: rows
-    from headrace.columnar.json_fields import NeedsSpark
-    from headrace.expressions.evaluator import Filter
-    from headrace.expressions.expression import parse_expression
-    from headrace.expressions.spark_subset import compile_to_arrow
+def _condition(where: str | None, schema: pa.Schema) -> Keep:
+    return (lambda rows: rows) if where is None else _Condition(where, schema)
 
-    schema = readable_schema(info, headers=headers)
-    expression = parse_expression(where, schema, where="--where")
-    needs_spark = BadExpression(
-        f"--where {where!r} can be computed by Spark alone.",
-        fix="use comparisons, arithmetic, CASE, IN, LIKE and simple functions, or `headrace run`.",
-    )
-    if expression.type is not None and not pa.types.is_boolean(expression.type):
-        raise BadExpression(
-            f"--where {where!r} is not a condition: it is a {expression.type}.",
-            fix='compare it with something: "amount > 100".',
+
+class _Condition:
+    """Keeps the rows for which a condition is true. SQLite computes it, as in `headrace view show
+    --sql`; a DECIMAL is a number.
+    """
+
+    def __init__(self, where: str, schema: pa.Schema) -> None:
+        self._where, self._names = where, schema.names
+        self._db = sqlite3.connect(":memory:")
+        columns = ", ".join(
+            f"{_quoted(field.name)} {'' if _is_decimal(field.type) else affinity(field.type)}"
+            for field in schema
         )
-    node = compile_to_arrow(expression, schema, optimistic=True)
-    if node is None:
-        raise needs_spark
-    matches = Filter(node)
+        self._db.execute(f"CREATE TABLE rows (_headrace_row INTEGER PRIMARY KEY, {columns})")
+        marks = ", ".join("?" * (len(schema) + 1))
+        # The condition is the user's own, and this database has nothing but the rows.
+        self._insert = f"INSERT INTO rows VALUES ({marks})"  # noqa: S608
+        self._select = f"SELECT _headrace_row FROM rows WHERE ({where}\n)"  # noqa: S608
+        self._matching()  # an error is found before anything is read
 
-    def keep(rows: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not rows.num_rows:
+            return rows
+        columns = [
+            column.cast(pa.float64()).to_pylist() if _is_decimal(column.type) else to_values(column)
+            for column in (rows.column(name) for name in self._names)
+        ]
+        self._db.execute("DELETE FROM rows")
+        self._db.executemany(self._insert, zip(range(rows.num_rows), *columns, strict=True))
+        return rows.take(pa.array(self._matching(), pa.int64()))
+
+    def _matching(self) -> list[int]:
         try:
-            return matches(rows)
-        except NeedsSpark:
-            raise needs_spark from None
+            return sorted(number for (number,) in self._db.execute(self._select))
+        except sqlite3.Error as error:
+            missing = re.fullmatch(r"no such column: (.+)", str(error))
+            if missing:
+                raise UnknownColumn(missing[1], self._names, where="The topic") from None
+            raise BadExpression(
+                f"--where {self._where!r} cannot be used: {error}.",
+                fix="write a condition in SQLite's SQL: \"amount > 100 AND name LIKE 'a%'\".",
+            ) from None
 
-    return keep
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _is_decimal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind))
 
 
 def _table_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -71,6 +71,17 @@ Strict = Annotated[
         ),
     ),
 ]
+ValueFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="On Kafka, the format of values: json, avro, protobuf or json-schema.",
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The schema registry, unless the format is json."),
+]
 Compression = Annotated[
     str | None, typer.Option(help="How stored rows are compressed: none, lz4 or zstd.")
 ]
@@ -108,6 +119,8 @@ def create(
     segment_age: SegmentAge = None,
     compression: Compression = None,
     strict: Strict = None,
+    format: ValueFormat = None,
+    registry: Registry = None,
     if_missing: Annotated[
         bool,
         typer.Option("--if-missing", help="Accept a topic that exists with the same settings."),
@@ -126,6 +139,8 @@ def create(
         segment_age=segment_age,
         compression=compression,
         strict=strict,
+        format=format,
+        registry=registry,
     )
     with open_chosen_log(context, log, create=True) as opened_log, _command_line_errors():
         if primary_key is None:
@@ -266,6 +281,8 @@ def alter(
     segment_age: SegmentAge = None,
     compression: Compression = None,
     strict: Strict = None,
+    format: ValueFormat = None,
+    registry: Registry = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -282,6 +299,8 @@ def alter(
         segment_age=segment_age,
         compression=compression,
         strict=strict,
+        format=format,
+        registry=registry,
     )
     settings |= {
         key: _parse_none(value)
@@ -439,6 +458,8 @@ def _summary(info: TopicInfo) -> dict[str, Any]:
         "segment_us": info.segment_us,
         "compression": info.compression,
         "strict": info.strict,
+        "format": info.format,
+        "registry": info.registry or None,
     }
 
 
@@ -468,6 +489,10 @@ def _settings(info: TopicInfo) -> dict[str, str]:
         }
     if info.compact or info.history_us is not None:
         settings["tombstones"] = _duration_text(info.tombstone_us)
+    if info.strict:
+        settings["strict"] = "yes"
+    if info.registry:
+        settings["format"] = f"{info.format}, by {info.registry.partition('?')[0]}"
     return settings | {
         "segments": f"{bytes_text(info.segment_bytes)} or {_duration_text(info.segment_us)}",
         "compression": info.compression,
