@@ -86,6 +86,11 @@ class ForeignClient:
         for future in self._admin.incremental_alter_configs([resource]).values():
             future.result(timeout=20)
 
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
+        consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+        consumer.close()
+
     def settings(self, topic: str, names: Iterable[str]) -> dict[str, str]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         (future,) = self._admin.describe_configs([resource]).values()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from headrace.cli import app
 from headrace.log import dead_letters as dead
 from headrace.log.api import Log
 from headrace.log.kafka.topics import CACHE_SECONDS
+from headrace.serve.dashboard import Dashboard
 from tests.log.kafka.conftest import ForeignClient
 from tests.waits import wait_until
 
@@ -137,6 +139,21 @@ def test_listing_failed_on_a_cluster_with_a_topic_of_others(
     (line,) = [each for each in listed if each["name"] == theirs]
     assert (line["schema"], line["partitions"], line["offsets"]) == (None, 3, 2)
     assert f"{theirs} " in run("log", "stats")
+
+
+def test_the_dashboard_and_lag_failed_on_a_cluster_with_a_topic_of_others(
+    log: Log, foreign_client: ForeignClient, name: MakeName, tmp_path: Path
+) -> None:
+    theirs, group = name("theirs"), name("their-group")
+    foreign_client.create(theirs, 2)
+    foreign_client.write(theirs, b"a", b"b", partition=1)
+    foreign_client.commit(group, theirs, partition=1, offset=1)
+    log.create_topic(name("ours"), "n BIGINT")
+    measurements = Dashboard(tmp_path, log).measurements()
+    (shown,) = [each for each in measurements["topics"] if each["name"] == theirs]
+    assert (shown["end"], shown["partitions"], shown["rows"]) == (2, 2, 2)
+    (behind,) = [lag for lag in log.lag(group) if lag.partition == 1]
+    assert (behind.topic, behind.rows) == (theirs, 1)
 
 
 def test_a_change_of_an_adopted_topic_reset_its_other_settings(
