@@ -187,3 +187,21 @@ def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
     assert run("dead", "show", "a").out.strip() == "No dead letters."
     assert run("dead", "replay", "a").out.strip() == "0 replayed, 0 failed again."
     assert "There is no topic 'b'" in run("dead", "show", "b", code=1).err
+
+
+def test_stats_counted_offsets_instead_of_rows(run: Run, log: hr.Log) -> None:
+    log.create_topic("t", "k BIGINT, n BIGINT", key="k", compact=True, segment_bytes=1)
+    with log.producer("t") as producer:
+        for n in range(6):
+            producer.append([{"k": n % 2, "n": n}, {"k": 7, "n": n}])
+    log.append_control("t", 0, b"x")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows == 12
+    log.maintain("t")
+    log.append_control("t", 0, b"y")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows < 12
+    assert log.stats("t")[0].rows == rows
+    log.trim_topic("t", 9)
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == log.stats("t")[0].rows == rows
