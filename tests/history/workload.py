@@ -1,0 +1,156 @@
+"""A generated load: processes that write, move, copy, read and look at one log while the nemesis is
+at them; then everything comes to rest, all is read once more, and the history is judged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import headrace as hr
+from tests.history import mutants
+from tests.history.checker import Anomaly, Rules, TopicRules, check, summary
+from tests.history.client import (
+    PARTITIONS,
+    READERS,
+    SCHEMA,
+    ClientSettings,
+    final_audit,
+)
+from tests.history.faults import KAFKA_NEWEST_KEPT
+from tests.history.history import History, Outcome
+from tests.history.nemesis import Cast, Nemesis
+
+SEGMENT_BYTES = 12_000
+RETENTION_BYTES = 60_000
+ROW_BYTES = 1_000
+"""More than a row of the topic with retention takes, the overhead of an append of its own
+included.
+"""
+CAST = {"write": 2, "move": 2, "copy": 2, "read": 2, "look": 1, "keep": 1}
+FAULTS = ("kill", "kill", "kill", "stop", "stop", "take_over", "set_clock", "fill_disk")
+"""One round of the nemesis, in any order."""
+
+
+@dataclass
+class Load:
+    """A load to run on a log.
+
+    Attributes:
+        cast: How many processes each role has.
+        faults: What the nemesis does, by the names of its methods.
+        polls_per_transaction: How often a copier polls before it commits.
+        mutant: A defect that all processes have.
+    """
+
+    address: str
+    directory: Path
+    seed: int = 0
+    seconds: float = 10.0
+    cast: dict[str, int] = field(default_factory=lambda: dict(CAST))
+    faults: tuple[str, ...] = FAULTS
+    pace_s: float = 0.01
+    pause_s: float = 0.2
+    session_timeout: str = "1 second"
+    polls_per_transaction: int = 1
+    mutant: str = field(default_factory=lambda: os.environ.get(mutants.VARIABLE, ""))
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.address.startswith("file:")
+
+    def run(self) -> Verdict:
+        """Run the load, and judge its history."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.create_topics()
+        cast = Cast(
+            [
+                ClientSettings(
+                    address=self.address,
+                    directory=self.directory,
+                    role=role,
+                    number=number,
+                    seed=self.seed,
+                    pace_s=self.pace_s,
+                    session_timeout=self.session_timeout,
+                    polls_per_transaction=self.polls_per_transaction,
+                    mutant=self.mutant,
+                )
+                for role, total in self.cast.items()
+                for number in range(total)
+            ]
+        )
+        nemesis = Nemesis(cast, self.directory, self.seed, self.faults)
+        try:
+            cast.start_all()
+            nemesis.run(self.seconds, pause_s=self.pause_s)
+            cast.restart_ended()
+            for role in self.cast:  # writers first, so that the others find all rows there
+                cast.finish(role)
+        finally:
+            cast.end()
+        final_audit(self.address, self.directory)
+        history = History.load(self.directory)
+        return Verdict(history, check(history, self.rules()), nemesis.struck)
+
+    def create_topics(self) -> None:
+        """One plain topic, two that only transactions write, one with retention, one compacted."""
+        sizes = {"segment_bytes": SEGMENT_BYTES if self.is_embedded else 1 << 20}
+        settings: dict[str, dict[str, object]] = {
+            "kept": {"retention_bytes": RETENTION_BYTES} if self.is_embedded else {},
+            "latest": {"compact": True},
+        }
+        with hr.open_log(self.address) as log:
+            for topic, partitions in PARTITIONS.items():
+                if topic in log.topics():  # of the load before, on the same broker
+                    log.delete_topic(topic)
+                log.create_topic(
+                    topic,
+                    SCHEMA,
+                    key="key",
+                    partitions=partitions,
+                    **sizes,
+                    **settings.get(topic, {}),  # type: ignore[arg-type]
+                )
+
+    def rules(self) -> Rules:
+        kept = (
+            (RETENTION_BYTES - SEGMENT_BYTES) // ROW_BYTES
+            if self.is_embedded
+            else KAFKA_NEWEST_KEPT
+        )
+        return Rules(
+            topics={
+                "kept": TopicRules(newest_kept=kept),
+                "latest": TopicRules(is_compacted=True),
+            },
+            groups={READERS: list(PARTITIONS)} if "read" in self.cast else {},
+            effects={"copied": "plain"} if "copy" in self.cast else {},
+            orders_writes=self.is_embedded,
+            has_snapshots=self.is_embedded,
+        )
+
+
+@dataclass
+class Verdict:
+    """What a load did, and what was wrong with it."""
+
+    history: History
+    anomalies: list[Anomaly]
+    struck: Counter[str]
+
+    def __str__(self) -> str:
+        counts = Counter(
+            f"{operation.process.split('-')[0]} {operation.kind} {operation.outcome}"
+            for operation in self.history.operations
+        )
+        rows = sum(
+            len(operation.sends)
+            for operation in self.history.operations
+            if operation.outcome is Outcome.OK
+        )
+        done = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
+        struck = ", ".join(f"{name}: {number}" for name, number in sorted(self.struck.items()))
+        return f"{rows} rows; {done}; struck: {struck}\n{summary(self.anomalies)}"
