@@ -25,9 +25,9 @@ SOON_S = 60.0
 """How long a process may take to start, to do something, or to end: long, on a busy machine."""
 KEEPS_ID = ("write", "move", "copy")
 """Roles whose processes own an id, and so can be taken over."""
-TELLS_TIME = ("write", "move", "look", "keep")
-"""Roles whose clock is set. Members of groups are left out: heartbeats are compared by the wall
-clock.
+CLOCKS = ("write", "look")
+"""Roles whose clock is set. The others are left out as long as heartbeats of members and the
+lifetime of staged rows go by the wall clock.
 """
 
 
@@ -42,16 +42,13 @@ class Player:
     def history(self) -> Path:
         return self.settings.directory / f"{self.settings.process}.history"
 
-    def deeds(self) -> int:
-        """How many operations of it have been answered."""
-        try:
-            return self.history.read_text().count('"event": "ok"')
-        except FileNotFoundError:
-            return 0
-
     def has_worked(self) -> bool:
-        """Whether it has done more than to open what it needs."""
-        return self.deeds() > 4
+        """Whether it has done more, in this life, than to open what it needs."""
+        try:
+            lines = self.history.read_text()
+        except FileNotFoundError:
+            return False
+        return lines.count('"event": "ok"') > lines.count('"kind": "open"')
 
     def signal(self, number: signal.Signals) -> None:
         if self.process.is_alive() and self.process.pid is not None:
@@ -100,7 +97,8 @@ class Cast:
 
     def finish(self, role: str) -> None:
         """Let the processes of a role come to an end of their own."""
-        players = [player for player in self.players.values() if player.settings.role == role]
+        everybody = (*self.zombies, *self.players.values())
+        players = [player for player in everybody if player.settings.role == role]
         for player in players:
             (player.settings.directory / f"stop-{role}").touch()
         deadline = time.monotonic() + SOON_S
@@ -121,24 +119,35 @@ class Cast:
 class Nemesis:
     """Strikes the cast, at random but for the seed."""
 
-    def __init__(self, cast: Cast, directory: Path, seed: int, faults: Sequence[str]) -> None:
+    def __init__(
+        self,
+        cast: Cast,
+        directory: Path,
+        *,
+        seed: int,
+        faults: Sequence[str],
+        victims: Sequence[str],
+    ) -> None:
         self._cast = cast
         self._directory = directory
         self._chance = Random(seed)
+        self._victims = victims
         self._faults: list[Callable[[], None]] = [getattr(self, name) for name in faults]
         self.struck: Counter[str] = Counter()
         """How often each fault met a process at work, by fault and role."""
 
-    def run(self, seconds: float, *, pause_s: float = 0.2) -> None:
-        """Strike for so long; each fault at least once."""
+    def run(self, seconds: float, *, pause_s: float) -> None:
+        """Wait until everybody has worked. Then strike for so long, each fault at least once."""
+        for player in self._cast.players.values():
+            assert self._until(player.has_worked), f"{player.settings.process} does nothing"
         deadline = time.monotonic() + seconds
         order: list[Callable[[], None]] = []
         rounds = 0
         while rounds < len(self._faults) or time.monotonic() < deadline:
-            if not order:
-                order = self._chance.sample(self._faults, len(self._faults))
             self._cast.restart_ended()
-            order.pop()()
+            if self._faults:
+                order = order or self._chance.sample(self._faults, len(self._faults))
+                order.pop()()
             rounds += 1
             time.sleep(self._chance.uniform(0, 2 * pause_s))
 
@@ -147,7 +156,9 @@ class Nemesis:
         players = [
             player
             for player in self._cast.players.values()
-            if (not roles or player.settings.role in roles) and player.process.is_alive()
+            if player.settings.role in self._victims
+            and (not roles or player.settings.role in roles)
+            and player.process.is_alive()
         ]
         players.sort(
             key=lambda player: (self._cast.lives[player.settings.part], self._chance.random())
@@ -173,45 +184,58 @@ class Nemesis:
         """SIGKILL, and the next life."""
         player = self._victim()
         if player is not None:
+            time.sleep(self._chance.uniform(0, 0.1))
             player.process.kill()
             player.process.join()
             self._count("kill", player)
             self._cast.start(player.settings)
 
     def stop(self) -> None:
-        """SIGSTOP for a while: long enough, often, for a group to give a member up."""
+        """SIGSTOP for a moment: what was going on is late."""
+        self._stop("stop", self._chance.uniform(0.05, 0.5))
+
+    def stop_long(self) -> None:
+        """SIGSTOP for so long that a group gives its member up."""
+        self._stop("stop_long", 1.5)
+
+    def _stop(self, fault: str, seconds: float) -> None:
         player = self._victim()
         if player is not None:
             player.signal(signal.SIGSTOP)
             try:
-                time.sleep(self._chance.choice([0.05, 0.3, 1.5]))
+                time.sleep(seconds)
             finally:
                 player.signal(signal.SIGCONT)
-            self._count("stop", player)
+            self._count(fault, player)
 
     def take_over(self) -> None:
         """Stop an owner of an id, start its successor, and let the old one go on when the new one
         has worked.
         """
-        zombie = self._victim(KEEPS_ID)
-        if zombie is None:
-            return
+        for _ in range(3):
+            zombie = self._victim(KEEPS_ID)
+            if zombie is not None and self._take_over(zombie):
+                self._count("take_over", zombie)
+                return
+
+    def _take_over(self, zombie: Player) -> bool:
+        """Returns whether the successor worked while its predecessor was stopped. One that was
+        stopped inside the log's lock holds up everybody.
+        """
         zombie.signal(signal.SIGSTOP)
         try:
             successor = self._cast.start(zombie.settings)
-            # One that was stopped inside the log's lock holds up everybody.
             has_worked = self._until(successor.has_worked, 3.0)
         finally:
             self._cast.zombies.append(zombie)
             zombie.signal(signal.SIGCONT)
-        if has_worked:
-            self._count("take_over", zombie)
-            self._until(lambda: not zombie.process.is_alive(), 10.0)
-            self._cast.check(zombie)
+        self._until(lambda: not zombie.process.is_alive(), 2.0)
+        self._cast.check(zombie)
+        return has_worked
 
     def set_clock(self) -> None:
         """The wall clock of a process jumps, and stays there until it is set again."""
-        player = self._victim(TELLS_TIME)
+        player = self._victim(CLOCKS)
         if player is not None:
             file = clock_file(self._directory, player.settings.part)
             temporary = file.with_suffix(".new")

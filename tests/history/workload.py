@@ -5,8 +5,11 @@ at them; then everything comes to rest, all is read once more, and the history i
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import headrace as hr
@@ -20,7 +23,7 @@ from tests.history.client import (
     final_audit,
 )
 from tests.history.faults import KAFKA_NEWEST_KEPT
-from tests.history.history import History, Outcome
+from tests.history.history import Assign, History, Operation, Outcome, Partition, Poll
 from tests.history.nemesis import Cast, Nemesis
 
 SEGMENT_BYTES = 12_000
@@ -29,8 +32,11 @@ ROW_BYTES = 1_000
 """More than a row of the topic with retention takes, the overhead of an append of its own
 included.
 """
+LONG_S = float(os.environ.get("HEADRACE_HISTORY_SECONDS", "3600"))
+"""How long the long form runs. Set it for a shorter or a longer look."""
+ROUND_S = 60.0
 CAST = {"write": 2, "move": 2, "copy": 2, "read": 2, "look": 1, "keep": 1}
-FAULTS = ("kill", "kill", "kill", "stop", "stop", "take_over", "set_clock", "fill_disk")
+FAULTS = ("kill", "kill", "kill", "stop", "stop_long", "take_over", "set_clock", "fill_disk")
 """One round of the nemesis, in any order."""
 
 
@@ -41,6 +47,7 @@ class Load:
     Attributes:
         cast: How many processes each role has.
         faults: What the nemesis does, by the names of its methods.
+        victims: The roles that it strikes; all if none is named.
         polls_per_transaction: How often a copier polls before it commits.
         mutant: A defect that all processes have.
     """
@@ -51,6 +58,7 @@ class Load:
     seconds: float = 10.0
     cast: dict[str, int] = field(default_factory=lambda: dict(CAST))
     faults: tuple[str, ...] = FAULTS
+    victims: tuple[str, ...] = ()
     pace_s: float = 0.01
     pause_s: float = 0.2
     session_timeout: str = "1 second"
@@ -82,7 +90,13 @@ class Load:
                 for number in range(total)
             ]
         )
-        nemesis = Nemesis(cast, self.directory, self.seed, self.faults)
+        nemesis = Nemesis(
+            cast,
+            self.directory,
+            seed=self.seed,
+            faults=self.faults,
+            victims=self.victims or tuple(self.cast),
+        )
         try:
             cast.start_all()
             nemesis.run(self.seconds, pause_s=self.pause_s)
@@ -135,11 +149,42 @@ class Load:
 
 @dataclass
 class Verdict:
-    """What a load did, and what was wrong with it."""
+    """What a load did, what was done to it, and what was wrong with it."""
 
     history: History
     anomalies: list[Anomaly]
     struck: Counter[str]
+
+    def shortfalls(self, load: Load) -> list[str]:
+        """What a load of all roles should have met and did not: faults that met nobody at work
+        prove nothing.
+        """
+        operations = self.history.operations
+        errors = " ".join(operation.error for operation in operations)
+        assigned = [
+            action
+            for operation in operations
+            for action in operation.actions
+            if isinstance(action, Assign)
+        ]
+        (final,) = (operation for operation in operations if operation.is_final)
+        met = {f"{fault} met nobody": self.struck[fault] > 0 for fault in set(load.faults)}
+        for role in load.cast:
+            kinds = {operation.kind for operation in operations if _did(operation, role)}
+            met[f"{role} did nothing"] = bool(kinds - {"open"})
+        met["no partition moved"] = len(assigned) > len(
+            {(action.topic, action.partition) for action in assigned}
+        )
+        met["nobody was fenced"] = "Fenced" in errors
+        met["retention removed nothing"] = final.starts["kept", 0] > 0
+        if load.is_embedded:
+            met["the disk was never full"] = "DiskFull" in errors
+            met["compaction removed nothing"] = any(
+                sum(len(poll.rows) for poll in final.polls if _of(poll) == partition) < end
+                for partition, end in final.ends.items()
+                if partition[0] == "latest"
+            )
+        return [text for text, is_met in met.items() if not is_met]
 
     def __str__(self) -> str:
         counts = Counter(
@@ -154,3 +199,28 @@ class Verdict:
         done = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
         struck = ", ".join(f"{name}: {number}" for name, number in sorted(self.struck.items()))
         return f"{rows} rows; {done}; struck: {struck}\n{summary(self.anomalies)}"
+
+
+def _did(operation: Operation, role: str) -> bool:
+    return operation.outcome is Outcome.OK and operation.process.startswith(f"{role}-")
+
+
+def _of(poll: Poll) -> Partition:
+    return poll.topic, poll.partition
+
+
+def run_rounds(load: Load, seconds: float) -> None:
+    """One load after the other, each on a log of its own and under another seed, for so long. The
+    files of a sound round are removed; those of the first that is not stay for a look.
+    """
+    deadline = time.monotonic() + seconds
+    for number in count():
+        directory = load.directory / f"round-{number}"
+        address = f"file:{directory / 'log'}" if load.is_embedded else load.address
+        round_ = replace(load, address=address, directory=directory, seed=load.seed + number)
+        verdict = round_.run()
+        assert not verdict.anomalies, f"seed {round_.seed}, in {directory}: {verdict}"
+        assert not verdict.shortfalls(round_), f"{verdict.shortfalls(round_)}: {verdict}"
+        shutil.rmtree(directory)
+        if time.monotonic() > deadline:
+            return
