@@ -129,10 +129,10 @@ class Client:
         partition = (key if by_key else self.chance.randrange(KEYS)) % PARTITIONS[topic]
         return [self.new_send(topic, partition, key=f"k{key}") for _ in range(rows)]
 
-    def new_send(self, topic: str, partition: int, **columns: str) -> Send:
+    def new_send(self, topic: str, partition: int, *, key: str = "", source: str = "") -> Send:
         """A row with a value that nobody else has."""
         value = f"{self.settings.process}:{next(self._numbers)}"
-        return Send(topic, partition, value, **columns)
+        return Send(topic, partition, value, key, source)
 
     def to_rows(self, sends: Sequence[Send]) -> list[dict[str, str]]:
         """The rows as they are appended. Now and then they are too large to be kept in memory."""

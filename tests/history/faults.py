@@ -34,7 +34,7 @@ def install(directory: Path, part: str) -> None:
     meets them.
     """
     _install_clock(clock_file(directory, part))
-    file_log.Disk = lambda: SwitchedDisk(directory / DISK_FULL)  # type: ignore[misc, assignment]
+    vars(file_log)["Disk"] = lambda: SwitchedDisk(directory / DISK_FULL)
     committer.INLINE_BYTES = 4_000
     producer.MAX_COMMIT_BYTES = 16_000
     transaction.MAX_BYTES_IN_MEMORY = 8_000
@@ -56,9 +56,9 @@ def _install_clock(path: Path) -> None:
             options["ns"] = (shifted_time_ns(), shifted_time_ns())
         real_utime(file, times, **options)
 
-    time.time_ns = shifted_time_ns
-    time.time = lambda: shifted_time_ns() / 1e9
-    os.utime = shifted_utime
+    vars(os)["utime"] = shifted_utime
+    vars(time)["time_ns"] = shifted_time_ns
+    vars(time)["time"] = lambda: shifted_time_ns() / 1e9
 
 
 class SwitchedDisk(FullDisk):

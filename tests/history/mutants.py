@@ -19,6 +19,7 @@ from headrace.log.file import compaction, maintenance
 from headrace.log.file.consumer import FileConsumer, parse_partition_key
 from headrace.log.file.producer import FileProducer
 from headrace.log.file.transaction import FileTransaction
+from headrace.log.partitioning import key_bytes
 from headrace.log.values import AppendResult, OffsetRange, Offsets
 
 VARIABLE = "HEADRACE_HISTORY_MUTANT"
@@ -127,7 +128,7 @@ def one_commit_per_partition() -> None:
 def offsets_before_rows() -> None:
     """A group's offsets are committed first, and then the rows that were made of what it read."""
 
-    def commit_offsets_first(self: FileTransaction) -> AppendResult:
+    def commit_offsets_first(self: FileTransaction) -> Any:
         if not self._offsets or self._spilled:
             return commit(self)
         rows, self._rows = self._rows, []
@@ -187,7 +188,7 @@ def poll_goes_back() -> None:
 def early_retention() -> None:
     """Retention by size leaves nothing but the open segment."""
 
-    def retained(log: Any, topic: Any, *arguments: Any) -> int:
+    def retained(log: Any, topic: Any, *arguments: Any) -> Any:
         if topic.info.retention_bytes is not None:
             topic = _Like(topic, info=replace(topic.info, retention_bytes=1))
         return retained_start(log, topic, *arguments)
@@ -203,7 +204,7 @@ def compaction_keeps_the_oldest() -> None:
         for segment in segments:
             for header, body in compaction._sound_frames(segment):
                 batch = compaction._rows_with_offsets(segment, header, body)
-                keys = compaction.key_bytes(batch, topic.info.key)
+                keys = key_bytes(batch, topic.info.key)
                 tables.append(pa.table({"key": keys, "at": batch.column(OFFSET_COLUMN)}))
         grouped = pa.concat_tables(tables).group_by("key").aggregate([("at", "min")])
         return grouped.select(["key", "at_min"]).rename_columns(["key", "offset_max"])

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import headrace as hr
 from tests.history import mutants
@@ -111,8 +112,7 @@ class Load:
 
     def create_topics(self) -> None:
         """One plain topic, two that only transactions write, one with retention, one compacted."""
-        sizes = {"segment_bytes": SEGMENT_BYTES if self.is_embedded else 1 << 20}
-        settings: dict[str, dict[str, object]] = {
+        settings: dict[str, dict[str, Any]] = {
             "kept": {"retention_bytes": RETENTION_BYTES} if self.is_embedded else {},
             "latest": {"compact": True},
         }
@@ -125,8 +125,8 @@ class Load:
                     SCHEMA,
                     key="key",
                     partitions=partitions,
-                    **sizes,
-                    **settings.get(topic, {}),  # type: ignore[arg-type]
+                    segment_bytes=SEGMENT_BYTES if self.is_embedded else 1 << 20,
+                    **settings.get(topic, {}),
                 )
 
     def rules(self) -> Rules:
