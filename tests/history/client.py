@@ -20,6 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+
 import headrace as hr
 from headrace.errors import (
     DiskFull,
@@ -123,11 +125,9 @@ class Client:
         time.sleep(self.chance.uniform(0, 2 * self.settings.pace_s))
 
     def new_sends(self, topic: str, rows: int) -> list[Send]:
-        """Rows for one partition, chosen at random."""
-        key = self.chance.randrange(KEYS)
-        by_key = topic == "latest"  # a key stays in its partition
-        partition = (key if by_key else self.chance.randrange(KEYS)) % PARTITIONS[topic]
-        return [self.new_send(topic, partition, key=f"k{key}") for _ in range(rows)]
+        """Rows with keys chosen at random, each in its key's partition."""
+        keys = [self.chance.randrange(KEYS) for _ in range(rows)]
+        return [self.new_send(topic, key % PARTITIONS[topic], key=f"k{key}") for key in keys]
 
     def new_send(self, topic: str, partition: int, *, key: str = "", source: str = "") -> Send:
         """A row with a value that nobody else has."""
@@ -142,6 +142,11 @@ class Client:
             {"key": send.key, "value": send.value, "source": send.source, "padding": padding}
             for send in sends
         ]
+
+
+def partition_by_key(rows: pa.RecordBatch, partitions: int) -> list[int]:
+    """The partition of each row, as `Client.new_sends` chose it."""
+    return [int(key.as_py()[1:]) % partitions for key in rows.column("key")]
 
 
 def offsets_of(sends: Sequence[Send], result: AppendResult) -> list[int | None]:
@@ -169,13 +174,16 @@ def offsets_of(sends: Sequence[Send], result: AppendResult) -> list[int | None]:
 
 
 def write(client: Client) -> None:
-    """Numbered appends to three topics. What was refused is sent anew under the same number; what
-    is in doubt is repeated as it was; and now and then something that was stored is repeated too.
+    """Numbered appends to three topics, of rows for one or several partitions. What was refused is
+    sent anew under the same number; what is in doubt is repeated as it was; and now and then
+    something that was stored is repeated too.
     """
     producers = {}
     for topic in ("plain", "kept", "latest"):
         opening = client.recorder.invoke("open", id=f"{topic}/{client.settings.part}")
-        producers[topic] = client.log.producer(topic, id=client.settings.part)
+        producers[topic] = client.log.producer(
+            topic, id=client.settings.part, partitioner=partition_by_key
+        )
         opening.ok()
     while not client.is_stopped():
         topic = client.chance.choices(list(producers), weights=[3, 2, 2])[0]
@@ -193,9 +201,7 @@ def _append(client: Client, producer: Any, sends: list[Send], sequence: int) -> 
         operation = client.recorder.invoke("send", id=f"{producer.topic}/{producer.id}")
         operation.step(sends)
         try:
-            result = producer.append(
-                client.to_rows(sends), sequence=sequence, partition=sends[0].partition
-            )
+            result = producer.append(client.to_rows(sends), sequence=sequence)
         except FencedError as error:
             operation.fail(error)
             raise

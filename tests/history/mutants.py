@@ -1,4 +1,4 @@
-"""Defects of the embedded log, each put into all processes of a load by its name. What the checker
+"""Defects of the log, each put into all processes of a load by its name. What the checker
 does not find here it would not find in earnest: `test_mutants` asks for each by its kind.
 
     HEADRACE_HISTORY_MUTANT=early_ack python -m pytest tests/history/test_embedded.py
@@ -7,6 +7,7 @@ does not find here it would not find in earnest: `test_mutants` asks for each by
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -212,6 +213,33 @@ def compaction_keeps_the_oldest() -> None:
     _patch(compaction, "_newest_offsets", oldest)
 
 
+# On Kafka
+
+
+def kafka_no_transaction_fence() -> None:
+    """Every owner of a transaction id is somebody else to the broker."""
+    from headrace.log.kafka import transaction
+
+    def strange(connection: Any, id: str, timeout_us: int) -> Any:
+        return open_client(connection, f"{id}-{uuid.uuid4().hex}", timeout_us)
+
+    open_client = _patch(transaction, "_open_client", strange)
+
+
+def kafka_offsets_before_rows() -> None:
+    """A group's offsets are committed by its member, and then the rows in a transaction."""
+    from headrace.log.kafka.transaction import KafkaTransaction
+
+    def commit_offsets_first(self: KafkaTransaction) -> Any:
+        for _, positions in self._contents.offsets:
+            positions.handle.commit(positions)  # type: ignore[attr-defined]
+        self._contents.offsets.clear()
+        time.sleep(4 * _WINDOW_S)
+        return commit(self)
+
+    commit = _patch(KafkaTransaction, "commit", commit_offsets_first)
+
+
 class _Like:
     """An object with some attributes replaced."""
 
@@ -244,5 +272,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         poll_goes_back,
         early_retention,
         compaction_keeps_the_oldest,
+        kafka_no_transaction_fence,
+        kafka_offsets_before_rows,
     )
 }

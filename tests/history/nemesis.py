@@ -95,19 +95,17 @@ class Cast:
         error = player.settings.directory / f"{player.settings.process}.error"
         assert not error.exists(), f"{player.settings.process}:\n{error.read_text()}"
 
-    def finish(self, role: str) -> None:
-        """Let the processes of a role come to an end of their own."""
+    def finish(self, role: str, seconds: float) -> list[str]:
+        """Let the processes of a role come to an end of their own. Returns who did not."""
         everybody = (*self.zombies, *self.players.values())
         players = [player for player in everybody if player.settings.role == role]
         for player in players:
             (player.settings.directory / f"stop-{role}").touch()
-        deadline = time.monotonic() + SOON_S
+        deadline = time.monotonic() + seconds
         for player in players:
             player.process.join(max(0.1, deadline - time.monotonic()))
             self.check(player)
-            assert player.process.exitcode == 0, (
-                f"{player.settings.process} did not come to its end: {player.process.exitcode}"
-            )
+        return [player.settings.process for player in players if player.process.is_alive()]
 
     def end(self) -> None:
         """End everybody, however they are."""
@@ -248,7 +246,7 @@ class Nemesis:
         switch = self._directory / DISK_FULL
         switch.touch()
         try:
-            time.sleep(self._chance.uniform(0.1, 0.4))
+            time.sleep(self._chance.uniform(0.2, 0.5))
         finally:
             switch.unlink()
         self.struck["fill_disk"] += 1

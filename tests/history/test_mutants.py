@@ -13,6 +13,7 @@ import pytest
 from tests.history.checker import Kind
 from tests.history.mutants import MUTANTS
 from tests.history.workload import Load
+from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.process
 
@@ -32,9 +33,12 @@ class Case:
     seconds: float = 0.5
     pace_s: float = 0.005
 
-    def load(self, directory: Path, **options: Any) -> Load:
+    def __str__(self) -> str:
+        return f"{self.mutant}-{self.kind}".replace(" ", "_")
+
+    def load(self, directory: Path, address: str = "", **options: Any) -> Load:
         return Load(
-            address=f"file:{directory / 'log'}",
+            address=address or f"file:{directory / 'log'}",
             directory=directory / "history",
             cast=self.cast,
             faults=self.faults,
@@ -42,7 +46,8 @@ class Case:
             seconds=self.seconds,
             pace_s=self.pace_s,
             pause_s=0.1,
-            session_timeout="500 milliseconds",
+            finish_s=5.0,
+            session_timeout="600 milliseconds",
             **options,
         )
 
@@ -75,23 +80,38 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.mutant}-{case.kind}" for case in CASES])
-def test_a_load_finds(case: Case, tmp_path: Path) -> None:
+KAFKA_CASES = [
+    Case("kafka_no_transaction_fence", Kind.ZOMBIE_WRITE, MOVE, ("take_over",)),
+    Case("kafka_offsets_before_rows", Kind.LOST_EFFECT, WRITE | COPY, ("kill",) * 3, ("copy",)),
+]
+
+
+def check_case(case: Case, directory: Path, address: str = "") -> None:
     found: set[Kind] = set()
     for attempt in range(ATTEMPTS):
-        load = case.load(tmp_path / str(attempt), seed=attempt, mutant=case.mutant)
+        load = case.load(directory / str(attempt), address, seed=attempt, mutant=case.mutant)
         found |= {anomaly.kind for anomaly in load.run().anomalies}
         if case.kind in found:
             return
     pytest.fail(f"{case.mutant} was not found as {case.kind}, but as {sorted(found)}")
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_load_finds(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", KAFKA_CASES, ids=str)
+def test_a_load_on_kafka_finds(case: Case, kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    check_case(case, tmp_path, kafka_broker.address)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.mutant}-{case.kind}" for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_load_finds_nothing_in_the_healthy_log(case: Case, tmp_path: Path) -> None:
     verdict = case.load(tmp_path).run()
     assert not verdict.anomalies, verdict
 
 
 def test_every_mutant_has_a_load() -> None:
-    assert {case.mutant for case in CASES} == set(MUTANTS)
+    assert {case.mutant for case in (*CASES, *KAFKA_CASES)} == set(MUTANTS)

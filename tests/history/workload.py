@@ -15,7 +15,7 @@ from typing import Any
 
 import headrace as hr
 from tests.history import mutants
-from tests.history.checker import Anomaly, Rules, TopicRules, check, summary
+from tests.history.checker import Anomaly, Kind, Rules, TopicRules, check, summary
 from tests.history.client import (
     PARTITIONS,
     READERS,
@@ -49,6 +49,7 @@ class Load:
         cast: How many processes each role has.
         faults: What the nemesis does, by the names of its methods.
         victims: The roles that it strikes; all if none is named.
+        finish_s: How long a role may take to come to its end, when it is told to.
         polls_per_transaction: How often a copier polls before it commits.
         mutant: A defect that all processes have.
     """
@@ -63,6 +64,7 @@ class Load:
     pace_s: float = 0.01
     pause_s: float = 0.2
     session_timeout: str = "1 second"
+    finish_s: float = 60.0
     polls_per_transaction: int = 1
     mutant: str = field(default_factory=lambda: os.environ.get(mutants.VARIABLE, ""))
 
@@ -102,13 +104,17 @@ class Load:
             cast.start_all()
             nemesis.run(self.seconds, pause_s=self.pause_s)
             cast.restart_ended()
-            for role in self.cast:  # writers first, so that the others find all rows there
-                cast.finish(role)
+            # Writers first, so that the others find all rows there.
+            stuck = [name for role in self.cast for name in cast.finish(role, self.finish_s)]
         finally:
             cast.end()
         final_audit(self.address, self.directory)
         history = History.load(self.directory)
-        return Verdict(history, check(history, self.rules()), nemesis.struck)
+        anomalies = check(history, self.rules())
+        if stuck:  # what was not seen might have been, later
+            late = {Kind.UNSEEN, Kind.LOST_EFFECT}
+            anomalies = [anomaly for anomaly in anomalies if anomaly.kind not in late]
+        return Verdict(history, anomalies, nemesis.struck, stuck)
 
     def create_topics(self) -> None:
         """One plain topic, two that only transactions write, one with retention, one compacted."""
@@ -154,6 +160,7 @@ class Verdict:
     history: History
     anomalies: list[Anomaly]
     struck: Counter[str]
+    stuck: list[str] = field(default_factory=list)
 
     def shortfalls(self, load: Load) -> list[str]:
         """What a load of all roles should have met and did not: faults that met nobody at work
@@ -184,7 +191,8 @@ class Verdict:
                 for partition, end in final.ends.items()
                 if partition[0] == "latest"
             )
-        return [text for text, is_met in met.items() if not is_met]
+        stuck = [f"{name} did not come to its end" for name in self.stuck]
+        return stuck + [text for text, is_met in met.items() if not is_met]
 
     def __str__(self) -> str:
         counts = Counter(
