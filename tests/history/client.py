@@ -302,7 +302,9 @@ class Member:
         self._lives = count(1)
         self._consumer: hr.Consumer | None = None
         self._assigned: list[Action] = []
-        faults.watch_assignments(lambda *assigned: self._assigned.append(Assign(*assigned)))
+        self._options = faults.watch_assignments(
+            client.log, lambda *assigned: self._assigned.append(Assign(*assigned))
+        )
 
     def consumer(self) -> hr.Consumer:
         while self._consumer is None:
@@ -315,6 +317,7 @@ class Member:
                     session_timeout=self._client.settings.session_timeout,
                     max_rows=MAX_ROWS,
                     on_lost="earliest",
+                    **self._options,
                 )
         return self._consumer
 

@@ -7,9 +7,10 @@ which the clock of a process is off, and while `disk-full` is there, no file gro
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,29 @@ class SwitchedDisk(FullDisk):
         return max(0, size - (growth + 1) // 2)
 
 
-def watch_assignments(on_assigned: Callable[[str, int, int], None]) -> None:
-    """Call a function with topic, partition and position whenever a consumer of this process is
-    given a partition, and so goes on at what its group has committed.
+OnAssigned = Callable[[str, int, int], None]
+"""Called with topic, partition and position."""
+
+
+def watch_assignments(log: hr.Log, on_assigned: OnAssigned) -> dict[str, Any]:
+    """The options of `log.consumer` by which a function is called whenever a consumer is given a
+    partition, and so goes on at what its group has committed. A log whose consumers do not tell is
+    looked into.
     """
+    if "on_assigned" not in inspect.signature(log.consumer).parameters:
+        _watch_inside(on_assigned)
+        return {}
+
+    def tell(consumer: hr.Consumer, partitions: Mapping[str, Sequence[int]]) -> None:
+        positions = consumer.positions()
+        for topic, numbers in partitions.items():
+            for number in numbers:
+                on_assigned(topic, number, positions[topic][number])
+
+    return {"on_assigned": tell}
+
+
+def _watch_inside(on_assigned: OnAssigned) -> None:
     first_position = FileConsumer._first_position
 
     def watched(self: FileConsumer, key: str) -> int:
