@@ -25,10 +25,6 @@ SOON_S = 60.0
 """How long a process may take to start, to do something, or to end: long, on a busy machine."""
 KEEPS_ID = ("write", "move", "copy")
 """Roles whose processes own an id, and so can be taken over."""
-CLOCKS = ("write", "look")
-"""Roles whose clock is set. The others are left out as long as heartbeats of members and the
-lifetime of staged rows go by the wall clock.
-"""
 
 
 @dataclass
@@ -125,11 +121,13 @@ class Nemesis:
         seed: int,
         faults: Sequence[str],
         victims: Sequence[str],
+        clocks: Sequence[str],
     ) -> None:
         self._cast = cast
         self._directory = directory
         self._chance = Random(seed)
         self._victims = victims
+        self._clocks = clocks
         self._faults: list[Callable[[], None]] = [getattr(self, name) for name in faults]
         self.struck: Counter[str] = Counter()
         """How often each fault met a process at work, by fault and role."""
@@ -233,7 +231,7 @@ class Nemesis:
 
     def set_clock(self) -> None:
         """The wall clock of a process jumps, and stays there until it is set again."""
-        player = self._victim(CLOCKS)
+        player = self._victim(self._clocks)
         if player is not None:
             file = clock_file(self._directory, player.settings.part)
             temporary = file.with_suffix(".new")
