@@ -90,6 +90,9 @@ class Cast:
         """Fail if a process ended with an error that no fault explains."""
         error = player.settings.directory / f"{player.settings.process}.error"
         assert not error.exists(), f"{player.settings.process}:\n{error.read_text()}"
+        assert player.process.exitcode in {None, 0}, (
+            f"{player.settings.process} ended with {player.process.exitcode}"
+        )
 
     def finish(self, role: str, seconds: float) -> list[str]:
         """Let the processes of a role come to an end of their own. Returns who did not."""

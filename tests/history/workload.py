@@ -127,7 +127,7 @@ class Load:
         """One plain topic, two that only transactions write, one with retention, one compacted."""
         settings: dict[str, dict[str, Any]] = {
             "kept": {"retention_bytes": RETENTION_BYTES} if self.is_embedded else {},
-            "latest": {"compact": True},
+            "latest": {"compact": True, "segment_age": "2 seconds"},
         }
         with hr.open_log(self.address) as log:
             for topic, partitions in PARTITIONS.items():
