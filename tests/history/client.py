@@ -184,7 +184,7 @@ def write(client: Client) -> None:
         producers[topic] = client.log.producer(
             topic, id=client.settings.part, partitioner=partition_by_key
         )
-        opening.ok()
+        opening.ok(is_work=False)
     while not client.is_stopped():
         topic = client.chance.choices(list(producers), weights=[3, 2, 2])[0]
         producer = producers[topic]
@@ -251,7 +251,7 @@ class Transactions:
         self._id = id
         opening = client.recorder.invoke("open", id=f"transaction/{id}")
         self._tx = client.log.transaction(id, timeout="10 seconds")
-        opening.ok()
+        opening.ok(is_work=False)
         self._is_fresh = True
         self._operation: RecordedOperation | None = None
         self.failed = False
@@ -377,7 +377,7 @@ def copy(client: Client) -> None:
                 operation.ok(offsets_of(sends, tx.commit()))
             else:
                 tx.abort()
-                operation.ok()
+                operation.ok(is_work=False)
         if transactions.failed:
             member.reopen()
     member.reopen()
@@ -391,13 +391,13 @@ def read(client: Client) -> None:
         operation = client.recorder.invoke("poll", group=READERS, member=member.name)
         try:
             rows = member.poll(operation)
-            operation.ok()
+            operation.ok(is_work=bool(rows))
             client.rest()
             is_ending = client.is_stopped()
             if is_ending or (rows and client.chance.random() < 0.7):
                 operation = client.recorder.invoke("commit", group=READERS)
                 member.consumer().commit()
-                operation.ok()
+                operation.ok(is_work=False)
         except REFUSED as error:
             operation.fail(error)
             member.reopen()
@@ -436,7 +436,10 @@ class Auditor:
                 self._reached[topic, number] = stop
         operation.step(polls)
         operation.ok(
-            starts=partitions_to_json(starts), ends=partitions_to_json(ends), final=is_final
+            is_work=bool(polls),
+            starts=partitions_to_json(starts),
+            ends=partitions_to_json(ends),
+            final=is_final,
         )
 
     def _rows(self, topic: str, number: int, start: int, stop: int) -> tuple[tuple[int, str], ...]:

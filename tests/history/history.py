@@ -28,6 +28,10 @@ Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 
+WORK = "work"
+"""Marks the lines of operations that did something: who has none has only waited."""
+
+
 class Outcome(StrEnum):
     """What is known about an operation: it happened, it did not, or either."""
 
@@ -177,9 +181,13 @@ class RecordedOperation:
         """The commit is about to be requested: from now on its rows may be seen."""
         self.write("committing")
 
-    def ok(self, offsets: Sequence[int | None] = (), **details: Any) -> None:
-        """It happened. `offsets` has one entry per row sent."""
-        self.write("ok", offsets=list(offsets), **details)
+    def ok(
+        self, offsets: Sequence[int | None] = (), *, is_work: bool = True, **details: Any
+    ) -> None:
+        """It happened. `offsets` has one entry per row sent; `is_work` says whether there was
+        anything to do.
+        """
+        self.write("ok", offsets=list(offsets), **({WORK: True} if is_work else {}), **details)
 
     def fail(self, error: BaseException | str) -> None:
         """It did not happen, and never will."""

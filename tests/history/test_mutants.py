@@ -26,7 +26,7 @@ class Case:
     """A defect, what it shows as, and the smallest load in which it does."""
 
     mutant: str
-    kind: Kind
+    kinds: set[Kind]
     cast: dict[str, int]
     faults: tuple[str, ...] = ()
     victims: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Case:
     pace_s: float = 0.005
 
     def __str__(self) -> str:
-        return f"{self.mutant}-{self.kind}".replace(" ", "_")
+        return "-".join([self.mutant, *sorted(self.kinds)]).replace(" ", "_")
 
     def load(self, directory: Path, address: str = "", **options: Any) -> Load:
         return Load(
@@ -46,7 +46,7 @@ class Case:
             seconds=self.seconds,
             pace_s=self.pace_s,
             pause_s=0.1,
-            finish_s=5.0,
+            finish_s=20.0 if address else 5.0,
             session_timeout="600 milliseconds",
             **options,
         )
@@ -55,34 +55,36 @@ class Case:
 WRITE, MOVE, COPY, READ = {"write": 1}, {"move": 1}, {"copy": 2}, {"read": 2}
 LOOK, KEEP = {"look": 1}, {"keep": 1}
 CASES = [
-    Case("early_ack", Kind.STALE_READ, WRITE | LOOK),
-    Case("no_producer_fence", Kind.ZOMBIE_WRITE, WRITE, ("take_over",)),
-    Case("no_duplicate_check", Kind.DUPLICATE, WRITE),
-    Case("no_transaction_fence", Kind.ZOMBIE_WRITE, MOVE, ("take_over",)),
+    Case("early_ack", {Kind.STALE_READ}, WRITE | LOOK),
+    Case("no_producer_fence", {Kind.ZOMBIE_WRITE}, WRITE, ("take_over",), pace_s=0.03),
+    Case("no_duplicate_check", {Kind.DUPLICATE}, WRITE),
+    Case("no_transaction_fence", {Kind.ZOMBIE_WRITE}, MOVE, ("take_over",), pace_s=0.03),
     Case(
         "no_member_fence",
-        Kind.DUPLICATE_EFFECT,
+        {Kind.DUPLICATE_EFFECT},
         WRITE | COPY,
         ("stop_long",) * 3,
         ("copy",),
         pace_s=0.03,
     ),
-    Case("rows_at_once", Kind.ABORTED_READ, MOVE | LOOK),
-    Case("rows_at_once", Kind.PRECOMMITTED_READ, MOVE | LOOK),
-    Case("one_commit_per_partition", Kind.FRACTURED_READ, MOVE | LOOK),
-    Case("one_commit_per_partition", Kind.LOST_WRITE, MOVE, ("kill",) * 3, ("move",)),
-    Case("offsets_before_rows", Kind.LOST_EFFECT, WRITE | COPY, ("kill",) * 3, ("copy",)),
-    Case("commits_ahead", Kind.UNSEEN, WRITE | READ, ("kill",) * 3, ("read",)),
-    Case("poll_skips", Kind.POLL_SKIP, WRITE | READ),
-    Case("poll_goes_back", Kind.NONMONOTONIC_POLL, WRITE | READ),
-    Case("early_retention", Kind.EARLY_REMOVAL, WRITE | KEEP | LOOK, seconds=1.5),
-    Case("compaction_keeps_the_oldest", Kind.LOST_WRITE, WRITE | KEEP, seconds=1.5),
+    Case("rows_at_once", {Kind.ABORTED_READ, Kind.PRECOMMITTED_READ}, MOVE | LOOK),
+    Case("one_commit_per_partition", {Kind.FRACTURED_READ}, MOVE | LOOK),
+    Case("one_commit_per_partition", {Kind.LOST_WRITE}, MOVE, ("kill",) * 3, ("move",)),
+    Case("offsets_before_rows", {Kind.LOST_EFFECT}, WRITE | COPY, ("kill",) * 3, ("copy",)),
+    Case("commits_ahead", {Kind.UNSEEN}, WRITE | READ, ("kill",) * 3, ("read",)),
+    Case("poll_skips", {Kind.POLL_SKIP}, WRITE | READ),
+    Case("poll_goes_back", {Kind.NONMONOTONIC_POLL}, WRITE | READ),
+    Case("early_retention", {Kind.EARLY_REMOVAL}, WRITE | KEEP | LOOK, seconds=1.5),
+    Case("compaction_keeps_the_oldest", {Kind.LOST_WRITE}, WRITE | KEEP, seconds=1.5),
 ]
-
-
 KAFKA_CASES = [
-    Case("kafka_no_transaction_fence", Kind.ZOMBIE_WRITE, MOVE, ("take_over",)),
-    Case("kafka_offsets_before_rows", Kind.LOST_EFFECT, WRITE | COPY, ("kill",) * 3, ("copy",)),
+    Case("kafka_no_transaction_fence", {Kind.ZOMBIE_WRITE}, MOVE, ("take_over",), pace_s=0.03),
+    pytest.param(
+        Case(
+            "kafka_offsets_before_rows", {Kind.LOST_EFFECT}, WRITE | COPY, ("kill",) * 3, ("copy",)
+        ),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -91,9 +93,9 @@ def check_case(case: Case, directory: Path, address: str = "") -> None:
     for attempt in range(ATTEMPTS):
         load = case.load(directory / str(attempt), address, seed=attempt, mutant=case.mutant)
         found |= {anomaly.kind for anomaly in load.run().anomalies}
-        if case.kind in found:
+        if case.kinds <= found:
             return
-    pytest.fail(f"{case.mutant} was not found as {case.kind}, but as {sorted(found)}")
+    pytest.fail(f"{case.mutant} was found as {sorted(found)}, and not as {sorted(case.kinds)}")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -114,4 +116,5 @@ def test_a_load_finds_nothing_in_the_healthy_log(case: Case, tmp_path: Path) -> 
 
 
 def test_every_mutant_has_a_load() -> None:
-    assert {case.mutant for case in (*CASES, *KAFKA_CASES)} == set(MUTANTS)
+    on_kafka = {"kafka_no_transaction_fence", "kafka_offsets_before_rows"}
+    assert {case.mutant for case in CASES} | on_kafka == set(MUTANTS)
