@@ -377,7 +377,8 @@ class PartitionReader:
 
     def _readable_bytes(self, segment: Segment) -> tuple[int, bool]:
         """The position up to which a segment may be read, and whether it is sealed."""
-        if segment.info.base == self.state.segment and not segment.info.commit:
+        is_open = segment.info.base == self.state.segment and not segment.info.commit
+        if is_open and not segment.may_have_gaps:  # compacted: sealed since, and other bytes
             return self.state.position, False
         return segment.file.size(), True
 
