@@ -254,9 +254,9 @@ class GroupsContract(ContractBase):
         with pytest.raises(errors.MemberFenced), log.transaction(name("t")) as tx:
             tx.commit_offsets(group, before)
         _poll_until(lambda: _partitions(first, orders) == {0, 1, 2, 3}, first)
-        for refused in (lambda: first.commit(before), lambda: first.commit(before)):
+        for _ in range(2):
             with pytest.raises(errors.MemberFenced):
-                refused()
+                first.commit(before)
         assert not any(log.committed(group).get(orders, {}).values())
         assert sorted(set(_collect(40, first))) == list(range(40)), "they come again"
         first.commit()
@@ -365,7 +365,10 @@ class GroupsContract(ContractBase):
     ) -> None:
         """Its process lives and sends heartbeats, but it is stuck."""
         append(log, events, [event(n) for n in range(3)])
-        options = {"session_timeout": "1 second", "max_poll_interval": "1500 milliseconds"}
+        options: dict[str, Any] = {
+            "session_timeout": "1 second",
+            "max_poll_interval": "1500 milliseconds",
+        }
         with (
             log.consumer(events, group=name("g"), **options) as stuck,
             other.consumer(events, group=name("g"), session_timeout="1 second") as heir,
@@ -508,7 +511,8 @@ class GroupsContract(ContractBase):
         for shift, offset in ((-2, 4), (-100, 0), (3, 3)):
             assert log.reset_group(group, events, shift=shift) == {events: {0: offset}}
             assert log.committed(group) == {events: {0: offset}}
-        for wrong in ({}, {"to": 1, "shift": 1}):
+        both: dict[str, Any] = {"to": 1, "shift": 1}
+        for wrong in ({}, both):
             with pytest.raises(errors.InputError, match="either"):
                 log.reset_group(group, events, **wrong)
         other = log.create_topic(name("other"), "n BIGINT").name
