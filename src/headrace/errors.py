@@ -256,6 +256,10 @@ class UnknownOperation(PlanError, AttributeError):
     """A stream or table has no operation of that name. Says what to write instead."""
 
 
+class OutOfOrder(InputError):
+    """A producer was given a sequence number below its newest one that was never stored."""
+
+
 class OffsetOutOfRange(InputError):
     """An offset is no longer, or not yet, in the log. Read between `earliest` and `end`.
 
@@ -317,6 +321,10 @@ class NewerFormat(ConfigurationError):
 
 class DiskFull(RetryError):
     """The disk is full. Make room and try again; earlier data is intact."""
+
+
+class LockTimeout(RetryError):
+    """Another process holds a log's lock and does not give it back. Nothing was stored."""
 
 
 class ReadOnlyLog(ConfigurationError):
@@ -398,6 +406,12 @@ class CorruptBatch(CorruptionError):
         self.stop = stop
         self.file = file
         self.position = position
+
+
+class TornCopy(CorruptionError):
+    """A log's directory was copied while it was being written: parts of it are of different
+    moments.
+    """
 
 
 class CorruptJournal(CorruptionError):

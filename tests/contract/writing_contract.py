@@ -2,7 +2,9 @@
 tables.
 """
 
+import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -224,7 +226,9 @@ class WritingContract(ContractBase):
             assert producer.last_sequence == 1
             producer.append(order(11), sequence=40)
             assert producer.last_sequence == 40
-            assert producer.append(order(12), sequence=39).duplicate
+            with pytest.raises(errors.OutOfOrder, match="the number 39"):
+                producer.append(order(12), sequence=39)
+            assert producer.last_sequence == 40
         assert sorted(row["order_id"] for row in rows_of(log, orders)) == list(range(12))
 
     def test_numbers_survive_restarts(self, log: hr.Log, other: hr.Log, events: str) -> None:
@@ -274,6 +278,66 @@ class WritingContract(ContractBase):
         with log.producer(events) as anonymous, pytest.raises(errors.InputError, match="id"):
             anonymous.append(event(1), sequence=0)
         assert [row["n"] for row in rows_of(log, events)] == [0]
+
+    def test_a_number_below_the_newest_that_was_never_stored_is_no_duplicate(
+        self, log: hr.Log, events: str
+    ) -> None:
+        with log.producer(events, id="loader") as producer:
+            producer.append(event(5), sequence=5)
+            with pytest.raises(errors.OutOfOrder, match="has stored 5 since") as refused:
+                producer.append(event(3), sequence=3)
+            assert "producer.last_sequence + 1" in str(refused.value)
+            assert producer.append(event(5), sequence=5).duplicate
+        with log.producer(events, id="loader") as producer, pytest.raises(errors.OutOfOrder):
+            producer.append(event(3), sequence=3)
+        assert [row["n"] for row in log.read(events).to_pylist()] == [5]
+
+    def test_of_threads_with_numbers_of_one_producer_every_acknowledged_row_is_stored(
+        self, log: hr.Log, events: str
+    ) -> None:
+        with log.producer(events, id="loader") as producer:
+
+            def append(number: int) -> int | None:
+                try:
+                    producer.append(event(number), sequence=number)
+                except errors.OutOfOrder:
+                    return None
+                return number
+
+            with ThreadPoolExecutor(8) as pool:
+                numbers = random.Random(3).sample(range(40), 40)
+                acknowledged = [
+                    number for number in pool.map(append, numbers) if number is not None
+                ]
+            stored = [row["n"] for row in log.read(events).to_pylist()]
+            assert sorted(stored) == sorted(acknowledged) != []
+            assert all(producer.append(event(n), sequence=n).duplicate for n in acknowledged)
+
+    def test_an_append_of_nothing_does_not_move_the_newest_number(
+        self, log: hr.Log, events: str
+    ) -> None:
+        with log.producer(events, id="loader") as producer:
+            producer.append(event(0), sequence=0)
+            assert not producer.append([], sequence=9).duplicate
+            assert producer.last_sequence == 0
+            assert not producer.append(event(1), sequence=1).duplicate
+            assert producer.last_sequence == 1
+        assert [row["n"] for row in log.read(events).to_pylist()] == [0, 1]
+
+    def test_numbers_with_many_gaps_are_duplicates_or_refused_but_never_lost(
+        self, log: hr.Log, events: str
+    ) -> None:
+        with log.producer(events, id="loader") as producer:
+            for number in range(0, 30, 3):
+                producer.append(event(number), sequence=number)
+        with log.producer(events, id="loader") as producer:
+            for number in range(28):
+                if number % 3:
+                    with pytest.raises(errors.OutOfOrder):
+                        producer.append(event(number), sequence=number)
+                else:
+                    assert producer.append(event(number), sequence=number).duplicate
+        assert [row["n"] for row in log.read(events).to_pylist()] == list(range(0, 30, 3))
 
     def test_an_invalid_sequence_number_is_refused(self, log: hr.Log, events: str) -> None:
         with log.producer(events, id="q") as producer:

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +27,7 @@ from headrace.errors import UnknownTopic
 from headrace.log.lag_watch import LagAlert, LagWatch
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -34,6 +36,8 @@ from headrace.log.values import (
     Offsets,
     Partitioner,
     PartitionLag,
+    PeekedMessage,
+    QueueStats,
     Rows,
     Staged,
     TopicInfo,
@@ -200,8 +204,8 @@ class Producer(Closeable):
             rows: A dict, an iterable of dicts, a pyarrow Table or RecordBatch, or a pandas
                 DataFrame, with exactly the topic's columns. On a table's topic the column
                 `_change_type` says what kind of change each row is.
-            sequence: The number of this append, for a producer with an id. None uses
-                `last_sequence + 1`.
+            sequence: The number of this append, for a producer with an id. Numbers rise, and may
+                leave gaps; None uses `last_sequence + 1`. An append of no rows uses none.
             headers: One entry per row: a mapping or pairs of header name and bytes, or None.
             partition: The partition of all rows. None chooses by the producer's partitioner, by
                 key, or round-robin if the topic has no key.
@@ -213,6 +217,7 @@ class Producer(Closeable):
             BadRows: A row does not fit the topic's schema. Names the row and the column.
             BadPartition: The topic has no such partition.
             InputError: The producer is closed, or the sequence number is not usable.
+            OutOfOrder: The sequence number is below the newest one, and was never stored.
             ProducerFenced: The id was opened again elsewhere.
             DiskFull: There is no room on the disk. Nothing of this append is stored.
             RetryError: The outcome is not known, or the backend cannot be reached.
@@ -382,6 +387,7 @@ class Transaction(Closeable):
 
         Raises:
             UnknownTopic: There is no such topic.
+            MemberFenced: The consumer lost a partition with rows that were not committed.
             InputError: The offsets are not of this form, or the transaction has ended.
             TransactionTimedOut: The transaction was open for longer than its timeout.
 
@@ -490,6 +496,14 @@ class Consumer(Closeable):
     least once: after a crash, or when a partition moves to another member, rows since the last
     commit are delivered again.
 
+    A member that loses a partition while it has delivered rows of it that are not committed is
+    *fenced*: `commit`, `positions` and `Transaction.commit_offsets` raise `MemberFenced`, and the
+    next `poll` after that goes back to the last commit. So a member may poll several times in one
+    transaction. To finish such rows before a partition moves, commit in `on_revoked`.
+
+    Leaving `with` by an exception closes the consumer without calling `on_revoked`, which might
+    commit rows that were not processed.
+
     Example:
         ```python
         with log.consumer("orders", group="billing") as consumer:
@@ -512,7 +526,8 @@ class Consumer(Closeable):
         """Read the next rows of this member's partitions.
 
         Polling also keeps the member in the group and takes part in rebalancing: a partition that
-        should move is given up at the next poll.
+        should move is given up at the next poll. The callbacks `on_revoked` and `on_assigned` are
+        called from here, and their exceptions are raised here.
 
         Args:
             timeout: How long to wait for rows.
@@ -542,6 +557,9 @@ class Consumer(Closeable):
             Topic -> partition -> offset, marked with this member, so that a commit of them in a
             transaction is fenced.
 
+        Raises:
+            MemberFenced: A partition was lost with rows that were delivered and not committed.
+
         Example:
             ```python
             with log.transaction("billing") as tx:
@@ -558,7 +576,8 @@ class Consumer(Closeable):
             positions: Topic -> partition -> next offset. None commits everything delivered.
 
         Raises:
-            MemberFenced: A partition was reassigned to another member.
+            MemberFenced: A partition was reassigned to another member, or was lost with rows that
+                were delivered and not committed. Nothing is stored.
             OffsetOutOfRange: An offset is beyond the partition's end.
             InputError: The offsets are not of this form, or the consumer is closed.
             RetryError: The outcome is not known, or the backend cannot be reached.
@@ -601,6 +620,31 @@ class Consumer(Closeable):
             consumer.assignment()  # {"orders": (0, 2)}
             ```
         """
+
+    @abstractmethod
+    def close(self, *, revoke: bool = True) -> None:
+        """Leave the group; the partitions are free at once. Closing twice is allowed.
+
+        Args:
+            revoke: Call `on_revoked` first, which may still commit.
+
+        Example:
+            ```python
+            consumer.close()
+            ```
+        """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(revoke=kind is None)
+
+
+RebalanceCallback = Callable[[Consumer, Mapping[str, tuple[int, ...]]], None]
+"""Called with a consumer and the partitions concerned, as topic -> partition numbers."""
 
 
 class Message(ABC):
@@ -764,6 +808,83 @@ class Queue(Closeable):
         Example:
             ```python
             queue.nack([message.receipt], delay="1 minute")
+            ```
+        """
+
+    @abstractmethod
+    def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
+        """Extend the leases of messages by their receipts, all or none.
+
+        Args:
+            receipts: `message.receipt` of each message.
+            visibility: How long, from now, nobody else receives the messages.
+
+        Raises:
+            LeaseLost: One of the messages is no longer leased under its receipt.
+            InputError: A text is not a receipt.
+            NotSupported: The log is on Kafka, whose share groups cannot extend a lease.
+
+        Example:
+            ```python
+            queue.renew([message.receipt for message in messages], "5 minutes")
+            ```
+        """
+
+    @abstractmethod
+    def peek(self, max_messages: int = 10) -> Sequence[PeekedMessage]:
+        """Look at messages that are not done, without leasing them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages, oldest first within a partition, leased and delayed ones included.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            for message in queue.peek(5):
+                print(message.offset, message.status, message.row)
+            ```
+        """
+
+    @abstractmethod
+    def stats(self) -> Sequence[QueueStats]:
+        """How many messages are ready, leased and delayed.
+
+        Returns:
+            One entry per partition.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            sum(stats.ready for stats in queue.stats())
+            ```
+        """
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Mark every message that is in the topic now as done, leased ones included.
+
+        The rows stay in the topic: other groups still receive them, and `Log.reset_group` brings
+        them back.
+
+        Returns:
+            How many messages were not done before.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, whose client cannot move share groups.
+
+        Example:
+            ```python
+            queue.purge()
             ```
         """
 
@@ -1297,8 +1418,12 @@ class Log(Closeable):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         """Join a consumer group.
@@ -1307,11 +1432,20 @@ class Log(Closeable):
             topics: One topic or several.
             group: The group. Its members share the partitions of their topics.
             start: Where to begin in a partition without a committed offset: "earliest" or "latest".
-            session_timeout: After this long without a sign of life, a member's partitions go to the
-                others.
+            session_timeout: After this long without a sign of life of its process, a member's
+                partitions go to the others.
+            max_poll_interval: After this long without a poll, a member counts as stuck, and its
+                partitions go to the others within a session timeout.
             max_rows: The most rows that one poll returns.
+            max_bytes: About how many bytes of rows one poll returns: it ends with the batch that
+                reaches this size.
             on_lost: What to do when retention has removed the next row: "raise", or continue from
                 "earliest" or "latest".
+            on_assigned: Called with the consumer and the partitions that it has got (topic ->
+                partition numbers), before rows of them are delivered. It may seek.
+            on_revoked: Called with the consumer and the partitions that it is about to give up. It
+                may commit. After a session timeout the partitions are gone already, and a commit
+                raises MemberFenced.
             headers: Also deliver the column `_headers`.
 
         Returns:
@@ -1416,9 +1550,11 @@ class Log(Closeable):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         """Move a group's committed offsets. The group must have no live member.
 
@@ -1426,20 +1562,48 @@ class Log(Closeable):
             group: The group; it need not exist yet.
             topic: The topic.
             to: "earliest", "latest", an offset, or a time (a datetime or ISO 8601 text).
+            shift: Instead of `to`: how many offsets to move forward, or back if it is negative. An
+                offset stays within what the partition has.
             partitions: The partitions to move; None for all.
+            dry_run: Only return the new offsets, and move nothing.
 
         Returns:
             The group's new offsets in that topic.
 
         Raises:
             UnknownTopic: There is no such topic.
+            UnknownGroup: There is no such group to shift.
             BadPartition: The topic has no such partition.
+            InputError: Not exactly one of `to` and `shift` is given, or there is no committed
+                offset to shift.
             MemberFenced: A member of the group is alive.
             ReadOnlyLog: The log cannot be written.
 
         Example:
             ```python
             log.reset_group("billing", "orders", "2026-02-01T00:00:00Z")
+            log.reset_group("billing", "orders", shift=-100, dry_run=True)
+            ```
+        """
+
+    @abstractmethod
+    def delete_group(self, name: str) -> None:
+        """Delete a consumer group or a queue's group: its offsets, its members and its leases.
+
+        The group must have no live member. A group of that name that reads again begins anew.
+
+        Args:
+            name: The group.
+
+        Raises:
+            UnknownGroup: There is no such group.
+            MemberFenced: A member of the group is alive.
+            NotSupported: The group is a queue's on Kafka, whose client cannot delete share groups.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.delete_group("billing-test")
             ```
         """
 
@@ -1533,6 +1697,35 @@ class Log(Closeable):
             ```python
             for finding in log.verify():
                 print(finding.file, finding.position, finding.message)
+            ```
+        """
+
+    @abstractmethod
+    def backup(self, directory: str | Path) -> BackupResult:
+        """Back up the whole log into a directory while it is in use. Opening that directory is
+        restoring it.
+
+        The backup is as of one commit: it has whole transactions only. A second backup into the
+        same directory copies only what is new. Every batch that is copied is verified. Writers go
+        on meanwhile; retention and compaction wait.
+
+        Args:
+            directory: An empty or new directory, or one with an earlier backup of this log.
+
+        Returns:
+            What was copied, and as of which commit.
+
+        Raises:
+            InputError: The directory has other things in it, or was written to since the backup
+                before.
+            CorruptionError: The log is damaged. The backup before is as it was.
+            NotSupported: The log is not embedded.
+
+        Example:
+            ```python
+            with hr.open_log("file:data") as log:
+                log.backup("/backups/data")
+            restored = hr.open_log("file:/backups/data")
             ```
         """
 

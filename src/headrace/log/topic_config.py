@@ -42,6 +42,40 @@ def resolve_offset_alias(to: T) -> T | str:
     return _OFFSET_ALIASES.get(to, to) if isinstance(to, str) else to
 
 
+def resolve_reset(
+    to: str | int | datetime | None, shift: int | None
+) -> str | int | datetime | None:
+    """Where a group is reset to; None for a shift. InputError unless exactly one is given."""
+    if (to is None) == (shift is None):
+        raise InputError(
+            "A reset needs either an offset to go to or a number of offsets to move by.",
+            fix="give one of `to` and `shift`.",
+        )
+    return None if to is None else resolve_offset_alias(to)
+
+
+def shifted_offsets(
+    group: str,
+    topic: str,
+    committed: Mapping[int, int | None],
+    shift: int,
+    bounds: Mapping[int, tuple[int, int]],
+) -> dict[int, int]:
+    """Committed offsets moved forward, or back if `shift` is negative, within (start, end) of each
+    partition.
+    """
+    offsets = {}
+    for number, offset in committed.items():
+        if offset is None:
+            raise InputError(
+                f"The group {group!r} has no committed offset in {topic}[{number}] to move from.",
+                fix="reset that partition to an offset, or name the partitions to shift.",
+            )
+        start, end = bounds[number]
+        offsets[number] = min(max(offset + shift, start), end)
+    return offsets
+
+
 def trim_offsets(
     log: Log, name: str, before: str | int | datetime, partitions: Sequence[int] | None
 ) -> dict[int, int]:

@@ -170,7 +170,8 @@ class Offsets(dict[str, dict[int, int]]):
     Args:
         offsets: Topic -> partition -> next offset.
         member: The group member the offsets come from; None for offsets computed elsewhere.
-        handle: The backend's handle of that member, if it needs one (Kafka).
+        handle: The consumer the offsets come from, if it is in this process.
+        epoch: Tells positions from before a rebalance that fenced the member from later ones.
 
     Example:
         ```python
@@ -184,10 +185,20 @@ class Offsets(dict[str, dict[int, int]]):
         *,
         member: str | None = None,
         handle: Any = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__({topic: dict(partitions) for topic, partitions in offsets.items()})
         self.member = member
         self.handle = handle
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the offsets and the member, without the consumer."""
+        return _load_offsets, (dict(self), self.member)
+
+
+def _load_offsets(offsets: dict[str, dict[int, int]], member: str | None) -> Offsets:
+    return Offsets(offsets, member=member)
 
 
 @dataclass(frozen=True)
@@ -252,6 +263,61 @@ class GroupInfo:
     """The members; empty for a queue."""
     committed: Mapping[str, Mapping[int, int]]
     """Topic -> partition -> next offset. For a queue: the oldest message that is not done."""
+
+
+@dataclass(frozen=True)
+class PeekedMessage:
+    """A message of a queue that was looked at and not leased."""
+
+    topic: str
+    """The topic the message is in."""
+    partition: int
+    """The message's partition."""
+    offset: int
+    """The message's offset in its partition."""
+    timestamp: datetime
+    """When the message was appended."""
+    deliveries: int
+    """How many times the message has been delivered."""
+    status: str
+    """One of "ready", "leased" (delivered, not settled) and "delayed" (returned with a delay)."""
+    row: dict[str, Any]
+    """The message's columns."""
+    headers: list[tuple[str, bytes | None]]
+    """The message's headers."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """How many messages of one partition a queue's group has before it."""
+
+    topic: str
+    """The topic."""
+    group: str
+    """The group."""
+    partition: int
+    """The partition."""
+    ready: int
+    """Messages that the next receiver gets."""
+    leased: int
+    """Messages that were delivered, are not settled, and whose visibility has not ended."""
+    delayed: int
+    """Messages that were returned with a delay that has not passed."""
+    oldest: int | None
+    """The offset of the oldest message that is not done; None if all are."""
+
+
+@dataclass(frozen=True)
+class BackupResult:
+    """What a backup has done. `commit` is the commit as of which it is, `files` and `copied_bytes`
+    what was copied this time, `total_bytes` the size of the whole.
+    """
+
+    commit: int
+    files: int
+    copied_bytes: int
+    total_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CorruptBatch
+from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
 from headrace.log.file.segment import read_frames, read_segment_header
@@ -79,12 +80,24 @@ def files(root: Path, pattern: str) -> list[Path]:
     return sorted(path.relative_to(root) for path in root.rglob(pattern))
 
 
+def copy_in_place(original: Path, root: Path) -> None:
+    """Copy a log so that it looks as if it had always been there: a directory that is known to be a
+    copy is checked more strictly.
+    """
+    shutil.copytree(original, root)
+    marker = DurableMarker.open(RebootedDisk(), root / "journal" / "durable", write=True)
+    mark = marker.read()
+    if mark is not None:
+        marker.publish(mark.lsn, synced=mark.synced, replace=True)
+    marker.close()
+
+
 class Damaged:
     """A copy of the log with one thing wrong."""
 
     def __init__(self, original: Path, root: Path, name: Path) -> None:
         self.root, self.path = root, root / name
-        shutil.copytree(original, root)
+        copy_in_place(original, root)
         self.sound = self.path.read_bytes()
 
     def flip(self, position: int) -> None:
@@ -100,7 +113,7 @@ class Damaged:
     def renew(self, original: Path) -> None:
         """Undo whatever was done to the copy."""
         shutil.rmtree(self.root)
-        shutil.copytree(original, self.root)
+        copy_in_place(original, self.root)
 
     def open(self) -> FileLog:
         return FileLog.open(self.root, disk=RebootedDisk())

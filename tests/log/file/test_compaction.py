@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import CorruptBatch
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint, run_maintenance
 from headrace.log.file.store import now_us
+from headrace.testing.power_loss import RebootedDisk
 
 DAY_US = 24 * 3600 * 1_000_000
 
@@ -113,7 +115,7 @@ def test_tombstones_go_only_after_their_time(log: FileLog, monkeypatch: pytest.M
     log.maintain()
     assert [(row["k"], row["_change_type"]) for row in read(log)][:1] == [(1, "delete")]
     later = now_us() + 2 * DAY_US
-    monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: later)
     log.maintain()
     assert [row["k"] for row in read(log)] == [2, 3]
 
@@ -126,7 +128,7 @@ def test_history_is_kept_for_as_long_as_declared(
     count = len(read(log))
     assert log.maintain()["rows_removed"] == 0
     later = now_us() + 31 * DAY_US
-    monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: later)
     assert log.maintain()["rows_removed"] > 0
     assert len(read(log)) < count
 
@@ -271,3 +273,127 @@ def test_rows_are_whole_behind_the_last_segment_that_was_compacted(
         < whole
         <= log.topic_state("t").partitions[0].segment
     )
+
+
+def segments(log: FileLog) -> list[Path]:
+    return sorted((log.store.root / "topics").glob("t~*/0/*.segment"))
+
+
+def changed_often(log: FileLog) -> dict[int, str]:
+    """A table of few keys in many segments, of which none will be written any more."""
+    table(log, history="0 seconds")
+    change(log, random.Random(8), 200)
+    create_checkpoint(log)
+    create_checkpoint(log)
+    assert len(segments(log)) > 30
+    return fold(read(log))
+
+
+def test_compaction_leaves_one_file_and_not_one_for_each_segment(log: FileLog) -> None:
+    expected = changed_often(log)
+    log.maintain()
+    sealed = segments(log)[:-1]
+    assert len(sealed) <= 1 + sum(path.stat().st_size for path in sealed) // 1500
+    assert len(segments(log)) < 8
+    assert fold(read(log)) == expected
+    assert log.verify() == []
+
+
+def test_a_missing_segment_behind_a_compacted_one_is_noticed(log: FileLog) -> None:
+    table(log, history="0 seconds")
+    with log.producer("t") as producer:
+        for number in range(40):
+            producer.upsert([{"k": number // 2, "v": "x" * 300}])
+    create_checkpoint(log)
+    create_checkpoint(log)
+    assert log.maintain()["rows_removed"] > 0
+    _, second, third, *_ = segments(log)
+    first_lost, behind = int(second.name[:20]), int(third.name[:20])
+    second.unlink()
+    log.cache.forget(log.topic_state("t").directory, 0)
+    with pytest.raises(CorruptBatch) as damage:
+        read(log)
+    assert (damage.value.first, damage.value.stop) == (first_lost, behind)
+    (finding,) = log.verify()
+    assert (finding.kind, finding.offset) == ("missing", first_lost)
+    assert f"offsets {first_lost} to {behind - 1} are in no segment" in finding.message
+
+
+def test_compaction_killed_before_it_removes_what_it_merged_loses_and_doubles_nothing(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = changed_often(log)
+    count = len(segments(log))
+    with monkeypatch.context() as patch:
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("headrace.log.file.compaction._remove_segment", die)
+        with pytest.raises(KeyboardInterrupt):
+            log.maintain()
+    assert len(segments(log)) == count
+    log.cache.forget(log.topic_state("t").directory, 0)
+    offsets = [row["_offset"] for row in read(log)]
+    assert offsets == sorted(set(offsets))
+    assert fold(read(log)) == expected
+    assert log.verify() == []
+    log.maintain()
+    assert fold(read(log)) == expected
+    assert len(segments(log)) < 8
+    assert log.verify() == []
+
+
+def test_a_reader_elsewhere_that_knew_the_segments_goes_on_after_they_were_merged(
+    log: FileLog, tmp_path: Path
+) -> None:
+    expected = changed_often(log)
+    with FileLog.open(tmp_path / "log") as other:
+        before = fold(read(other))
+        middle = other.read("t").to_pylist()[100]["_offset"]
+        log.maintain()
+        assert fold(read(other)) == before == expected
+        tail = other.read("t", 0, middle).to_pylist()
+        assert [row["_offset"] for row in tail] == [
+            row["_offset"] for row in read(log) if row["_offset"] >= middle
+        ]
+        assert other.offsets_at("t", 0) == log.offsets_at("t", 0)
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_a_read_that_began_before_its_open_segment_was_compacted_finds_no_damage(
+    log: FileLog, tmp_path: Path, count: int
+) -> None:
+    """It knew how many bytes of the segment to read, and compaction has written other bytes."""
+    table(log, history="0 seconds")
+    log.producer("t").upsert({"k": 0, "v": "superseded later"})
+    for key in range(1, count + 1):
+        log.producer("t").upsert({"k": key, "v": f"first {key}"})
+    with FileLog.open(tmp_path / "log") as other:
+        reading = other.read("t", columns=["k", "_offset"])
+        for key in range(0, 60, 10):
+            log.producer("t").upsert([{"k": 100 + key, "v": "x" * 300}, {"k": 0, "v": "newer"}])
+        log.maintain()
+        assert [row["k"] for row in reading.to_pylist()] == list(range(1, count + 1))
+    assert not (tmp_path / "log" / "quarantine").exists()
+
+
+def test_recovery_from_the_older_checkpoint_does_not_bring_merged_segments_back(
+    tmp_path: Path,
+) -> None:
+    """The journal since then wrote into segments that are gone by now."""
+    with FileLog.open(tmp_path / "log", disk=RebootedDisk()) as log:
+        table(log, history="0 seconds")
+        change(log, random.Random(8), 30)
+        create_checkpoint(log)
+        change(log, random.Random(9), 100)
+        create_checkpoint(log)
+        log.maintain()
+        rows = read(log)
+        assert len(segments(log)) < 8
+    newest = max((tmp_path / "log" / "journal").glob("*.checkpoint"))
+    newest.write_bytes(b"damaged")
+    with FileLog.open(tmp_path / "log", disk=RebootedDisk()) as log:
+        assert read(log) == rows
+        assert len(segments(log)) < 8
+        assert [finding.kind for finding in log.verify()] in ([], ["corrupt"])

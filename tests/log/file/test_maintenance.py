@@ -29,16 +29,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (
-        "committer",
-        "maintenance",
-        "compaction",
-        "transaction",
-        "log",
-        "queue",
-        "store",
-    ):
-        monkeypatch.setattr(f"headrace.log.file.{module}.now_us", clock)
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: clock())
+    monkeypatch.setattr("headrace.log.file.queue.now_us", clock)
     return clock
 
 

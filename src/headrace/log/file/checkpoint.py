@@ -40,7 +40,10 @@ logger = logging.getLogger("headrace.log")
 # Checkpoints
 
 CHECKPOINT_SUFFIX = ".checkpoint"
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
+"""Format 2 has the ranges of the sequence numbers that each producer has stored, the ranges of the
+messages that each queue has done, and when each transaction id was last used.
+"""
 MAX_CHECKPOINTS = 2
 
 
@@ -118,6 +121,12 @@ class LostCommits:
 
     def add_from(self, first: int) -> None:
         self._from = first
+
+    @property
+    def first(self) -> int | None:
+        """The first of them; None if there are none."""
+        firsts = [gap.start for gap in self._gaps] + [self._from] * (self._from is not None)
+        return min((first for first in firsts if first is not None), default=None)
 
     def __contains__(self, commit: int) -> bool:
         return any(commit in gap for gap in self._gaps) or (
@@ -218,7 +227,9 @@ class Replica:
                     lsn,
                     self.directory,
                 )
-            elif content["base"] in self.journal.bases():
+            elif content["base"] in (bases := self.journal.bases()) or (
+                content["base"] > max(bases, default=-1)  # the newest file is lost
+            ):
                 self.state = State.load(content["state"])
                 self.lsn = lsn
                 self.base = content["base"]
@@ -273,6 +284,7 @@ class Replica:
         if record.kind == ROLL:
             self._continue_in(record.end)
             return True
+        self.state.check_names(record.meta["ops"])
         if self.damage:
             self._restore_topics(record)
         if on_record is not None:
@@ -333,6 +345,17 @@ class Replica:
         if next_base is not None:
             self._continue_in(next_base)
         return next_base is not None
+
+    def skip_missing(self, base: int, limit: int) -> None:
+        """Continue at `limit` although the newest file, which starts at `base`, is lost."""
+        damage = JournalDamage(
+            lsn=base,
+            after=None,
+            durable_lsn=limit,
+            file=str(self.directory / journal_name(base)),
+            position=0,
+        )
+        self._skip_damage(damage, limit)
 
     def _restore_topics(self, record: JournalRecord) -> None:
         """Define the topics that a record refers to and whose definition was in lost records.

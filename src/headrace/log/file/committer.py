@@ -8,6 +8,7 @@ writes makes a commit atomic: rows into segments, a record into the journal, a s
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from headrace.errors import BugError, HeadraceError, RetryError
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.journal import COMMIT, encode_record
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import MAX_CLOCK_ERROR_US, Store
 
 if TYPE_CHECKING:
     from headrace.log.file.checkpoint import Replica
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.log.file.disk import Buffer, DiskFile
 
 
+logger = logging.getLogger("headrace.log")
 T = TypeVar("T")
 INLINE_BYTES = 1 << 20
 """Up to this size a commit's rows also go into the journal, so that their segments need no sync."""
@@ -181,6 +183,7 @@ class Committer:
             try:
                 drafts = self._decide(group, newest)  # 1
                 self._write_rows(drafts)  # 2
+                self._check_lock()
                 end = self._write_journal(drafts, newest)  # 3
             except BaseException:
                 self._undo(newest, before)
@@ -200,10 +203,21 @@ class Committer:
             self.store.marker.publish(end, synced=self.store.durable)  # 5
             self.after_commit()
 
+    def _check_lock(self) -> None:
+        """Raise RetryError if somebody has removed the lock's file: another process may have
+        written the journal meanwhile, so we must not.
+        """
+        if not self.store.lock_file().is_at_path():
+            raise RetryError(
+                f"{self.store.lock_file().path} was removed while it was locked; nothing was"
+                " stored.",
+                fix="leave the files of a log alone, and try again.",
+            )
+
     def _decide(self, group: list[CommitRequest[object]], newest: Replica) -> list[CommitDraft]:
         """The drafts of all requests that change something."""
         drafts = []
-        time_us = max(now_us(), newest.state.time_us)
+        time_us = self._append_time_us(newest.state.time_us)
         for request in group:
             draft = CommitDraft(newest.state, time_us, inline=request.size <= INLINE_BYTES)
             try:
@@ -217,6 +231,21 @@ class Committer:
             if draft.operations:
                 drafts.append(draft)
         return drafts
+
+    def _append_time_us(self, last_us: int) -> int:
+        """The time of a commit. It does not go back by what clocks usually do; but one that was
+        set back is followed, or nothing would expire until it has caught up.
+        """
+        time_us = self.store.clock.now_us()
+        if last_us <= time_us + MAX_CLOCK_ERROR_US:
+            return max(time_us, last_us)
+        logger.error(
+            "The machine's clock was set back, or was wrong before: the last commit to %s was"
+            " %.0f s from now. Append times go back by that.",
+            self.store.root,
+            (last_us - time_us) / 1e6,
+        )
+        return time_us
 
     def _write_rows(self, drafts: list[CommitDraft]) -> None:
         to_sync: dict[int, DiskFile] = {}
@@ -276,10 +305,13 @@ class Committer:
             raise
 
     def _undo(self, newest: Replica, before: int) -> None:
-        """Remove a failed group from the journal and from this process's newest state."""
+        """Remove a failed group from the journal and from this process's newest state. Without the
+        lock, what is behind the journal's end may be another process's.
+        """
         try:
             journal = newest.journal.file_at(newest.base)
-            if journal.size() > before - newest.base:
+            is_ours = self.store.lock_file().is_at_path()
+            if is_ours and journal.size() > before - newest.base:
                 journal.truncate(before - newest.base)
                 journal.sync()  # or it could come back after power loss
         finally:

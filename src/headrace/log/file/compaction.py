@@ -5,10 +5,14 @@ left alone, tombstones stay for a while, offsets never change.
     after       offset                         3 delete b   4 a=3
     a day on    offset                                      4 a=3
 
-A sealed segment is rewritten into a new file that takes its name, so readers have the one or the
-other. Only segments that no journal record since the last checkpoint refers to are rewritten:
-recovery would write into the others. `excise` rewrites segments the same way, to remove personal
-data (`headrace.events.privacy`). Background runs are in `maintenance`.
+Sealed segments are rewritten into a new file that takes the name of the first of them, as many as
+fit into one segment; then the others are removed. Readers have the one or the other: until it is
+removed, a segment only has rows that the new file has too, or that a newer row supersedes. The new
+file's header says where it ends, so a segment that is missing behind it is noticed.
+
+Only segments that no journal record since the last checkpoint refers to are rewritten: recovery
+would write into the others. `excise` rewrites segments one by one, to remove personal data
+(`headrace.events.privacy`). Background runs are in `maintenance`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +54,6 @@ from headrace.log.file.segment import (
     new_segment_header,
     read_frames,
 )
-from headrace.log.file.store import now_us
 from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
@@ -85,28 +89,28 @@ def whole_from(log: LogHandle, topic: TopicState, number: int) -> int:
 
 def compact_partition(log: LogHandle, topic: TopicState, number: int) -> tuple[int, int]:
     """Compact a partition. Returns how many segments were rewritten, and how many rows removed."""
-    directory = log.store.partition_directory(topic.directory, number)
-    segments = [
-        Segment(log.store.disk, directory / info.name)
-        for info in compactable_segments(log, topic, number)
-    ]
+    segments = _open_segments(log, topic, number, compactable_segments(log, topic, number))
     if not segments:
         return 0, 0
     try:
         newest = _newest_offsets(segments, topic)
+        now_us = log.store.clock.now_us()
 
         def keep(batch: pa.RecordBatch) -> pa.BooleanArray:
-            return _is_current(batch, topic, newest)
+            return _is_current(batch, topic, newest, now_us)
 
-        removed = [_rewrite(log, topic, number, segment, keep, COMPACTED) for segment in segments]
+        rewrite = _Rewrite(log, topic, number, COMPACTED)
+        for segment in segments:
+            rewrite.add(segment, keep)
+        rewrite.finish()
     except CorruptionError:
         return 0, 0  # leave damaged files as they are: a reader or `log verify` reports them
     finally:
         for segment in segments:
             segment.close()
-    if any(removed):
+    if rewrite.segments:
         log.cache.forget(topic.directory, number)
-    return sum(count > 0 for count in removed), sum(removed)
+    return rewrite.segments, rewrite.rows
 
 
 def excise(
@@ -120,16 +124,17 @@ def excise(
 
     Segments that recovery might write into are left alone: the caller makes a checkpoint first.
     """
-    directory = log.store.partition_directory(topic.directory, number)
-    removed = 0
-    for info in _sealed_segments(log, topic, number):
-        segment = Segment(log.store.disk, directory / info.name)
-        try:
-            removed += _rewrite(log, topic, number, segment, keep, EXCISED)
-        finally:
+    rewrite = _Rewrite(log, topic, number, EXCISED)
+    segments = _open_segments(log, topic, number, _sealed_segments(log, topic, number))
+    try:
+        for segment in segments:
+            rewrite.add(segment, keep)
+            rewrite.finish()
+    finally:
+        for segment in segments:
             segment.close()
     log.cache.forget(topic.directory, number)
-    return removed
+    return rewrite.rows
 
 
 # Which segments
@@ -142,7 +147,7 @@ def compactable_segments(log: LogHandle, topic: TopicState, number: int) -> list
     segments = _sealed_segments(log, topic, number)
     if topic.info.history_us is None:
         return segments
-    limit_us = now_us() - topic.info.history_us
+    limit_us = log.store.clock.now_us() - topic.info.history_us
 
     def is_old(info: SegmentInfo) -> bool:
         segment = log.cache.segment(topic.directory, number, info.name)
@@ -167,6 +172,27 @@ def _sealed_segments(log: LogHandle, topic: TopicState, number: int) -> list[Seg
     return list(takewhile(lambda info: info.name not in written, segments))
 
 
+def _open_segments(
+    log: LogHandle, topic: TopicState, number: int, infos: list[SegmentInfo]
+) -> list[Segment]:
+    """Segments, opened. One whose rows are in the segment before it is removed: compaction was
+    killed before it could.
+    """
+    directory = log.store.partition_directory(topic.directory, number)
+    segments: list[Segment] = []
+    for info in infos:
+        if segments and info.base < (segments[-1].header.stop or 0):
+            _remove_segment(log, directory / info.name)
+        else:
+            segments.append(Segment(log.store.disk, directory / info.name))
+    return segments
+
+
+def _remove_segment(log: LogHandle, path: Path) -> None:
+    log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
+    log.store.disk.unlink(path)
+
+
 # Which rows
 
 
@@ -187,7 +213,9 @@ def _newest_offsets(segments: list[Segment], topic: TopicState) -> pa.Table:
     return newest.combine_chunks()
 
 
-def _is_current(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> pa.BooleanArray:
+def _is_current(
+    batch: pa.RecordBatch, topic: TopicState, newest: pa.Table, now_us: int
+) -> pa.BooleanArray:
     """Whether each row is the newest of its key and not an expired tombstone. A row without a key
     is always kept.
     """
@@ -196,7 +224,7 @@ def _is_current(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> p
     newest_offsets = newest["offset_max"].combine_chunks().take(indices)
     keep = pc.or_(pc.equal(batch.column(OFFSET_COLUMN), newest_offsets), pc.is_null(keys))
     if topic.info.is_table:
-        limit_us = pa.scalar(now_us() - topic.info.tombstone_us, pa.int64())
+        limit_us = pa.scalar(now_us - topic.info.tombstone_us, pa.int64())
         is_expired = pc.and_(
             pc.equal(batch.column(CHANGE_TYPE), DELETE),
             pc.less(batch.column(TIMESTAMP_COLUMN), limit_us.cast(TIMESTAMP_TYPE)),
@@ -205,103 +233,153 @@ def _is_current(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> p
     return keep
 
 
-# Rewriting a segment
+# Rewriting segments
 
 
 @dataclass(slots=True)
 class _RewrittenFrame:
     frame: Frame
-    relative: int
+    first: int
     time_us: int
     commit: int
 
 
-def _rewrite(
-    log: LogHandle,
-    topic: TopicState,
-    number: int,
-    segment: Segment,
-    keep: Callable[[pa.RecordBatch], pa.BooleanArray],
-    flag: int,
-) -> int:
-    """Replace a segment's file by one with the rows for which `keep` says true. Returns how many
-    rows were removed; 0 leaves the file alone.
-    """
-    rewritten: list[_RewrittenFrame] = []
-    removed = 0
-    for header, body in _sound_frames(segment):
-        time_us = header.first_us or segment.info.time_us
-        if header.kind == CONTROL:
-            control = Frame(kind=CONTROL, flags=0, count=1, body=body, body_crc=header.body_crc)
-            rewritten.append(
-                _RewrittenFrame(
-                    frame=control,
-                    relative=header.relative,
-                    time_us=time_us,
-                    commit=header.commit,
-                )
-            )
-            continue
-        batch = _rows_with_offsets(segment, header, body)
-        kept = batch.filter(keep(batch))
-        removed += batch.num_rows - kept.num_rows
-        if kept.num_rows:
-            offsets = kept.column(OFFSET_COLUMN)
-            first, last = offsets[0].as_py(), offsets[-1].as_py()
-            # These come last, in the order of `segment.body_schema`.
-            last_columns = [
-                name
-                for name in (HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
-                if name in kept.schema.names
-            ]
-            columns = [name for name in kept.schema.names if name not in last_columns]
-            frame = encode_batch(
-                kept.select(columns + last_columns), compression=topic.info.compression
-            )
-            frame.span = last - first + 1
-            frame.producer = header.producer
-            frame.epoch = header.epoch
-            frame.sequence = header.sequence
-            rewritten.append(
-                _RewrittenFrame(
-                    frame=frame,
-                    relative=first - segment.info.base,
-                    time_us=time_us,
-                    commit=header.commit or segment.info.commit,
-                )
-            )
-    if removed:
-        _replace(log, segment, topic, number, rewritten, flag)
-    return removed
+class _Rewrite:
+    """Rewrites segments of a partition, given one after the other, into as few files as will do.
 
-
-def _replace(
-    log: LogHandle,
-    segment: Segment,
-    topic: TopicState,
-    number: int,
-    rewritten: list[_RewrittenFrame],
-    flag: int,
-) -> None:
-    """Write and sync a new file, then rename it over the segment: a crash leaves one or the
-    other.
+    Attributes:
+        segments: How many segments were rewritten or removed so far.
+        rows: How many rows were removed.
     """
-    header = new_segment_header(
-        topic.name, number, segment.header.schema, topic.settings, flags=segment.header.flags | flag
-    ).encode(sum(item.frame.frame_bytes for item in rewritten))
-    buffers: list[Buffer] = [header]
-    position = len(header)
-    for item in rewritten:
-        buffers += item.frame.buffers(
-            item.relative,
-            position,
-            commit=item.commit,
-            first_us=item.time_us,
-            last_us=item.time_us,
-        )
-        position += item.frame.frame_bytes
-    log.store.disk.replace_file(segment.path, buffers)
-    log.store.disk.unlink(segment.path.with_suffix(INDEX_SUFFIX))
+
+    def __init__(self, log: LogHandle, topic: TopicState, number: int, flag: int) -> None:
+        self.log, self.topic, self.number, self.flag = log, topic, number, flag
+        self.segments = self.rows = 0
+        self._group: list[Segment] = []
+        self._frames: list[_RewrittenFrame] = []
+        self._removed = 0
+        self._stop = 0
+
+    def add(self, segment: Segment, keep: Callable[[pa.RecordBatch], pa.BooleanArray]) -> None:
+        """Add a segment to the file that is to be written, without the rows for which `keep` says
+        false; or write the file, and begin the next one with it.
+        """
+        frames, removed, stop = self._filter(segment, keep)
+        size = sum(item.frame.frame_bytes for item in (*self._frames, *frames))
+        if self._group and (
+            size > self.topic.info.segment_bytes
+            or segment.info.base != self._stop  # one is missing in between
+            or not segment.header.schema.equals(self._group[0].header.schema)
+        ):
+            self.finish()
+        self._group.append(segment)
+        self._frames += frames
+        self._removed += removed
+        self._stop = stop
+
+    def finish(self) -> None:
+        """Write the file with what was added since the last one. A segment that is alone and has
+        lost nothing stays as it is.
+        """
+        if len(self._group) > 1 or self._removed:
+            self._write()
+            self.segments += len(self._group)
+            self.rows += self._removed
+        self._group, self._frames, self._removed = [], [], 0
+
+    def _filter(
+        self, segment: Segment, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
+    ) -> tuple[list[_RewrittenFrame], int, int]:
+        """A segment's frames with the rows to keep, how many rows were removed, and the offset
+        behind the segment.
+        """
+        rewritten: list[_RewrittenFrame] = []
+        removed = 0
+        stop = segment.info.base
+        for header, body in _sound_frames(segment):
+            first = segment.info.base + header.relative
+            stop = first + header.span
+            time_us = header.first_us or segment.info.time_us
+            if header.kind == CONTROL:
+                control = Frame(kind=CONTROL, flags=0, count=1, body=body, body_crc=header.body_crc)
+                rewritten.append(
+                    _RewrittenFrame(
+                        frame=control, first=first, time_us=time_us, commit=header.commit
+                    )
+                )
+                continue
+            batch = _rows_with_offsets(segment, header, body)
+            kept = batch.filter(keep(batch))
+            removed += batch.num_rows - kept.num_rows
+            if kept.num_rows:
+                offsets = kept.column(OFFSET_COLUMN)
+                first, last = offsets[0].as_py(), offsets[-1].as_py()
+                # These come last, in the order of `segment.body_schema`.
+                last_columns = [
+                    name
+                    for name in (HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
+                    if name in kept.schema.names
+                ]
+                columns = [name for name in kept.schema.names if name not in last_columns]
+                frame = encode_batch(
+                    kept.select(columns + last_columns), compression=self.topic.info.compression
+                )
+                frame.span = last - first + 1
+                frame.producer = header.producer
+                frame.epoch = header.epoch
+                frame.sequence = header.sequence
+                commit = header.commit or segment.info.commit
+                rewritten.append(
+                    _RewrittenFrame(frame=frame, first=first, time_us=time_us, commit=commit)
+                )
+        return rewritten, removed, self._stop_of(segment, stop)
+
+    def _stop_of(self, segment: Segment, behind_frames: int) -> int:
+        """The offset behind a segment: behind its last frame, unless rows may be missing there."""
+        if not segment.may_have_gaps:
+            return behind_frames
+        if segment.header.stop is not None:
+            return segment.header.stop
+        # Rewritten by a version that did not record it: up to the next segment.
+        partition = self.topic.partitions[self.number]
+        directory = segment.path.parent
+        bases = [
+            info.base
+            for info in list_segments(directory, partition.segment, begun=partition.position > 0)
+        ]
+        return min((base for base in bases if base > segment.info.base), default=partition.end)
+
+    def _write(self) -> None:
+        """Write and sync a new file, rename it over the first segment, and remove the others: a
+        crash leaves rows in one file or in both, which is the same for readers.
+        """
+        first, *others = self._group
+        flags = self.flag
+        for segment in self._group:
+            flags |= segment.header.flags
+        header = new_segment_header(
+            self.topic.name,
+            self.number,
+            first.header.schema,
+            self.topic.settings,
+            flags=flags,
+            stop=self._stop,
+        ).encode(sum(item.frame.frame_bytes for item in self._frames))
+        buffers: list[Buffer] = [header]
+        position = len(header)
+        for item in self._frames:
+            buffers += item.frame.buffers(
+                item.first - first.info.base,
+                position,
+                commit=item.commit,
+                first_us=item.time_us,
+                last_us=item.time_us,
+            )
+            position += item.frame.frame_bytes
+        self.log.store.disk.replace_file(first.path, buffers)
+        self.log.store.disk.unlink(first.path.with_suffix(INDEX_SUFFIX))
+        for segment in others:
+            _remove_segment(self.log, segment.path)
 
 
 def _sound_frames(segment: Segment) -> Iterator[tuple[FrameHeader, memoryview]]:

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from weakref import WeakSet
 
-from headrace.errors import DiskFull
+from headrace.errors import (
+    BadName,
+    DiskFull,
+    HeadraceError,
+    LockTimeout,
+    ReadOnlyLog,
+    RetryError,
+)
+
+logger = logging.getLogger("headrace.log")
 
 Buffer = bytes | bytearray | memoryview
 _MAX_BUFFERS_PER_WRITE = 512  # below every system's IOV_MAX
+LOCK_WARNING_S = 5.0
+"""After so long, whoever waits for a lock says for whom."""
+MAX_LOCK_WAIT_S = 60.0
+"""After so long, whoever waits for a lock gives up."""
+_MAX_LOCK_PAUSE_S = 0.005
 
 
 class DiskFile:
@@ -75,30 +92,166 @@ class DiskFile:
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
         """Hold this file's lock against other processes and other open handles. Yields False if
-        the lock is taken and `wait` is false.
+        the lock is taken and `wait` is false. Raises LockTimeout if it is taken for long.
+
+        If somebody has removed the file, others lock the one that took its place: so does this.
         """
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        deadline_s = time.monotonic() + (MAX_LOCK_WAIT_S if wait else 0)
+        while True:
+            if not self._take_lock(deadline_s):
+                if wait:
+                    raise LockTimeout(
+                        f"{self.path} has been locked for {MAX_LOCK_WAIT_S:.0f} s by"
+                        f" {lock_holder(self.descriptor)}; nothing was stored.",
+                        fix=(
+                            "see whether that process is stopped or stuck, let it go on or end it,"
+                            " and try again."
+                        ),
+                    )
+                yield False
+                return
+            if self.is_at_path():
+                break
+            self._open_again()
         try:
             yield True
         finally:
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            if self.descriptor >= 0:
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def _take_lock(self, deadline_s: float) -> bool:
+        """Take the lock, or return False at a time. Says whom it waits for."""
+        pause_s, told_s = 0.0001, time.monotonic() + LOCK_WARNING_S
+        while True:
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                now_s = time.monotonic()
+                if now_s >= deadline_s:
+                    return False
+                if now_s >= told_s:
+                    holder = lock_holder(self.descriptor)
+                    logger.warning("Waiting for %s, which locks %s.", holder, self.path)
+                    told_s = now_s + 6 * LOCK_WARNING_S
+                time.sleep(pause_s)
+                pause_s = min(1.2 * pause_s, _MAX_LOCK_PAUSE_S)
+            else:
+                return True
+
+    def is_at_path(self) -> bool:
+        """Whether this is still the file at its path."""
+        try:
+            at_path, ours = os.stat(self.path), os.fstat(self.descriptor)
+        except FileNotFoundError:
+            return False
+        return (at_path.st_dev, at_path.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _open_again(self) -> None:
+        """Open the file that is at the path now, or create it."""
+        logger.error(
+            "%s was removed or replaced while it was in use. Leave the files of a log alone.",
+            self.path,
+        )
+        opened = self.disk.open(self.path, create=True)
+        os.close(self.descriptor)
+        self.descriptor, opened.descriptor = opened.descriptor, -1
+
+
+_lock_files: WeakSet[DiskFile] = WeakSet()
+"""Files that are used as locks."""
+
+
+def _separate_lock_files() -> None:
+    """After a fork, in the child: open the files again, so that it does not share their locks with
+    its parent. Otherwise it would keep a lock that the parent held when it was killed.
+    """
+    for file in list(_lock_files):
+        if file.descriptor >= 0:
+            try:
+                opened = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                file.close()
+                continue
+            os.dup2(opened, file.descriptor, inheritable=False)
+            os.close(opened)
+
+
+os.register_at_fork(after_in_child=_separate_lock_files)
+
+
+def lock_holder(descriptor: int) -> str:
+    """The process that holds the lock of an open file, as far as the system shows it."""
+    inode = os.fstat(descriptor).st_ino
+    try:
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
+                pid = int(fields[4])
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                return f"process {pid} ({command.decode(errors='replace')[:80].strip()})"
+    except (OSError, ValueError, IndexError):
+        pass
+    return "another process"
+
+
+PRIVATE, OPEN = 0o600, 0o644
+"""The mode of the files of a log: its owner's alone; or, in logs that do not say, readable by
+all.
+"""
 
 
 class Disk:
-    """The real disk. Tests and benchmarks subclass it to record, slow down or break it."""
+    """The real disk. Tests and benchmarks subclass it to record, slow down or break it.
+
+    Attributes:
+        mode: The mode of files that it creates. Directories get the right to search too.
+        owner: The user and group to whom root gives what it creates; None for whoever creates it.
+    """
 
     file_type = DiskFile
+    mode = OPEN
+    owner: tuple[int, int] | None = None
+
+    def set_permissions(self, root: Path, mode: int) -> None:
+        """Create files with a mode, for the owner of a directory."""
+        self.mode = mode
+        about = root.stat()
+        if os.geteuid() == 0 and about.st_uid:
+            self.owner = (about.st_uid, about.st_gid)
+
+    @property
+    def directory_mode(self) -> int:
+        """The mode for directories. One that a group shares passes its group on."""
+        shared = 0o2000 if self.mode & 0o060 else 0
+        return self.mode | (self.mode & 0o444) >> 2 | shared
+
+    def grant(self, path: Path, mode: int) -> None:
+        """Give what was created its mode, whatever the umask is, and its owner."""
+        os.chmod(path, mode)
+        if self.owner is not None:
+            os.chown(path, *self.owner)
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
         try:
-            return self.file_type(self, path, os.open(path, flags, 0o644))
+            try:
+                return self.file_type(self, path, os.open(path, flags))
+            except FileNotFoundError:
+                if not create:
+                    raise
+            file = self.file_type(self, path, os.open(path, flags | os.O_CREAT, self.mode))
+            self.grant(path, self.mode)
         except OSError as error:
             raise to_disk_error(error, path) from error
+        return file
+
+    def open_lock(self, path: Path) -> DiskFile:
+        """Open a file whose lock is to be taken; create it if it is missing. A process that this
+        one forks does not have it.
+        """
+        file = self.open(path, create=True)
+        _lock_files.add(file)
+        return file
 
     def make_directory(self, path: Path) -> None:
         """Create a directory and its missing parents; sync each in its parent."""
@@ -107,6 +260,7 @@ class Disk:
         self.make_directory(path.parent)
         try:
             self.make_one_directory(path)
+            self.grant(path, self.directory_mode)
         except FileExistsError:
             return
         except OSError as error:
@@ -175,13 +329,32 @@ class Disk:
             return os.getpid().to_bytes(16, "little")
 
 
-def to_disk_error(error: OSError, path: Path) -> OSError | DiskFull:
-    """DiskFull for a full disk, so that the caller can make room and go on; any other error as it
-    is.
+def to_disk_error(error: OSError, path: Path) -> OSError | HeadraceError:
+    """What to raise for an error of the system: one of ours, which says what to do. That something
+    is not there, or is there already, stays as it is: callers go on from it.
     """
+    if isinstance(error, FileNotFoundError | FileExistsError):
+        return error
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"There is no room left on the disk for {path}; what was stored earlier is intact.",
             fix="make room, then append again.",
         )
-    return error
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return ReadOnlyLog(
+            f"{path} cannot be used: {error.strerror}.",
+            fix=(
+                "check its owner and permissions; a log that several users share is created with"
+                " a mode, as in `headrace topic create … --mode 660`."
+            ),
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return BadName(f"The file name {path.name!r} is too long.", fix="use a shorter name.")
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return RetryError(
+            f"{path} cannot be opened: {error.strerror}.",
+            fix="close what is not needed, or allow more open files (`ulimit -n`).",
+        )
+    return RetryError(
+        f"{path} cannot be used: {error.strerror}.", fix="check the disk, then try again."
+    )

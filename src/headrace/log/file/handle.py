@@ -10,11 +10,13 @@ from __future__ import annotations
 from headrace.log.file import staging
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows
 from headrace.log.file.committer import Committer
+from headrace.log.file.liveness import MemberObserver
 from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import Frame
 from headrace.log.file.state import TopicState
-from headrace.log.file.store import Store, now_us
-from headrace.log.values import AppendResult, OffsetRange, Staged
+from headrace.log.file.store import Store
+from headrace.log.sequences import SequenceIndex
+from headrace.log.values import Staged
 
 STAGING_LIFETIME_US = 24 * 3600 * 1_000_000
 """How long staged rows wait to be adopted before maintenance removes them."""
@@ -27,6 +29,7 @@ class LogHandle:
         self.store = store
         self.cache = SegmentCache(store)
         self.committer = Committer(store)
+        self.members = MemberObserver(store.root)
 
     def topic_state(self, name: str) -> TopicState:
         """A topic as readers see it now. Raises UnknownTopic."""
@@ -43,7 +46,7 @@ class LogHandle:
         writer = staging.StagingWriter(
             self.store,
             self.topic_state(rows.topic),
-            staging.staging_name(now_us() + STAGING_LIFETIME_US),
+            staging.staging_name(self.store.clock.now_us() + STAGING_LIFETIME_US),
         )
         writer.write(rows)
         return writer.finish()
@@ -82,14 +85,16 @@ class LogHandle:
 
     # Duplicates
 
-    def find_duplicate(self, topic: str, producer: int, sequence: int) -> AppendResult:
-        """The offsets of a sequence number that was stored long ago, found in the frames."""
+    def index_sequences(self, topic: str, producer: int, first: int) -> SequenceIndex:
+        """The offsets of a producer's sequence numbers from `first` on, found in the frames. Larger
+        numbers are left out if there are too many.
+        """
         state = self.topic_state(topic)
-        offsets: dict[int, OffsetRange] = {}
+        index = SequenceIndex(first)
         for number, partition in enumerate(state.partitions):
             reader = self.partition_reader(state, number)
             for frame in reader.frames(partition.start, partition.end, on_corrupt="skip"):
-                if (frame.header.producer, frame.header.sequence) == (producer, sequence):
-                    first = offsets[number].start if number in offsets else frame.first
-                    offsets[number] = OffsetRange(first, frame.stop)
-        return AppendResult({topic: offsets}, commit=None, duplicate=True)
+                if frame.header.producer == producer and frame.header.sequence >= first:
+                    index.add(frame.header.sequence, number, frame.first, frame.stop)
+        index.sort()
+        return index

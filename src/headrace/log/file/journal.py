@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from headrace.errors import CorruptJournal, NewerFormat
@@ -33,7 +33,11 @@ from headrace.log.file.disk import Buffer, Disk, DiskFile
 
 logger = logging.getLogger("headrace.log")
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
+"""Format 2 has operations that format 1 does not know (`NEWER_OPERATIONS`); a record without them
+is written as format 1.
+"""
+NEWER_OPERATIONS = frozenset({"inherit"})
 JOURNAL_SUFFIX = ".journal"
 FILE_MAGIC = b"HRJL"
 FILE_HEADER_BYTES = 64
@@ -100,11 +104,12 @@ def encode_record(
     """
     text = json.dumps(meta, separators=(",", ":")).encode()
     blob_bytes = sum(map(len, blob))
+    is_newer = any(operation[0] in NEWER_OPERATIONS for operation in meta.get("ops", ()))
 
     def header(crc: int) -> bytes:
         return _RECORD_HEADER.pack(
             RECORD_MAGIC,
-            JOURNAL_VERSION,
+            2 if is_newer else 1,
             kind,
             len(text),
             blob_bytes,
@@ -179,7 +184,7 @@ def journal_name(lsn: int) -> str:
 
 
 def _file_header(lsn: int) -> bytes:
-    fields = FILE_MAGIC, JOURNAL_VERSION, 0, lsn
+    fields = FILE_MAGIC, 1, 0, lsn
     crc = zlib.crc32(_FILE_HEADER.pack(*fields, 0))
     return _FILE_HEADER.pack(*fields, crc).ljust(FILE_HEADER_BYTES, b"\0")
 
@@ -371,23 +376,29 @@ class DurableMarker:
     current: bytes that were not synced may be gone, so the log must be recovered before use.
     """
 
-    def __init__(self, path: Path, file: DiskFile, *, inode: int, boot_id: bytes) -> None:
+    def __init__(
+        self, path: Path, file: DiskFile, *, inode: int, boot_id: bytes, write: bool
+    ) -> None:
         self.path = path
         self._file = file
+        self._writable = write
         self._inode = inode
         self._boot_id = boot_id
-        self._guard = Lock()  # a file lock does not exclude threads of one process
+        self._guard = RLock()  # a file lock does not exclude threads of one process
 
     @classmethod
     def open(cls, disk: Disk, path: Path, *, write: bool) -> DurableMarker:
         """Open the file; with `write`, create it if it is missing."""
         if not write and not path.exists():  # there is no mark, and we may not write one
             path = Path(os.devnull)
-        file = disk.open(path, create=write, write=write)
-        return cls(path, file, inode=path.stat().st_ino, boot_id=disk.boot_id())
+        file = disk.open_lock(path) if write else disk.open(path, write=False)
+        return cls(path, file, inode=path.stat().st_ino, boot_id=disk.boot_id(), write=write)
 
     def read(self) -> DurableMark | None:
         """The mark, or None if there is no sound one."""
+        if not self._is_at_path():
+            with self._guard:
+                self._open_again()
         for _ in range(20):  # a reader may see a write halfway
             data = self._file.read(_MARK.size, 0)
             if len(data) < _MARK.size:
@@ -403,6 +414,27 @@ class DurableMarker:
                 return DurableMark(lsn=lsn, boot_id=boot_id, inode=inode, synced=bool(synced))
         return None
 
+    def _is_at_path(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    def _open_again(self) -> None:
+        """Somebody has removed the file, and others go by the one that took its place."""
+        if not self._is_at_path() and (self._writable or self.path.exists()):
+            logger.error("%s was removed or replaced. Leave the files of a log alone.", self.path)
+            disk = self._file.disk
+            self._file = (
+                disk.open_lock(self.path) if self._writable else disk.open(self.path, write=False)
+            )
+            self._inode = self.path.stat().st_ino
+
+    @property
+    def inode(self) -> int:
+        """The number of the file: a copy has another one."""
+        return self._inode
+
     def is_current(self, mark: DurableMark | None) -> bool:
         """Whether a mark was written since the machine started, to this very file."""
         return mark is not None and mark.boot_id == self._boot_id and mark.inode == self._inode
@@ -414,7 +446,9 @@ class DurableMarker:
 
     def publish(self, lsn: int, *, synced: bool = True, replace: bool = False) -> None:
         """Move the mark forward. With `replace`, for recovery, also back."""
+        self.read()  # opens the file again if it was replaced
         with self._guard, self._file.locked():
+            self._inode = os.fstat(self._file.descriptor).st_ino
             mark = self.read()
             if replace or mark is None or mark.lsn < lsn:
                 fields = (lsn, self._boot_id, self._inode)

@@ -18,20 +18,28 @@ import pyarrow as pa
 
 from headrace.durations import to_time_us
 from headrace.errors import InputError, MemberFenced, NotSupported, UnknownGroup, UnknownTopic
-from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.log.api import (
+    Batches,
+    Consumer,
+    Log,
+    Producer,
+    Queue,
+    RebalanceCallback,
+    Transaction,
+)
 from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
+from headrace.log.file.backup import back_up
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import (
     FileConsumer,
     coordinate,
-    dead_members,
-    heartbeat_age_s,
     parse_partition_key,
 )
-from headrace.log.file.disk import Disk
+from headrace.log.file.disk import PRIVATE, Disk
 from headrace.log.file.handle import STAGING_LIFETIME_US, LogHandle
+from headrace.log.file.liveness import remove_heartbeats
 from headrace.log.file.maintenance import (
     MaintenanceThread,
     create_checkpoint,
@@ -44,18 +52,20 @@ from headrace.log.file.queue import FileQueue
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.segment import control_frame, list_segments
 from headrace.log.file.state import State, TopicState
-from headrace.log.file.store import Store, now_us
+from headrace.log.file.store import Store
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.topic_config import (
     altered_topic,
     check_existing_topic,
     declared_topic,
-    resolve_offset_alias,
+    resolve_reset,
+    shifted_offsets,
     trim_offsets,
 )
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -92,6 +102,8 @@ class FileLog(LogHandle, Log):
         *,
         create: bool = True,
         durability: str = "disk",
+        mode: int = PRIVATE,
+        accept_torn_copy: bool = False,
         disk: Disk | None = None,
     ) -> FileLog:
         """Open the log in a directory.
@@ -101,6 +113,10 @@ class FileLog(LogHandle, Log):
             create: Create a new log if there is none.
             durability: "disk" (an acknowledged append survives power loss) or "os" (it survives the
                 process, not the machine).
+            mode: The permissions of the files of a new log: by default its owner's alone; 0o660
+                shares it with the directory's group.
+            accept_torn_copy: Open a directory that was copied while it was being written, without
+                what is missing in it.
             disk: The file layer; tests inject faults with it.
         """
         if durability not in {"disk", "os"}:
@@ -114,6 +130,8 @@ class FileLog(LogHandle, Log):
                 disk=disk or Disk(),
                 create=create,
                 durability=durability,
+                mode=mode,
+                accepts_torn_copy=accept_torn_copy,
             )
         )
 
@@ -241,7 +259,7 @@ class FileLog(LogHandle, Log):
         group: str | None = None,
     ) -> Staged:
         state = self.topic_state(topic)
-        deadline_us = now_us() + STAGING_LIFETIME_US
+        deadline_us = self.store.clock.now_us() + STAGING_LIFETIME_US
         writer = staging.StagingWriter(self.store, state, staging.staging_name(deadline_us, group))
         assigner = PartitionAssigner()
         try:
@@ -334,8 +352,12 @@ class FileLog(LogHandle, Log):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         self.store.lock_file()  # refuses a read-only log: it cannot store offsets
@@ -345,8 +367,12 @@ class FileLog(LogHandle, Log):
             group,
             start=start,
             session_timeout=session_timeout,
+            max_poll_interval=max_poll_interval,
             max_rows=max_rows,
+            max_bytes=max_bytes,
             on_lost=on_lost,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
             headers=headers,
         )
         consumer.join()
@@ -388,7 +414,7 @@ class FileLog(LogHandle, Log):
                     member=member,
                     partitions=tuple(owned[member]),
                     host=about["host"],
-                    seconds_since_heartbeat=heartbeat_age_s(self.store.root, name, member),
+                    seconds_since_heartbeat=self.members.heartbeat_age_s(name, member),
                 )
                 for member, about in group.members.items()
             )
@@ -407,30 +433,41 @@ class FileLog(LogHandle, Log):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         check_name(group, what="group")
+        to = resolve_reset(to, shift)
         topic_state = self.topic_state(topic)
-        targets = self._reset_targets(topic_state, resolve_offset_alias(to))
         numbers = range(len(topic_state.partitions)) if partitions is None else partitions
         for number in numbers:
             self.partition_reader(topic_state, number)  # checks the number
-        wanted = {number: targets[number] for number in numbers}
+        if to is None:
+            assert shift is not None
+            committed = dict(self.group(group).committed.get(topic, {}))
+            wanted = shifted_offsets(
+                group,
+                topic,
+                {number: committed.get(number) for number in numbers},
+                shift,
+                {
+                    number: (partition.start, partition.end)
+                    for number, partition in enumerate(topic_state.partitions)
+                },
+            )
+        else:
+            targets = self._reset_targets(topic_state, to)
+            wanted = {number: targets[number] for number in numbers}
+        if dry_run:
+            return Offsets({topic: wanted})
+        dead = self._dead_members(group)
 
         def decide(draft: CommitDraft) -> None:
-            known_group = draft.state.groups.get(group)
-            members = () if known_group is None else tuple(known_group.members)
-            if known_group is not None:
-                alive = set(members) - set(dead_members(self.store.root, group, known_group))
-                if alive:
-                    raise MemberFenced(
-                        f"The group {group!r} is being read by {len(alive)} member(s):"
-                        f" {', '.join(sorted(alive))}.",
-                        fix="stop them, then reset it.",
-                    )
-            coordinate(draft, group, None, {}, members)  # so that dead members cannot commit later
+            # Dead members leave the group, so that they cannot commit later.
+            coordinate(draft, group, None, {}, self._check_all_dead(draft.state, group, dead))
             if f"{group}\0{topic}" in draft.state.queues:
                 for number, offset in wanted.items():
                     draft.do("queue", group, topic, "reset", number, offset)
@@ -439,7 +476,38 @@ class FileLog(LogHandle, Log):
                 draft.do("offsets", group, topic, offsets)
 
         self.committer.submit(decide)
+        remove_heartbeats(self.store.root, group, dead)
         return Offsets({topic: wanted})
+
+    def delete_group(self, name: str) -> None:
+        dead = self._dead_members(name)
+
+        def decide(draft: CommitDraft) -> None:
+            if name not in _group_names(draft.state):
+                raise UnknownGroup(name, _group_names(draft.state))
+            self._check_all_dead(draft.state, name, dead)
+            draft.do("forget_group", name)
+
+        self.committer.submit(decide)
+        remove_heartbeats(self.store.root, name, dead)
+
+    def _dead_members(self, group: str) -> list[str]:
+        """The dead members of a group; may wait until it is certain that they are."""
+        known = self.store.view().groups.get(group)
+        return [] if known is None else self.members.await_dead(group, dict(known.members))
+
+    @staticmethod
+    def _check_all_dead(state: State, group: str, dead: Sequence[str]) -> list[str]:
+        """The members of a group. MemberFenced if one of them is not among the dead."""
+        known = state.groups.get(group)
+        members = [] if known is None else sorted(known.members)
+        alive = [member for member in members if member not in dead]
+        if alive:
+            raise MemberFenced(
+                f"The group {group!r} is being read by {len(alive)} member(s): {', '.join(alive)}.",
+                fix="stop them, then try again.",
+            )
+        return members
 
     def _reset_targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
         """The offset that a reset leads to in each partition, within what the partition has."""
@@ -526,6 +594,9 @@ class FileLog(LogHandle, Log):
                 )
             )
         return stats
+
+    def backup(self, directory: str | Path) -> BackupResult:
+        return back_up(self, Path(directory).expanduser().absolute())
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():

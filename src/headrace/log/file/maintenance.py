@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptionError, HeadraceError
 from headrace.log.file import staging
@@ -30,6 +30,7 @@ from headrace.log.file.checkpoint import (
 )
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.compaction import compact_partition, compactable_segments, is_compacted
+from headrace.log.file.consumer import remove_dead_members
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     ROLL,
@@ -50,7 +51,6 @@ from headrace.log.file.segment import (
     list_segments,
     read_frames,
 )
-from headrace.log.file.store import now_us
 from headrace.log.values import Finding
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def maintenance_lock(log: LogHandle, *, wait: bool) -> Iterator[bool]:
     `wait` is false.
     """
     log.store.lock_file()  # refuses a read-only log
-    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
+    lock = log.store.disk.open_lock(log.store.journal_directory / "housekeeping")
     try:
         with lock.locked(wait=wait) as is_ours:
             yield is_ours
@@ -160,7 +160,7 @@ def run_maintenance(
         if not is_ours:
             return done
         if with_checkpoint or is_checkpoint_due(log):
-            _create_checkpoint(log)
+            write_checkpoint(log)
         for name in [topic] if topic is not None else list(log.store.view().topics):
             state = log.store.view().topics.get(name)
             if state is None:  # it was deleted meanwhile
@@ -174,9 +174,10 @@ def run_maintenance(
                     done["segments_compacted"] += segments
                     done["rows_removed"] += rows
         with log.store.locked():
-            done["staging_swept"] = staging.remove_expired(log.store, now_us())
+            done["staging_swept"] = staging.remove_expired(log.store, log.store.clock.now_us())
         _remove_unfinished_files(log, log.store.journal_directory)
         _remove_deleted_topics(log)
+        remove_dead_members(log)
     return done
 
 
@@ -218,10 +219,10 @@ def create_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
     """
     with maintenance_lock(log, wait=wait) as is_ours:
         if is_ours:
-            _create_checkpoint(log)
+            write_checkpoint(log)
 
 
-def _create_checkpoint(log: LogHandle) -> None:
+def write_checkpoint(log: LogHandle) -> tuple[int, int, dict[str, Any]]:
     """Make a checkpoint, under the maintenance lock:
 
     1. under the log's lock: end the journal's file, begin the next one, and copy the state
@@ -232,6 +233,10 @@ def _create_checkpoint(log: LogHandle) -> None:
 
     The maintenance lock keeps a second checkpoint from running step 4 for files of step 1 that
     this one has not synced yet.
+
+    Returns:
+        The position of the journal that the checkpoint is of, the start of the file with that
+        position, and the state.
     """
     store = log.store
     with store.locked() as newest:  # 1
@@ -254,6 +259,7 @@ def _create_checkpoint(log: LogHandle) -> None:
     save_checkpoint(store.disk, store.journal_directory, lsn, base, state)  # 3
     log.committer.submit(lambda draft: draft.do("checkpointed"))  # 4
     delete_old_checkpoints(store.disk, store.journal_directory, newest.journal.bases())  # 5
+    return lsn, base, state
 
 
 def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> None:
@@ -335,7 +341,7 @@ def _roll_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
     nobody writes any more.
     """
     info, partition = topic.info, topic.partitions[number]
-    age_us = now_us() - partition.opened_us
+    age_us = log.store.clock.now_us() - partition.opened_us
     lifetime_us = info.segment_us
     if info.retention_us is not None:
         lifetime_us = min(lifetime_us, info.retention_us)
@@ -364,7 +370,7 @@ def _retained_start(
     ]
     start = partition.start
     if topic.info.retention_us is not None:
-        oldest_us = now_us() - topic.info.retention_us
+        oldest_us = log.store.clock.now_us() - topic.info.retention_us
         first_young = log.partition_reader(current, number).first_since(oldest_us)
         start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
     if topic.info.retention_bytes is not None:
@@ -611,6 +617,10 @@ def _verify_frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str,
         if first < expected or (first > expected and not segment.may_have_gaps):
             yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
         expected = first + frame.span
+    segment_end = segment.header.stop
+    if segment_end is not None and segment_end < stop and not segment.is_truncated:
+        message = f"offsets {segment_end} to {stop - 1} are in no segment"
+        yield "missing", segment.file.size(), message, segment_end
     if (expected < stop and not segment.may_have_gaps) or segment.is_truncated:
         position = min(end, segment.file.size())
         yield "missing", position, f"the file ends before offset {stop}", expected

@@ -21,10 +21,12 @@ from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError,
 from headrace.log.api import Producer
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows, producer_hash
-from headrace.log.file.state import ProducerState, TopicState
+from headrace.log.file.state import ProducerState, TopicState, salvaged_name
 from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
+from headrace.log.sequences import SequenceIndex, out_of_order
 from headrace.log.values import (
+    MAX_SEQUENCE,
     AppendResult,
     Headers,
     OffsetRange,
@@ -148,6 +150,7 @@ class FileProducer(Producer):
         self._hash = 0 if id is None else producer_hash(topic.name, id)
         self._assigner = PartitionAssigner(partitioner)
         self._last_sequence = -1
+        self._index = SequenceIndex(MAX_SEQUENCE)  # of numbers that were stored long ago
         # Two threads must not use one sequence number: the later would count as a duplicate.
         self._sequence_guard = Lock() if id is not None else nullcontext()
         self._closed = False
@@ -165,6 +168,9 @@ class FileProducer(Producer):
 
             def register(draft: CommitDraft) -> tuple[int, int]:
                 draft.state.topic(topic)
+                salvaged = salvaged_name(topic, producer._hash)
+                if salvaged in draft.state.producers:
+                    draft.do("inherit", producer._name, salvaged)
                 known = draft.state.producers.get(producer._name) or ProducerState()
                 epoch = known.epoch + 1
                 draft.do("epoch", "producer", producer._name, epoch)
@@ -240,7 +246,7 @@ class FileProducer(Producer):
                 except StaleTopic:
                     old, self._topic = self._topic, self.log.topic_state(self.topic)
                     prepared = refit(prepared, old.info.arrow_schema, self._topic, self._assigner)
-            if sequence is not None:
+            if sequence is not None and prepared.frames:  # nothing leaves no number behind
                 self._last_sequence = max(self._last_sequence, sequence)
             return result
 
@@ -250,7 +256,8 @@ class FileProducer(Producer):
         def decide(draft: CommitDraft) -> AppendResult:
             draft.check_fresh(rows)
             if sequence is not None:
-                duplicate = self._find_duplicate(draft, sequence)
+                self._check_epoch(draft)
+                duplicate = self._find_duplicate(draft, sequence) if rows.frames else None
                 if duplicate is not None:
                     return duplicate
             if staged is None:
@@ -273,16 +280,12 @@ class FileProducer(Producer):
             raise
         if staged is not None:
             self.log.discard_staged(staged)
-        if result.duplicate and not result.offsets:
-            return self.log.find_duplicate(self.topic, self._hash, sequence or 0)
+        if sequence is not None and result.duplicate and not result.offsets:
+            return self._find_in_frames(sequence)
         return result
 
-    def _find_duplicate(self, draft: CommitDraft, sequence: int) -> AppendResult | None:
-        """The result of an append whose sequence number is already stored; None for a new one.
-
-        Its offsets are empty if they are not among the producer's recent ones. Raises
-        ProducerFenced if the id was opened again elsewhere.
-        """
+    def _check_epoch(self, draft: CommitDraft) -> None:
+        """Raise ProducerFenced if the id was opened again elsewhere."""
         known = draft.state.producers.get(self._name) or ProducerState()
         if known.epoch != self.epoch:
             raise ProducerFenced(
@@ -290,13 +293,37 @@ class FileProducer(Producer):
                 f" {known.epoch}, this one has {self.epoch}).",
                 fix="stop this one; if it should go on, open it again and look at last_sequence.",
             )
+
+    def _find_duplicate(self, draft: CommitDraft, sequence: int) -> AppendResult | None:
+        """The result of an append whose sequence number is already stored; None for a new one. Its
+        offsets are empty if the frames must be asked for them, or for whether it was stored.
+
+        Raises:
+            OutOfOrder: The number is below the newest one and was not stored.
+        """
+        known = draft.state.producers.get(self._name) or ProducerState()
         if sequence > known.last:
             return None
+        if known.stored.status(sequence) is False:
+            raise out_of_order(self.topic, self.id, sequence, known.last)
         for number, commit, ranges in known.recent:
             if number == sequence:
                 offsets = {int(partition): OffsetRange(*span) for partition, span in ranges.items()}
                 return AppendResult({self.topic: offsets}, commit, duplicate=True)
         return AppendResult({}, commit=None, duplicate=True)
+
+    def _find_in_frames(self, sequence: int) -> AppendResult:
+        """The result of an append whose sequence number was stored long ago. Whoever repeats one
+        usually repeats those behind it too, so what was found is kept.
+        """
+        if sequence not in self._index:
+            self._index = self.log.index_sequences(self.topic, self._hash, sequence)
+        offsets = self._index.offsets(sequence)
+        if not offsets:
+            known = self.log.store.view().producers.get(self._name) or ProducerState()
+            if not known.stored.status(sequence):
+                raise out_of_order(self.topic, self.id, sequence, known.last)
+        return AppendResult({self.topic: offsets}, commit=None, duplicate=True)
 
     def close(self) -> None:
         self._closed = True

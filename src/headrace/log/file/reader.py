@@ -76,6 +76,12 @@ class StoredFrame:
         return self.header.first_us or self.segment.info.time_us
 
 
+class _SegmentMerged(Exception):
+    """Compaction has moved a segment's rows into the one before it since the segments were listed:
+    look again.
+    """
+
+
 class SegmentCache:
     """Open segments, a bounded number of them, and lists of the segments of partitions.
 
@@ -167,7 +173,12 @@ class PartitionReader:
                     offset, segment_stop, "", 0, "its segment is missing", on_corrupt
                 )
             else:
-                yield from self._segment_frames(info, offset, min(stop, segment_stop), on_corrupt)
+                try:
+                    yield from self._segment_frames(
+                        info, offset, min(stop, segment_stop), on_corrupt
+                    )
+                except _SegmentMerged:  # nothing of it was read yet
+                    continue
             offset = max(segment_stop, offset + 1)
 
     def _segment_frames(
@@ -214,7 +225,16 @@ class PartitionReader:
                     on_corrupt,
                 )
             expected = first + header.span
-        may_end_early = segment.may_have_gaps and not segment.is_truncated
+        segment_end = segment.header.stop
+        if segment_end is not None and expected < segment_end <= stop:
+            expected = segment_end if broken_at < 0 and not segment.is_truncated else expected
+        may_end_early = (
+            segment.may_have_gaps
+            and not segment.is_truncated
+            and (segment_end is None or segment_end >= stop)
+        )
+        if expected < stop and segment_end == expected:
+            reason = "the segment behind this one is missing"
         if expected < stop and (broken_at >= 0 or not may_end_early):
             self._report_damage(
                 expected,
@@ -272,9 +292,18 @@ class PartitionReader:
 
     def first_since(self, time_us: int) -> int:
         """The first offset appended at or after a time; the end, if there is none."""
+        while True:
+            try:
+                return self._first_since(time_us)
+            except _SegmentMerged:
+                continue
+
+    def _first_since(self, time_us: int) -> int:
         names = self._segment_names()
         first_retained = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
         low, high = first_retained, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
+        if self.cache.store.view().went_back:
+            high = low  # times do not rise from segment to segment: look into each
         while low < high:  # find the first segment that begins at or after the time
             middle = (low + high) // 2
             info = SegmentInfo.parse(names[middle])
@@ -292,10 +321,14 @@ class PartitionReader:
 
     def time_of(self, offset: int) -> int | None:
         """When the row at an offset was appended; None if there is none."""
-        info, _ = self._find_segment(offset)
-        if info is None or offset >= self.state.end:
-            return None
-        return self._index(info).time_of(offset - info.base)
+        while True:
+            info, _ = self._find_segment(offset)
+            if info is None or offset >= self.state.end:
+                return None
+            try:
+                return self._index(info).time_of(offset - info.base)
+            except _SegmentMerged:
+                continue
 
     # Segments
 
@@ -316,14 +349,19 @@ class PartitionReader:
         return SegmentInfo.parse(names[index]) if index >= 0 else None, stop
 
     def _open_segment(self, info: SegmentInfo) -> Segment:
-        """Open a segment. Raises OffsetOutOfRange if retention has removed it meanwhile, and
-        CorruptionError if it is missing.
+        """Open a segment. Raises OffsetOutOfRange if retention has removed it meanwhile,
+        _SegmentMerged if compaction has, and CorruptionError if it is missing.
         """
         try:
             return self.cache.segment(self.topic.directory, self.number, info.name)
         except FileNotFoundError:
             self.cache.forget(self.topic.directory, self.number)
             self._check_retained(info.base)
+            found, _ = self._find_segment(info.base)
+            if found is not None and found.base < info.base:
+                merged = self.cache.segment(self.topic.directory, self.number, found.name)
+                if merged.header.stop is not None and merged.header.stop > info.base:
+                    raise _SegmentMerged from None
             raise CorruptionError(
                 f"The segment {info.name} of {self.topic.name}[{self.number}] is missing.",
                 fix="restore it from a backup.",
@@ -339,7 +377,8 @@ class PartitionReader:
 
     def _readable_bytes(self, segment: Segment) -> tuple[int, bool]:
         """The position up to which a segment may be read, and whether it is sealed."""
-        if segment.info.base == self.state.segment and not segment.info.commit:
+        is_open = segment.info.base == self.state.segment and not segment.info.commit
+        if is_open and not segment.may_have_gaps:  # compacted: sealed since, and other bytes
             return self.state.position, False
         return segment.file.size(), True
 

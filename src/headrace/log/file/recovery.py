@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
+from headrace.log.file.backup import check_copy
 from headrace.log.file.checkpoint import LostCommits, Replica, restore_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
@@ -32,14 +33,16 @@ from headrace.log.file.segment import (
     COMPACTED,
     EXCISED,
     SEGMENT_SUFFIX,
+    FrameHeader,
     SegmentInfo,
     body_is_sound,
     list_segments,
+    producer_hash,
     read_frames,
     read_segment_header,
     segment_name,
 )
-from headrace.log.file.state import PartitionState
+from headrace.log.file.state import PartitionState, State, salvaged_name
 
 if TYPE_CHECKING:
     from headrace.log.file.state import Operation, TopicState
@@ -80,6 +83,9 @@ def recover(store: Store) -> None:
         file.write([bytes(size)], lsn - base)
         file.sync()
     redo.finish()  # 4
+    mark = store.marker.read()
+    if mark is not None and mark.inode != store.marker.inode and not store.accepts_torn_copy:
+        check_copy(store, replica)
     if replica.damage:
         reconcile(store, replica)
     journal.file_at(replica.base).sync()  # 5
@@ -184,6 +190,17 @@ class _Redo:
                 self.store.disk.sync_directory(self.store.partition_directory(directory, partition))
         for path in self.adopted:
             self.store.disk.sync_directory(path)
+        self._remove_merged()
+
+    def _remove_merged(self) -> None:
+        """Remove segments that records have written again although compaction had moved their rows
+        into the segment before. That happens if the newest checkpoint is damaged.
+        """
+        for directory, partition, segment in self.ends:
+            path = self.store.partition_directory(directory, partition)
+            before = list_segments(path, segment, begun=False)
+            if before and _stop_of(self.store, path / before[-1].name) > segment:
+                self.store.disk.unlink(path / segment_name(segment))
 
     def _remove_strays(self) -> None:
         """Remove segments that failed commits began, between and behind those that did happen, and
@@ -202,6 +219,17 @@ class _Redo:
                         self.store.disk.unlink(path / segment.name)
 
 
+def _stop_of(store: Store, path: Path) -> int:
+    """The offset behind a rewritten segment; 0 if it was not, or cannot be read."""
+    file = store.disk.open(path, write=False)
+    try:
+        return read_segment_header(file).stop or 0
+    except CorruptionError:
+        return 0
+    finally:
+        file.close()
+
+
 def _is_rewritten(file: DiskFile) -> bool:
     """Whether compaction or excision has rewritten a segment. Such a segment is older than the
     checkpoint from which recovery starts: it has everything it should.
@@ -216,8 +244,23 @@ def _is_rewritten(file: DiskFile) -> bool:
 
 
 def reconcile(store: Store, replica: Replica) -> None:
-    """Find topics and rows of lost commits in the segments, and record them in the journal, before
+    """Find what lost commits have left in the segments, and record it in the journal, before
     anything is written behind the damage.
+    """
+    operations = _find_lost(store, replica)
+    if operations:
+        append_record(store, replica, operations)
+
+
+def salvage(store: Store, replica: Replica) -> None:
+    """Find what lost commits have left in the segments, in a log that cannot be written."""
+    operations = _find_lost(store, replica)
+    replica.state.apply(replica.state.commit, replica.state.time_us, operations)
+
+
+def _find_lost(store: Store, replica: Replica) -> list[Operation]:
+    """The operations that bring back topics, rows and sequence numbers of lost commits. What only
+    the journal had, such as the positions of groups, is lost.
     """
     operations: list[Operation] = []
     for directory in sorted((store.root / "topics").glob("*~*")):
@@ -227,29 +270,80 @@ def reconcile(store: Store, replica: Replica) -> None:
             if settings is not None:
                 operations.append(restore_operation(name, settings, directory))
     replica.state.apply(replica.state.commit, replica.state.time_us, operations)
+    sequences = _LostSequences(replica.state)
     for topic in replica.state.topics.values():
         for number, partition in enumerate(topic.partitions):
-            operations += _lost_rows(store, topic, number, partition, replica.lost_commits)
-    replica.damage.clear()
-    if operations:
+            operations += _lost_rows(
+                store, topic, number, partition, replica.lost_commits, sequences
+            )
+    operations += sequences.operations()
+    for damage in replica.damage:
         logger.error(
-            "%d segments or topics were found behind the journal's damage and kept.",
+            "Commits from number %s on were lost with the journal's damage at byte %d of %s. Their"
+            " rows were kept as far as the segments have them: %d changes. Positions of groups,"
+            " notes and queues that they stored are those of before: rows may be delivered again.",
+            replica.lost_commits.first,
+            damage.position,
+            damage.file,
             len(operations),
         )
-        append_record(store, replica, operations)
+    replica.damage.clear()
+    return operations
+
+
+class _LostSequences:
+    """The sequence numbers of producers in the frames of lost commits. A frame names its producer
+    by a hash; one that the state does not know is remembered by it (`state.salvaged_name`).
+    """
+
+    def __init__(self, state: State) -> None:
+        self._names = {
+            producer_hash(*key.split("\0", 1)): key for key in state.producers if "\0" in key
+        }
+        self._last = {key: producer.last for key, producer in state.producers.items()}
+        self._found: dict[str, dict[int, dict[str, list[int]]]] = {}
+
+    def add(self, topic: str, partition: int, header: FrameHeader, first: int) -> None:
+        if not header.producer:
+            return
+        name = self._names.get(header.producer) or salvaged_name(topic, header.producer)
+        if header.sequence > self._last.get(name, -1):
+            ranges = self._found.setdefault(name, {}).setdefault(header.sequence, {})
+            known = ranges.setdefault(str(partition), [first, first + header.span])
+            known[1] = first + header.span
+
+    def operations(self) -> Iterator[Operation]:
+        for name, numbers in self._found.items():
+            for number in sorted(numbers):
+                yield ["sequence", name, number, numbers[number]]
 
 
 def _lost_rows(
-    store: Store, topic: TopicState, number: int, partition: PartitionState, lost: LostCommits
+    store: Store,
+    topic: TopicState,
+    number: int,
+    partition: PartitionState,
+    lost: LostCommits,
+    sequences: _LostSequences,
 ) -> Iterator[Operation]:
     """Operations that append the rows of lost commits to a partition: those at the end of its open
     segment, and those in segments behind it.
     """
+
+    def measure(path: Path, start: int, base: int, of: LostCommits | None) -> tuple[int, int]:
+        frames = list(_lost_frames(store, path, start, end - base, of))
+        for _, header in frames:
+            sequences.add(topic.name, number, header, base + header.relative)
+        if not frames:
+            return 0, start
+        position, last = frames[-1]
+        return last.relative + last.span - (end - base), position + last.frame_bytes
+
     directory = store.partition_directory(topic.directory, number)
     segment, position, end = partition.segment, partition.position, partition.end
     if position:
         path = directory / segment_name(segment)
-        span, size = _measure_frames(store, path, position, end - segment, lost)
+        span, size = measure(path, position, segment, lost)
         if span:
             yield ["append", topic.name, number, end, span, segment, position, size - position, 0]
             end += span
@@ -258,7 +352,7 @@ def _lost_rows(
         if info is None or (info.commit and info.commit not in lost):
             return
         path = directory / info.name
-        span, size = _measure_frames(store, path, 0, 0, None if info.commit else lost)
+        span, size = measure(path, 0, end, None if info.commit else lost)
         if not span:
             return
         if info.commit:
@@ -279,20 +373,21 @@ def _segment_at(directory: Path, base: int) -> SegmentInfo | None:
     return SegmentInfo.parse(name) if (directory / name).exists() else None
 
 
-def _measure_frames(
+def _lost_frames(
     store: Store, path: Path, start: int, relative: int, lost: LostCommits | None
-) -> tuple[int, int]:
-    """The sound frames of lost commits (of any commit, for None) that follow a position: how many
-    offsets they cover, and the position where they end. The file is synced.
+) -> Iterator[tuple[int, FrameHeader]]:
+    """The sound frames of lost commits (of any commit, for None) that follow a position, with their
+    positions. The file is synced, if it can be written.
     """
     try:
-        file: DiskFile = store.disk.open(path)
+        file: DiskFile = store.disk.open(path, write=store.writable)
     except FileNotFoundError:
-        return 0, start
+        return
     try:
-        end = start or read_segment_header(file).size
         expected = relative
-        for position, header, body in read_frames(file, end, file.size()):
+        for position, header, body in read_frames(
+            file, start or read_segment_header(file).size, file.size()
+        ):
             if (
                 header is None
                 or header.relative != expected
@@ -301,11 +396,11 @@ def _measure_frames(
             ):
                 break
             expected += header.span
-            end = position + header.frame_bytes
-        file.sync()
-        return expected - relative, end
+            yield position, header
+        if store.writable:
+            file.sync()
     except CorruptionError:
-        return 0, start
+        return
     finally:
         file.close()
 

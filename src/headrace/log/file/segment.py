@@ -22,7 +22,7 @@ import os
 import struct
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.columns import (
@@ -264,6 +265,11 @@ def _decode_body(body: memoryview, flags: int, schema: pa.Schema) -> pa.RecordBa
     for codec, flag in _CODECS.items():
         if flags & flag:
             size = int.from_bytes(body[:8], "little")
+            if size > MAX_BODY_BYTES:
+                raise CorruptionError(
+                    f"A batch claims to have {size} bytes.",
+                    fix="see what `headrace log verify` says.",
+                )
             buffer = pa.decompress(buffer.slice(8), decompressed_size=size, codec=codec)
     return pa.ipc.read_record_batch(buffer, body_schema(schema, flags))
 
@@ -300,10 +306,18 @@ class SegmentHeader:
     flags: int = 0
     end: int = 0  # the file's size, if it was written at once; 0 if it grew
     size: int = 0  # the size of both copies
+    stop: int | None = None  # the offset behind a rewritten segment; None if its frames show it
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""
-        meta = json.dumps({"topic": self.topic, "id": self.id, "settings": self.settings}).encode()
+        about: dict[str, Any] = {
+            "topic": self.topic,
+            "id": self.id,
+            "settings": self.settings,
+        }
+        if self.stop is not None:
+            about["stop"] = self.stop
+        meta = json.dumps(about).encode()
         columns: bytes = self.schema.serialize().to_pybytes()
         size = -(-(_SEGMENT_HEADER.size + len(meta) + len(columns)) // 64) * 64
         tail = (meta + columns).ljust(size - _SEGMENT_HEADER.size, b"\0")
@@ -325,7 +339,13 @@ class SegmentHeader:
 
 
 def new_segment_header(
-    topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0
+    topic: str,
+    partition: int,
+    schema: pa.Schema,
+    settings: dict[str, Any],
+    *,
+    flags: int = 0,
+    stop: int | None = None,
 ) -> SegmentHeader:
     """A header with a random id, by which an index names its segment."""
     return SegmentHeader(
@@ -335,6 +355,7 @@ def new_segment_header(
         schema=schema,
         settings=settings,
         flags=flags,
+        stop=stop,
     )
 
 
@@ -385,6 +406,7 @@ def _read_header_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | N
         flags=flags,
         end=end,
         size=2 * size,
+        stop=meta.get("stop"),
     )
 
 
@@ -584,8 +606,10 @@ class FrameIndex:
         return self.times[at] if at < len(self.times) else None
 
     def first_since(self, time_us: int) -> int | None:
-        """The relative offset of the first frame appended at or after a time, or None."""
-        at = bisect_left(self.times, time_us)
+        """The relative offset of the first frame appended at or after a time, or None. Times rise,
+        unless a clock was set back.
+        """
+        at = int(np.searchsorted(np.maximum.accumulate(np.array(self.times)), time_us))
         return self.relatives[at] if at < len(self.times) else None
 
     def to_bytes(self, segment_id: str) -> bytes:

@@ -13,14 +13,17 @@ and that method's arguments. Method names and signatures are therefore part of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import UnknownTopic
+from headrace.errors import CorruptJournal, NewerFormat, UnknownTopic
 from headrace.log.file.segment import segment_name
+from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
 
@@ -28,27 +31,88 @@ Operation = list[Any]
 RECENT_SEQUENCES = 8
 """How many sequence numbers of a producer are stored with their offsets."""
 PRODUCER_RETENTION_US = 30 * 24 * 3600 * 1_000_000
-"""How long a producer that appends nothing is remembered."""
+"""How long a producer that appends nothing, or a transaction id that is not used, is remembered."""
 
 # Queues
 
 MAX_LEASED = 10_000
-"""Messages of one partition that may be delivered and not yet done. Bounds a queue's memory."""
-MAX_AHEAD = 100_000
-"""How far messages of a partition are delivered ahead of the oldest one that is not done. Bounds a
-queue's memory.
+"""Messages of one partition that may be delivered and not yet done. Bounds a queue's memory, with
+that of `DoneOffsets`: between two ranges of it there is at least one such message.
 """
 
 
 @dataclass(slots=True)
 class MessageLease:
-    """A message that was delivered and is not done. From `visible_us` on it may be delivered again;
-    `receiver` is empty if it was returned.
+    """A message that was delivered and is not done. `receiver` is empty if it was returned.
+
+    The lease is over at `deadline_us` by the monotonic clock `clock` (`liveness.machine_clock`).
+    For those who do not have that clock, it is over when append time reaches `visible_us`.
     """
 
     deliveries: int
     visible_us: int
     receiver: str
+    clock: str = ""
+    deadline_us: int = 0
+
+
+class DoneOffsets:
+    """Offsets that are done, as ranges in order. One message that is held for a day costs one
+    range, however many others are done meanwhile.
+
+        add 1, add 2     [1, 3)
+        add 4            [1, 3) [4, 5)
+        add 3            [1, 5)
+    """
+
+    __slots__ = ("_starts", "_stops", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self.count = 0
+        for start, stop in ranges:
+            self.count += stop - start
+            if self._stops and self._stops[-1] == start:
+                self._stops[-1] = stop
+            else:
+                self._starts.append(start)
+                self._stops.append(stop)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def __contains__(self, offset: int) -> bool:
+        index = bisect_right(self._starts, offset) - 1
+        return index >= 0 and offset < self._stops[index]
+
+    def add(self, offset: int) -> None:
+        if offset in self:
+            return
+        self.count += 1
+        index = bisect_right(self._starts, offset)
+        joins_before = index > 0 and self._stops[index - 1] == offset
+        joins_after = index < len(self._starts) and self._starts[index] == offset + 1
+        if joins_before and joins_after:
+            self._stops[index - 1] = self._stops.pop(index)
+            self._starts.pop(index)
+        elif joins_before:
+            self._stops[index - 1] = offset + 1
+        elif joins_after:
+            self._starts[index] = offset
+        else:
+            self._starts.insert(index, offset)
+            self._stops.insert(index, offset + 1)
+
+    def remove_below(self, floor: int) -> int:
+        """Remove what is below a floor, and the range that begins at it. Returns where that range
+        ends, or the floor: below it everything is done.
+        """
+        index = bisect_right(self._starts, floor)
+        below = list(zip(self._starts[:index], self._stops[:index], strict=True))
+        del self._starts[:index], self._stops[:index]
+        self.count -= sum(stop - start for start, stop in below)
+        return max(floor, below[-1][1]) if below else floor
 
 
 @dataclass(slots=True)
@@ -61,7 +125,7 @@ class PartitionQueue:
 
     floor: int = 0
     next: int = 0
-    done: set[int] = field(default_factory=set)
+    done: DoneOffsets = field(default_factory=DoneOffsets)
     leases: dict[int, MessageLease] = field(default_factory=dict)
 
     def finish(self, offsets: Iterable[int]) -> None:
@@ -69,27 +133,34 @@ class PartitionQueue:
             self.leases.pop(offset, None)
             if offset >= self.floor:
                 self.done.add(offset)
-        while self.floor in self.done:
-            self.done.discard(self.floor)
-            self.floor += 1
+        self.floor = self.done.remove_below(self.floor)
         self.next = max(self.next, self.floor)
 
-    def available(self, end: int, now_us: int, limit: int) -> list[int]:
-        """Offsets that can be delivered now: those whose lease has ended, then new ones."""
-        expired = sorted(
-            offset for offset, lease in self.leases.items() if lease.visible_us <= now_us
-        )[:limit]
-        new = min(
-            limit - len(expired),
-            MAX_LEASED - len(self.leases),
-            self.floor + MAX_AHEAD - self.next,
-            end - self.next,
-        )
+    def available(
+        self, end: int, is_over: Callable[[int, MessageLease], bool], limit: int
+    ) -> list[int]:
+        """Offsets that can be delivered now: those whose lease is over, then new ones."""
+        expired = sorted(offset for offset, lease in self.leases.items() if is_over(offset, lease))[
+            :limit
+        ]
+        new = min(limit - len(expired), MAX_LEASED - len(self.leases), end - self.next)
         return expired + list(range(self.next, self.next + max(0, new)))
 
     def waiting(self, end: int) -> int:
         """How many messages are not done: the queue's lag."""
-        return max(0, end - self.floor - len(self.done))
+        return max(0, end - self.floor - self.done.count)
+
+    def from_floor(self, floor: int) -> PartitionQueue:
+        """A copy in which everything below a floor is done."""
+        done = DoneOffsets(self.done.ranges())
+        floor = done.remove_below(max(self.floor, floor))
+        leases = {offset: lease for offset, lease in self.leases.items() if offset >= floor}
+        return PartitionQueue(floor=floor, next=max(self.next, floor), done=done, leases=leases)
+
+    def undone(self, end: int) -> Iterator[int]:
+        """The offsets of all messages that are not done, in order."""
+        yield from sorted(self.leases)
+        yield from range(self.next, end)
 
 
 class QueueState:
@@ -108,35 +179,62 @@ class QueueState:
 
     @staticmethod
     def _begin(queue: PartitionQueue, floor: int) -> None:
-        queue.floor = max(queue.floor, floor)
-        queue.next = max(queue.next, floor)
-        queue.done = {offset for offset in queue.done if offset >= floor}
+        queue.floor = queue.done.remove_below(max(queue.floor, floor))
+        queue.next = max(queue.next, queue.floor)
         queue.leases = {offset: lease for offset, lease in queue.leases.items() if offset >= floor}
 
     @staticmethod
     def _reset(queue: PartitionQueue, floor: int) -> None:
         queue.floor = queue.next = floor
-        queue.done, queue.leases = set(), {}
+        queue.done, queue.leases = DoneOffsets(), {}
 
     @staticmethod
-    def _take(queue: PartitionQueue, offsets: list[int], visible_us: int, receiver: str) -> None:
+    def _take(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        receiver: str,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
             lease = queue.leases.get(offset)
             deliveries = lease.deliveries + 1 if lease else 1
-            queue.leases[offset] = MessageLease(deliveries, visible_us, receiver)
+            queue.leases[offset] = MessageLease(
+                deliveries=deliveries,
+                visible_us=visible_us,
+                receiver=receiver,
+                clock=clock,
+                deadline_us=deadline_us,
+            )
             queue.next = max(queue.next, offset + 1)
 
     @staticmethod
-    def _renew(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
+    def _renew(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
-            if offset in queue.leases:  # always, unless the journal is damaged
-                queue.leases[offset].visible_us = visible_us
+            lease = queue.leases.get(offset)
+            if lease is not None:  # always, unless the journal is damaged
+                lease.visible_us, lease.clock, lease.deadline_us = visible_us, clock, deadline_us
 
     @staticmethod
-    def _return(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
+    def _return(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
-            if offset in queue.leases:
-                queue.leases[offset].visible_us, queue.leases[offset].receiver = visible_us, ""
+            lease = queue.leases.get(offset)
+            if lease is not None:
+                lease.visible_us, lease.clock, lease.deadline_us = visible_us, clock, deadline_us
+                lease.receiver = ""
 
     @staticmethod
     def _done(queue: PartitionQueue, offsets: list[int]) -> None:
@@ -147,9 +245,16 @@ class QueueState:
             str(number): [
                 queue.floor,
                 queue.next,
-                sorted(queue.done),
+                queue.done.ranges(),
                 [
-                    [offset, lease.deliveries, lease.visible_us, lease.receiver]
+                    [
+                        offset,
+                        lease.deliveries,
+                        lease.visible_us,
+                        lease.receiver,
+                        lease.clock,
+                        lease.deadline_us,
+                    ]
                     for offset, lease in queue.leases.items()
                 ],
             ]
@@ -163,7 +268,12 @@ class QueueState:
             state.partitions[int(number)] = PartitionQueue(
                 floor=floor,
                 next=next_offset,
-                done=set(done),
+                done=DoneOffsets(  # single offsets before format 2 of checkpoints
+                    (done_range, done_range + 1)
+                    if isinstance(done_range, int)
+                    else (done_range[0], done_range[1])
+                    for done_range in done
+                ),
                 leases={offset: MessageLease(*lease) for offset, *lease in leases},
             )
         return state
@@ -206,14 +316,15 @@ class TopicState:
 
 @dataclass(slots=True)
 class ProducerState:
-    """A producer with an id: its epoch, its last sequence number, and the recent ones as (sequence,
-    commit, partition -> [start, stop]).
+    """A producer with an id: its epoch, its last sequence number, those that it has stored, and the
+    recent ones as (sequence, commit, partition -> [start, stop]).
     """
 
     epoch: int = 0
     last: int = -1
     seen_us: int = 0
     recent: list[tuple[int, int, dict[str, list[int]]]] = field(default_factory=list)
+    stored: StoredSequences = field(default_factory=StoredSequences)
 
 
 @dataclass(slots=True)
@@ -239,6 +350,13 @@ class GroupState:
         ]
 
 
+def salvaged_name(topic: str, producer: int) -> str:
+    """The key in `State.producers` of a producer whose id was lost with the journal: by the hash
+    that its frames have. An id has no `#`.
+    """
+    return f"{topic}\0#{producer:016x}"
+
+
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
     """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
@@ -260,9 +378,12 @@ class State:
     def __init__(self) -> None:
         self.commit = 0
         self.time_us = 0
+        self.went_back = False
+        """Whether a commit was ever earlier than the one before: a clock was set back."""
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
-        self.transactions: dict[str, int] = {}
+        self.transactions: dict[str, int] = {}  # id -> epoch
+        self.transactions_seen_us: dict[str, int] = {}
         self.groups: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         self.notes: dict[str, str] = {}
@@ -305,9 +426,38 @@ class State:
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         """Apply the operations of one commit."""
+        self.went_back = self.went_back or time_us < self.time_us
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
+
+    @staticmethod
+    def check_names(operations: Iterable[Operation]) -> None:
+        """Raise CorruptJournal if a name in operations is not one that we have written. They
+        become parts of paths, so this comes before any file is touched.
+        """
+        for operation in operations:
+            name = operation[0]
+            if name not in _APPLY:
+                raise NewerFormat(
+                    f"The journal has an operation {name!r}, which this Headrace does not know.",
+                    fix="upgrade Headrace.",
+                )
+            strange = [
+                operation[index]
+                for index, pattern in _PATHS.get(name, {}).items()
+                if not isinstance(operation[index], str) or not pattern.fullmatch(operation[index])
+            ]
+            strange += [
+                operation[index]
+                for index in _NUMBERS.get(name, ())
+                if type(operation[index]) is not int or operation[index] < 0
+            ]
+            if strange:
+                raise CorruptJournal(
+                    f"The journal has {strange[0]!r} in an operation {name!r}, as no log has it.",
+                    fix="somebody has changed the journal: restore it from a backup.",
+                )
 
     # Topics and rows
 
@@ -383,15 +533,22 @@ class State:
             producer = self.producers.setdefault(name, ProducerState())
             producer.epoch, producer.seen_us = epoch, self.time_us
         else:
-            self.transactions[name] = epoch
+            self.transactions[name], self.transactions_seen_us[name] = epoch, self.time_us
 
     def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
         producer.last, producer.seen_us = sequence, self.time_us
+        producer.stored = producer.stored.with_number(sequence)
         producer.recent = [
             *producer.recent[1 - RECENT_SEQUENCES :],
             (sequence, self.commit, ranges),
         ]
+
+    def _inherit(self, name: str, salvaged: str) -> None:
+        """A producer whose id was lost is here again, with its sequence numbers."""
+        producer = self.producers.pop(salvaged, ProducerState())
+        producer.epoch = self.producers[name].epoch if name in self.producers else 0
+        self.producers[name] = producer
 
     def _note(self, name: str, value: str | None) -> None:
         if value is None:
@@ -443,6 +600,12 @@ class State:
         self.producers = {
             key: value for key, value in self.producers.items() if value.seen_us >= oldest
         }
+        self.transactions_seen_us = {
+            name: seen_us
+            for name, seen_us in self.transactions_seen_us.items()
+            if seen_us >= oldest
+        }
+        self.transactions = {name: self.transactions[name] for name in self.transactions_seen_us}
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON, for `State.load`. It shares nothing with the state that later commits
@@ -453,30 +616,46 @@ class State:
             "time_us": self.time_us,
             "topics": {name: topic.dump() for name, topic in self.topics.items()},
             "producers": {
-                key: [producer.epoch, producer.last, producer.seen_us, producer.recent]
+                key: [
+                    producer.epoch,
+                    producer.last,
+                    producer.seen_us,
+                    producer.recent,
+                    producer.stored.dump(),
+                ]
                 for key, producer in self.producers.items()
             },
             "transactions": dict(self.transactions),
+            "transactions_seen_us": dict(self.transactions_seen_us),
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
+            "went_back": self.went_back,
         }
 
     @classmethod
     def load(cls, dump: dict[str, Any]) -> State:
         state = cls()
         state.commit, state.time_us = dump["commit"], dump["time_us"]
+        state.went_back = dump.get("went_back", False)
         for name, stored in dump["topics"].items():
+            cls.check_names([["restore", name, {}, stored["directory"]]])
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)
-        for key, (epoch, last, seen_us, recent) in dump["producers"].items():
+        for key, (epoch, last, seen_us, recent, *stored) in dump["producers"].items():
             state.producers[key] = ProducerState(
                 epoch=epoch,
                 last=last,
                 seen_us=seen_us,
                 recent=[(sequence, commit, ranges) for sequence, commit, ranges in recent],
+                stored=StoredSequences.load(stored[0])  # since format 2 of checkpoints
+                if stored
+                else StoredSequences.of(sequence for sequence, _, _ in recent),
             )
         state.transactions = dump["transactions"]
+        state.transactions_seen_us = dump.get(  # since format 2 of checkpoints
+            "transactions_seen_us", dict.fromkeys(state.transactions, state.time_us)
+        )
         state.notes = dump["notes"]
         for key, (generation, members, owners, target, committed) in dump["groups"].items():
             state.groups[key] = GroupState(
@@ -493,6 +672,21 @@ class State:
         return state
 
 
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,205}")
+_DIRECTORY = re.compile(r"[A-Za-z0-9._-]{1,205}~[0-9]+")
+_STAGED = re.compile(r"|[0-9]{17,}\.[A-Za-z0-9._-]+/[A-Za-z0-9._-]+~[0-9]+\.[0-9]+\.segment")
+_SEGMENT = re.compile(r"[0-9]{20}(\.[0-9]+\.[0-9]+)?\.segment")
+_PATHS: dict[str, dict[int, re.Pattern[str]]] = {
+    "topic": {1: _TOPIC},
+    "restore": {1: _TOPIC, 3: _DIRECTORY},
+    "drop": {1: _TOPIC},
+    "append": {1: _TOPIC},
+    "adopt": {1: _TOPIC, 5: _STAGED, 6: _SEGMENT},
+}
+"""Operation -> where it has names that become parts of paths, and what those look like."""
+_NUMBERS = {"append": range(2, 8), "adopt": range(2, 5), "roll": range(2, 3), "start": range(2, 4)}
+"""Operation -> where it has numbers of partitions and offsets."""
+
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
@@ -505,6 +699,7 @@ _APPLY: dict[str, Callable[..., None]] = {
         "_start",
         "_epoch",
         "_sequence",
+        "_inherit",
         "_note",
         "_offsets",
         "_group",

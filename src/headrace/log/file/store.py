@@ -15,6 +15,8 @@ A process has two replicas of the state. `view()` is what readers see: everythin
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import time
 from collections import OrderedDict
@@ -27,7 +29,7 @@ from typing import Protocol
 from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
 from headrace.log.file.checkpoint import Replica
 from headrace.log.file.commit_draft import Adoption, Seal, SegmentWrite
-from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.disk import OPEN, PRIVATE, Disk, DiskFile
 from headrace.log.file.journal import (
     DurableMark,
     DurableMarker,
@@ -38,7 +40,14 @@ from headrace.log.file.journal import (
 from headrace.log.file.segment import list_stray_names, segment_name
 from headrace.log.file.state import State
 
+logger = logging.getLogger("headrace.log")
+
 FORMAT = 1
+MAX_CLOCK_ERROR_US = 5_000_000
+"""By how much a process's clock may differ from that of the machine that keeps the files, and by
+how much append times stand still rather than go back.
+"""
+_CLOCK_CHECK_S = 1.0
 _MAX_OPEN_SEGMENTS = 256
 
 
@@ -52,7 +61,12 @@ class Recovery(Protocol):
         """Make the files agree with the journal after power loss."""
 
     def reconcile(self, store: Store, replica: Replica) -> None:
-        """Restore what damaged journal records described, as far as the segments show it."""
+        """Restore what damaged journal records described, as far as the segments show it, and
+        record it in the journal.
+        """
+
+    def salvage(self, store: Store, replica: Replica) -> None:
+        """Restore it in memory only."""
 
 
 class Store:
@@ -75,6 +89,8 @@ class Store:
         self.durable = durable
         self.writable = lock_file is not None
         self.marker = marker
+        self.clock = LogClock(lock_file)
+        self.accepts_torn_copy = False
         self.journal_directory = root / "journal"
         self._process = os.getpid()
         self._closed = False
@@ -93,19 +109,30 @@ class Store:
 
     @classmethod
     def open(
-        cls, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+        cls,
+        root: Path,
+        recovery: Recovery,
+        *,
+        disk: Disk,
+        create: bool,
+        durability: str,
+        mode: int = PRIVATE,
+        accepts_torn_copy: bool = False,
     ) -> Store:
-        """Open a log's directory, or create it, and recover it if that is needed."""
-        writable = _open_directory(root, disk, create=create)
+        """Open a log's directory, or create it with files of a mode, and recover it if that is
+        needed.
+        """
+        writable = _open_directory(root, disk, create=create, mode=mode)
         journal = root / "journal"
         store = cls(
             root,
             recovery,
             disk=disk,
             durable=durability == "disk",
-            lock_file=disk.open(journal / "lock", create=True) if writable else None,
+            lock_file=disk.open_lock(journal / "lock") if writable else None,
             marker=DurableMarker.open(disk, journal / "durable", write=writable),
         )
+        store.accepts_torn_copy = accepts_torn_copy
         if writable and not store.marker.is_current(store.marker.read()):
             with store._lock_guard, store.lock_file().locked():
                 if not store.marker.is_current(store.marker.read()):  # nobody else was faster
@@ -126,20 +153,42 @@ class Store:
                 self._advance_view(self._view, limit)
             elif mark is None and not self.writable:
                 self._view.advance()  # the mark cannot be restored: show whatever is sound
+            if self._view.damage:
+                self._repair_view(self._view)
             return self._view.state
+
+    def _repair_view(self, view: Replica) -> None:
+        """Show what damaged journal records described, as far as the segments show it. Whoever may
+        write records that in the journal; whoever may not has it in memory only.
+        """
+        if not self.writable:
+            self._recovery.salvage(self, view)
+        elif self._repair():
+            mark = self.marker.read()
+            view.advance(mark.lsn if mark else None)
+            view.damage.clear()
+
+    def _repair(self) -> bool:
+        """Repair the journal by bringing the newest state up to date, and publish its end. Returns
+        False if another thread of this process is committing: its commit does so.
+        """
+        if not self._lock_guard.acquire(blocking=False):
+            return False
+        try:
+            with self.lock_file().locked():
+                newest = self._newest_replica()
+                newest.journal.file_at(newest.base).sync()
+                self.marker.publish(newest.lsn)
+        finally:
+            self._lock_guard.release()
+        return True
 
     def _restore_mark(self) -> DurableMark | None:
         """Replace a damaged durable mark: sync the journal and publish its end. If another thread
         is committing, its commit does so.
         """
-        if self.writable and self._lock_guard.acquire(blocking=False):
-            try:
-                with self.lock_file().locked():
-                    newest = self._newest_replica()
-                    newest.journal.file_at(newest.base).sync()
-                    self.marker.publish(newest.lsn)
-            finally:
-                self._lock_guard.release()
+        if self.writable:
+            self._repair()
         return self.marker.read()
 
     @contextmanager
@@ -152,11 +201,18 @@ class Store:
             yield state
 
     def _advance_view(self, view: Replica, limit: int) -> None:
-        for _ in range(10):
+        for attempt in range(10):
             try:
                 view.advance(limit, durable_lsn=limit)
-            except MissingJournal:  # deleted after a checkpoint since this process last read it
+            except MissingJournal as missing:
+                # Deleted after a checkpoint since this process last read it, or lost.
                 view.load()
+                if view.base <= missing.base and attempt:
+                    if self.writable:
+                        self._repair()
+                    elif max(view.journal.bases(), default=-1) < missing.base:
+                        view.skip_missing(missing.base, limit)
+                        return
             else:
                 return
         raise LogUnavailable(
@@ -335,15 +391,54 @@ class Store:
             self._lock_file.close()
 
 
+# The clock
+
+
 def now_us() -> int:
-    """The current time in microseconds since 1970."""
+    """The current time in microseconds since 1970, by this process's clock."""
     return time.time_ns() // 1000
+
+
+class LogClock:
+    """The time by which rows are appended and expire: that of the machine that keeps the files, as
+    its file system shows it. A process whose own clock is off by more than a few seconds goes by
+    the file system's.
+    """
+
+    def __init__(self, file: DiskFile | None) -> None:
+        self._file = file
+        self._offset_us = 0
+        self._checked_s = -math.inf
+
+    def now_us(self) -> int:
+        """The current time in microseconds since 1970."""
+        if time.monotonic() - self._checked_s > _CLOCK_CHECK_S and self._file is not None:
+            self._check(self._file.path)
+        return now_us() + self._offset_us
+
+    def _check(self, path: Path) -> None:
+        self._checked_s = time.monotonic()
+        try:
+            os.utime(path)
+            offset_us = os.stat(path).st_mtime_ns // 1000 - now_us()
+        except OSError:  # somebody else's file: our own clock must do
+            return
+        offset_us = 0 if abs(offset_us) < MAX_CLOCK_ERROR_US else offset_us
+        if offset_us and not self._offset_us:
+            logger.error(
+                "The clock of this process is %.0f s %s that of the machine that keeps %s. Append"
+                " times follow the machine.",
+                abs(offset_us) / 1e6,
+                "ahead of" if offset_us < 0 else "behind",
+                path.parent.parent,
+            )
+        self._offset_us = offset_us
 
 
 # The directory
 
 
-def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
+def _open_directory(root: Path, disk: Disk, *, create: bool, mode: int) -> bool:
     """Check that a directory is a log, or create one. Returns whether it can be written."""
     about = root / "headrace.json"
     try:
@@ -354,15 +449,17 @@ def _open_directory(root: Path, disk: Disk, *, create: bool) -> bool:
             )
         if not about.exists():
             _check_creatable(root, create=create)
+            disk.set_permissions(root if root.is_dir() else root.parent, mode)
             disk.make_directory(root / "journal")
             disk.sync_directory(root)
             disk.sync_directory(root.parent)
             Journal(disk, root / "journal", write=True).create_file(0)
             # Last, because this file makes the directory a log.
-            disk.replace_file(
-                about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
-            )
-        version = int(json.loads(about.read_bytes())["format"])
+            content = {"format": FORMAT, "what": "Headrace log", "mode": f"{mode:o}"}
+            disk.replace_file(about, [json.dumps(content).encode() + b"\n"])
+        stored = json.loads(about.read_bytes())
+        version = int(stored["format"])
+        disk.set_permissions(root, int(stored.get("mode", f"{OPEN:o}"), 8))
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
             f"{about} is damaged: it does not say which format the log has.",

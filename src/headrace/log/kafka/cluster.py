@@ -382,6 +382,31 @@ class ClusterAdmin:
                     topic[committed.partition] = committed.offset
         return offsets
 
+    def stable_offsets(
+        self, group: str, partitions: Iterable[PartitionId]
+    ) -> dict[PartitionId, int]:
+        """The committed offsets of those partitions for which no transaction is committing offsets
+        now; -1 where there is none.
+        """
+        ids = list(partitions)
+        request = self._request_committed(group, [TopicPartition(*each) for each in ids])
+        try:
+            committed: list[TopicPartition] = request.result().topic_partitions
+        except KafkaException as error:
+            if error_code(error) in NO_GROUP:
+                return dict.fromkeys(ids, -1)
+            raise translate_error(error, f"read the offsets of group {group!r}") from error
+        for each in committed:
+            if each.error is not None and not is_pending(each):
+                raise translate_error(
+                    KafkaException(each.error), f"read the offsets of group {group!r}"
+                )
+        return {
+            (each.topic, each.partition): max(each.offset, -1)
+            for each in committed
+            if not is_pending(each)
+        }
+
     def await_committed(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Wait until offsets that a transaction committed can be read. While they are pending, only
         a request that names the partitions shows them.
@@ -420,6 +445,23 @@ class ClusterAdmin:
                 return committed
             time.sleep(POLL_SECONDS)
             request = self._request_committed(group, partitions)
+
+    def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its committed offsets. Kafka refuses it while the group has
+        members.
+        """
+        with translate_errors(f"delete the group {group!r}"):
+            try:
+                self._client.delete_consumer_groups([group], request_timeout=RESPONSE_SECONDS)[
+                    group
+                ].result()
+            except KafkaException as error:
+                if error_code(error) == KafkaError.NON_EMPTY_GROUP:
+                    raise MemberFenced(
+                        f"The group {group!r} has active consumers, so it cannot be deleted.",
+                        fix="stop its consumers, then delete it.",
+                    ) from None
+                raise
 
     def alter_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group. Kafka refuses it while the group has members."""

@@ -7,13 +7,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, UnknownTopic
-from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.errors import BadSchema, HeadraceError, NotSupported, UnknownTopic
+from headrace.log.api import (
+    Batches,
+    Consumer,
+    Log,
+    Producer,
+    Queue,
+    RebalanceCallback,
+    Transaction,
+)
 from headrace.log.kafka import staging
 from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
@@ -38,6 +47,7 @@ from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import declared_topic, trim_offsets
 from headrace.log.values import (
     AppendResult,
+    BackupResult,
     ControlRecord,
     Duration,
     Finding,
@@ -301,8 +311,12 @@ class KafkaLog(Log):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         names = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -313,8 +327,12 @@ class KafkaLog(Log):
             group,
             start=start,
             session_timeout=session_timeout,
+            max_poll_interval=max_poll_interval,
             max_rows=max_rows,
+            max_bytes=max_bytes,
             on_lost=on_lost,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
             headers=headers,
         )
         consumer.join()
@@ -336,12 +354,19 @@ class KafkaLog(Log):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         check_name(group, what="group")
-        return self._groups.reset(group, topic, to, partitions)
+        return self._groups.reset(
+            group, topic, to, shift=shift, partitions=partitions, dry_run=dry_run
+        )
+
+    def delete_group(self, name: str) -> None:
+        self._groups.delete(name)
 
     def lag(self, group: str | None = None) -> list[PartitionLag]:
         return self._groups.lag(group)
@@ -365,6 +390,12 @@ class KafkaLog(Log):
             raise UnknownTopic(topic, self.topics())
         names = [topic] if topic is not None else self.topics()
         return all_stats(self._connection, {name: counts[name] for name in names if name in counts})
+
+    def backup(self, directory: str | Path) -> BackupResult:  # noqa: ARG002
+        raise NotSupported(
+            "A cluster is not backed up into a directory.",
+            fix="replicate its topics to another cluster, as with MirrorMaker.",
+        )
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None:

@@ -23,6 +23,7 @@ from headrace.log.kafka.compacted_topic import (
     ensure_compacted_topic,
 )
 from headrace.log.kafka.sender import Record
+from headrace.log.sequences import StoredSequences
 from headrace.log.values import OffsetRange
 
 NOTES_TOPIC = "__headrace.notes"
@@ -33,17 +34,18 @@ RECENT_SEQUENCES = 8
 
 @dataclass
 class ProducerProgress:
-    """How far an idempotent producer has come: its epoch, the last sequence number it stored,
-    and the offsets of its most recent appends.
+    """How far an idempotent producer has come: its epoch, the last sequence number it stored, the
+    offsets of its most recent appends, and the numbers of all.
     """
 
     epoch: int = 0
     last: int = -1
     recent: list[tuple[int, dict[int, OffsetRange]]] = field(default_factory=list)
+    stored: StoredSequences = field(default_factory=StoredSequences)
 
     def with_append(self, sequence: int, ranges: dict[int, OffsetRange]) -> ProducerProgress:
         recent = [*self.recent[1 - RECENT_SEQUENCES :], (sequence, ranges)]
-        return ProducerProgress(self.epoch, sequence, recent)
+        return ProducerProgress(self.epoch, sequence, recent, self.stored.with_number(sequence))
 
     def ranges_of(self, sequence: int) -> dict[int, OffsetRange]:
         """The offsets of the append with a sequence number; empty if it is not among the most
@@ -60,7 +62,13 @@ class ProducerProgress:
             for number, ranges in self.recent
         ]
         return json.dumps(
-            {"version": VERSION, "epoch": self.epoch, "last": self.last, "recent": recent}
+            {
+                "version": VERSION,
+                "epoch": self.epoch,
+                "last": self.last,
+                "recent": recent,
+                "stored": self.stored.dump(),
+            }
         ).encode()
 
     @classmethod
@@ -70,7 +78,12 @@ class ProducerProgress:
             (number, {int(partition): OffsetRange(*each) for partition, each in ranges.items()})
             for number, ranges in stored["recent"]
         ]
-        return cls(stored["epoch"], stored["last"], recent)
+        sequences = (
+            StoredSequences.load(stored["stored"])
+            if "stored" in stored  # older ones have only the most recent appends
+            else StoredSequences.of(number for number, _ in recent)
+        )
+        return cls(stored["epoch"], stored["last"], recent, sequences)
 
 
 class Notes:

@@ -39,6 +39,7 @@ from headrace.log.kafka.sender import (
 from headrace.log.kafka.topics import TopicDescription
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
+from headrace.log.sequences import out_of_order
 from headrace.log.values import (
     AppendResult,
     Headers,
@@ -183,6 +184,8 @@ class KafkaProducer(Producer):
             check_sequence(sequence, topic=self.topic, id=self.id)
             records = self._records(make, partition)
             if self.id is not None:
+                if not records:  # nothing leaves no number behind
+                    return AppendResult({self.topic: {}})
                 sequence = self._progress.last + 1 if sequence is None else sequence
                 if sequence > self._progress.last:
                     ranges = self._send_in_transaction(records, self._progress, sequence)
@@ -191,6 +194,8 @@ class KafkaProducer(Producer):
                 self._check_same_topic()
                 if self._connection.notes.progress(self._uid, self.id).epoch != self.epoch:
                     raise self._fenced_error()
+                if not self._progress.stored.status(sequence):
+                    raise out_of_order(self.topic, self.id, sequence, self._progress.last)
                 stored = self._progress.ranges_of(sequence)
                 return AppendResult({self.topic: stored}, duplicate=True)
             if len({record.partition for record in records}) > 1:

@@ -1,16 +1,20 @@
-"""`headrace log`: verifies the log, shows its size, and compacts it."""
+"""`headrace log`: verifies the log, shows its size, compacts it and backs it up."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headrace.cli.options import EXIT_DAMAGE, JsonOption, LogOption, open_chosen_log
 from headrace.cli.output import bytes_text, echo, print_json, print_table
+from headrace.log.file.log import FileLog
 
-app = typer.Typer(help="Maintain the log: verify, stats, compact.", no_args_is_help=True)
+app = typer.Typer(
+    help="Maintain the log: verify, stats, compact, backup, repair.", no_args_is_help=True
+)
 
 NO_DAMAGE = "No damage found."
 Topic = Annotated[str | None, typer.Argument(help="Only this topic.")]
@@ -100,3 +104,43 @@ def compact(
         print_table(["what", "removed"], sorted(removed.items()))
     else:
         echo("Nothing to remove.")
+
+
+@app.command()
+def backup(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Where to; a second time, what is new.")],
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Back up the log while it is in use, as of one commit. Opening the directory restores it.
+
+    Example: headrace log backup /backups/data --log file:data
+    """
+    with open_chosen_log(context, log) as opened_log:
+        result = opened_log.backup(directory)
+    if json:
+        print_json(asdict(result))
+        return
+    echo(
+        f"Backed up to {directory} as of commit {result.commit}: {bytes_text(result.copied_bytes)}"
+        f" copied and verified in {result.seconds:.1f} s, {bytes_text(result.total_bytes)} in all."
+    )
+
+
+@app.command()
+def repair(
+    directory: Annotated[Path, typer.Argument(help="A copy of a log, made while it was written.")],
+) -> None:
+    """Open a copy that was made while the log was being written, without what is missing in it.
+    Transactions may be torn: use a backup if there is one.
+
+    Example: headrace log repair copied/data
+    """
+    with FileLog.open(directory, create=False, accept_torn_copy=True) as opened_log:
+        findings = [finding for finding in opened_log.verify() if finding.kind != "stale"]
+    for finding in findings:
+        echo(f"{finding.kind}: {finding.file}, byte {finding.position}: {finding.message}")
+    echo(f"{directory} can be opened now. {len(findings) or 'No'} damages are left in it.")
+    if findings:
+        raise typer.Exit(EXIT_DAMAGE)

@@ -1,0 +1,335 @@
+"""Backups of a log that is in use, and copies that were made while it was.
+
+A backup is a log's directory as of one commit: the segments up to where they ended then, and a
+checkpoint of the state. Restoring it is opening it.
+
+    backup.json                that this is a backup, of which log, as of which commit
+    headrace.json, topics/     as in any log
+    journal/N.checkpoint       the state, with a journal file that has no records yet
+
+Rows never change once they are committed, so the second backup into a directory copies only what
+was appended since, and files that compaction has written anew. Maintenance waits while a backup is
+made, so that no file disappears; writers do not.
+
+A plain copy of the directory of a log that is being written has parts of different moments.
+`check_copy` finds that out when the copy is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import CorruptionError, InputError, TornCopy
+from headrace.log.file.checkpoint import CHECKPOINT_SUFFIX, checkpoint_name
+from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.journal import (
+    FILE_HEADER_BYTES,
+    JOURNAL_SUFFIX,
+    Journal,
+    journal_name,
+)
+from headrace.log.file.maintenance import maintenance_lock, write_checkpoint
+from headrace.log.file.segment import (
+    COMPACTED,
+    EXCISED,
+    SEGMENT_SUFFIX,
+    body_is_sound,
+    list_segments,
+    read_frames,
+    read_segment_header,
+    scan_headers,
+)
+from headrace.log.file.state import State, TopicState
+from headrace.log.values import BackupResult
+
+if TYPE_CHECKING:
+    from headrace.log.file.checkpoint import Replica
+    from headrace.log.file.handle import LogHandle
+    from headrace.log.file.store import Store
+
+VERSION = 1
+_COPY_BYTES = 8 << 20
+
+
+def back_up(log: LogHandle, destination: Path) -> BackupResult:
+    """Back up a log, which may be in use, into a directory:
+
+    1. make a checkpoint: a state whose rows are all in synced segments
+    2. copy what the directory does not have yet, and check every batch that was copied
+    3. replace the directory's journal by one that has the checkpoint: now it is the new backup
+    4. remove what the new state does not refer to
+
+    Whoever is stopped before step 3 leaves the backup before.
+
+    Raises:
+        InputError: The directory has something else in it, or was written to since it was made.
+        CorruptionError: The log is damaged. The backup before is as it was.
+    """
+    started_s = time.monotonic()
+    target = _Target(log.store.disk, destination)
+    target.check(log.store.root)
+    with maintenance_lock(log, wait=True):
+        lsn, base, dumped = write_checkpoint(log)  # 1
+        state = State.load(dumped)
+        for topic in state.topics.values():  # 2
+            for number in range(len(topic.partitions)):
+                _copy_partition(log, target, topic, number)
+        content = (log.store.journal_directory / checkpoint_name(lsn)).read_bytes()
+        target.commit(lsn, base, content, state.commit, log.store.root)  # 3
+    target.remove_others()  # 4
+    return BackupResult(
+        commit=state.commit,
+        files=target.files,
+        copied_bytes=target.copied_bytes,
+        total_bytes=sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def _copy_partition(log: LogHandle, target: _Target, topic: TopicState, number: int) -> None:
+    partition = topic.partitions[number]
+    source = log.store.partition_directory(topic.directory, number)
+    destination = target.root / "topics" / topic.directory / str(number)
+    target.disk.make_directory(destination)
+    expected = partition.start
+    infos = list_segments(source, partition.segment, begun=partition.position > 0)
+    stops = [*(info.base for info in infos[1:]), partition.end]
+    for info, stop in zip(infos, stops, strict=False):  # no segment, no stop
+        if stop <= partition.start and info.base != partition.segment:
+            continue  # retention is about to remove it
+        if info.base > expected:
+            raise CorruptionError(
+                f"Offsets {expected} to {info.base - 1} of {topic.name}[{number}] are in no"
+                " segment.",
+                fix="see what `headrace log verify` says, and restore them from an older backup.",
+            )
+        is_open = info.base == partition.segment and not info.commit
+        size = partition.position if is_open else (source / info.name).stat().st_size
+        target.copy(source / info.name, destination / info.name, size)
+        expected = stop
+    target.disk.sync_directory(destination)
+
+
+class _Target:
+    """The directory of a backup."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self.disk, self.root = disk, root
+        self.files = self.copied_bytes = 0
+        self._known: set[Path] = set()
+
+    def check(self, source: Path) -> None:
+        """Raise InputError unless the directory is empty, or a backup that nobody has written to
+        since.
+        """
+        if (
+            self.root.resolve() == source.resolve()
+            or source.resolve() in self.root.resolve().parents
+        ):
+            raise InputError(
+                f"{self.root} is in the log's own directory.", fix="name a directory elsewhere."
+            )
+        self.disk.make_directory(self.root)
+        names = set(os.listdir(self.root))
+        if not names:
+            return
+        about = self._about()
+        if about is None:
+            if names <= {"topics", "journal"}:
+                return  # a first backup that was stopped
+            raise InputError(
+                f"{self.root} has other things in it, and no backup.",
+                fix="name an empty or new directory.",
+            )
+        expected = {journal_name(about["base"]): FILE_HEADER_BYTES}
+        journals = {
+            path.name: path.stat().st_size
+            for path in (self.root / "journal").glob(f"*{JOURNAL_SUFFIX}")
+        }
+        newer = {name for name in journals if name > journal_name(about["base"])}
+        if any(journals.get(name) != size for name, size in expected.items()) and not newer:
+            raise InputError(
+                f"The backup in {self.root} has been written to since it was made.",
+                fix="it is a log of its own now: name another directory.",
+            )
+
+    def _about(self) -> dict[str, Any] | None:
+        try:
+            about: dict[str, Any] = json.loads((self.root / "backup.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        if about["version"] > VERSION:
+            raise InputError(
+                f"The backup in {self.root} was made by a newer Headrace.", fix="upgrade Headrace."
+            )
+        return about
+
+    def copy(self, source: Path, path: Path, size: int) -> None:
+        """Copy a segment up to a size. What is there already, of this very segment, stays."""
+        self._known.add(path)
+        with open(source, "rb") as original:
+            file = self.disk.open(path, create=True)
+            try:
+                have = file.size()
+                if not _is_begun_copy(original.fileno(), file, have):
+                    file.truncate(0)
+                    have = 0
+                if have > size:
+                    file.truncate(size)
+                if have < size:
+                    _copy_range(original.fileno(), file, have, size)
+                    file.sync()
+                    self._verify(file, have, size)
+                    self.files += 1
+                    self.copied_bytes += size - have
+            finally:
+                file.close()
+
+    @staticmethod
+    def _verify(file: DiskFile, start: int, size: int) -> None:
+        """Check the batches that were copied. Raises CorruptionError."""
+        header_bytes = read_segment_header(file).size
+        for position, header, body in read_frames(file, max(start, header_bytes), size):
+            if header is None or not body_is_sound(header, body):
+                raise CorruptionError(
+                    f"{file.path} is damaged at byte {position}: so is what it was copied from.",
+                    fix="see what `headrace log verify` says of the log.",
+                )
+
+    def commit(self, lsn: int, base: int, checkpoint: bytes, commit: int, source: Path) -> None:
+        """Make what was copied the backup. The journal's file comes before the checkpoint that
+        needs it, and what belongs to the backup before goes last.
+        """
+        journal = self.root / "journal"
+        self.disk.make_directory(journal)
+        Journal(self.disk, journal, write=True).create_file(base)
+        self.disk.replace_file(journal / checkpoint_name(lsn), [checkpoint])
+        for path in (*journal.glob(f"*{CHECKPOINT_SUFFIX}"), *journal.glob(f"*{JOURNAL_SUFFIX}")):
+            if path.name not in {checkpoint_name(lsn), journal_name(base)}:
+                self.disk.unlink(path)
+        for name in ("durable", "lock", "housekeeping"):  # of somebody who has looked into it
+            self.disk.unlink(journal / name)
+        self.disk.sync_directory(journal)
+        about = {
+            "version": VERSION,
+            "what": "Headrace backup",
+            "of": str(source),
+            "commit": commit,
+            "lsn": lsn,
+            "base": base,
+        }
+        self.disk.replace_file(self.root / "backup.json", [json.dumps(about).encode() + b"\n"])
+        self.disk.replace_file(
+            self.root / "headrace.json", [(source / "headrace.json").read_bytes()]
+        )
+
+    def remove_others(self) -> None:
+        """Remove topics and segments that the backup does not refer to."""
+        topics = self.root / "topics"
+        for path in topics.glob(f"*/*/*{SEGMENT_SUFFIX}"):
+            if path not in self._known:
+                self.disk.unlink(path)
+        for directory in topics.glob("*~*"):
+            if not any(directory.rglob(f"*{SEGMENT_SUFFIX}")):
+                self.disk.remove_tree(directory)
+
+
+def _is_begun_copy(original: int, file: DiskFile, have: int) -> bool:
+    """Whether a file begins as another one does. Segments have a random id in their header, and
+    only grow until they are rewritten with another one.
+    """
+    if not have:
+        return True
+    length = min(have, 4096)
+    return os.pread(original, length, 0) == file.read(length, 0)
+
+
+def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
+    position = start
+    while position < stop:
+        data = os.pread(original, min(_COPY_BYTES, stop - position), position)
+        if not data:
+            raise CorruptionError(
+                f"{file.path.name} is shorter than it should be.",
+                fix="see what `headrace log verify` says of the log.",
+            )
+        file.write([data], position)
+        file.sync()  # little by little: the syncs of writers would wait for a large one
+        position += len(data)
+
+
+# Copies
+
+
+def check_copy(store: Store, replica: Replica) -> None:
+    """Raise TornCopy if a directory that is a copy lacks commits, or rows of commits: it was made
+    while the log was being written. Called by recovery, which has redone what the journal has.
+
+    Rows of commits that the journal does not have may be there for one topic and not for another,
+    so they are not salvaged as in a log that was damaged where it is.
+    """
+    missing = []
+    if replica.damage:
+        missing.append(f"commits from number {replica.lost_commits.first} on")
+    for topic in replica.state.topics.values():
+        for number in range(len(topic.partitions)):
+            missing += [
+                f"offsets {first} to {stop - 1} of {topic.name}[{number}]"
+                for first, stop in _missing_offsets(store, topic, number)
+            ]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" * (len(missing) > 5))
+        raise TornCopy(
+            f"{store.root} is a copy that was made while the log was being written: {shown} are"
+            " missing, so transactions may be torn.",
+            fix=(
+                "make a backup with `headrace log backup DIRECTORY`, or copy it while nobody"
+                " writes. If there is nothing but this copy, `headrace log repair` opens it"
+                " without them."
+            ),
+        )
+
+
+def _missing_offsets(store: Store, topic: TopicState, number: int) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets of a partition that its segments should have, and do not."""
+    partition = topic.partitions[number]
+    path = store.partition_directory(topic.directory, number)
+    expected = partition.start
+    infos = list_segments(path, partition.segment, begun=partition.position > 0)
+    for info, following in zip(infos, [*infos[1:], None], strict=False):
+        if info.base > expected:
+            yield expected, info.base
+        stop = _segment_stop(store, path / info.name, info.base)
+        if stop is None:
+            stop = following.base if following else partition.end
+        expected = max(expected, stop)
+    if expected < partition.end:
+        yield expected, partition.end
+
+
+def _segment_stop(store: Store, path: Path, base: int) -> int | None:
+    """The offset behind the last whole batch of a segment, by the headers of its batches; None if
+    rows were removed from it, and nobody recorded where it ended.
+    """
+    file = store.disk.open(path, write=False)
+    try:
+        header = read_segment_header(file)
+        if file.size() < header.end:
+            return base
+        if header.flags & (COMPACTED | EXCISED):
+            return header.stop
+        stop = base
+        for _, frame, _ in scan_headers(file, header.size, file.size()):
+            if frame is None:
+                return stop
+            stop = base + frame.relative + frame.span
+        return stop
+    except CorruptionError:
+        return base
+    finally:
+        file.close()

@@ -1,0 +1,205 @@
+"""Backups of a log that is in use, and copies of one that were made while it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from headrace.errors import InputError, TornCopy
+from headrace.log.file import backup as backup_module
+from headrace.log.file.log import FileLog
+from headrace.log.file.maintenance import create_checkpoint
+
+SCHEMA = "n BIGINT, text STRING"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[FileLog]:
+    with FileLog.open(tmp_path / "log") as opened:
+        for name in ("a", "b"):
+            opened.create_topic(name, SCHEMA, partitions=2, segment_bytes=20_000)
+        yield opened
+
+
+def transfer(log: FileLog, number: int, text_bytes: int = 100) -> None:
+    """One transaction with a row for each of two topics."""
+    with log.transaction("job") as tx:
+        for topic in ("a", "b"):
+            tx.append(topic, [{"n": number, "text": "x" * text_bytes}])
+        tx.commit_offsets("readers", {"a": {0: 0}})
+        tx.set_note("last", str(number))
+
+
+@contextmanager
+def being_written(log: FileLog) -> Iterator[list[int]]:
+    """Transactions in a thread, large and small ones. Yields how many there are so far."""
+    stop, count, errors = Event(), [0], list[BaseException]()
+
+    def write() -> None:
+        try:
+            while not stop.is_set():
+                transfer(log, count[0], 20_000 if count[0] % 20 == 0 else 100)
+                count[0] += 1
+                if count[0] % 200 == 0:
+                    create_checkpoint(log)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=write)
+    thread.start()
+    try:
+        while count[0] < 50:
+            stop.wait(0.01)
+        yield count
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+
+
+def numbers(log: FileLog, topic: str) -> list[int]:
+    return sorted(row["n"] for row in log.read(topic).to_pylist())
+
+
+def check_whole(root: Path) -> int:
+    """All transactions up to one, and nothing of those behind it."""
+    with FileLog.open(root, create=False) as restored:
+        last = int(restored.note("last") or -1)
+        assert numbers(restored, "a") == numbers(restored, "b") == list(range(last + 1))
+        assert restored.verify() == []
+        transfer(restored, last + 1)
+        assert numbers(restored, "b")[-1] == last + 1
+    return last
+
+
+def test_a_backup_of_a_log_that_is_being_written_has_whole_transactions(
+    log: FileLog, tmp_path: Path
+) -> None:
+    with being_written(log) as count:
+        before = count[0]
+        result = log.backup(tmp_path / "backup")
+        after = count[0]
+    assert result.copied_bytes > 10_000
+    assert before - 1 <= check_whole(tmp_path / "backup") <= after
+
+
+def test_a_second_backup_copies_what_is_new_and_follows_what_was_removed(
+    log: FileLog, tmp_path: Path
+) -> None:
+    log.create_table("t", "k BIGINT, v STRING", key="k", segment_bytes=2000, history="0 seconds")
+    for number in range(100):
+        transfer(log, number)
+        log.producer("t").upsert([{"k": number % 3, "v": "x" * 100}])
+    first = log.backup(tmp_path / "backup")
+    assert log.backup(tmp_path / "backup").copied_bytes == 0
+    for number in range(100, 105):
+        transfer(log, number)
+    second = log.backup(tmp_path / "backup")
+    assert 0 < second.copied_bytes < first.copied_bytes / 10
+    log.maintain()
+    log.delete_topic("b")
+    log.create_topic("b", SCHEMA)
+    log.backup(tmp_path / "backup")
+    copied, original = tmp_path / "backup" / "topics", tmp_path / "log" / "topics"
+    names = {path.relative_to(original) for path in original.rglob("*.segment")}
+    assert {path.relative_to(copied) for path in copied.rglob("*.segment")} <= names
+    with FileLog.open(tmp_path / "backup") as restored:
+        assert restored.read("t").to_pylist() == log.read("t").to_pylist()
+        assert numbers(restored, "a") == list(range(105))
+        assert numbers(restored, "b") == []
+        assert restored.verify() == []
+
+
+def test_many_backups_into_one_directory_while_it_is_written(log: FileLog, tmp_path: Path) -> None:
+    with being_written(log):
+        for number in range(6):
+            log.backup(tmp_path / "backup")
+            shutil.copytree(tmp_path / "backup", tmp_path / f"restored{number}")
+    lasts = [check_whole(tmp_path / f"restored{number}") for number in range(6)]
+    assert lasts == sorted(lasts)
+
+
+def test_a_backup_that_is_stopped_leaves_the_one_before(
+    log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        transfer(log, number)
+    log.backup(tmp_path / "backup")
+    for number in range(30, 60):
+        transfer(log, number)
+    with monkeypatch.context() as patch:
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(backup_module._Target, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            log.backup(tmp_path / "backup")
+    shutil.copytree(tmp_path / "backup", tmp_path / "restored")
+    assert check_whole(tmp_path / "restored") == 29
+    log.backup(tmp_path / "backup")
+    assert check_whole(tmp_path / "backup") == 59
+
+
+def test_a_directory_with_something_else_in_it_is_refused(log: FileLog, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="no backup"):
+        log.backup(other)
+    with pytest.raises(InputError, match="own directory"):
+        log.backup(tmp_path / "log" / "backup")
+    log.backup(tmp_path / "backup")
+    with FileLog.open(tmp_path / "backup") as restored:
+        transfer(restored, 0)
+    with pytest.raises(InputError, match="written to since"):
+        log.backup(tmp_path / "backup")
+
+
+def live_copy(log: FileLog, root: Path, *, first: str) -> None:
+    """Copy a log's directory, one part of it a while before the other."""
+    parts = sorted(("journal", "topics"), key=lambda name: name != first)
+    source = log.store.root
+    root.mkdir()
+    shutil.copy(source / "headrace.json", root)
+    shutil.copytree(source / parts[0], root / parts[0])
+    for number in range(60, 120):
+        transfer(log, number, 20_000 if number % 7 == 0 else 100)
+    if parts[1] == "journal":
+        create_checkpoint(log)
+        create_checkpoint(log)
+    shutil.copytree(source / parts[1], root / parts[1])
+    shutil.copy(source / "journal" / "durable", root / "journal" / "durable")
+
+
+@pytest.mark.parametrize("first", ["journal", "topics"])
+def test_a_copy_of_a_live_log_does_not_open_with_torn_transactions(
+    log: FileLog, tmp_path: Path, first: str
+) -> None:
+    for number in range(60):
+        transfer(log, number)
+    live_copy(log, tmp_path / "copy", first=first)
+    for _ in range(2):
+        with pytest.raises(TornCopy, match="missing") as refused:
+            FileLog.open(tmp_path / "copy")
+        assert "headrace log backup" in str(refused.value)
+    with FileLog.open(tmp_path / "copy", accept_torn_copy=True) as accepted:
+        rows: Any = accepted.read("a", on_corrupt="skip").to_pylist()
+        assert len(rows) >= 60
+    with FileLog.open(tmp_path / "copy") as opened:
+        assert Counter(row["n"] for row in opened.read("a", on_corrupt="skip").to_pylist())
+
+
+def test_a_copy_of_a_log_at_rest_opens_as_it_is(log: FileLog, tmp_path: Path) -> None:
+    for number in range(60):
+        transfer(log, number, 20_000 if number % 7 == 0 else 100)
+    log.close()
+    shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    assert check_whole(tmp_path / "copy") == 59
