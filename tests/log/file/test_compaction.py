@@ -102,7 +102,7 @@ def test_compaction_goes_on_over_what_was_compacted_before(log: FileLog) -> None
         expected = fold(read(log))
         log.maintain()
         assert fold(read(log)) == expected
-    assert log.stats("t")[0].rows > len(read(log))
+    assert log.stats("t")[0].rows == len(read(log)) < sum(log.end_offsets("t").values())
 
 
 def test_tombstones_go_only_after_their_time(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,9 @@ logger = logging.getLogger("headrace.log")
 
 CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_VERSION = 2
-"""Format 2 has the ranges of the sequence numbers that each producer has stored."""
+"""Format 2 has the ranges of the sequence numbers that each producer has stored, the ranges of the
+messages that each queue has done, and when each transaction id was last used.
+"""
 MAX_CHECKPOINTS = 2
 
 

@@ -123,6 +123,39 @@ def test_what_receive_prints_can_be_piped_into_ack(run: Run, emails: str) -> Non
     run("queue", "ack", *queue, stdin="", code=2)
 
 
+def test_peek_stats_renew_and_purge(run: Run, emails: str) -> None:
+    queue = emails, "--group", "mailers"
+    assert [line["status"] for line in run("queue", "peek", *queue).lines] == ["ready"] * 3
+    assert "no group" in run("queue", "stats", *queue, code=1).err.lower()
+    first, second = run("queue", "receive", *queue, "--max", 2, "--visibility", "1 second").lines
+    renewed = run("queue", "renew", *queue, "--visibility", "1 hour", first["receipt"])
+    assert "1 message renewed." in renewed.out
+    run("queue", "nack", *queue, "--delay", "1 hour", second["receipt"])
+    peeked = run("queue", "peek", *queue, "--json").lines
+    assert [(line["offset"], line["status"], line["deliveries"]) for line in peeked] == [
+        (0, "leased", 1),
+        (1, "delayed", 1),
+        (2, "ready", 0),
+    ]
+    assert peeked[0]["row"] == first["row"]
+    assert len(run("queue", "peek", *queue, "--max", 1).lines) == 1
+    assert run("queue", "stats", *queue, "--json").lines == [
+        {
+            "topic": emails,
+            "group": "mailers",
+            "partition": 0,
+            "ready": 1,
+            "leased": 1,
+            "delayed": 1,
+            "oldest": 0,
+        }
+    ]
+    assert "delayed" in run("queue", "stats", *queue).out
+    assert "--yes" in run("queue", "purge", *queue, code=2).err
+    assert run("queue", "purge", *queue, "--yes", "--json").lines == [{"purged": 3}]
+    assert run("queue", "receive", *queue).lines == []
+
+
 def test_a_receipt_that_is_none_is_refused(run: Run, emails: str) -> None:
     run("queue", "ack", emails, "--group", "mailers", "nonsense", code=1)
 
@@ -154,3 +187,21 @@ def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
     assert run("dead", "show", "a").out.strip() == "No dead letters."
     assert run("dead", "replay", "a").out.strip() == "0 replayed, 0 failed again."
     assert "There is no topic 'b'" in run("dead", "show", "b", code=1).err
+
+
+def test_stats_counted_offsets_instead_of_rows(run: Run, log: hr.Log) -> None:
+    log.create_topic("t", "k BIGINT, n BIGINT", key="k", compact=True, segment_bytes=1)
+    with log.producer("t") as producer:
+        for n in range(6):
+            producer.append([{"k": n % 2, "n": n}, {"k": 7, "n": n}])
+    log.append_control("t", 0, b"x")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows == 12
+    log.maintain("t")
+    log.append_control("t", 0, b"y")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows < 12
+    assert log.stats("t")[0].rows == rows
+    log.trim_topic("t", 9)
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == log.stats("t")[0].rows == rows
