@@ -408,7 +408,7 @@ class FileConsumer(Consumer):
         self._on_lost = on_lost
         self._headers = headers
         timeout_us = to_us(session_timeout, what="session_timeout")
-        self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.member = f"{socket.gethostname()[:30]}-{os.getpid()}-{os.urandom(4).hex()}"
         self._about = {
             "topics": sorted(topics),
             "timeout_us": timeout_us,
