@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOG_VARIABLE = "HEADRACE_LOG"
 EXIT_ALERT = 3
 EXIT_DAMAGE = 4
+EXIT_DEAD_LETTERS = 6
 
 LogOption = Annotated[
     str | None,

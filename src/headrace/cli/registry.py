@@ -80,7 +80,7 @@ COMMANDS = (
         " computed a second time at the end.",
     ),
     CommandEntry(
-        "topic", "log.topic", "app", "Topics and tables: create, list, show, alter, delete."
+        "topic", "log.topic", "app", "Topics and tables: create, list, show, alter, trim, delete."
     ),
     CommandEntry(
         "produce",

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -80,10 +80,24 @@ class Batches(ABC, Iterable[pa.RecordBatch]):
 
     schema: pa.Schema
     """The Arrow schema of every batch."""
+    misfits: int = 0
+    """How many records of other programs the last iteration left out, because they do not fit the
+    topic's schema. Always 0 on the embedded log.
+    """
+    unknown_fields: Mapping[str, int] = MappingProxyType({})
+    """Fields that the topic's schema does not have -> in how many records the last iteration saw
+    and ignored them. Always empty on the embedded log.
+    """
 
     @abstractmethod
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Read the rows from the beginning, batch by batch."""
+
+    def with_dead_letters(self) -> Batches:
+        """Internal: a read that also makes dead letters of records that do not fit the topic's
+        schema. Readers that process rows for good use it; reading alone writes nothing.
+        """
+        return self
 
     def to_table(self) -> pa.Table:
         """Read everything into one Arrow table.
@@ -911,6 +925,9 @@ class Log(Closeable):
         segment_bytes: int = 64 << 20,
         segment_age: Duration = "7 days",
         compression: str = "none",
+        strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -928,6 +945,11 @@ class Log(Closeable):
             segment_bytes: Begin a new segment file when one has reached this size.
             segment_age: Begin a new segment file when one is this old.
             compression: "none", "lz4" or "zstd".
+            strict: On Kafka, make dead letters of records with fields that the schema does not
+                have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing topic with the same schema and key.
 
         Returns:
@@ -966,6 +988,9 @@ class Log(Closeable):
         segment_bytes: int = 64 << 20,
         segment_age: Duration = "7 days",
         compression: str = "none",
+        strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a table's topic: its rows are changes, and the newest one of a key is its value.
@@ -981,6 +1006,11 @@ class Log(Closeable):
             segment_bytes: Begin a new segment file when one has reached this size.
             segment_age: Begin a new segment file when one is this old.
             compression: "none", "lz4" or "zstd".
+            strict: On Kafka, make dead letters of records with fields that the schema does not
+                have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing table with the same schema and key.
 
         Returns:
@@ -1021,7 +1051,8 @@ class Log(Closeable):
             allow_moving_keys: Allow more partitions on a topic with a key, although most keys then
                 go to another partition.
             **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
-                `segment_bytes`, `segment_age`, `compression`; see `create_topic`.
+                `segment_bytes`, `segment_age`, `compression`, `strict`, `format`, `registry`; see
+                `create_topic`. What is not named stays as it is.
 
         Returns:
             The topic after the change.
@@ -1056,6 +1087,36 @@ class Log(Closeable):
         """
 
     @abstractmethod
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        """Remove a topic's oldest rows. Offsets of the other rows do not change.
+
+        Args:
+            name: The topic.
+            before: Remove the rows before this offset or append time; "latest" removes all.
+            partitions: The partitions to trim; None for all.
+
+        Returns:
+            Partition -> its earliest offset now.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadPartition: The topic has no such partition.
+            OffsetOutOfRange: The offset does not exist yet.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.trim_topic("clicks", datetime(2026, 1, 1, tzinfo=UTC))
+            ```
+        """
+
+    @abstractmethod
     def topics(self) -> list[str]:
         """The names of all topics.
 
@@ -1086,6 +1147,19 @@ class Log(Closeable):
             log.topic("orders").partitions
             ```
         """
+
+    def topic_infos(self) -> dict[str, TopicInfo | None]:
+        """All topics at once, also those on Kafka that other programs created.
+
+        Returns:
+            Name -> the topic as it is declared now; None for one that has no schema yet.
+
+        Example:
+            ```python
+            [name for name, info in log.topic_infos().items() if info is None]
+            ```
+        """
+        return {name: self.topic(name) for name in self.topics()}
 
     # Writing
 
@@ -1650,11 +1724,13 @@ class Log(Closeable):
         """
 
     @abstractmethod
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(self, topic: str | None = None, *, count_rows: bool = True) -> list[TopicStats]:
         """The size of topics.
 
         Args:
             topic: One topic; None for all.
+            count_rows: Count the stored rows. Otherwise, and on Kafka, offsets are counted, which
+                are more than rows after compaction and transactions.
 
         Returns:
             One entry per topic.

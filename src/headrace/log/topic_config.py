@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -18,12 +18,17 @@ from headrace.durations import to_us
 from headrace.errors import (
     IncompatibleChange,
     InputError,
+    OffsetOutOfRange,
     TopicExists,
     nearest,
 )
+from headrace.log.partitioning import check_partition
 from headrace.log.values import TopicInfo
 from headrace.names import check_name
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
+
+if TYPE_CHECKING:
+    from headrace.log.api import Log
 
 T = TypeVar("T")
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
@@ -71,9 +76,37 @@ def shifted_offsets(
     return offsets
 
 
+def trim_offsets(
+    log: Log, name: str, before: str | int | datetime, partitions: Sequence[int] | None
+) -> dict[int, int]:
+    """The offsets before which a call of `trim_topic` removes rows, by partition."""
+    info, ends = log.topic(name), log.end_offsets(name)
+    for number in partitions or ():
+        check_partition(info, number)
+    position = resolve_offset_alias(before)
+    if position == "latest":
+        offsets = ends
+    elif isinstance(position, int) and not isinstance(position, bool):
+        offsets = dict.fromkeys(ends, position)
+        for number in ends if partitions is None else partitions:
+            if not 0 <= position <= ends[number]:
+                start = log.start_offsets(name)[number]
+                raise OffsetOutOfRange(name, number, position, start, ends[number])
+    elif position == "earliest":
+        offsets = log.start_offsets(name)
+    else:
+        offsets = log.offsets_at(name, position)
+    return {
+        number: offset
+        for number, offset in offsets.items()
+        if partitions is None or number in partitions
+    }
+
+
 # Declarations
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+FORMATS = ("json", "avro", "protobuf", "json-schema")
 MAX_PARTITIONS = 10_000
 # The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
 _DURATIONS = {
@@ -82,7 +115,15 @@ _DURATIONS = {
     "tombstones": "tombstone_us",
     "segment_age": "segment_us",
 }
-_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
+_PLAIN = {
+    "retention_bytes",
+    "compact",
+    "segment_bytes",
+    "compression",
+    "strict",
+    "format",
+    "registry",
+}
 
 
 def declared_topic(
@@ -117,6 +158,7 @@ def declared_topic(
         **setting_fields(options),
     )
     _check_compaction(info)
+    _check_registry(info)
     return info
 
 
@@ -130,6 +172,20 @@ def _check_compaction(info: TopicInfo) -> None:
         raise InputError(
             f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.",
             fix="name its key, or leave out compact.",
+        )
+
+
+def _check_registry(info: TopicInfo) -> None:
+    if info.format != "json" and not info.registry.startswith(("http://", "https://")):
+        raise InputError(
+            f"The topic {info.name!r} has the format {info.format!r}, and"
+            f" {repr(info.registry) if info.registry else 'nothing'} is the address of a registry.",
+            fix="name it: registry='http://host:8081'.",
+        )
+    if info.format == "json" and info.registry:
+        raise InputError(
+            f"The topic {info.name!r} has a registry, and its values are plain JSON.",
+            fix="choose format='avro', 'protobuf' or 'json-schema', or leave out the registry.",
         )
 
 
@@ -151,6 +207,11 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"The compression {compression!r} is not known:"
             f" {nearest(str(compression), COMPRESSIONS)}"
+        )
+    value_format = fields.get("format", "json")
+    if value_format not in FORMATS:
+        raise InputError(
+            f"The format {value_format!r} is not known: {nearest(str(value_format), FORMATS)}"
         )
     if fields.get("segment_bytes", 1) < 1 or (fields.get("retention_bytes") or 1) < 1:
         raise InputError("segment_bytes and retention_bytes are 1 or more.")
@@ -198,6 +259,7 @@ def altered_topic(
             )
         changed = replace(changed, partitions=partitions)
     _check_compaction(changed)
+    _check_registry(changed)
     return changed
 
 

@@ -79,6 +79,16 @@ class TopicInfo:
     """The age at which a new segment file begins, in microseconds."""
     compression: str = "none"
     """One of "none", "lz4" and "zstd"."""
+    strict: bool = False
+    """Whether a record of another program with a field that the schema does not have becomes a dead
+    letter. Otherwise the field is ignored. Matters on Kafka alone.
+    """
+    format: str = "json"
+    """How the values of records are written, on Kafka alone: "json", or by the schemas of a
+    registry: "avro", "protobuf" or "json-schema".
+    """
+    registry: str = ""
+    """The address of the schema registry, unless the format is "json"."""
     id: str = field(default="", compare=False)
     """Distinguishes the topic from an earlier, deleted one of the same name."""
 
@@ -339,11 +349,13 @@ class TopicStats:
     partitions: int
     """The number of partitions."""
     rows: int
-    """The number of offsets between start and end, over all partitions."""
+    """The number of rows. On Kafka, whose brokers do not count them: of offsets between earliest
+    and end, which may be more; -1 if a partition cannot be reached.
+    """
     bytes: int
-    """The size of the stored segments."""
+    """The size of the stored segments; -1 on Kafka."""
     segments: int
-    """The number of segment files."""
+    """The number of segment files; -1 on Kafka."""
     earliest: Mapping[int, int]
     """Partition -> earliest offset."""
     end: Mapping[int, int]

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import to_time_us
-from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
+from headrace.errors import InputError, MemberFenced, NotSupported, UnknownGroup, UnknownTopic
 from headrace.log.api import (
     Batches,
     Consumer,
@@ -44,6 +44,7 @@ from headrace.log.file.maintenance import (
     MaintenanceThread,
     create_checkpoint,
     run_maintenance,
+    trim_topic,
     verify_log,
 )
 from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
@@ -60,6 +61,7 @@ from headrace.log.topic_config import (
     declared_topic,
     resolve_reset,
     shifted_offsets,
+    trim_offsets,
 )
 from headrace.log.values import (
     AppendResult,
@@ -211,6 +213,15 @@ class FileLog(LogHandle, Log):
             draft.do("drop", name)
 
         self.committer.submit(decide)
+
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        return trim_topic(self, name, trim_offsets(self, name, before, partitions))
 
     def topics(self) -> list[str]:
         return sorted(self.store.view().topics)
@@ -550,7 +561,7 @@ class FileLog(LogHandle, Log):
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify_log(self, topic)
 
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(self, topic: str | None = None, *, count_rows: bool = True) -> list[TopicStats]:
         state = self.store.view()
         names = [topic] if topic is not None else sorted(state.topics)
         stats = []
@@ -570,7 +581,12 @@ class FileLog(LogHandle, Log):
                 TopicStats(
                     name=name,
                     partitions=len(partitions),
-                    rows=sum(ends.values()) - sum(starts.values()),
+                    rows=sum(
+                        self.partition_reader(state.topic(name), number).count_rows()
+                        if count_rows
+                        else ends[number] - starts[number]
+                        for number in starts
+                    ),
                     bytes=size,
                     segments=segments,
                     earliest=starts,
@@ -645,6 +661,12 @@ def _append(draft: CommitDraft, rows: PreparedRows) -> AppendResult:
 
 def _settings(info: TopicInfo) -> dict[str, Any]:
     """A topic's settings as the journal stores them."""
+    if info.format != "json":
+        raise NotSupported(
+            f"The topic {info.name!r} has the format {info.format!r}: a registry is for topics on"
+            " Kafka, and the embedded log stores columns.",
+            fix="leave out format and registry.",
+        )
     names = (
         "partitions",
         "is_table",

@@ -19,6 +19,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import (
@@ -40,6 +41,7 @@ from headrace.log.kafka.errors import (
     LOST_MEMBERSHIP,
     NO_GROUP,
     NO_TOPIC,
+    NOT_READABLE,
     PERMANENT,
     cause,
     error_code,
@@ -133,6 +135,18 @@ class ClusterAdmin:
                 )
             time.sleep(0.05)
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id that Kafka gave a topic when it was created; None if there is no such topic."""
+        try:
+            description = self._client.describe_topics(
+                TopicCollection([topic]), request_timeout=RESPONSE_SECONDS
+            )[topic].result()
+        except KafkaException as error:
+            if error_code(error) in NO_TOPIC:
+                return None
+            raise translate_error(error, f"describe the topic {topic!r}") from error
+        return str(description.topic_id)
+
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create a topic and wait until it can be used. Raises KafkaException
         (TOPIC_ALREADY_EXISTS) if it exists.
@@ -169,6 +183,26 @@ class ClusterAdmin:
 
     def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
         self._configure(ResourceType.TOPIC, topic, config)
+
+    def topic_settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics, as the brokers have them. Topics whose settings this user may not
+        see are left out.
+        """
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        settings: dict[str, dict[str, str]] = {}
+        if not resources:
+            return settings
+        with translate_errors("read the settings of topics"):
+            requests = self._client.describe_configs(resources, request_timeout=RESPONSE_SECONDS)
+            for resource, request in requests.items():
+                try:
+                    entries = request.result()
+                except KafkaException as error:
+                    if error_code(error) in NOT_READABLE:
+                        continue
+                    raise
+                settings[resource.name] = {name: entry.value for name, entry in entries.items()}
+        return settings
 
     def configure_group(self, group: str, config: Mapping[str, str]) -> None:
         self._configure(ResourceType.GROUP, group, config)
@@ -240,6 +274,44 @@ class ClusterAdmin:
                 if error_code(error) not in LEADER_MOVES or time.monotonic() > deadline:
                     raise translate_error(error, "look up offsets") from error
                 time.sleep(0.05)
+
+    def known_offsets(
+        self, partitions: Iterable[PartitionId]
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
+        """The start and end offsets of partitions, requested at once. A partition without a leader,
+        or of a topic that was deleted meanwhile, is left out: others are not held up by it.
+        """
+        listed = [TopicPartition(*partition) for partition in partitions]
+        offsets: tuple[dict[PartitionId, int], dict[PartitionId, int]] = ({}, {})
+        if not listed:
+            return offsets
+        with translate_errors("look up offsets"):
+            requests = [
+                self._client.list_offsets(
+                    dict.fromkeys(listed, spec),
+                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    request_timeout=RESPONSE_SECONDS,
+                )
+                for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+            ]
+        for found, responses in zip(offsets, requests, strict=True):
+            for partition, future in responses.items():
+                try:
+                    found[partition.topic, partition.partition] = future.result().offset
+                except KafkaException:
+                    continue
+        return offsets
+
+    def delete_records(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Delete the records of a topic before an offset of each partition."""
+        partitions = [
+            TopicPartition(topic, partition, offset) for partition, offset in offsets.items()
+        ]
+        with translate_errors(f"delete records of {topic!r}"):
+            for future in self._client.delete_records(
+                partitions, request_timeout=RESPONSE_SECONDS
+            ).values():
+                future.result()
 
     def await_ends(self, targets: Mapping[PartitionId, int], seconds: float) -> bool:
         """Wait until the committed records reach these offsets. False if another open transaction

@@ -5,7 +5,7 @@ and transactions are in modules of their own; `verify` and `stats` are here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, NotSupported
+from headrace.errors import BadSchema, HeadraceError, NotSupported, UnknownTopic
 from headrace.log.api import (
     Batches,
     Consumer,
@@ -34,6 +34,7 @@ from headrace.log.kafka.producer import KafkaProducer
 from headrace.log.kafka.queue import KafkaQueue
 from headrace.log.kafka.reader import (
     KafkaBatches,
+    MisfitCounter,
     MisfitDiverter,
     ReadRange,
     read_controls,
@@ -43,7 +44,7 @@ from headrace.log.kafka.records import control_record, to_rows
 from headrace.log.kafka.sender import DeliveryReports, send_records
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import declared_topic
+from headrace.log.topic_config import declared_topic, trim_offsets
 from headrace.log.values import (
     AppendResult,
     BackupResult,
@@ -74,6 +75,7 @@ class KafkaLog(Log):
         self._topics = connection.topics
         self._groups = GroupAdmin(connection)
         self._diverter = MisfitDiverter(self)
+        self._misfit_counter = MisfitCounter()
         self._closed = False
 
     @classmethod
@@ -143,6 +145,25 @@ class KafkaLog(Log):
     def topic(self, name: str) -> TopicInfo:
         return self._topics.info(name)
 
+    def topic_infos(self) -> dict[str, TopicInfo | None]:
+        return self._topics.infos()
+
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        starts = self.start_offsets(name)
+        offsets = {
+            partition: offset
+            for partition, offset in trim_offsets(self, name, before, partitions).items()
+            if offset > starts[partition]
+        }
+        self._connection.admin.delete_records(name, offsets)
+        return self.start_offsets(name)
+
     # Writing
 
     def producer(
@@ -200,21 +221,23 @@ class KafkaLog(Log):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        info = self.topic(topic)
+        info = self._topics.for_reading(topic)
         return KafkaBatches(
             self._connection,
-            self._diverter,
+            self._misfit_counter,
             info,
             read_ranges(self._connection, info, partition, start, stop),
             columns=columns,
             headers=headers,
             on_corrupt=on_corrupt,
+            dead_letters=self._diverter,
         )
 
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
     ) -> list[ControlRecord]:
-        (read_range,) = read_ranges(self._connection, self.topic(topic), partition, start, stop)
+        info = self._topics.for_reading(topic)
+        (read_range,) = read_ranges(self._connection, info, partition, start, stop)
         return read_controls(self._connection, topic, read_range)
 
     def start_offsets(self, topic: str) -> dict[int, int]:
@@ -270,13 +293,14 @@ class KafkaLog(Log):
         )
 
     def _partitions(self, topic: str) -> list[PartitionId]:
-        return [(topic, partition) for partition in range(self.topic(topic).partitions)]
+        return [(topic, partition) for partition in range(self._topics.partition_count(topic))]
 
     def _cached_partitions(self, topic: str) -> list[PartitionId]:
-        """The partitions of a topic by its cached description, for requests that a pipeline makes
+        """The partitions of a topic by their cached number, for requests that a pipeline makes
         several times a second. Partitions added within the last seconds may be missing.
         """
-        return [(topic, partition) for partition in range(self._topics.cached(topic)[0].partitions)]
+        count = self._topics.cached_partition_count(topic)
+        return [(topic, partition) for partition in range(count)]
 
     # Groups, queues, notes
 
@@ -355,9 +379,17 @@ class KafkaLog(Log):
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify(self._connection, [topic] if topic is not None else self.topics())
 
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(
+        self,
+        topic: str | None = None,
+        *,
+        count_rows: bool = True,  # noqa: ARG002 - Kafka's brokers count offsets alone
+    ) -> list[TopicStats]:
+        counts = self._connection.admin.partition_counts()
+        if topic is not None and topic not in counts:
+            raise UnknownTopic(topic, self.topics())
         names = [topic] if topic is not None else self.topics()
-        return [topic_stats(self._connection, name) for name in names]
+        return all_stats(self._connection, {name: counts[name] for name in names if name in counts})
 
     def backup(self, directory: str | Path) -> BackupResult:  # noqa: ARG002
         raise NotSupported(
@@ -429,23 +461,32 @@ def _verify_partition(
         )
 
 
-def topic_stats(connection: Connection, name: str) -> TopicStats:
-    """The size of a topic. Kafka's client reports neither bytes nor segments (-1). Rows are counted
-    by offsets, of which transaction markers take some.
+def all_stats(connection: Connection, counts: Mapping[str, int]) -> list[TopicStats]:
+    """The size of topics with these numbers of partitions, with two requests for all. Kafka's
+    client reports neither bytes nor segments (-1). Rows are counted by offsets, of which
+    transaction markers take some.
     """
-    count = connection.admin.partitions(name) or connection.topics.info(name).partitions
-    partitions = [(name, partition) for partition in range(count)]
-    starts = _by_partition(connection.admin.start_offsets(partitions))
-    ends = _by_partition(connection.admin.end_offsets(partitions))
-    return TopicStats(
-        name=name,
-        partitions=count,
-        rows=sum(ends.values()) - sum(starts.values()),
-        bytes=UNKNOWN,
-        segments=UNKNOWN,
-        earliest=starts,
-        end=ends,
+    starts, ends = connection.admin.known_offsets(
+        (name, partition) for name, count in counts.items() for partition in range(count)
     )
+    stats = []
+    for name, count in counts.items():
+        numbers = range(count)
+        earliest = {n: starts[name, n] for n in numbers if (name, n) in starts}
+        end = {n: ends[name, n] for n in numbers if (name, n) in ends}
+        is_known = len(earliest) == len(end) == count
+        stats.append(
+            TopicStats(
+                name=name,
+                partitions=count,
+                rows=sum(end.values()) - sum(earliest.values()) if is_known else UNKNOWN,
+                bytes=UNKNOWN,
+                segments=UNKNOWN,
+                earliest=earliest,
+                end=end,
+            )
+        )
+    return stats
 
 
 def _by_partition(offsets: dict[PartitionId, int]) -> dict[int, int]:

@@ -1,14 +1,17 @@
 """Reading on Kafka without a group: rows between two offsets, and control records. Also the records
-that do not fit their topic's schema, which only foreign producers can write: they become dead
-letters, each exactly once, and never stop a reader.
+that do not fit their topic's schema, which only foreign producers can write. They never stop a
+reader. Plain reads count them and write nothing; for groups, queues and pipelines, which would not
+come back to them, they become dead letters, each exactly once.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from threading import RLock
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from threading import Lock, RLock
+from typing import Protocol
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -34,6 +37,8 @@ from headrace.log.values import ControlRecord, TopicInfo, readable_schema
 from headrace.retry import Backoff
 
 MAX_ATTEMPTS = 20
+MAX_UNKNOWN_FIELDS = 1_000
+"""Of how many unknown fields a reader counts the records."""
 _DIVERT_BACKOFF = Backoff(first_s=0.02, longest_s=1.0)
 DivertedRecords = set[tuple[int | None, int | None]]
 """The partitions and offsets of records that have a dead letter."""
@@ -42,6 +47,38 @@ ReadRange = tuple[int, int, int]
 
 
 # Records that do not fit the schema
+
+
+class MisfitHandler(Protocol):
+    """What is done with records that do not fit their topic's schema."""
+
+    def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None: ...
+
+
+class MisfitCounter:
+    """Counts records that do not fit their topic's schema, and logs the first ones of a topic."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self.counts: Counter[str] = Counter()
+        """The number of misfits that were read, by topic."""
+
+    def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
+        with self._guard:
+            is_first = not self.counts[topic]
+            self.counts[topic] += len(misfits)
+        if is_first:
+            log_misfits(topic, misfits)
+
+
+def log_misfits(topic: str, misfits: Sequence[MisfitRecord]) -> None:
+    logger.warning(
+        "%d records of %s do not fit its schema, such as offset %d: %s",
+        len(misfits),
+        topic,
+        misfits[0].offset,
+        misfits[0].reason,
+    )
 
 
 class MisfitDiverter:
@@ -59,13 +96,7 @@ class MisfitDiverter:
     def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
         with self._guard:
             self.counts[topic] += len(misfits)
-            logger.warning(
-                "%d records of %s do not fit its schema, such as offset %d: %s",
-                len(misfits),
-                topic,
-                misfits[0].offset,
-                misfits[0].reason,
-            )
+            log_misfits(topic, misfits)
             _, diverted = self._state(topic)
             if all((misfit.partition, misfit.offset) in diverted for misfit in misfits):
                 return
@@ -147,7 +178,7 @@ class RowReader:
     def __init__(
         self,
         connection: Connection,
-        diverter: MisfitDiverter,
+        diverter: MisfitHandler,
         info: TopicInfo,
         *,
         with_headers: bool,
@@ -156,17 +187,47 @@ class RowReader:
         self._connection, self._diverter, self.info = connection, diverter, info
         self._with_headers, self._follows_schema = with_headers, follows_schema
         self._ignored_columns: list[str] = []
+        self.misfits = 0
+        """How many records did not fit the schema."""
+        self.unknown_fields: Counter[str] = Counter()
+        """Fields that the schema does not have, with the number of records that had them."""
 
     def rows(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        """The rows of records of one partition. Records that do not fit are diverted, unless they
-        fit the topic's newest schema.
+        """The rows of records of one partition. Records that do not fit are diverted, and unknown
+        fields counted, unless they fit the topic's newest schema.
         """
         decoded = self._decode(messages)
-        if decoded.misfits and self._learn_columns():
+        if self._may_be_outdated(decoded) and self._learn_columns():
             decoded = self._decode(messages)
         if decoded.misfits:
+            self.misfits += len(decoded.misfits)
             self._diverter.divert(self.info.name, decoded.misfits)
+        if decoded.unknown_fields:
+            self._count_unknown(decoded.unknown_fields)
         return decoded.batch
+
+    def _may_be_outdated(self, decoded: DecodedRecords) -> bool:
+        """Whether columns may have been added to the topic. A field that is known to be none of its
+        columns is compared with a description that may be some seconds old.
+        """
+        if decoded.misfits or decoded.unknown_fields.keys() - self.unknown_fields.keys():
+            return True
+        if not decoded.unknown_fields:
+            return False
+        columns = self._connection.topics.cached(self.info.name)[0].columns
+        return not decoded.unknown_fields.keys().isdisjoint(columns)
+
+    def _count_unknown(self, fields: Mapping[str, int]) -> None:
+        for name, count in fields.items():
+            if name in self.unknown_fields:
+                self.unknown_fields[name] += count
+            elif len(self.unknown_fields) < MAX_UNKNOWN_FIELDS:
+                self.unknown_fields[name] = count
+                logger.warning(
+                    "Records of %s have a field %r that its schema does not have; it is ignored.",
+                    self.info.name,
+                    name,
+                )
 
     def _decode(self, messages: Sequence[Message]) -> DecodedRecords:
         return to_rows(
@@ -175,7 +236,7 @@ class RowReader:
 
     def _learn_columns(self) -> bool:
         """Whether columns were added to the topic since it was last read."""
-        newest = self._connection.topics.info(self.info.name)
+        newest = self._connection.topics.for_reading(self.info.name)
         added = [
             name
             for name in newest.columns
@@ -226,17 +287,19 @@ class KafkaBatches(Batches):
     def __init__(
         self,
         connection: Connection,
-        diverter: MisfitDiverter,
+        misfits: MisfitHandler,
         info: TopicInfo,
         ranges: Sequence[ReadRange],
         *,
         columns: Sequence[str] | None,
         headers: bool,
         on_corrupt: str,
+        dead_letters: MisfitDiverter,
     ) -> None:
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
-        self._connection, self._diverter, self._info = connection, diverter, info
+        self._connection, self._misfit_handler, self._info = connection, misfits, info
+        self._dead_letters = dead_letters
         self._ranges, self._headers = ranges, headers
         full = readable_schema(info, headers=headers)
         self._names = list(full.names) if columns is None else list(columns)
@@ -245,20 +308,27 @@ class KafkaBatches(Batches):
                 raise UnknownColumn(name, full.names, where=f"The topic {info.name!r}")
         self.schema = pa.schema([full.field(name) for name in self._names])
 
+    def with_dead_letters(self) -> KafkaBatches:
+        diverting = copy(self)
+        diverting._misfit_handler = self._dead_letters  # noqa: SLF001 - a copy of this object
+        return diverting
+
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = RowReader(
             self._connection,
-            self._diverter,
+            self._misfit_handler,
             self._info,
             with_headers=self._headers,
             follows_schema=False,
         )
+        self.misfits, self.unknown_fields = 0, reader.unknown_fields
         with self._connection.admin.fetchers.lease() as fetcher:
             for partition, start, stop in self._ranges:
                 for messages in _records(
                     self._connection, fetcher, self._info.name, (partition, start, stop)
                 ):
                     batch = reader.rows(messages)
+                    self.misfits = reader.misfits
                     if batch.num_rows:
                         yield batch.select(self._names)
 

@@ -1,5 +1,6 @@
 """`headrace log`, `headrace queue` and `headrace dead`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_verify_exits_with_4_on_damage(run: Run, log: hr.Log, address: str, emai
     found = run("log", "verify", "--json", code=4).lines
     assert any(Path(each["file"]).name == file.name for each in found)
     assert file.name in run("log", "verify", code=4).out
+
+
+def test_a_backup_is_a_log_and_the_second_one_copies_what_is_new(
+    run: Run, log: hr.Log, emails: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    assert "copied and verified" in run("log", "backup", str(backup)).out
+    with log.producer(emails) as producer:
+        producer.append({"to": "late@example.com", "body": b"x"})
+    (line,) = run("log", "backup", str(backup), "--json").lines
+    assert 0 < line["copied_bytes"] < line["total_bytes"]
+    with hr.open_log(f"file:{backup}") as restored:
+        assert len(restored.read(emails).to_pylist()) == 4
+
+
+def test_a_copy_that_lacks_commits_is_refused_until_it_is_repaired(
+    run: Run, log: hr.Log, address: str, emails: str, tmp_path: Path
+) -> None:
+    source, copy = Path(address.removeprefix("file:")), tmp_path / "copy"
+    shutil.copytree(source, copy)
+    with log.producer(emails) as producer:
+        producer.append({"to": "late@example.com", "body": b"x"})
+    shutil.copy(source / "journal" / "durable", copy / "journal" / "durable")
+    refused = run("topic", "list", "--log", f"file:{copy}", code=1).err
+    assert "was made while the log was being written" in refused
+    assert "headrace log repair" in refused
+    assert "can be opened now" in run("log", "repair", str(copy), code=4).out
+    assert emails in run("topic", "list", "--log", f"file:{copy}").out
 
 
 def test_stats_counts_rows(run: Run, emails: str) -> None:
@@ -158,3 +187,21 @@ def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
     assert run("dead", "show", "a").out.strip() == "No dead letters."
     assert run("dead", "replay", "a").out.strip() == "0 replayed, 0 failed again."
     assert "There is no topic 'b'" in run("dead", "show", "b", code=1).err
+
+
+def test_stats_counted_offsets_instead_of_rows(run: Run, log: hr.Log) -> None:
+    log.create_topic("t", "k BIGINT, n BIGINT", key="k", compact=True, segment_bytes=1)
+    with log.producer("t") as producer:
+        for n in range(6):
+            producer.append([{"k": n % 2, "n": n}, {"k": 7, "n": n}])
+    log.append_control("t", 0, b"x")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows == 12
+    log.maintain("t")
+    log.append_control("t", 0, b"y")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows < 12
+    assert log.stats("t")[0].rows == rows
+    log.trim_topic("t", 9)
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == log.stats("t")[0].rows == rows
