@@ -89,6 +89,11 @@ class ClientSettings:
     def process(self) -> str:
         return f"{self.part}.{self.life}"
 
+    @property
+    def done_file(self) -> Path:
+        """Is there when the process has come to its end as it was told to."""
+        return self.directory / f"{self.process}.done"
+
 
 def run(settings: ClientSettings) -> None:
     """The life of a process. It ends with 0 when it was told to stop, or fenced by its
@@ -100,6 +105,7 @@ def run(settings: ClientSettings) -> None:
         mutants.install(settings.mutant)
         with hr.open_log(settings.address) as log:
             ROLES[settings.role](Client(log, recorder, settings))
+        settings.done_file.touch()
     except (FencedError, RetryError) as error:  # whoever started it may start another one
         recorder.invoke("end").info(error)
     except BaseException:

@@ -96,15 +96,29 @@ class Cast:
 
     def finish(self, role: str, seconds: float) -> list[str]:
         """Let the processes of a role come to an end of their own. Returns who did not."""
-        everybody = (*self.zombies, *self.players.values())
-        players = [player for player in everybody if player.settings.role == role]
-        for player in players:
-            (player.settings.directory / f"stop-{role}").touch()
         deadline = time.monotonic() + seconds
-        for player in players:
+        parts = [settings for settings in self.parts if settings.role == role]
+        for settings in parts:
+            (settings.directory / f"stop-{role}").touch()
+        for zombie in self.zombies:
+            if zombie.settings.role == role:
+                zombie.process.join(max(0.1, deadline - time.monotonic()))
+                self.check(zombie)
+        return [settings.part for settings in parts if not self._finish(settings.part, deadline)]
+
+    def _finish(self, part: str, deadline: float) -> bool:
+        """Wait for a process's end. One that ended without having been told to, because it was
+        fenced or its log was broken, has left work behind for its next life.
+        """
+        while True:
+            player = self.players[part]
             player.process.join(max(0.1, deadline - time.monotonic()))
             self.check(player)
-        return [player.settings.process for player in players if player.process.is_alive()]
+            if player.settings.done_file.exists():
+                return True
+            if time.monotonic() > deadline:
+                return False
+            self.start(player.settings)
 
     def end(self) -> None:
         """End everybody, however they are."""
