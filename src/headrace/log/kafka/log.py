@@ -13,15 +13,19 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, NotSupported, UnknownTopic
-from headrace.log.api import (
+from headrace.errors import (
+    BadSchema,
     Batches,
     Consumer,
+    HeadraceError,
     Log,
+    NotSupported,
     Producer,
     Queue,
     RebalanceCallback,
+    RetryError,
     Transaction,
+    UnknownTopic,
 )
 from headrace.log.kafka import staging
 from headrace.log.kafka.cluster import PartitionId
@@ -450,6 +454,8 @@ def _verify_partition(
                 )
     except OffsetLost:
         return  # removed by retention meanwhile: there is nothing to verify
+    except RetryError:
+        raise  # of the cluster or of a schema registry: it says nothing about the records
     except HeadraceError as error:
         yield Finding(
             kind="corrupt",
