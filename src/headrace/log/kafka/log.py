@@ -13,19 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import (
-    BadSchema,
+from headrace.errors import BadSchema, HeadraceError, NotSupported, RetryError, UnknownTopic
+from headrace.log.api import (
     Batches,
     Consumer,
-    HeadraceError,
     Log,
-    NotSupported,
     Producer,
     Queue,
     RebalanceCallback,
-    RetryError,
     Transaction,
-    UnknownTopic,
 )
 from headrace.log.kafka import staging
 from headrace.log.kafka.cluster import PartitionId
