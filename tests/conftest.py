@@ -73,6 +73,7 @@ SIMULATIONS = (
     "tests/events/test_excision*.py",
     "tests/gateways/test_overload.py",
     "tests/golden/*.py",
+    "tests/history/test_power_loss.py",
     "tests/log/file/test_damage.py",
     "tests/log/file/test_full_disk.py",
     "tests/test_readme.py",

@@ -36,6 +36,8 @@ class ContractBase:
     """A message can be settled by its receipt in another process than the one that received it."""
     delays_beyond_visibility: ClassVar[bool] = True
     counts_queue_lag: ClassVar[bool] = True
+    shows_queues: ClassVar[bool] = True
+    """A queue's messages can be looked at and purged, and its group can be deleted."""
 
     @pytest.fixture
     def log(self, address: str) -> Iterator[hr.Log]:

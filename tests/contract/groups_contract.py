@@ -1,7 +1,7 @@
 """Consumer groups: shared partitions, takeover, fencing, resets, lag."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -194,6 +194,221 @@ class GroupsContract(ContractBase):
         with other.consumer(events, group=name("g"), session_timeout="1 second") as heir:
             assert drain(heir, 3) == [0, 1, 2]
 
+    # Exactly once across a rebalance
+
+    def test_rows_of_a_partition_that_moved_between_two_polls_were_stored_twice(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
+        """Two members read, process and write. One has polled, and polls again before it commits;
+        the other one joins in between.
+        """
+        group, rows = name("g"), 40
+        out = log.create_topic(name("out"), ORDERS).name
+        append(log, orders, [order(n, customer=n) for n in range(rows)])
+        first = log.consumer(orders, group=group)
+        held = _collect(rows, first)
+        second = other.consumer(orders, group=group)
+        processed: list[int] = []
+
+        def process(consumer: hr.Consumer) -> None:
+            """One transaction of one poll."""
+            found = numbers(consumer.poll(timeout="100 milliseconds"), "order_id")
+            try:
+                with log.transaction(name(f"t{id(consumer)}")) as tx:
+                    tx.append(out, [order(n) for n in found])
+                    tx.commit_offsets(group, consumer.positions())
+            except errors.MemberFenced:
+                return
+            processed.extend(found)
+
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(_partitions(first, orders)) != 2 or len(_partitions(second, orders)) != 2:
+            assert time.monotonic() < deadline
+            held += numbers(first.poll(timeout="100 milliseconds"), "order_id")
+            process(second)
+        for refused in (first.positions, first.commit, first.positions):
+            with pytest.raises(errors.MemberFenced, match=r"not committed|no longer"):
+                refused()
+        with pytest.raises(errors.MemberFenced), log.transaction(name("t")) as tx:
+            tx.append(out, [order(n) for n in held])
+            tx.commit_offsets(group, first.positions())
+        while len(processed) < rows and time.monotonic() < deadline:
+            process(first)
+            process(second)
+        for consumer in (first, second):
+            process(consumer)
+            consumer.close()
+        stored = [row["order_id"] for row in log.read(out).to_pylist()]
+        assert sorted(stored) == list(range(rows)), "each once"
+
+    def test_positions_from_before_a_lost_partition_were_committed_after_it(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
+        group = name("g")
+        append(log, orders, [order(n, customer=n) for n in range(40)])
+        first = log.consumer(orders, group=group)
+        _collect(40, first)
+        before = first.positions()
+        with other.consumer(orders, group=group) as second:
+            _poll_until(lambda: len(_partitions(second, orders)) == 2, first, second)
+        with pytest.raises(errors.MemberFenced), log.transaction(name("t")) as tx:
+            tx.commit_offsets(group, before)
+        _poll_until(lambda: _partitions(first, orders) == {0, 1, 2, 3}, first)
+        for _ in range(2):
+            with pytest.raises(errors.MemberFenced):
+                first.commit(before)
+        assert not any(log.committed(group).get(orders, {}).values())
+        assert sorted(set(_collect(40, first))) == list(range(40)), "they come again"
+        first.commit()
+        assert sum(lag.rows for lag in log.lag(group)) == 0
+        first.close()
+
+    def test_a_member_without_uncommitted_rows_was_not_fenced(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
+        group = name("g")
+        out = log.create_topic(name("out"), ORDERS).name
+        append(log, orders, [order(n, customer=n) for n in range(40)])
+        with log.consumer(orders, group=group) as first:
+            _collect(40, first)
+            with log.transaction(name("t")) as tx:
+                tx.append(out, order(1))
+                tx.commit_offsets(group, first.positions())
+            with other.consumer(orders, group=group) as second:
+                _poll_until(lambda: len(_partitions(second, orders)) == 2, first, second)
+                first.commit()
+                first.commit(first.positions())
+                second.commit()
+        assert sum(lag.rows for lag in log.lag(group)) == 0
+
+    def test_callbacks_say_what_a_member_gets_and_gives_up(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
+        group = name("g")
+        append(log, orders, [order(n, customer=n) for n in range(40)])
+        calls: list[tuple[str, dict[str, tuple[int, ...]]]] = []
+
+        def on_assigned(_consumer: hr.Consumer, partitions: Mapping[str, tuple[int, ...]]) -> None:
+            calls.append(("assigned", dict(partitions)))
+
+        def on_revoked(consumer: hr.Consumer, partitions: Mapping[str, tuple[int, ...]]) -> None:
+            calls.append(("revoked", dict(partitions)))
+            consumer.commit()
+            with pytest.raises(errors.InputError, match="callback"):
+                consumer.poll()
+
+        first = log.consumer(orders, group=group, on_assigned=on_assigned, on_revoked=on_revoked)
+        assert sorted(_collect(40, first)) == list(range(40))
+        assert calls == [("assigned", {orders: (0, 1, 2, 3)})]
+        with other.consumer(orders, group=group) as second:
+            _poll_until(lambda: len(_partitions(second, orders)) == 2, first, second)
+            assert calls[1:] == [("revoked", {orders: tuple(sorted(_partitions(second, orders)))})]
+            first.commit()
+            assert second.poll(timeout="300 milliseconds") == [], "all was committed in time"
+        _poll_until(lambda: len(_partitions(first, orders)) == 4, first)
+        assert calls[2:] == [("assigned", calls[1][1])]
+        first.close()
+        assert calls[3:] == [("revoked", {orders: (0, 1, 2, 3)})]
+        assert sum(lag.rows for lag in log.lag(group)) == 0
+
+    def test_a_callback_can_seek_in_what_was_assigned(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        append(log, events, [event(n) for n in range(10)])
+        with log.consumer(
+            events, group=name("g"), on_assigned=lambda consumer, _: consumer.seek(0, 7)
+        ) as consumer:
+            assert drain(consumer, 3) == [7, 8, 9]
+
+    def test_a_callback_that_fails_is_heard_in_poll(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
+        group, failures = name("g"), [KeyError("first"), KeyError("second")]
+
+        def on_revoked(_consumer: hr.Consumer, _partitions: Mapping[str, tuple[int, ...]]) -> None:
+            if failures:
+                raise failures.pop()
+
+        with log.consumer(orders, group=group, on_revoked=on_revoked) as first:
+            first.poll(timeout="100 milliseconds")
+            with other.consumer(orders, group=group) as second:
+                with pytest.raises(KeyError, match="second"):
+                    _poll_until(lambda: len(_partitions(second, orders)) == 2, first, second)
+                failures.clear()
+                _poll_until(lambda: len(_partitions(second, orders)) == 2, first, second)
+
+    def test_a_failing_worker_did_not_commit_in_on_revoked(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        append(log, events, event(1))
+        with (
+            pytest.raises(KeyError),
+            log.consumer(
+                events, group=name("g"), on_revoked=lambda consumer, _: consumer.commit()
+            ) as consumer,
+        ):
+            drain(consumer, 1)
+            raise KeyError
+        with log.consumer(events, group=name("g")) as consumer:
+            assert drain(consumer, 1) == [1]
+
+    # Sharing over topics, stuck members, bounds
+
+    def test_ten_topics_of_one_partition_were_all_given_to_one_member(
+        self, log: hr.Log, name: MakeName
+    ) -> None:
+        topics = [log.create_topic(name(f"t{n}"), "n BIGINT").name for n in range(10)]
+        members = [log.consumer(topics, group=name("g")) for _ in range(3)]
+
+        def shares() -> list[int]:
+            return sorted(sum(map(len, member.assignment().values())) for member in members)
+
+        _poll_until(lambda: shares() == [3, 3, 4], *members)
+        members.pop().close()
+        _poll_until(lambda: shares() == [5, 5], *members)
+        for member in members:
+            member.close()
+
+    def test_a_member_that_did_not_poll_kept_its_partitions(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
+        """Its process lives and sends heartbeats, but it is stuck."""
+        append(log, events, [event(n) for n in range(3)])
+        with (
+            log.consumer(
+                events,
+                group=name("g"),
+                session_timeout="1 second",
+                max_poll_interval="1500 milliseconds",
+            ) as stuck,
+            other.consumer(events, group=name("g"), session_timeout="1 second") as heir,
+        ):
+            _poll_until(lambda: stuck.assignment() == {events: (0,)}, stuck, heir)
+            assert drain(stuck, 3) == [0, 1, 2]
+            begun = time.monotonic()
+            assert drain(heir, 3) == [0, 1, 2]
+            assert time.monotonic() - begun < 15
+            heir.commit()
+            with pytest.raises(errors.MemberFenced):
+                stuck.commit()
+            assert stuck.poll(timeout="100 milliseconds") == []
+            assert log.committed(name("g")) == {events: {0: 3}}
+
+    def test_the_bound_in_bytes_held_for_each_partition_instead_of_the_poll(
+        self, log: hr.Log, name: MakeName
+    ) -> None:
+        topic = log.create_topic(name("t"), "n BIGINT, text STRING", partitions=6).name
+        for n in range(24):
+            append(log, topic, event(n, "x" * 600_000), partition=n % 6)
+        with log.consumer(topic, group=name("g"), max_bytes=1_500_000) as consumer:
+            found: list[int] = []
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(found) < 24 and time.monotonic() < deadline:
+                polled = numbers(consumer.poll())
+                assert len(polled) <= 4
+                found += polled
+            assert sorted(found) == list(range(24))
+
     # Retention
 
     @pytest.mark.parametrize("on_lost", ["raise", "earliest", "latest"])
@@ -291,6 +506,42 @@ class GroupsContract(ContractBase):
             (lag,) = [each for each in log.lag() if each.group == group]
             assert lag.rows == 1
             assert 0 <= lag.seconds < 30
+
+    def test_a_group_can_be_shifted_and_a_reset_can_be_tried(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        group = name("g")
+        append(log, events, [event(n) for n in range(10)])
+        with pytest.raises(errors.UnknownGroup):
+            log.reset_group(group, events, shift=1)
+        log.reset_group(group, events, 6)
+        assert log.reset_group(group, events, shift=-2, dry_run=True) == {events: {0: 4}}
+        assert log.reset_group(group, events, "earliest", dry_run=True) == {events: {0: 0}}
+        assert log.committed(group) == {events: {0: 6}}, "nothing has moved"
+        for shift, offset in ((-2, 4), (-100, 0), (3, 3)):
+            assert log.reset_group(group, events, shift=shift) == {events: {0: offset}}
+            assert log.committed(group) == {events: {0: offset}}
+        for both in (None, 1):
+            with pytest.raises(errors.InputError, match="either"):
+                log.reset_group(group, events, both, shift=both)
+        other = log.create_topic(name("other"), "n BIGINT").name
+        with pytest.raises(errors.InputError, match="no committed offset"):
+            log.reset_group(group, other, shift=1)
+
+    def test_a_group_could_not_be_deleted(self, log: hr.Log, events: str, name: MakeName) -> None:
+        group = name("g")
+        append(log, events, event(1))
+        with log.consumer(events, group=group) as consumer:
+            drain(consumer, 1)
+            consumer.commit()
+            with pytest.raises(errors.MemberFenced):
+                log.delete_group(group)
+        log.delete_group(group)
+        assert group not in log.groups()
+        with pytest.raises(errors.UnknownGroup):
+            log.delete_group(group)
+        with log.consumer(events, group=group) as consumer:
+            assert drain(consumer, 1) == [1], "it begins anew"
 
     def test_lag_of_rows_in_transactions(self, log: hr.Log, orders: str, name: MakeName) -> None:
         group = name("g")

@@ -196,6 +196,39 @@ class QueuesContract(ContractBase):
             assert message.row == event(2)
             message.ack()
 
+    def test_a_queue_can_be_looked_at_and_purged(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        append(log, events, [event(n) for n in range(5)])
+        with log.queue(events, group=name("q")) as queue:
+            if not self.shows_queues:
+                for refused in (queue.peek, queue.stats, queue.purge, lambda: queue.renew(["r"])):
+                    with pytest.raises(errors.NotSupported, match=r"share group"):
+                        refused()
+                return
+            assert [message.status for message in queue.peek()] == ["ready"] * 5
+            done, leased, delayed = _receive(queue, 3)
+            done.ack()
+            delayed.nack(delay="1 hour")
+            queue.renew([leased.receipt], "1 hour")
+            peeked = queue.peek(3)
+            assert [(each.offset, each.status, each.deliveries) for each in peeked] == [
+                (1, "leased", 1),
+                (2, "delayed", 1),
+                (3, "ready", 0),
+            ]
+            assert peeked[0].row == leased.row
+            (stats,) = queue.stats()
+            assert (stats.ready, stats.leased, stats.delayed, stats.oldest) == (2, 1, 1, 1)
+            assert queue.purge() == 4
+            assert (queue.peek(), queue.receive(5), queue.purge()) == ([], [], 0)
+            with pytest.raises(errors.LeaseLost):
+                leased.ack()
+            append(log, events, event(5))
+            (message,) = _receive(queue, 1)
+            assert message.row == event(5)
+            assert [(stats.leased, stats.oldest) for stats in queue.stats()] == [(1, 5)]
+
     def test_a_queue_is_a_group_of_its_own_kind(
         self, log: hr.Log, events: str, name: MakeName
     ) -> None:
@@ -207,6 +240,14 @@ class QueuesContract(ContractBase):
             if self.counts_queue_lag:
                 assert [lag.rows for lag in log.lag(name("mailers"))] == [1]
             message.ack()
+        if self.shows_queues:
+            log.delete_group(name("mailers"))
+            assert name("mailers") not in log.groups()
+            with log.queue(events, group=name("mailers")) as queue:
+                assert len(_receive(queue, 1)) == 1, "it begins anew"
+        else:
+            with pytest.raises(errors.NotSupported, match="share groups"):
+                log.delete_group(name("mailers"))
         with pytest.raises(errors.InputError):
             log.queue(events, group=name("q"), delivery_limit=0)
         with pytest.raises(errors.UnknownTopic):

@@ -21,6 +21,7 @@ class TestKafkaLog(LogContract):
     receipts_work_anywhere = False
     delays_beyond_visibility = False
     counts_queue_lag = False
+    shows_queues = False
 
     @pytest.fixture
     def address(self, kafka_broker: KafkaBroker) -> str:

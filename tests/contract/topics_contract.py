@@ -2,6 +2,7 @@
 refused.
 """
 
+import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from math import inf, isnan, nan
@@ -461,3 +462,43 @@ class TopicsContract(ContractBase):
         assert [finding for finding in log.verify(orders) if finding.kind != "ok"] == []
         assert isinstance(log.maintain(orders), dict)
         assert len(rows_of(log, orders)) == 20
+
+    def test_all_topics_are_described_at_once(self, log: hr.Log, orders: str, events: str) -> None:
+        infos = log.topic_infos()
+        assert infos[orders] == log.topic(orders)
+        assert infos[events] == log.topic(events)
+
+    def test_a_topic_can_be_trimmed(self, log: hr.Log, orders: str, name: MakeName) -> None:
+        for number in range(40):
+            append(log, orders, order(number, customer=number))
+        ends = log.end_offsets(orders)
+        assert log.trim_topic(orders, 3, partitions=[1])[1] == 3
+        assert log.start_offsets(orders) == {0: 0, 1: 3, 2: 0, 3: 0}
+        assert next(row["_offset"] for row in log.read(orders, 1).to_pylist()) == 3
+        with pytest.raises(errors.OffsetOutOfRange):
+            log.read(orders, 1, 2).to_pylist()
+        with pytest.raises(errors.OffsetOutOfRange):
+            log.trim_topic(orders, 1_000)
+        with pytest.raises(errors.BadPartition):
+            log.trim_topic(orders, 1, partitions=[9])
+        assert log.trim_topic(orders, 2)[1] == 3  # a start never goes back
+        assert log.trim_topic(orders, "latest") == ends
+        assert rows_of(log, orders) == []
+        append(log, orders, order(7))
+        assert [row["order_id"] for row in rows_of(log, orders)] == [7]
+        assert log.verify(orders) == []
+        with pytest.raises(errors.UnknownTopic):
+            log.trim_topic(name("none"), 1)
+
+    def test_a_topic_can_be_trimmed_by_time(self, log: hr.Log, events: str) -> None:
+        append(log, events, event(1))
+        (first,) = log.read(events).to_pylist()
+        time.sleep(0.01)
+        append(log, events, event(2))
+        log.trim_topic(events, first["_timestamp"] + timedelta(milliseconds=1))
+        assert [row["n"] for row in rows_of(log, events)] == [2]
+
+    def test_a_topic_that_is_strict_says_so(self, log: hr.Log, name: MakeName) -> None:
+        topic = log.create_topic(name("strict"), "n BIGINT", strict=True).name
+        append(log, topic, {"n": 1})
+        assert log.alter_topic(topic, strict=False).strict is False

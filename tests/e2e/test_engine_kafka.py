@@ -356,3 +356,28 @@ def test_a_pipeline_runs_by_its_address(
             producer.append([{"k": 1, "v": 5}, {"k": 2, "v": 6}])
         pipeline.run(state=tmp_path / "state", until_caught_up=True, master="local[2]")
         assert sorted(row["s"] for row in log.read(shop.totals).to_pylist()) == [5, 6]
+
+
+def test_a_new_field_upstream_emptied_a_pipeline(
+    tmp_path: Path, spark: SparkSession, log: hr.Log, kafka_broker: KafkaBroker
+) -> None:
+    """Unknown fields are counted, and records that do not fit are dead letters once, also when the
+    batch is computed again.
+    """
+    shop = Shop()
+    with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
+        test.feed(shop.orders, [{"k": 1, "v": 1}])
+        producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+        for value in (b'{"k":1,"v":2,"coupon":"x"}', b'{"k":2,"v":3,"coupon":"y"}', b"garbage"):
+            producer.produce(shop.orders, value, partition=0)
+        assert producer.flush(20) == 0
+        test.restart()
+        test.settle()
+        assert by_key(test) == {1: {"k": 1, "n": 2, "s": 3}, 2: {"k": 2, "n": 1, "s": 3}}
+        counts = test.runner.status().counts
+        assert (counts[f"{shop.orders}.unknown_fields"], counts[f"{shop.orders}.diverted"]) == (
+            2,
+            1,
+        )
+        (dead_letter,) = read_dead_letters(test.log, shop.orders)
+        assert dead_letter["payload"] == b"garbage"

@@ -25,6 +25,8 @@ import headrace as hr
 from headrace.errors import HeadraceError, StateElsewhere, VersionConflict
 from headrace.events import NEW, Event, Handler, open_store
 from headrace.log import dead_letters as dead
+from headrace.log.file import liveness
+from headrace.log.file.consumer import FileConsumer
 from headrace.testing.pipelines import PipelineTest
 from tests.golden import log_rows
 from tests.golden.clock import Clock, clock_at
@@ -165,9 +167,16 @@ def test_a_group_goes_on_behind_its_committed_offsets(log: hr.Log) -> None:
         assert log.committed("billing")[topic] == log.end_offsets(topic)
 
 
-def test_a_member_that_crashed_is_replaced(log: hr.Log) -> None:
+def test_a_member_that_crashed_is_replaced(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeat does not change for a session timeout, by the clock of who looks."""
     assert [member.host for member in log.group("crashed").members] == ["golden"]
     with log.consumer("sales", group="crashed") as consumer:
+        assert consumer.positions() == {}
+        later_us = liveness.monotonic_us() + 11_000_000
+        monkeypatch.setattr(liveness, "monotonic_us", lambda: later_us)
+        assert isinstance(consumer, FileConsumer)
+        consumer._last_check_s -= 11
+        consumer._refresh()
         assert consumer.positions() == {"sales": {0: 2, 1: 1}}
         assert len(log.group("crashed").members) == 1
 

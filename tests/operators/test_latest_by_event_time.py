@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.columnar import row_codec
 from headrace.errors import NewerFormat
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins.versioned import CorrectedJoin
+from headrace.operators.joins.versioned_join import CorrectedJoin
 from headrace.operators.latest_rows import NewestKernel
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed

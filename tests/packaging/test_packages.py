@@ -28,6 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
     "": "headrace.log",
     "kafka": "confluent_kafka",
+    "registry": "confluent_kafka.schema_registry.avro, fastavro",
     "postgres": "psycopg, psycopg2",
     "mysql": "pymysqlreplication",
     "redis": "redis",

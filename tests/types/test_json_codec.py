@@ -5,6 +5,7 @@ reason for every record that does not fit.
 import json
 import math
 import random
+from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -255,6 +256,13 @@ def test_both_ways_agree_on_mangled_values() -> None:
             taken += 1
             assert exact.misfits == {}
             assert same(by_arrow, exact.batch)
+        by_arrow_counts: Counter[str] = Counter()
+        exact_counts: Counter[str] = Counter()
+        lenient = decode_rows(values, schema, unknown=by_arrow_counts)
+        exact = decode_rows_exactly(values, schema, unknown=exact_counts)
+        assert lenient.misfits == exact.misfits
+        assert same(lenient.batch, exact.batch)
+        assert +by_arrow_counts == +exact_counts
     assert taken > 500
 
 
@@ -274,7 +282,7 @@ def test_records_of_an_older_schema_have_its_names() -> None:
         {"n": 2, "b": "y", "l": None, "s": None},
         {"n": 3, "b": "z", "l": [2], "s": None},
     ]
-    by_arrow = json_codec._decode_with_arrow(values, schema, history)
+    by_arrow = json_codec._decode_with_arrow(values, schema, history=history)
     assert by_arrow is not None
     assert by_arrow.to_pylist() == expected
     assert decode_rows_exactly(values, schema, history=history).batch.to_pylist() == expected
@@ -289,3 +297,39 @@ def test_not_a_number_is_a_string() -> None:
         [{"d": math.nan}, {"d": -math.inf}], schema=parse_schema("d DOUBLE")
     )
     assert encode_rows(batch) == [b'{"d":"NaN"}', b'{"d":"-Infinity"}']
+
+
+def test_unknown_fields_are_counted_and_ignored() -> None:
+    schema = pa.schema(
+        [("n", pa.int64()), ("s", pa.struct([("x", pa.int64())])), ("at", pa.timestamp("us"))]
+    )
+    plain = b'{"n":1,"s":{"x":2},"at":"2026-01-31T12:00:00"}'
+    cases: list[tuple[list[bytes], dict[str, int]]] = [
+        ([plain, plain], {}),
+        (
+            [plain, plain[:-1] + b',"new":7}', plain[:-1] + b',"new":8,"other":"a"}'],
+            {"new": 2, "other": 1},
+        ),
+        ([plain[:-1] + b',"new":7}', plain[:-1] + b',"new":"text"}'], {"new": 2}),
+        ([b'{"n":1,"s":{"x":2,"y":3},"at":"2026-01-31T12:00:00"}', plain], {"s.y": 1}),
+        ([plain[:-1] + b',"new":{"deep":[1,{"a":2}]}}', plain], {"new": 1}),
+    ]
+    for values, expected in cases:
+        unknown: Counter[str] = Counter()
+        decoded = decode_rows(values, schema, unknown=unknown)
+        assert (decoded.misfits, dict(unknown)) == ({}, expected)
+        assert same(decoded.batch, decode_rows([plain] * len(values), schema).batch)
+        exact: Counter[str] = Counter()
+        assert same(decode_rows_exactly(values, schema, unknown=exact).batch, decoded.batch)
+        assert exact == unknown
+        if expected:
+            assert decode_rows(values, schema).misfits
+
+
+def test_records_with_fields_of_their_own_each_make_no_columns() -> None:
+    schema = pa.schema([("n", pa.int64())])
+    values = [f'{{"n":{n},"field {n}":1}}'.encode() for n in range(2_000)]
+    unknown: Counter[str] = Counter()
+    decoded = decode_rows(values, schema, unknown=unknown)
+    assert decoded.batch.column(0).to_pylist() == list(range(2_000))
+    assert len(unknown) == 2_000

@@ -356,7 +356,8 @@ class AlertDecider:
             start = max(self._state.positions.get(partition, 0), starts.get(partition, 0))
             if start < end:
                 stop = min(end, start + _READ_ROWS)
-                for batch in self.log.read(self.alert.topic, partition, start, stop):
+                rows = self.log.read(self.alert.topic, partition, start, stop)
+                for batch in rows.with_dead_letters():
                     self._apply_batch(batch)
                 self._state.positions[partition] = stop
                 has_read = True

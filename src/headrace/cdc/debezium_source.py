@@ -212,7 +212,8 @@ class DebeziumSource:
         items: list[StreamItem] = []
         records: list[_RecordChanges] = []
         self._unusable = {}
-        batches = list(self._log.read(self.topic, partition, self._offsets[partition], stop))
+        read = self._log.read(self.topic, partition, self._offsets[partition], stop)
+        batches = list(read.with_dead_letters())
         for batch in batches:
             for value, offset in zip(
                 batch.column(VALUE).to_pylist(),

@@ -182,6 +182,7 @@ class RunProgress:
     opening: str = ""
     rows: int = 0
     last: Status | None = None
+    _counts_before: dict[str, int] | None = None
     _started_s: float = field(default_factory=time.monotonic)
     _reported_s: float = field(default_factory=time.monotonic)
     _reported_rows: int = 0
@@ -189,6 +190,8 @@ class RunProgress:
     def __call__(self, status: Status) -> None:
         if self.last is None and self.opening:  # the run has started: nothing was refused
             echo(self.opening)
+        if self._counts_before is None:
+            self._counts_before = dict(status.counts)
         before = self.last.batches if self.last is not None else 0
         if status.batches not in (0, before):  # a run that had to start Spark again counts anew
             self.rows += status.batch_rows
@@ -211,6 +214,34 @@ class RunProgress:
             f" {count_text(status.rows_behind, 'row')}"
             f" behind, {rate:,.0f} rows/s, {left}"
         )
+
+    def dead_letters(self) -> dict[str, int]:
+        """Step or input -> how many of its rows became dead letters in this run."""
+        return self._counted(".diverted")
+
+    def losses(self) -> str:
+        """What did not get into the results of the run, as lines; empty if there is nothing."""
+        lines = []
+        if diverted := self.dead_letters():
+            names = ", ".join(f"{count:,} of {name}" for name, count in diverted.items())
+            rows = "1 row" if sum(diverted.values()) == 1 else f"{sum(diverted.values()):,} rows"
+            lines.append(f"{rows} became dead letters: {names}. See `headrace dead list`.")
+        if unknown := self._counted(".unknown_fields"):
+            names = ", ".join(f"{count:,} of {name}" for name, count in unknown.items())
+            lines.append(f"Fields that the topic does not have were ignored: {names}.")
+        return "\n".join(lines)
+
+    def _counted(self, suffix: str) -> dict[str, int]:
+        """What the run has added to the counts with a suffix, by step."""
+        if self.last is None:
+            return {}
+        before = self._counts_before or {}
+        added = {
+            name.removesuffix(suffix): count - before.get(name, 0)
+            for name, count in sorted(self.last.counts.items())
+            if name.endswith(suffix)
+        }
+        return {name: count for name, count in added.items() if count > 0}
 
     def summary(self) -> str:
         """The line at the end of a run that has caught up."""

@@ -80,7 +80,7 @@ COMMANDS = (
         " computed a second time at the end.",
     ),
     CommandEntry(
-        "topic", "log.topic", "app", "Topics and tables: create, list, show, alter, delete."
+        "topic", "log.topic", "app", "Topics and tables: create, list, show, alter, trim, delete."
     ),
     CommandEntry(
         "produce",
@@ -95,7 +95,7 @@ COMMANDS = (
         "consume",
         "Print a topic's rows up to its end, or with --follow as they arrive.",
     ),
-    CommandEntry("group", "log.group", "app", "Consumer groups: list, show, reset."),
+    CommandEntry("group", "log.group", "app", "Consumer groups: list, show, reset, delete."),
     CommandEntry(
         "lag",
         "log.lag",
@@ -104,7 +104,10 @@ COMMANDS = (
         " --watch if it was exceeded at any time.",
     ),
     CommandEntry(
-        "queue", "log.queue", "app", "A topic as a queue, for scripts: receive, ack, nack."
+        "queue",
+        "log.queue",
+        "app",
+        "A topic as a queue, for scripts: receive, ack, nack, renew, peek, stats, purge.",
     ),
     CommandEntry("dead", "log.dead", "app", "Dead letters: list, show, replay."),
     CommandEntry(

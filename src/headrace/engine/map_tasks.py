@@ -9,6 +9,7 @@ have the functions behind the shuffle.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -71,7 +72,8 @@ class InputReader:
         """The usable rows of a range. Reports event times, dead letters and shed rows."""
         topic_range, shed, read_rows, read_bytes = self.ranges[number], 0, 0, 0
         times = EventTimes(self.watermark, topic_range, number, self.job)
-        for batch in topic_range.read(self.log):
+        read_counts: Counter[str] = Counter()
+        for batch in topic_range.read(self.log, read_counts):
             rows = batch
             read_rows += rows.num_rows
             read_bytes += rows.nbytes
@@ -90,7 +92,8 @@ class InputReader:
         times.finish()
         # Every task that reads this range reads and sheds the same rows and writes the same report.
         name = self.watermark.name
-        counts = {f"{name}.shed": shed} if shed else {}
+        read_counts["shed"] = shed
+        counts = {f"{name}.{what}": count for what, count in read_counts.items() if count}
         report = {"counts": counts, "read": [read_rows, read_bytes]}
         write_report(self.job, f"read-{name}-{number}", report)
 

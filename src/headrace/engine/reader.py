@@ -7,6 +7,7 @@ order columns. `map_tasks` has the function around it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,14 +56,27 @@ class TopicRange:
         """The user's columns."""
         return tuple(name for name in self.columns if name != CHANGE_TYPE)
 
-    def read(self, log_address: str) -> Iterator[pa.RecordBatch]:
-        """The rows: the user's columns, then the order columns (tick, rank, partition, offset)."""
+    def read(
+        self, log_address: str, counts: Counter[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows: the user's columns, then the order columns (tick, rank, partition, offset).
+
+        Records of other programs that do not fit the topic become its dead letters. At the end,
+        `counts` has their number (`diverted`), and how often fields that the topic does not have
+        were ignored (`unknown_fields`).
+        """
         log = shared_log(Address(log_address))
         names = [*self.columns, PARTITION_COLUMN, OFFSET_COLUMN]
-        for rows in log.read(self.topic, self.partition, self.start, self.stop, columns=names):
+        batches = log.read(
+            self.topic, self.partition, self.start, self.stop, columns=names
+        ).with_dead_letters()
+        for rows in batches:
             batch = rows if self.declared is None else self._as_declared(rows, self.declared)
             for first in range(0, batch.num_rows, _MAX_ROWS_A_BATCH):
                 yield self._with_order_columns(batch.slice(first, _MAX_ROWS_A_BATCH))
+        if counts is not None:
+            counts["diverted"] += batches.misfits
+            counts["unknown_fields"] += sum(batches.unknown_fields.values())
 
     def _as_declared(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
         """Rows with the declared types. A topic's column can be widened under a pipeline, which

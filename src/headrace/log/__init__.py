@@ -32,8 +32,9 @@ def open_log(address: str | Path, **options: Any) -> Log:
     Args:
         address: `file:PATH`, a directory that is created if it is missing, or `kafka://host:port`,
             the bootstrap server of a cluster.
-        **options: For `file:`, `durability="os"` for speed instead of safety from power loss, and
-            `create=False` to refuse to create a new log. For `kafka://`, librdkafka's
+        **options: For `file:`, `durability="os"` for speed instead of safety from power loss,
+            `create=False` to refuse to create a new log, and `mode=0o660` to share a new one with
+            the directory's group. For `kafka://`, librdkafka's
             configuration, TLS and SASL included.
 
     Returns:

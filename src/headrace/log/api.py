@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from headrace.durations import to_us
+from headrace.errors import UnknownTopic
 from headrace.log.lag_watch import LagAlert, LagWatch
 from headrace.log.values import (
     AppendResult,
@@ -34,6 +36,8 @@ from headrace.log.values import (
     Offsets,
     Partitioner,
     PartitionLag,
+    PeekedMessage,
+    QueueStats,
     Rows,
     Staged,
     TopicInfo,
@@ -78,10 +82,24 @@ class Batches(ABC, Iterable[pa.RecordBatch]):
 
     schema: pa.Schema
     """The Arrow schema of every batch."""
+    misfits: int = 0
+    """How many records of other programs the last iteration left out, because they do not fit the
+    topic's schema. Always 0 on the embedded log.
+    """
+    unknown_fields: Mapping[str, int] = MappingProxyType({})
+    """Fields that the topic's schema does not have -> in how many records the last iteration saw
+    and ignored them. Always empty on the embedded log.
+    """
 
     @abstractmethod
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Read the rows from the beginning, batch by batch."""
+
+    def with_dead_letters(self) -> Batches:
+        """Internal: a read that also makes dead letters of records that do not fit the topic's
+        schema. Readers that process rows for good use it; reading alone writes nothing.
+        """
+        return self
 
     def to_table(self) -> pa.Table:
         """Read everything into one Arrow table.
@@ -370,6 +388,7 @@ class Transaction(Closeable):
 
         Raises:
             UnknownTopic: There is no such topic.
+            MemberFenced: The consumer lost a partition with rows that were not committed.
             InputError: The offsets are not of this form, or the transaction has ended.
             TransactionTimedOut: The transaction was open for longer than its timeout.
 
@@ -478,6 +497,14 @@ class Consumer(Closeable):
     least once: after a crash, or when a partition moves to another member, rows since the last
     commit are delivered again.
 
+    A member that loses a partition while it has delivered rows of it that are not committed is
+    *fenced*: `commit`, `positions` and `Transaction.commit_offsets` raise `MemberFenced`, and the
+    next `poll` after that goes back to the last commit. So a member may poll several times in one
+    transaction. To finish such rows before a partition moves, commit in `on_revoked`.
+
+    Leaving `with` by an exception closes the consumer without calling `on_revoked`, which might
+    commit rows that were not processed.
+
     Example:
         ```python
         with log.consumer("orders", group="billing") as consumer:
@@ -500,7 +527,8 @@ class Consumer(Closeable):
         """Read the next rows of this member's partitions.
 
         Polling also keeps the member in the group and takes part in rebalancing: a partition that
-        should move is given up at the next poll.
+        should move is given up at the next poll. The callbacks `on_revoked` and `on_assigned` are
+        called from here, and their exceptions are raised here.
 
         Args:
             timeout: How long to wait for rows.
@@ -530,6 +558,9 @@ class Consumer(Closeable):
             Topic -> partition -> offset, marked with this member, so that a commit of them in a
             transaction is fenced.
 
+        Raises:
+            MemberFenced: A partition was lost with rows that were delivered and not committed.
+
         Example:
             ```python
             with log.transaction("billing") as tx:
@@ -546,7 +577,8 @@ class Consumer(Closeable):
             positions: Topic -> partition -> next offset. None commits everything delivered.
 
         Raises:
-            MemberFenced: A partition was reassigned to another member.
+            MemberFenced: A partition was reassigned to another member, or was lost with rows that
+                were delivered and not committed. Nothing is stored.
             OffsetOutOfRange: An offset is beyond the partition's end.
             InputError: The offsets are not of this form, or the consumer is closed.
             RetryError: The outcome is not known, or the backend cannot be reached.
@@ -589,6 +621,31 @@ class Consumer(Closeable):
             consumer.assignment()  # {"orders": (0, 2)}
             ```
         """
+
+    @abstractmethod
+    def close(self, *, revoke: bool = True) -> None:
+        """Leave the group; the partitions are free at once. Closing twice is allowed.
+
+        Args:
+            revoke: Call `on_revoked` first, which may still commit.
+
+        Example:
+            ```python
+            consumer.close()
+            ```
+        """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(revoke=kind is None)
+
+
+RebalanceCallback = Callable[[Consumer, Mapping[str, tuple[int, ...]]], None]
+"""Called with a consumer and the partitions concerned, as topic -> partition numbers."""
 
 
 class Message(ABC):
@@ -755,6 +812,83 @@ class Queue(Closeable):
             ```
         """
 
+    @abstractmethod
+    def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
+        """Extend the leases of messages by their receipts, all or none.
+
+        Args:
+            receipts: `message.receipt` of each message.
+            visibility: How long, from now, nobody else receives the messages.
+
+        Raises:
+            LeaseLost: One of the messages is no longer leased under its receipt.
+            InputError: A text is not a receipt.
+            NotSupported: The log is on Kafka, whose share groups cannot extend a lease.
+
+        Example:
+            ```python
+            queue.renew([message.receipt for message in messages], "5 minutes")
+            ```
+        """
+
+    @abstractmethod
+    def peek(self, max_messages: int = 10) -> Sequence[PeekedMessage]:
+        """Look at messages that are not done, without leasing them.
+
+        Args:
+            max_messages: The most messages to return.
+
+        Returns:
+            The messages, oldest first within a partition, leased and delayed ones included.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            for message in queue.peek(5):
+                print(message.offset, message.status, message.row)
+            ```
+        """
+
+    @abstractmethod
+    def stats(self) -> Sequence[QueueStats]:
+        """How many messages are ready, leased and delayed.
+
+        Returns:
+            One entry per partition.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, which does not show a share group's messages.
+
+        Example:
+            ```python
+            sum(stats.ready for stats in queue.stats())
+            ```
+        """
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Mark every message that is in the topic now as done, leased ones included.
+
+        The rows stay in the topic: other groups still receive them, and `Log.reset_group` brings
+        them back.
+
+        Returns:
+            How many messages were not done before.
+
+        Raises:
+            UnknownTopic: The topic was deleted.
+            NotSupported: The log is on Kafka, whose client cannot move share groups.
+
+        Example:
+            ```python
+            queue.purge()
+            ```
+        """
+
 
 class Log(Closeable):
     """A durable, partitioned log: topics, producers, transactions, consumer groups and queues.
@@ -794,6 +928,9 @@ class Log(Closeable):
         segment_bytes: int = 64 << 20,
         segment_age: Duration = "7 days",
         compression: str = "none",
+        strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -811,6 +948,11 @@ class Log(Closeable):
             segment_bytes: Begin a new segment file when one has reached this size.
             segment_age: Begin a new segment file when one is this old.
             compression: "none", "lz4" or "zstd".
+            strict: On Kafka, make dead letters of records with fields that the schema does not
+                have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing topic with the same schema and key.
 
         Returns:
@@ -849,6 +991,9 @@ class Log(Closeable):
         segment_bytes: int = 64 << 20,
         segment_age: Duration = "7 days",
         compression: str = "none",
+        strict: bool = False,
+        format: str = "json",
+        registry: str = "",
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a table's topic: its rows are changes, and the newest one of a key is its value.
@@ -864,6 +1009,11 @@ class Log(Closeable):
             segment_bytes: Begin a new segment file when one has reached this size.
             segment_age: Begin a new segment file when one is this old.
             compression: "none", "lz4" or "zstd".
+            strict: On Kafka, make dead letters of records with fields that the schema does not
+                have, instead of ignoring those fields.
+            format: On Kafka, how the values of records are written: "json", or "avro", "protobuf"
+                or "json-schema" by the schemas of a registry. Needs the extra `registry`.
+            registry: The address of the registry, such as `"http://localhost:8081"`.
             exist_ok: Accept an existing table with the same schema and key.
 
         Returns:
@@ -919,7 +1069,8 @@ class Log(Closeable):
                 go to another partition.
             dry_run: Check the change and return what the topic would be, without changing it.
             **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
-                `segment_bytes`, `segment_age`, `compression`; see `create_topic`.
+                `segment_bytes`, `segment_age`, `compression`, `strict`, `format`, `registry`; see
+                `create_topic`. What is not named stays as it is.
 
         Returns:
             The topic after the change.
@@ -956,6 +1107,36 @@ class Log(Closeable):
         """
 
     @abstractmethod
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        """Remove a topic's oldest rows. Offsets of the other rows do not change.
+
+        Args:
+            name: The topic.
+            before: Remove the rows before this offset or append time; "latest" removes all.
+            partitions: The partitions to trim; None for all.
+
+        Returns:
+            Partition -> its earliest offset now.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadPartition: The topic has no such partition.
+            OffsetOutOfRange: The offset does not exist yet.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.trim_topic("clicks", datetime(2026, 1, 1, tzinfo=UTC))
+            ```
+        """
+
+    @abstractmethod
     def topics(self) -> list[str]:
         """The names of all topics.
 
@@ -986,6 +1167,23 @@ class Log(Closeable):
             log.topic("orders").partitions
             ```
         """
+
+    def topic_infos(self) -> dict[str, TopicInfo | None]:
+        """All topics at once, also those on Kafka that other programs created.
+
+        Returns:
+            Name -> the topic as it is declared now; None for one that has no schema yet.
+
+        Example:
+            ```python
+            [name for name, info in log.topic_infos().items() if info is None]
+            ```
+        """
+        infos: dict[str, TopicInfo | None] = {}
+        for name in self.topics():
+            with suppress(UnknownTopic):  # it was deleted meanwhile
+                infos[name] = self.topic(name)
+        return infos
 
     # Writing
 
@@ -1239,8 +1437,12 @@ class Log(Closeable):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         """Join a consumer group.
@@ -1249,11 +1451,20 @@ class Log(Closeable):
             topics: One topic or several.
             group: The group. Its members share the partitions of their topics.
             start: Where to begin in a partition without a committed offset: "earliest" or "latest".
-            session_timeout: After this long without a sign of life, a member's partitions go to the
-                others.
+            session_timeout: After this long without a sign of life of its process, a member's
+                partitions go to the others.
+            max_poll_interval: After this long without a poll, a member counts as stuck, and its
+                partitions go to the others within a session timeout.
             max_rows: The most rows that one poll returns.
+            max_bytes: About how many bytes of rows one poll returns: it ends with the batch that
+                reaches this size.
             on_lost: What to do when retention has removed the next row: "raise", or continue from
                 "earliest" or "latest".
+            on_assigned: Called with the consumer and the partitions that it has got (topic ->
+                partition numbers), before rows of them are delivered. It may seek.
+            on_revoked: Called with the consumer and the partitions that it is about to give up. It
+                may commit. After a session timeout the partitions are gone already, and a commit
+                raises MemberFenced.
             headers: Also deliver the column `_headers`.
 
         Returns:
@@ -1358,9 +1569,11 @@ class Log(Closeable):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         """Move a group's committed offsets. The group must have no live member.
 
@@ -1368,20 +1581,48 @@ class Log(Closeable):
             group: The group; it need not exist yet.
             topic: The topic.
             to: "earliest", "latest", an offset, or a time (a datetime or ISO 8601 text).
+            shift: Instead of `to`: how many offsets to move forward, or back if it is negative. An
+                offset stays within what the partition has.
             partitions: The partitions to move; None for all.
+            dry_run: Only return the new offsets, and move nothing.
 
         Returns:
             The group's new offsets in that topic.
 
         Raises:
             UnknownTopic: There is no such topic.
+            UnknownGroup: There is no such group to shift.
             BadPartition: The topic has no such partition.
+            InputError: Not exactly one of `to` and `shift` is given, or there is no committed
+                offset to shift.
             MemberFenced: A member of the group is alive.
             ReadOnlyLog: The log cannot be written.
 
         Example:
             ```python
             log.reset_group("billing", "orders", "2026-02-01T00:00:00Z")
+            log.reset_group("billing", "orders", shift=-100, dry_run=True)
+            ```
+        """
+
+    @abstractmethod
+    def delete_group(self, name: str) -> None:
+        """Delete a consumer group or a queue's group: its offsets, its members and its leases.
+
+        The group must have no live member. A group of that name that reads again begins anew.
+
+        Args:
+            name: The group.
+
+        Raises:
+            UnknownGroup: There is no such group.
+            MemberFenced: A member of the group is alive.
+            NotSupported: The group is a queue's on Kafka, whose client cannot delete share groups.
+            ReadOnlyLog: The log cannot be written.
+
+        Example:
+            ```python
+            log.delete_group("billing-test")
             ```
         """
 
@@ -1508,11 +1749,13 @@ class Log(Closeable):
         """
 
     @abstractmethod
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(self, topic: str | None = None, *, count_rows: bool = True) -> list[TopicStats]:
         """The size of topics.
 
         Args:
             topic: One topic; None for all.
+            count_rows: Count the stored rows. Otherwise, and on Kafka, offsets are counted, which
+                are more than rows after compaction and transactions.
 
         Returns:
             One entry per topic.

@@ -127,8 +127,8 @@ def dead_topics(log: Log) -> list[DeadTopic]:
         ```
     """
     dead = []
-    for name in log.topics():
-        if name.endswith(DEAD_SUFFIX):
+    for name, info in log.topic_infos().items():
+        if name.endswith(DEAD_SUFFIX) and info is not None:
             start, end = log.start_offsets(name), log.end_offsets(name)
             rows = sum(end[partition] - start[partition] for partition in end)
             dead.append(DeadTopic(name=name, of=name[: -len(DEAD_SUFFIX)], rows=rows))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,13 +18,18 @@ from headrace.durations import format_us, to_us
 from headrace.errors import (
     IncompatibleChange,
     InputError,
+    OffsetOutOfRange,
     TopicExists,
     nearest,
 )
+from headrace.log.partitioning import check_partition
 from headrace.log.values import TopicInfo
 from headrace.names import check_name
 from headrace.types.schema import check_key, parse_schema, table_schema, to_ddl
 from headrace.types.schema_history import ColumnChange, definition, differences, evolve
+
+if TYPE_CHECKING:
+    from headrace.log.api import Log
 
 T = TypeVar("T")
 _OFFSET_ALIASES = {"beginning": "earliest", "end": "latest"}
@@ -37,9 +43,71 @@ def resolve_offset_alias(to: T) -> T | str:
     return _OFFSET_ALIASES.get(to, to) if isinstance(to, str) else to
 
 
+def resolve_reset(
+    to: str | int | datetime | None, shift: int | None
+) -> str | int | datetime | None:
+    """Where a group is reset to; None for a shift. InputError unless exactly one is given."""
+    if (to is None) == (shift is None):
+        raise InputError(
+            "A reset needs either an offset to go to or a number of offsets to move by.",
+            fix="give one of `to` and `shift`.",
+        )
+    return None if to is None else resolve_offset_alias(to)
+
+
+def shifted_offsets(
+    group: str,
+    topic: str,
+    committed: Mapping[int, int | None],
+    shift: int,
+    bounds: Mapping[int, tuple[int, int]],
+) -> dict[int, int]:
+    """Committed offsets moved forward, or back if `shift` is negative, within (start, end) of each
+    partition.
+    """
+    offsets = {}
+    for number, offset in committed.items():
+        if offset is None:
+            raise InputError(
+                f"The group {group!r} has no committed offset in {topic}[{number}] to move from.",
+                fix="reset that partition to an offset, or name the partitions to shift.",
+            )
+        start, end = bounds[number]
+        offsets[number] = min(max(offset + shift, start), end)
+    return offsets
+
+
+def trim_offsets(
+    log: Log, name: str, before: str | int | datetime, partitions: Sequence[int] | None
+) -> dict[int, int]:
+    """The offsets before which a call of `trim_topic` removes rows, by partition."""
+    info, ends = log.topic(name), log.end_offsets(name)
+    for number in partitions or ():
+        check_partition(info, number)
+    position = resolve_offset_alias(before)
+    if position == "latest":
+        offsets = ends
+    elif isinstance(position, int) and not isinstance(position, bool):
+        offsets = dict.fromkeys(ends, position)
+        for number in ends if partitions is None else partitions:
+            if not 0 <= position <= ends[number]:
+                start = log.start_offsets(name)[number]
+                raise OffsetOutOfRange(name, number, position, start, ends[number])
+    elif position == "earliest":
+        offsets = log.start_offsets(name)
+    else:
+        offsets = log.offsets_at(name, position)
+    return {
+        number: offset
+        for number, offset in offsets.items()
+        if partitions is None or number in partitions
+    }
+
+
 # Declarations
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+FORMATS = ("json", "avro", "protobuf", "json-schema")
 MAX_PARTITIONS = 10_000
 # The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
 _DURATIONS = {
@@ -48,7 +116,15 @@ _DURATIONS = {
     "tombstones": "tombstone_us",
     "segment_age": "segment_us",
 }
-_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
+_PLAIN = {
+    "retention_bytes",
+    "compact",
+    "segment_bytes",
+    "compression",
+    "strict",
+    "format",
+    "registry",
+}
 
 
 def declared_topic(
@@ -83,6 +159,7 @@ def declared_topic(
         **setting_fields(options),
     )
     _check_compaction(info)
+    _check_registry(info)
     return info
 
 
@@ -96,6 +173,20 @@ def _check_compaction(info: TopicInfo) -> None:
         raise InputError(
             f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.",
             fix="name its key, or leave out compact.",
+        )
+
+
+def _check_registry(info: TopicInfo) -> None:
+    if info.format != "json" and not info.registry.startswith(("http://", "https://")):
+        raise InputError(
+            f"The topic {info.name!r} has the format {info.format!r}, and"
+            f" {repr(info.registry) if info.registry else 'nothing'} is the address of a registry.",
+            fix="name it: registry='http://host:8081'.",
+        )
+    if info.format == "json" and info.registry:
+        raise InputError(
+            f"The topic {info.name!r} has a registry, and its values are plain JSON.",
+            fix="choose format='avro', 'protobuf' or 'json-schema', or leave out the registry.",
         )
 
 
@@ -117,6 +208,11 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"The compression {compression!r} is not known:"
             f" {nearest(str(compression), COMPRESSIONS)}"
+        )
+    value_format = fields.get("format", "json")
+    if value_format not in FORMATS:
+        raise InputError(
+            f"The format {value_format!r} is not known: {nearest(str(value_format), FORMATS)}"
         )
     if fields.get("segment_bytes", 1) < 1 or (fields.get("retention_bytes") or 1) < 1:
         raise InputError("segment_bytes and retention_bytes are 1 or more.")
@@ -171,6 +267,7 @@ def altered_topic(
             )
         changed = replace(changed, partitions=partitions)
     _check_compaction(changed)
+    _check_registry(changed)
     return changed
 
 

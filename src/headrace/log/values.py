@@ -80,6 +80,16 @@ class TopicInfo:
     """The age at which a new segment file begins, in microseconds."""
     compression: str = "none"
     """One of "none", "lz4" and "zstd"."""
+    strict: bool = False
+    """Whether a record of another program with a field that the schema does not have becomes a dead
+    letter. Otherwise the field is ignored. Matters on Kafka alone.
+    """
+    format: str = "json"
+    """How the values of records are written, on Kafka alone: "json", or by the schemas of a
+    registry: "avro", "protobuf" or "json-schema".
+    """
+    registry: str = ""
+    """The address of the schema registry, unless the format is "json"."""
     schema_history: SchemaHistory = NO_HISTORY
     """What has become of the columns since the topic was created."""
     id: str = field(default="", compare=False)
@@ -163,7 +173,8 @@ class Offsets(dict[str, dict[int, int]]):
     Args:
         offsets: Topic -> partition -> next offset.
         member: The group member the offsets come from; None for offsets computed elsewhere.
-        handle: The backend's handle of that member, if it needs one (Kafka).
+        handle: The consumer the offsets come from, if it is in this process.
+        epoch: Tells positions from before a rebalance that fenced the member from later ones.
 
     Example:
         ```python
@@ -177,10 +188,20 @@ class Offsets(dict[str, dict[int, int]]):
         *,
         member: str | None = None,
         handle: Any = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__({topic: dict(partitions) for topic, partitions in offsets.items()})
         self.member = member
         self.handle = handle
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the offsets and the member, without the consumer."""
+        return _load_offsets, (dict(self), self.member)
+
+
+def _load_offsets(offsets: dict[str, dict[int, int]], member: str | None) -> Offsets:
+    return Offsets(offsets, member=member)
 
 
 @dataclass(frozen=True)
@@ -248,6 +269,48 @@ class GroupInfo:
 
 
 @dataclass(frozen=True)
+class PeekedMessage:
+    """A message of a queue that was looked at and not leased."""
+
+    topic: str
+    """The topic the message is in."""
+    partition: int
+    """The message's partition."""
+    offset: int
+    """The message's offset in its partition."""
+    timestamp: datetime
+    """When the message was appended."""
+    deliveries: int
+    """How many times the message has been delivered."""
+    status: str
+    """One of "ready", "leased" (delivered, not settled) and "delayed" (returned with a delay)."""
+    row: dict[str, Any]
+    """The message's columns."""
+    headers: list[tuple[str, bytes | None]]
+    """The message's headers."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """How many messages of one partition a queue's group has before it."""
+
+    topic: str
+    """The topic."""
+    group: str
+    """The group."""
+    partition: int
+    """The partition."""
+    ready: int
+    """Messages that the next receiver gets."""
+    leased: int
+    """Messages that were delivered, are not settled, and whose visibility has not ended."""
+    delayed: int
+    """Messages that were returned with a delay that has not passed."""
+    oldest: int | None
+    """The offset of the oldest message that is not done; None if all are."""
+
+
+@dataclass(frozen=True)
 class BackupResult:
     """What a backup has done. `commit` is the commit as of which it is, `files` and `copied_bytes`
     what was copied this time, `total_bytes` the size of the whole.
@@ -289,11 +352,13 @@ class TopicStats:
     partitions: int
     """The number of partitions."""
     rows: int
-    """The number of offsets between start and end, over all partitions."""
+    """The number of rows. On Kafka, whose brokers do not count them: of offsets between earliest
+    and end, which may be more; -1 if a partition cannot be reached.
+    """
     bytes: int
-    """The size of the stored segments."""
+    """The size of the stored segments; -1 on Kafka."""
     segments: int
-    """The number of segment files."""
+    """The number of segment files; -1 on Kafka."""
     earliest: Mapping[int, int]
     """Partition -> earliest offset."""
     end: Mapping[int, int]

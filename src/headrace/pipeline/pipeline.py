@@ -60,7 +60,15 @@ if TYPE_CHECKING:
 
 MAX_KEPT_CHANGES = 100_000_000
 
-_COMMON_SETTINGS = {"tombstones", "segment_bytes", "segment_age", "compression"}
+_COMMON_SETTINGS = {
+    "tombstones",
+    "segment_bytes",
+    "segment_age",
+    "compression",
+    "strict",
+    "format",
+    "registry",
+}
 _TOPIC_SETTINGS = _COMMON_SETTINGS | {"retention", "retention_bytes", "compact"}
 _TABLE_SETTINGS = _COMMON_SETTINGS | {"history"}
 
@@ -135,7 +143,7 @@ class Pipeline:
             shed: `hr.shed(…)`: which rows are dropped, and counted, when too many wait.
             **settings: Settings of `create_topic` for a topic that is created: `retention`,
                 `retention_bytes`, `compact`, `tombstones`, `segment_bytes`, `segment_age`,
-                `compression`.
+                `compression`, `strict`, `format`, `registry`.
 
         Returns:
             A stream of the topic's rows.

@@ -31,7 +31,7 @@ from headrace.operators.patterns.parser import (
     ONE_ROW,
     PAST_LAST,
     TO_LAST,
-    caret_excerpt,
+    excerpt_at,
     parse_pattern,
 )
 from headrace.plan.plan import time_column
@@ -115,9 +115,7 @@ class _Query:
             " DEFINE …)."
         ),
     ) -> NoReturn:
-        raise BadQuery(
-            f"The query cannot be used: {what}.\n{caret_excerpt(self.text, at)}", fix=fix
-        )
+        raise BadQuery(f"The query cannot be used: {what}.\n{excerpt_at(self.text, at)}", fix=fix)
 
     def _tokenize(self) -> list[Token]:
         if not isinstance(self.text, str) or not self.text.strip():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.operators.joins.stream_table import StreamTableJoin
     from headrace.operators.joins.table_table import TableTableJoin
     from headrace.operators.joins.timeline import HistoryKernel
-    from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+    from headrace.operators.joins.versioned_join import CorrectedJoin, VersionedJoin
     from headrace.operators.latest_rows import NewestKernel
     from headrace.operators.top_rows import Order, TopKernel
 
@@ -172,7 +172,7 @@ class JoinStep(Step):
         from headrace.operators.joins.stream_stream import StreamStreamJoin
         from headrace.operators.joins.stream_table import StreamTableJoin
         from headrace.operators.joins.table_table import TableTableJoin
-        from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+        from headrace.operators.joins.versioned_join import CorrectedJoin, VersionedJoin
 
         if self.kind == "stream-stream":
             bounds = {"before_us": self.before_us, "after_us": self.after_us}

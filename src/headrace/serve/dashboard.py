@@ -150,8 +150,11 @@ class Dashboard:
     def _topic_ends(self) -> dict[str, int]:
         if self.log is None:
             return {}
-        names = [name for name in self.log.topics() if not name.startswith(_INTERNAL_TOPICS)]
-        snapshot = self.log.snapshot(names[:MAX_TOPICS])
+        try:
+            names = [name for name in self.log.topics() if not name.startswith(_INTERNAL_TOPICS)]
+            snapshot = self.log.snapshot(names[:MAX_TOPICS])
+        except HeadraceError:  # a topic was deleted meanwhile, or a partition has no leader
+            return {}
         return {topic: sum(ends.values()) for topic, ends in snapshot.items()}
 
     def _group_lag(self) -> dict[str, int]:
@@ -180,7 +183,7 @@ class Dashboard:
             sizes.views = _view_rows(self.state)
         if self.log is None:
             return sizes
-        for stats in self.log.stats():
+        for stats in self.log.stats(count_rows=False):
             if not stats.name.startswith(_INTERNAL_TOPICS):
                 sizes.topics[stats.name] = {
                     "partitions": stats.partitions,

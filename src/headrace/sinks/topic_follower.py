@@ -108,7 +108,8 @@ class TopicFollower:
             if rows_left <= 0 or bytes_left <= 0:
                 break
             stop[partition] = ends[partition]
-            for batch in self.log.read(self.topic, partition, first, ends[partition]):
+            batches = self.log.read(self.topic, partition, first, ends[partition])
+            for batch in batches.with_dead_letters():
                 count = min(batch.num_rows, rows_left) if rows_left > 0 and bytes_left > 0 else 0
                 if count < batch.num_rows and cuts_key_change(rows, batch, count):
                     count += 1

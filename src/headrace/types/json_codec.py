@@ -19,7 +19,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -213,6 +214,8 @@ def _within(numbers: pa.Array, first: int, last: int) -> bool:
 # Exact decoding: JSON values checked against a schema one by one
 
 WireConverter = Callable[[Any], Any]
+UnknownFields = Counter[str]
+"""The path of each field that a schema does not have, with the number of times it was met."""
 Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _RANGES: dict[pa.DataType, int] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
@@ -228,15 +231,21 @@ class JsonMismatch(Exception):
 
 
 def parse_rows_exactly(
-    values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str], parser: Parser
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    ignored: Collection[str],
+    parser: Parser,
+    unknown: UnknownFields | None = None,
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """The rows that fit, as wire values by index, and the reasons why the others do not."""
-    converters = {column.name: wire_converter(column) for column in schema}
+    """The rows that fit, as wire values by index, and the reasons why the others do not. With
+    `unknown`, fields that the schema does not have are counted there; otherwise they do not fit.
+    """
+    converters = {column.name: wire_converter(column, unknown, column.name) for column in schema}
     rows: dict[int, dict[str, Any]] = {}
     misfits: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
-            rows[index] = _convert_row(parser(value), converters, ignored)
+            rows[index] = _convert_row(parser(value), converters, ignored, unknown)
         except JsonMismatch as error:
             misfits[index] = str(error)
     return rows, misfits
@@ -255,22 +264,32 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _convert_row(
-    parsed: Any, converters: dict[str, WireConverter], ignored: Collection[str]
+    parsed: Any,
+    converters: dict[str, WireConverter],
+    ignored: Collection[str],
+    unknown: UnknownFields | None,
 ) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise JsonMismatch(f"it is {_json_type(parsed)}, not an object")
     for name in parsed:
         if name not in converters and name not in ignored:
-            raise JsonMismatch(f"it has the unknown column {name!r}")
+            if unknown is None:
+                raise JsonMismatch(f"it has the unknown column {name!r}")
+            unknown[name] += parsed[name] is not None
     return {
         name: _convert_part(f"column {name!r}", convert, parsed.get(name))
         for name, convert in converters.items()
     }
 
 
-def wire_converter(field: pa.Field) -> WireConverter:
-    """A function that converts one JSON value to a wire value, or raises JsonMismatch."""
-    convert_present, nullable = _type_converter(field.type), field.nullable
+def wire_converter(
+    field: pa.Field, unknown: UnknownFields | None = None, path: str = ""
+) -> WireConverter:
+    """A function that converts one JSON value to a wire value, or raises JsonMismatch. Unknown
+    fields of structs are counted in `unknown`, under the path of the value.
+    """
+    convert_present = _type_converter(field.type, unknown, path)
+    nullable = field.nullable
 
     def convert(value: Any) -> Any:
         if value is not None:
@@ -282,7 +301,7 @@ def wire_converter(field: pa.Field) -> WireConverter:
     return convert
 
 
-def _type_converter(kind: pa.DataType) -> WireConverter:
+def _type_converter(kind: pa.DataType, unknown: UnknownFields | None, path: str) -> WireConverter:
     if pa.types.is_boolean(kind):
         return _boolean
     if pa.types.is_integer(kind) or pa.types.is_duration(kind):
@@ -294,8 +313,9 @@ def _type_converter(kind: pa.DataType) -> WireConverter:
     if is_text_encoded(kind) or pa.types.is_string(kind):
         return _text
     if pa.types.is_map(kind):
-        return _object_map(kind) if pa.types.is_string(kind.key_type) else _pairs_map(kind)
-    return _list(kind) if pa.types.is_list(kind) else _struct(kind)
+        convert_map = _object_map if pa.types.is_string(kind.key_type) else _pairs_map
+        return convert_map(kind, unknown, path)
+    return (_list if pa.types.is_list(kind) else _struct)(kind, unknown, path)
 
 
 def _json_type(value: Any) -> str:
@@ -374,8 +394,8 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _list(kind: pa.ListType) -> WireConverter:
-    element = wire_converter(kind.value_field)
+def _list(kind: pa.ListType, unknown: UnknownFields | None, path: str) -> WireConverter:
+    element = wire_converter(kind.value_field, unknown, path)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, list):
@@ -385,15 +405,17 @@ def _list(kind: pa.ListType) -> WireConverter:
     return convert
 
 
-def _struct(kind: pa.StructType) -> WireConverter:
-    parts = {child.name: wire_converter(child) for child in kind}
+def _struct(kind: pa.StructType, unknown: UnknownFields | None, path: str) -> WireConverter:
+    parts = {child.name: wire_converter(child, unknown, f"{path}.{child.name}") for child in kind}
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _mismatch(value, "an object")
         for name in value:
             if name not in parts:
-                raise JsonMismatch(f"it has the unknown field {name!r}")
+                if unknown is None:
+                    raise JsonMismatch(f"it has the unknown field {name!r}")
+                unknown[f"{path}.{name}"] += value[name] is not None
         return {
             name: _convert_part(f".{name}", part, value.get(name)) for name, part in parts.items()
         }
@@ -401,8 +423,8 @@ def _struct(kind: pa.StructType) -> WireConverter:
     return convert
 
 
-def _object_map(kind: pa.MapType) -> WireConverter:
-    item = wire_converter(kind.item_field)
+def _object_map(kind: pa.MapType, unknown: UnknownFields | None, path: str) -> WireConverter:
+    item = wire_converter(kind.item_field, unknown, path)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -415,8 +437,9 @@ def _object_map(kind: pa.MapType) -> WireConverter:
     return convert
 
 
-def _pairs_map(kind: pa.MapType) -> WireConverter:
-    key, item = wire_converter(kind.key_field), wire_converter(kind.item_field)
+def _pairs_map(kind: pa.MapType, unknown: UnknownFields | None, path: str) -> WireConverter:
+    key = wire_converter(kind.key_field, unknown, path)
+    item = wire_converter(kind.item_field, unknown, path)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, list) or not all(
@@ -628,6 +651,8 @@ _ENCODERS: tuple[
 
 # Rows
 
+_SAMPLED_VALUES = 100
+_MAX_SAMPLED_FIELDS = 100
 MAX_ARROW_BYTES = 1 << 30  # one block of Arrow's JSON reader, whose sizes have 32 bits
 
 
@@ -671,20 +696,68 @@ def decode_rows(
     *,
     ignored: Collection[str] = (),
     history: SchemaHistory = NO_HISTORY,
+    unknown: UnknownFields | None = None,
 ) -> Decoded:
     """The rows of JSON values. Columns that a value lacks are null; `ignored` are names that a
     value may have although the schema does not. By the `history` of the schema, renamed columns are
-    found by their former names, and dropped ones are ignored.
+    found by their former names, and dropped ones are ignored. With `unknown`, values may have any
+    other fields, which are counted there; without it they do not fit.
     """
     if values and all(is_arrow_readable(column.type) for column in schema):
-        batch = _decode_with_arrow(values, schema, history)
+        batch = _decode_with_arrow(values, schema, history=history)
+        if batch is None and unknown is not None:
+            batch = _decode_known_fields(values, schema, ignored, history, unknown)
         if batch is not None:
             return Decoded(batch)
-    return decode_rows_exactly(values, schema, ignored=ignored, history=history)
+    return decode_rows_exactly(values, schema, ignored=ignored, history=history, unknown=unknown)
+
+
+def _decode_known_fields(
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    ignored: Collection[str],
+    history: SchemaHistory,
+    unknown: UnknownFields,
+) -> pa.RecordBatch | None:
+    """The rows of JSON values by Arrow's reader, without the fields that the schema does not have,
+    which are counted unless they are null; None if anything else is unusual.
+    """
+    sampled: UnknownFields = Counter()
+    parse_rows_exactly(values[:_SAMPLED_VALUES], schema, ignored, parse_json, sampled)
+    if len(sampled) > _MAX_SAMPLED_FIELDS:  # Arrow would make a column of each
+        return None
+    batch = _decode_with_arrow(values, schema, "ignore", history=history)
+    if batch is None:
+        return None
+    wire = _wire_schema(schema, history)
+    try:
+        parsed = _read_with_arrow(b"\n".join(values), wire, "infer")
+    except pa.ArrowException:  # such as a field that is a number here and a text there
+        return None
+    if [field.type for field in parsed.schema][: len(wire)] != wire.types:
+        return None  # an unknown field of a struct: its path is found value by value
+    for name in parsed.schema.names[len(wire) :]:
+        if name not in ignored and not history.is_dropped(name):
+            unknown[name] += len(values) - parsed.column(name).null_count
+    return batch
+
+
+def _read_with_arrow(joined: bytes, wire: pa.Schema, unexpected: str) -> pa.Table:
+    return pj.read_json(
+        pa.BufferReader(joined),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior=unexpected
+        ),
+    )
 
 
 def _decode_with_arrow(
-    values: Sequence[bytes], schema: pa.Schema, history: SchemaHistory = NO_HISTORY
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    unexpected: str = "error",
+    *,
+    history: SchemaHistory = NO_HISTORY,
 ) -> pa.RecordBatch | None:
     """The rows of JSON values by Arrow's reader, the same as by `decode_rows_exactly`; None if
     anything is unusual.
@@ -692,18 +765,10 @@ def _decode_with_arrow(
     joined = b"\n".join(values)
     if len(joined) > MAX_ARROW_BYTES or not _are_object_lines(joined, len(values)):
         return None
-    wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
     formers = {column.name: history.former_names(column.name) for column in schema}
-    for name, kind in _former_columns(schema, history):
-        wire = wire.append(pa.field(name, kind))
+    wire = _wire_schema(schema, history)
     try:
-        parsed = pj.read_json(
-            pa.BufferReader(joined),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
-            parse_options=pj.ParseOptions(
-                explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior="error"
-            ),
-        )
+        parsed = _read_with_arrow(joined, wire, unexpected)
         if parsed.num_rows != len(values):
             return None
         columns = [
@@ -718,14 +783,18 @@ def _decode_with_arrow(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _former_columns(schema: pa.Schema, history: SchemaHistory) -> Iterator[tuple[str, pa.DataType]]:
-    """The former names of renamed columns and the names of dropped ones, with their wire types."""
+def _wire_schema(schema: pa.Schema, history: SchemaHistory) -> pa.Schema:
+    """The wire types of a schema's columns, then those of the former names of renamed columns and
+    of dropped ones.
+    """
+    fields = [pa.field(column.name, wire_type(column.type)) for column in schema]
     for former, present in history.renamed:
         if present in schema.names:
-            yield former, wire_type(schema.field(present).type)
+            fields.append(pa.field(former, wire_type(schema.field(present).type)))
     for name, kind in history.dropped:
         if name not in schema.names and is_arrow_readable(_named_type(kind)):
-            yield name, wire_type(_named_type(kind))
+            fields.append(pa.field(name, wire_type(_named_type(kind))))
+    return pa.schema(fields)
 
 
 @lru_cache(maxsize=1024)
@@ -779,17 +848,22 @@ def decode_rows_exactly(
     ignored: Collection[str] = (),
     history: SchemaHistory = NO_HISTORY,
     parser: Parser = parse_json,
+    unknown: UnknownFields | None = None,
 ) -> Decoded:
     """The rows of JSON values, decoded value by value. `parser` returns the JSON object of a value,
-    or raises JsonMismatch. `ignored` and `history` are as in `decode_rows`.
+    or raises JsonMismatch. See `decode_rows` for the rest.
     """
     if history:
         ignored = [*ignored, *(name for name, _ in history.dropped)]
         rows, misfits = parse_rows_exactly(
-            values, schema, ignored, lambda value: _with_present_names(parser(value), history)
+            values,
+            schema,
+            ignored,
+            lambda value: _with_present_names(parser(value), history),
+            unknown,
         )
     else:
-        rows, misfits = parse_rows_exactly(values, schema, ignored, parser)
+        rows, misfits = parse_rows_exactly(values, schema, ignored, parser, unknown)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):
         column = schema.field(len(columns))

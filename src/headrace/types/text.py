@@ -12,8 +12,8 @@ import binascii
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from headrace.columnar.columns import (
     CHANGE_TYPE,
     CHANGE_TYPES,
     DELETE,
+    HEADERS_COLUMN,
+    HEADERS_TYPE,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
     TIMESTAMP_COLUMN,
@@ -32,8 +34,17 @@ from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 from headrace.types.values import ColumnConverter, Misfit, column_converter
 
 Convert = Callable[[Any], Any]
-SYSTEM_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
-"""Columns that are ignored, so that the output of `consume --json` can be produced again."""
+SYSTEM_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, HEADERS_COLUMN}
+"""Columns that are not of the topic, so that the output of `consume --json` can be produced again.
+All but the headers are ignored.
+"""
+EPOCH_UNITS = {
+    "s": Decimal(1_000_000),
+    "ms": Decimal(1_000),
+    "us": Decimal(1),
+    "ns": Decimal("0.001"),
+}
+"""The units in which a number can count the time since 1970, in microseconds."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -48,7 +59,7 @@ class TextRow:
 
 class TextRowParser:
     """Converts text rows to Arrow batches of one topic. Errors name the topic, and the source of
-    the text.
+    the text. `epoch` is the unit of numbers in columns of timestamps; without it they do not fit.
     """
 
     def __init__(
@@ -59,6 +70,7 @@ class TextRowParser:
         is_table: bool,
         topic: str,
         source: str,
+        epoch: str | None = None,
         history: SchemaHistory = NO_HISTORY,
     ) -> None:
         self.key = key
@@ -66,8 +78,9 @@ class TextRowParser:
         self.topic = topic
         self.source = source
         self.history = history
-        self._rows = _Columns(declared_schema(schema) if is_table else schema)
-        self._changes = _Columns(schema)
+        self._rows = _Columns(declared_schema(schema) if is_table else schema, epoch)
+        self._changes = _Columns(schema, epoch)
+        self._headers = _Columns(pa.schema([pa.field(HEADERS_COLUMN, HEADERS_TYPE)]), epoch)
         self._names = set(self._rows.names)
         self.has_decimals = any("decimal" in str(field.type) for field in schema)
 
@@ -83,6 +96,14 @@ class TextRowParser:
         arrays = [self._array(typed, rows, default, csv=csv) for typed in columns.of(csv=csv)]
         return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
 
+    def headers(self, rows: Sequence[TextRow]) -> list[list[tuple[str, bytes | None]]] | None:
+        """The headers of each row; None if no row has any."""
+        if not any(row.values.get(HEADERS_COLUMN) for row in rows):
+            return None
+        (typed,) = self._headers.of(csv=False)
+        entries = self._array(typed, rows, {}, csv=False).to_pylist()
+        return [[(pair["key"], pair["value"]) for pair in entry or ()] for entry in entries]
+
     def _array(
         self, typed: _TypedColumn, rows: Sequence[TextRow], default: dict[str, Any], *, csv: bool
     ) -> pa.Array:
@@ -92,11 +113,11 @@ class TextRowParser:
             return typed.array(values)
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError):
             position, why = typed.find_misfit(values)
-            fix = (
-                "an empty field is null: give a value."
-                if csv and values[position] is None
-                else "correct the line, or the topic's schema."
-            )
+            fix = "correct the line, or the topic's schema."
+            if csv and values[position] is None:
+                fix = "an empty field is null: give a value."
+            elif pa.types.is_timestamp(typed.column.field.type) and _is_number(values[position]):
+                fix = "name the unit of numbers in columns of times with --epoch s, ms, us or ns."
             raise BadRows(
                 f"{self.source}, line {rows[position].line}, column {name!r}: {why}.", fix=fix
             ) from None
@@ -142,14 +163,16 @@ class TextRowParser:
 class _Columns:
     """The typed columns of a schema, for JSON and for CSV."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, epoch: str | None) -> None:
         self.schema = schema
         self.names = list(schema.names)
         self._json = [
-            _TypedColumn(column_converter(field), json_converter(field.type)) for field in schema
+            _TypedColumn(column_converter(field), json_converter(field.type, epoch=epoch))
+            for field in schema
         ]
         self._csv = [
-            _TypedColumn(column_converter(field), csv_converter(field.type)) for field in schema
+            _TypedColumn(column_converter(field), csv_converter(field.type, epoch=epoch))
+            for field in schema
         ]
 
     def of(self, *, csv: bool) -> list[_TypedColumn]:
@@ -178,13 +201,13 @@ class _TypedColumn:
         return 0, "the rows are too large for one append"
 
 
-def csv_converter(kind: pa.DataType) -> Convert | None:
+def csv_converter(kind: pa.DataType, *, epoch: str | None = None) -> Convert | None:
     """A function that converts a CSV field to a Python value; None if none is needed. Fields of
     nested columns hold JSON.
     """
     if not pa.types.is_nested(kind):
-        return json_converter(kind)
-    inner = json_converter(kind) or (lambda value: value)
+        return json_converter(kind, epoch=epoch)
+    inner = json_converter(kind, epoch=epoch) or (lambda value: value)
 
     def convert(text: str) -> Any:
         try:
@@ -197,14 +220,18 @@ def csv_converter(kind: pa.DataType) -> Convert | None:
     return convert
 
 
-def json_converter(kind: pa.DataType) -> Convert | None:
-    """A function that converts a JSON value to a Python value of a type; None if none is needed."""
+def json_converter(kind: pa.DataType, *, epoch: str | None = None) -> Convert | None:
+    """A function that converts a JSON value to a Python value of a type; None if none is needed.
+    `epoch` is the unit of numbers that stand for timestamps.
+    """
     if pa.types.is_struct(kind):
-        return _struct(kind)
+        return _struct(kind, epoch)
     if pa.types.is_map(kind):
-        return _map(kind)
+        return _map(kind, epoch)
     if pa.types.is_list(kind):
-        return _list(json_converter(kind.value_type))
+        return _list(json_converter(kind.value_type, epoch=epoch))
+    if epoch is not None and pa.types.is_timestamp(kind):
+        return _epoch_converter(kind, epoch)
     for is_kind, convert in _FROM_TEXT:
         if is_kind(kind):
             return convert
@@ -219,8 +246,8 @@ def _list(inner: Convert | None) -> Convert | None:
     )
 
 
-def _struct(kind: pa.StructType) -> Convert:
-    parts = {child.name: json_converter(child.type) for child in kind}
+def _struct(kind: pa.StructType, epoch: str | None) -> Convert:
+    parts = {child.name: json_converter(child.type, epoch=epoch) for child in kind}
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -230,9 +257,10 @@ def _struct(kind: pa.StructType) -> Convert:
     return convert
 
 
-def _map(kind: pa.MapType) -> Convert:
+def _map(kind: pa.MapType, epoch: str | None) -> Convert:
     """A converter of maps: an object, whose keys are text, or an array of pairs."""
-    key, item = json_converter(kind.key_type), json_converter(kind.item_type)
+    key = json_converter(kind.key_type, epoch=epoch)
+    item = json_converter(kind.item_type, epoch=epoch)
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, dict) else value
@@ -280,6 +308,36 @@ def _timestamp(text: str) -> datetime:
     if fraction[6:].strip("0"):
         raise ValueError(text)
     return datetime.fromisoformat(text)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            return Decimal(value).is_finite()
+        except InvalidOperation:
+            return False
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _epoch_converter(kind: pa.DataType, unit: str) -> Convert:
+    """A converter of times since 1970, in a unit, to timestamps; text that is not a number is in
+    ISO 8601. Nanoseconds are cut to microseconds, which is what a timestamp holds.
+    """
+    from_iso = _parsed(_timestamp, "a time such as 2026-01-31T12:00:00.000000Z or a number")
+    epoch = datetime(1970, 1, 1, tzinfo=None if kind.tz is None else UTC)
+
+    def convert(value: Any) -> Any:
+        if not _is_number(value):
+            return from_iso(value)
+        micros = Decimal(str(value)) * EPOCH_UNITS[unit]
+        if unit != "ns" and micros != micros.to_integral_value():
+            raise Misfit(f"{value} {unit} is finer than a microsecond")
+        try:
+            return epoch + timedelta(microseconds=int(micros.to_integral_value(ROUND_FLOOR)))
+        except OverflowError:
+            raise Misfit(f"{value} {unit} since 1970 is not in the years 1 to 9999") from None
+
+    return convert
 
 
 def _duration(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -42,28 +43,75 @@ def step(state: State, member: str | None, dead: tuple[str, ...] = ()) -> set[st
 
 
 members = st.sets(st.sampled_from("abcdefg"), min_size=1, max_size=5)
+counts = st.dictionaries(st.sampled_from("tuvwxyz"), st.integers(0, 12), min_size=1)
 
 
-@given(members, members, st.integers(1, 12), st.integers(0, 5))
-def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(
-    first: set[str], second: set[str], partitions: int, others: int
+@given(members, members, counts)
+def test_sharing_out_is_complete_and_even_and_moves_few(
+    first: set[str], second: set[str], counts: dict[str, int]
 ) -> None:
-    counts = {"t": partitions, "u": others}
-    about = {"topics": ["t", "u"]}
+    about = {"topics": list(counts)}
     before = assign_partitions(dict.fromkeys(first, about), counts, {})
     after = assign_partitions(dict.fromkeys(second, about), counts, before)
-    for topic, count in counts.items():
-        keys = [key for key in after if key.startswith(f"{topic}/")]
-        assert len(keys) == count
-        shares = Counter(after[key] for key in keys)
+    assert len(after) == sum(counts.values())
+    totals = Counter(after.values())
+    sizes = [totals[name] for name in second]
+    assert max(sizes) - min(sizes) <= 1, "over all topics"
+    for topic in counts:
+        shares = Counter(name for key, name in after.items() if key.startswith(f"{topic}/"))
         sizes = [shares[name] for name in second]
-        assert max(sizes) - min(sizes) <= 1
-        stayed = sum(before[key] == after[key] for key in keys)
-        could_stay = sum(
-            min(Counter(before[key] for key in keys)[name], count // len(second))
+        assert max(sizes) - min(sizes) <= 1, "and in each"
+    if first <= second or second <= first:
+        # Each member gives up what it must, and to level the topics little else.
+        moved = sum(before[key] != after[key] for key in after)
+        must = sum(name not in second for name in before.values()) + sum(
+            max(0, Counter(before.values())[name] - len(after) // len(second) - 1)
             for name in first & second
         )
-        assert stayed >= could_stay
+        assert moved <= must + 2 * len(counts) * len(second)
+
+
+subscriptions = st.dictionaries(
+    st.sampled_from("abcde"), st.sets(st.sampled_from("tuvw"), min_size=1), min_size=1
+)
+
+
+@given(subscriptions, subscriptions, counts)
+def test_an_assignment_that_was_computed_again_moved_partitions_for_ever(
+    first: dict[str, set[str]], second: dict[str, set[str]], counts: dict[str, int]
+) -> None:
+    def entries(wanted: dict[str, set[str]]) -> dict[str, dict[str, set[str]]]:
+        return {name: {"topics": topics} for name, topics in wanted.items()}
+
+    before = assign_partitions(entries(first), counts, {})
+    after = assign_partitions(entries(second), counts, before)
+    assert assign_partitions(entries(second), counts, after) == after
+    for key, name in after.items():
+        assert key.split("/")[0] in second[name]
+    subscribed = {topic for topics in second.values() for topic in topics}
+    assert len(after) == sum(counts.get(topic, 0) for topic in subscribed)
+
+
+def test_members_with_different_topics_have_equal_shares_where_they_can() -> None:
+    """`b` could read everything, and `a` and `c` a part each: b passes on what it has."""
+    members = {"a": {"topics": ["t"]}, "b": {"topics": ["t", "u"]}, "c": {"topics": ["u"]}}
+    shared = assign_partitions(members, {"t": 6, "u": 3}, {})
+    assert Counter(shared.values()) == {"a": 3, "b": 3, "c": 3}
+    alone = {"a": {"topics": ["t"]}, "b": {"topics": ["t", "u"]}}
+    assert Counter(assign_partitions(alone, {"t": 4, "u": 4}, {}).values()) == {"a": 4, "b": 4}
+
+
+def test_a_large_group_is_shared_out_quickly() -> None:
+    counts = {f"t{number}": number % 5 + 1 for number in range(300)}
+    about = {"topics": list(counts)}
+    shared: dict[str, str] = {}
+    begun = time.process_time()
+    for size in (1, 2, 10, 39, 40, 20):
+        shared = assign_partitions({f"m{n}": about for n in range(size)}, counts, shared)
+        totals = Counter(shared.values())
+        assert max(totals.values()) - min(totals.values()) <= 1
+        assert len(totals) == size
+    assert time.process_time() - begun < 10
 
 
 def test_a_topic_goes_only_to_members_who_want_it() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.file.state import MAX_AHEAD, MAX_LEASED, PartitionQueue, QueueState
+from headrace.log.file.state import MAX_LEASED, MessageLease, PartitionQueue, QueueState
+
+
+def over_at(time_us: int) -> Callable[[int, MessageLease], bool]:
+    return lambda _offset, lease: lease.visible_us <= time_us
 
 
 def test_messages_are_given_out_once_until_their_visibility_runs_out() -> None:
     state = QueueState()
     state.apply("take", 0, [0, 1], 100, "r")
     queue = state.partition(0)
-    assert queue.available(4, 50, 10) == [2, 3]
-    assert queue.available(4, 100, 10) == [0, 1, 2, 3]
+    assert queue.available(4, over_at(50), 10) == [2, 3]
+    assert queue.available(4, over_at(100), 10) == [0, 1, 2, 3]
     state.apply("take", 0, [0], 200, "s")
     assert (queue.leases[0].deliveries, queue.leases[0].receiver) == (2, "s")
 
@@ -24,9 +30,9 @@ def test_the_floor_rises_over_what_is_done_out_of_order() -> None:
     state.apply("done", 0, [2])
     state.apply("done", 0, [0])
     queue = state.partition(0)
-    assert (queue.floor, queue.done, queue.waiting(5)) == (1, {2}, 3)
+    assert (queue.floor, queue.done.ranges(), queue.waiting(5)) == (1, [(2, 3)], 3)
     state.apply("done", 0, [1])
-    assert (queue.floor, queue.done, queue.waiting(5)) == (3, set(), 2)
+    assert (queue.floor, queue.done.ranges(), queue.waiting(5)) == (3, [], 2)
 
 
 def test_a_released_message_is_redelivered_after_its_delay() -> None:
@@ -34,15 +40,25 @@ def test_a_released_message_is_redelivered_after_its_delay() -> None:
     state.apply("take", 0, [0], 1000, "r")
     state.apply("return", 0, [0], 500)
     queue = state.partition(0)
-    assert queue.available(1, 499, 1) == []
-    assert queue.available(1, 500, 1) == [0]
+    assert queue.available(1, over_at(499), 1) == []
+    assert queue.available(1, over_at(500), 1) == [0]
 
 
-def test_leased_messages_are_bounded(monkeypatch: object) -> None:
+def test_leased_messages_are_bounded() -> None:
     queue = PartitionQueue()
-    assert len(queue.available(10**9, 0, 10**9)) == MAX_LEASED
-    queue.next = MAX_AHEAD - 5
-    assert len(queue.available(10**9, 0, 100)) == 5
+    assert len(queue.available(10**9, over_at(0), 10**9)) == MAX_LEASED
+
+
+def test_a_held_message_costs_no_memory_for_those_behind_it() -> None:
+    state = QueueState()
+    state.apply("take", 0, [0], 1000, "r")
+    queue = state.partition(0)
+    for first in range(1, 1_000_000, 5_000):
+        offsets = queue.available(10**9, over_at(0), 5_000)
+        assert offsets[0] == first
+        state.apply("take", 0, offsets, 1000, "r")
+        state.apply("done", 0, offsets)
+    assert (queue.floor, queue.done.ranges()) == (0, [(1, 1_000_001)])
 
 
 operations = st.lists(
@@ -76,4 +92,4 @@ def test_any_history_agrees_with_a_plain_model_and_survives_a_checkpoint(
     assert queue.waiting(10) == 10 - len(done)
     assert {o: (g.deliveries, g.visible_us) for o, g in queue.leases.items()} == leased
     again = sorted(o for o, (_, visible) in leased.items() if visible <= 25)
-    assert queue.available(queue.next, 25, 100) == again
+    assert queue.available(queue.next, over_at(25), 100) == again

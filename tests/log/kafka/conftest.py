@@ -1,11 +1,23 @@
 """A log on a real broker, and a Kafka client that knows nothing of Headrace."""
 
+# mypy: disable-error-code="attr-defined"
+# (confluent_kafka.admin does not declare its public names.)
+
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 import headrace as hr
 from tests.servers.kafka_broker import KafkaBroker
@@ -34,6 +46,7 @@ class ForeignClient:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def write(
         self,
@@ -47,6 +60,42 @@ class ForeignClient:
         for value in values:
             producer.produce(topic, value, key, partition)
         assert producer.flush(20) == 0
+
+    def create(self, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
+        new_topic = NewTopic(topic, partitions, 1, config=config or {})
+        deadline = time.monotonic() + 20
+        while True:  # a topic that was just deleted may still be there for a moment
+            try:
+                self._admin.create_topics([new_topic])[topic].result(timeout=20)
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def delete(self, topic: str) -> None:
+        self._admin.delete_topics([topic])[topic].result(timeout=20)
+
+    def configure(self, topic: str, config: dict[str, str]) -> None:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for future in self._admin.incremental_alter_configs([resource]).values():
+            future.result(timeout=20)
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
+        consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+        consumer.close()
+
+    def settings(self, topic: str, names: Iterable[str]) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        (future,) = self._admin.describe_configs([resource]).values()
+        found = future.result(timeout=20)
+        return {name: found[name].value for name in names}
 
     def read(self, topic: str, count: int, partition: int = 0) -> list[Message]:
         consumer = Consumer(

@@ -90,5 +90,5 @@ def test_clients_keep_the_logs_promises() -> None:
     assert cluster.producer()["enable.idempotence"] is True
     assert cluster.reader()["isolation.level"] == "read_committed"
     assert cluster.reader()["queued.max.messages.kbytes"] == "1024"
-    assert cluster.group_member("g", 10_000)["enable.auto.commit"] is False
+    assert cluster.group_member("g", 10_000, 300_000)["enable.auto.commit"] is False
     assert cluster.transactional("t", 5_000)["message.timeout.ms"] <= 5_000

@@ -14,7 +14,7 @@ from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.timeline import HistoryKernel
-from headrace.operators.joins.versioned import CorrectedJoin
+from headrace.operators.joins.versioned_join import CorrectedJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.join_driver import (

@@ -20,7 +20,7 @@ from headrace.operators.joins import row_store
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+from headrace.operators.joins.versioned_join import CorrectedJoin, VersionedJoin
 from headrace.operators.kernel import UNSTARTED, KeyedState, TimedKernel, Watermarks
 from headrace.testing.kernels import MemoryState
 

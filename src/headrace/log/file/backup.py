@@ -35,6 +35,8 @@ from headrace.log.file.journal import (
 )
 from headrace.log.file.maintenance import maintenance_lock, write_checkpoint
 from headrace.log.file.segment import (
+    COMPACTED,
+    EXCISED,
     SEGMENT_SUFFIX,
     body_is_sound,
     list_segments,
@@ -257,6 +259,7 @@ def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
                 fix="see what `headrace log verify` says of the log.",
             )
         file.write([data], position)
+        file.sync()  # little by little: the syncs of writers would wait for a large one
         position += len(data)
 
 
@@ -298,22 +301,27 @@ def _missing_offsets(store: Store, topic: TopicState, number: int) -> Iterator[t
     path = store.partition_directory(topic.directory, number)
     expected = partition.start
     infos = list_segments(path, partition.segment, begun=partition.position > 0)
-    for info in infos:
+    for info, following in zip(infos, [*infos[1:], None], strict=False):
         if info.base > expected:
             yield expected, info.base
-        expected = max(expected, _segment_stop(store, path / info.name, info.base))
+        stop = _segment_stop(store, path / info.name, info.base)
+        if stop is None:
+            stop = following.base if following else partition.end
+        expected = max(expected, stop)
     if expected < partition.end:
         yield expected, partition.end
 
 
-def _segment_stop(store: Store, path: Path, base: int) -> int:
-    """The offset behind the last whole batch of a segment, by the headers of its batches."""
+def _segment_stop(store: Store, path: Path, base: int) -> int | None:
+    """The offset behind the last whole batch of a segment, by the headers of its batches; None if
+    rows were removed from it, and nobody recorded where it ended.
+    """
     file = store.disk.open(path, write=False)
     try:
         header = read_segment_header(file)
         if file.size() < header.end:
             return base
-        if header.stop is not None:
+        if header.flags & (COMPACTED | EXCISED):
             return header.stop
         stop = base
         for _, frame, _ in scan_headers(file, header.size, file.size()):

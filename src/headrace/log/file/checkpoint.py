@@ -41,8 +41,9 @@ logger = logging.getLogger("headrace.log")
 
 CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_VERSION = 3
-"""Format 2 has the ranges of the sequence numbers that each producer has stored; format 3, written
-only then, topics whose columns have changed.
+"""Format 2 has the ranges of the sequence numbers that each producer has stored, the ranges of the
+messages that each queue has done, and when each transaction id was last used. Format 3, written
+only then, has topics whose columns have changed.
 """
 MAX_CHECKPOINTS = 2
 

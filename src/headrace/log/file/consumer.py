@@ -2,8 +2,9 @@
 
 Membership is decided under the log's lock, as pure functions over the group's state (`coordinate`).
 A partition has an owner and a target. It moves between two live members in two steps: the owner
-gives it up at its next poll, when what it delivered has been committed, and the target takes it
-once it is free. A member shows that it is alive by touching its heartbeat file.
+gives it up at its next poll, after its `on_revoked` callback, and the target takes it once it is
+free. If the owner had delivered rows that are not committed, it is fenced (`member_fence`).
+Whether members are alive is decided in `liveness`.
 
 Messages with leases, instead of partitions with owners, are in `queue`.
 """
@@ -14,9 +15,9 @@ import operator
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from threading import Event, Thread
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,10 +32,17 @@ from headrace.errors import (
     MemberFenced,
     OffsetOutOfRange,
 )
-from headrace.log.api import Consumer
+from headrace.log.api import Consumer, RebalanceCallback
 from headrace.log.file.commit_draft import CommitDraft
+from headrace.log.file.liveness import (
+    Heartbeat,
+    MemberObserver,
+    heartbeat_path,
+    remove_heartbeats,
+)
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import GroupState, State
+from headrace.log.member_fence import FIX_FENCED, MemberFence
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 from headrace.names import check_name
 
@@ -45,8 +53,7 @@ if TYPE_CHECKING:
 
 _MIN_SLEEP_S = 0.001
 _MAX_SLEEP_S = 0.01
-_MAX_POLL_INTERVAL_S = 300.0
-_MAX_POLL_BYTES = 64 << 20  # per partition; the last batch may go beyond it
+_ORPHAN_LIFETIME_US = 600 * 1_000_000
 
 
 # Assignment
@@ -66,45 +73,147 @@ def parse_partition_key(key: str) -> tuple[str, int]:
 def assign_partitions(
     members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int], before: Mapping[str, str]
 ) -> dict[str, str]:
-    """The target owner of each partition: each topic's partitions are shared evenly among the
-    members that subscribe to it, and as few as possible move.
+    """The target owner of each partition.
+
+    Every member gets as many partitions as the others, over all topics together; then each topic is
+    spread as evenly as that allows; and few partitions move. Ten topics of one partition over three
+    members:
+
+        before   {}                   a: 4 topics   b: 3   c: 3
+        then     c leaves             a: 5 topics   b: 5        3 partitions have moved
+
+    The assignment is improved step by step, and each step makes it more even. So an assignment that
+    cannot be improved stays as it is, whoever computes it.
 
     Args:
         members: Member -> its entry, with the `topics` it subscribes to.
         counts: Topic -> number of partitions.
         before: Partition's key -> its target owner so far.
     """
-    target: dict[str, str] = {}
-    for index, (topic, count) in enumerate(sorted(counts.items())):
-        subscribers = sorted(name for name, entry in members.items() if topic in entry["topics"])
-        if subscribers:
-            target |= _assign_topic(topic, count, subscribers, before, rotation=index)
-    return target
+    sharing = _Sharing(members, counts)
+    for topic, count in sorted(counts.items()):
+        for number in range(count):
+            key = partition_key(topic, number)
+            if before.get(key) in sharing.subscribers[topic]:
+                sharing.give(key, topic, before[key])
+    for topic, count in sorted(counts.items()):
+        for number in range(count):
+            key = partition_key(topic, number)
+            if key not in sharing.owners and sharing.subscribers[topic]:
+                sharing.give(key, topic, sharing.poorest(topic))
+    while sharing.level_totals() or sharing.level_topics():
+        pass
+    return sharing.owners
 
 
-def _assign_topic(
-    topic: str, count: int, subscribers: list[str], before: Mapping[str, str], *, rotation: int
-) -> dict[str, str]:
-    keys = [partition_key(topic, number) for number in range(count)]
-    owned = {name: [key for key in keys if before.get(key) == name] for name in subscribers}
-    share, remainder = divmod(count, len(subscribers))
-    # The members with most partitions get one of the remainder; ties rotate from topic to topic.
-    order = sorted(
-        subscribers,
-        key=lambda name: (
-            -len(owned[name]),
-            (subscribers.index(name) + rotation) % len(subscribers),
-        ),
-    )
-    quota = {name: share + (index < remainder) for index, name in enumerate(order)}
-    target = {key: name for name in subscribers for key in owned[name][: quota[name]]}
-    free = [key for key in keys if key not in target]
-    for name in order:
-        missing = quota[name] - min(len(owned[name]), quota[name])
-        for key in free[:missing]:
-            target[key] = name
-        free = free[missing:]
-    return target
+class _Sharing:
+    """An assignment of partitions to members while it is being computed."""
+
+    def __init__(self, members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int]) -> None:
+        self.subscribers = {
+            topic: sorted(name for name, entry in members.items() if topic in entry["topics"])
+            for topic in counts
+        }
+        self.owners: dict[str, str] = {}
+        self.totals = dict.fromkeys(sorted(members), 0)
+        self._keys: dict[tuple[str, str], list[str]] = {
+            (name, topic): [] for topic, names in self.subscribers.items() for name in names
+        }
+
+    def give(self, key: str, topic: str, member: str) -> None:
+        """Give a partition to a member, and take it from the one that has it."""
+        owner = self.owners.get(key)
+        if owner is not None:
+            self.totals[owner] -= 1
+            self._keys[owner, topic].remove(key)
+        self.owners[key] = member
+        self.totals[member] += 1
+        self._keys[member, topic].append(key)
+
+    def _count(self, member: str, topic: str) -> int:
+        return len(self._keys.get((member, topic), ()))
+
+    def _give_last(self, topic: str, owner: str, member: str) -> None:
+        self.give(self._keys[owner, topic][-1], topic, member)
+
+    def poorest(self, topic: str) -> str:
+        """The subscriber of a topic with the fewest partitions."""
+        return min(
+            self.subscribers[topic],
+            key=lambda name: (self.totals[name], self._count(name, topic), name),
+        )
+
+    def level_totals(self) -> bool:
+        """Move a partition from a member to one that has at least two fewer, if need be through
+        others that have topics in common with both. Returns whether there were such members.
+        """
+        for richest in sorted(self.totals, key=lambda name: (-self.totals[name], name)):
+            path = self._path_from(richest)
+            if path:
+                for owner, member, topic in path:
+                    self._give_last(topic, owner, member)
+                return True
+        return False
+
+    def _path_from(self, richest: str) -> list[tuple[str, str, str]]:
+        """The moves (owner, member, topic) that lead from a member to the nearest one with at least
+        two partitions fewer; empty if there is none.
+        """
+        if self.totals[richest] - min(self.totals.values()) < 2:
+            return []
+        reached: dict[str, list[tuple[str, str, str]]] = {richest: []}
+        border = [richest]
+        while border:
+            steps: list[tuple[str, str]] = []
+            for owner in border:
+                topics = [topic for topic in self.subscribers if self._count(owner, topic)]
+                # The topics of which the owner has most, compared with what it is due, come first.
+                topics.sort(key=lambda topic, owner=owner: (self._due(topic, owner), topic))  # type: ignore[misc]
+                for topic in topics:
+                    others = self.subscribers[topic]
+                    for name in sorted(others, key=lambda name: (self.totals[name], name)):
+                        if name not in reached:
+                            reached[name] = [*reached[owner], (owner, name, topic)]
+                            steps.append((owner, name))
+            nearest = [name for _, name in steps if self.totals[richest] - self.totals[name] >= 2]
+            if nearest:
+                return reached[min(nearest, key=lambda name: (self.totals[name], name))]
+            border = [name for _, name in steps]
+        return []
+
+    def _due(self, topic: str, member: str) -> float:
+        """How many partitions of a topic a member lacks; negative if it has more than its share."""
+        keys = sum(self._count(name, topic) for name in self.subscribers[topic])
+        return keys / len(self.subscribers[topic]) - self._count(member, topic)
+
+    def level_topics(self) -> bool:
+        """Make each topic more even, without making the totals less so. Returns whether one was."""
+        has_changed = False
+        for topic, names in sorted(self.subscribers.items()):
+            while names and self._level_topic(topic, names):
+                has_changed = True
+        return has_changed
+
+    def _level_topic(self, topic: str, names: list[str]) -> bool:
+        most = max(names, key=lambda name: (self._count(name, topic), name))
+        least = min(names, key=lambda name: (self._count(name, topic), name))
+        if self._count(most, topic) - self._count(least, topic) < 2:
+            return False
+        if self.totals[most] > self.totals[least]:
+            self._give_last(topic, most, least)
+            return True
+        # In exchange, a partition of a topic of which the other one has more.
+        exchanged = [
+            other
+            for other, others in sorted(self.subscribers.items())
+            if most in others and self._count(least, other) > self._count(most, other)
+        ]
+        if not exchanged:
+            return False
+        back = min(exchanged, key=lambda other: (self._due(other, least), other))
+        self._give_last(topic, most, least)
+        self._give_last(back, least, most)
+        return True
 
 
 def coordinate(
@@ -113,6 +222,7 @@ def coordinate(
     member: str | None,
     about: Mapping[str, Any],
     dead: Iterable[str],
+    release: Container[str] | None = None,
 ) -> tuple[int, set[str]]:
     """One step of a member: join the group, remove dead members, give up partitions that are
     another member's by now, and take those that are free.
@@ -123,6 +233,7 @@ def coordinate(
         member: The member that takes the step; None only removes dead members.
         about: The member's entry: its topics, session timeout and host.
         dead: The members to remove.
+        release: The keys of the partitions that the member is ready to give up; None for all.
 
     Returns:
         The group's generation, and the keys of the partitions that the member owns now.
@@ -142,7 +253,11 @@ def coordinate(
     owners = {
         key: name
         for key, name in known.owners.items()
-        if name in members and key in target and (name != member or target[key] == member)
+        if name in members
+        and key in target
+        and (
+            name != member or target[key] == member or (release is not None and key not in release)
+        )
     }
     owners |= {key: name for key, name in target.items() if name == member and key not in owners}
     generation = known.generation
@@ -157,6 +272,29 @@ def leave_group(draft: CommitDraft, group: str, member: str) -> None:
     known = draft.state.groups.get(group)
     if known is not None and member in known.members:
         coordinate(draft, group, None, {}, [member])
+
+
+def remove_dead_members(log: LogHandle) -> None:
+    """Remove members that died when nobody else of their group was left to notice, and heartbeat
+    files that belong to no member.
+    """
+    with log.store.frozen_view() as state:
+        groups = {name: dict(group.members) for name, group in state.groups.items()}
+    for group, members in groups.items():
+        dead = log.members.dead(group, members)
+        if dead:
+            log.committer.submit(partial(_remove_members, group=group, dead=dead))
+            remove_heartbeats(log.store.root, group, dead)
+    for path in (log.store.root / "groups").glob("*~*"):
+        group, _, member = path.name.partition("~")
+        is_member = member in groups.get(group, {})
+        if not is_member and log.members.silent_us(group, member) > _ORPHAN_LIFETIME_US:
+            remove_heartbeats(log.store.root, group, [member])
+
+
+def _remove_members(draft: CommitDraft, group: str, dead: list[str]) -> None:
+    if group in draft.state.groups:
+        coordinate(draft, group, None, {}, dead)
 
 
 # Offsets
@@ -177,7 +315,9 @@ def plain_offsets(positions: Mapping[str, Mapping[int, int]]) -> Offsets:
             f"{positions!r} are not positions.",
             fix="use {topic: {partition: next offset}}, or consumer.positions().",
         ) from None
-    return Offsets(plain, member=positions.member if isinstance(positions, Offsets) else None)
+    if not isinstance(positions, Offsets):
+        return Offsets(plain)
+    return Offsets(plain, member=positions.member, handle=positions.handle, epoch=positions.epoch)
 
 
 def check_offsets(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
@@ -219,9 +359,7 @@ def check_owner(
                 raise MemberFenced(
                     f"This member no longer owns {topic}[{partition}] in group {group!r}"
                     + (f": {owner!r} does." if owner else "."),
-                    fix=(
-                        "poll again: rows since the last commit will be delivered to the new owner."
-                    ),
+                    fix=FIX_FENCED,
                 )
 
 
@@ -232,63 +370,6 @@ def store_offsets(
     for topic, offsets in positions.items():
         stored = {str(partition): offset for partition, offset in offsets.items()}
         draft.do("offsets", group, topic, stored)
-
-
-# Heartbeats
-
-
-class Heartbeat:
-    """Shows that a member is alive by touching a file, as long as the member polls at all."""
-
-    def __init__(self, path: Path, timeout_us: int) -> None:
-        self.path = path
-        self.last_poll_s = time.monotonic()
-        self._stop = Event()
-        self._thread = Thread(
-            target=self._beat,
-            args=(timeout_us / 3_000_000,),
-            daemon=True,
-            name=f"heartbeat {path.name}",
-        )
-
-    def start(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
-        self.path.touch()
-        self._thread.start()
-
-    def _beat(self, interval_s: float) -> None:
-        while not self._stop.wait(interval_s):
-            if time.monotonic() - self.last_poll_s < _MAX_POLL_INTERVAL_S:
-                try:
-                    os.utime(self.path)
-                except FileNotFoundError:
-                    self.path.touch()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
-        self.path.unlink(missing_ok=True)
-
-
-def heartbeat_path(root: Path, group: str, member: str) -> Path:
-    return root / "groups" / f"{group}~{member}"
-
-
-def heartbeat_age_s(root: Path, group: str, member: str) -> float:
-    """Seconds since a member's last heartbeat; infinite if there is none."""
-    try:
-        return max(0.0, time.time() - heartbeat_path(root, group, member).stat().st_mtime)
-    except FileNotFoundError:
-        return float("inf")
-
-
-def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
-    """The members whose last heartbeat is older than their session timeout."""
-    return [
-        member
-        for member, about in group.members.items()
-        if heartbeat_age_s(root, name, member) > about["timeout_us"] / 1e6
-    ]
 
 
 # The consumer
@@ -305,8 +386,12 @@ class FileConsumer(Consumer):
         *,
         start: str,
         session_timeout: Duration,
+        max_poll_interval: Duration,
         max_rows: int,
+        max_bytes: int,
         on_lost: str,
+        on_assigned: RebalanceCallback | None,
+        on_revoked: RebalanceCallback | None,
         headers: bool,
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
@@ -319,22 +404,33 @@ class FileConsumer(Consumer):
         self.group = check_name(group, what="group")
         self._start = start
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._on_lost = on_lost
         self._headers = headers
         timeout_us = to_us(session_timeout, what="session_timeout")
-        self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.member = f"{socket.gethostname()[:30]}-{os.getpid()}-{os.urandom(4).hex()}"
         self._about = {
             "topics": sorted(topics),
             "timeout_us": timeout_us,
             "host": socket.gethostname(),
         }
         self._check_interval_s = timeout_us / 3e6
-        self._heartbeat = Heartbeat(heartbeat_path(log.store.root, group, self.member), timeout_us)
+        self._heartbeat = Heartbeat(
+            log.store.disk,
+            heartbeat_path(log.store.root, group, self.member),
+            timeout_us,
+            to_us(max_poll_interval, what="max_poll_interval"),
+        )
+        self._observer = MemberObserver(log.store.root)
         self._generation = -1
         self._topic_versions: dict[str, tuple[str, int]] = {}
         self._last_check_s = 0.0
         self._positions: dict[str, int] = {}  # partition's key -> next offset
+        self._fence = MemberFence(group)
         self._rotation = 0
+        self._callbacks = {"on_assigned": on_assigned, "on_revoked": on_revoked}
+        self._announcements: list[tuple[str, set[str]]] = []
+        self._is_in_callback = False
         self._closed = False
 
     # Membership
@@ -344,21 +440,43 @@ class FileConsumer(Consumer):
         for topic in self.topics:
             self.log.topic_state(topic)
         self._heartbeat.start()
-        self._coordinate()
+        try:
+            self._coordinate()
+        except BaseException:
+            with suppress(HeadraceError):
+                self.close(revoke=False)
+            raise
 
     def _coordinate(self) -> None:
-        """Take a step in the group, and set the positions of partitions that are new to us."""
+        """Take a step in the group:
+
+        1. announce the partitions that are to move, so that what was read of them can be committed
+        2. in one commit: give them up, remove dead members and take what is free
+        3. fence this member if it lost partitions with rows that are not committed
+        4. begin the partitions that are new to us, and announce what was lost and what is new
+        """
         state = self.log.store.view()
         dead = self._other_dead_members(state)
+        release = self._partitions_to_release(state)
+        self._announce("on_revoked", release)  # 1
 
-        def decide(draft: CommitDraft) -> tuple[int, set[str], set[str]]:
-            group = draft.state.groups.get(self.group)
-            owners = group.owners if group else {}
-            owned_before = {key for key, name in owners.items() if name == self.member}
-            generation, owned = coordinate(draft, self.group, self.member, self._about, dead)
-            return generation, owned, owned_before
+        def decide(draft: CommitDraft) -> tuple[int, set[str], set[str], dict[str, int]]:
+            group = draft.state.groups.get(self.group) or GroupState()
+            owned_before = {key for key, name in group.owners.items() if name == self.member}
+            committed = {
+                key: group.committed.get(topic, {}).get(number, -1)
+                for key in owned_before
+                for topic, number in [parse_partition_key(key)]
+            }
+            generation, owned = coordinate(
+                draft, self.group, self.member, self._about, dead, release
+            )
+            return generation, owned, owned_before, committed
 
-        self._generation, owned, owned_before = self.log.committer.submit(decide)
+        self._heartbeat.write()  # others may have removed the file of a member that was silent
+        self._generation, owned, owned_before, committed = self.log.committer.submit(decide)  # 2
+        # Unless one has come back meanwhile.
+        remove_heartbeats(self.log.store.root, self.group, self._observer.dead(self.group, dead))
         self._last_check_s = time.monotonic()
         versions, versions_before = self._read_topic_versions(state), self._topic_versions
         self._topic_versions = versions
@@ -369,20 +487,62 @@ class FileConsumer(Consumer):
 
         # A position stays valid only if we owned the partition throughout: otherwise another member
         # may have gone on with its rows.
-        self._positions = {
+        kept = {
             key: offset
             for key, offset in self._positions.items()
             if key in owned and key in owned_before and is_same_topic(key)
         }
-        for key in owned - set(self._positions):
+        gone = set(self._positions) - set(kept)
+        for key in owned_before & set(self._positions):
+            # Another process may have committed on our behalf; nobody else could.
+            if committed[key] == self._positions[key]:
+                self._fence.commit(_by_topic({key: committed[key]}))
+        self._fence.forget(parse_partition_key(key) for key in gone if not is_same_topic(key))
+        self._fence.lose(parse_partition_key(key) for key in gone)  # 3
+        self._positions = kept
+        new = owned - set(kept)
+        for key in new:  # 4
             self._positions[key] = self._first_position(key)
+            self._fence.assign(parse_partition_key(key), self._positions[key])
+        self._announcements += [("on_revoked", gone - release), ("on_assigned", new)]
+        self._make_announcements()
 
-    def _other_dead_members(self, state: State) -> list[str]:
-        group = state.groups.get(self.group)
-        if group is None:
-            return []
-        dead = dead_members(self.log.store.root, self.group, group)
-        return [member for member in dead if member != self.member]
+    def _partitions_to_release(self, state: State) -> set[str]:
+        """The partitions that we own and another member is to have."""
+        group = state.groups.get(self.group) or GroupState()
+        return {
+            key
+            for key in self._positions
+            if group.owners.get(key) == self.member
+            and group.target.get(key, self.member) != self.member
+        }
+
+    def _make_announcements(self) -> None:
+        """Call the callbacks that are due. If one fails, the others follow at the next poll."""
+        while self._announcements:
+            self._announce(*self._announcements.pop(0))
+
+    def _announce(self, callback_name: str, keys: set[str]) -> None:
+        callback = self._callbacks[callback_name]
+        if callback is None or not keys or self._is_in_callback:
+            return
+        self._is_in_callback = True
+        try:
+            callback(
+                self,
+                {
+                    topic: tuple(offsets)
+                    for topic, offsets in _by_topic(dict.fromkeys(keys, 0)).items()
+                },
+            )
+        finally:
+            self._is_in_callback = False
+
+    def _other_dead_members(self, state: State) -> dict[str, dict[str, Any]]:
+        """The dead members with their entries."""
+        members = (state.groups.get(self.group) or GroupState()).members
+        others = {name: about for name, about in members.items() if name != self.member}
+        return {name: others[name] for name in self._observer.dead(self.group, others)}
 
     def _read_topic_versions(self, state: State) -> dict[str, tuple[str, int]]:
         """The directory and the number of partitions of each subscribed topic. A topic that was
@@ -406,12 +566,14 @@ class FileConsumer(Consumer):
         """Take a step in the group if it or its topics changed, or if a member died. Returns the
         state to read from.
         """
+        self._make_announcements()
         state = self.log.store.view()
         group = state.groups.get(self.group)
         has_changed = (
             group is None
             or group.generation != self._generation
             or self._read_topic_versions(state) != self._topic_versions
+            or bool(self._partitions_to_release(state))
         )
         if not has_changed and time.monotonic() - self._last_check_s > self._check_interval_s:
             self._last_check_s = time.monotonic()
@@ -427,6 +589,14 @@ class FileConsumer(Consumer):
         self, timeout: Duration = "1 second", max_rows: int | None = None
     ) -> list[pa.RecordBatch]:
         self._check_open()
+        if self._is_in_callback:
+            raise InputError(
+                "A consumer cannot poll in its own callback.",
+                fix="commit or seek there, and poll when the callback has returned.",
+            )
+        for (topic, number), offset in self._fence.rewind().items():
+            if partition_key(topic, number) in self._positions:
+                self._positions[partition_key(topic, number)] = offset
         deadline_s = time.monotonic() + to_us(timeout, what="timeout") / 1e6
         sleep_s = _MIN_SLEEP_S
         while True:
@@ -443,27 +613,34 @@ class FileConsumer(Consumer):
         self._rotation += 1
         batches: list[pa.RecordBatch] = []
         reached: dict[str, int] = {}
+        delivered: set[str] = set()
+        max_bytes = self._max_bytes
         for index in range(len(keys)):
-            if max_rows <= 0:
+            if max_rows <= 0 or max_bytes <= 0:
                 break
             key = keys[(index + self._rotation) % len(keys)]
             try:
-                new_batches, reached[key] = self._read_partition(state, key, max_rows)
+                new_batches, reached[key] = self._read_partition(state, key, max_rows, max_bytes)
             except HeadraceError:
                 # Deliver what was read; the error comes again when this partition is first.
                 if batches:
                     break
                 raise
             max_rows -= sum(batch.num_rows for batch in new_batches)
+            max_bytes -= sum(batch.nbytes for batch in new_batches)
             batches += new_batches
+            if new_batches:
+                delivered.add(key)
         self._positions |= reached  # last: what is not returned was not delivered
+        for key in delivered:
+            self._fence.deliver(parse_partition_key(key), reached[key])
         return batches
 
     def _read_partition(
-        self, state: State, key: str, max_rows: int
+        self, state: State, key: str, max_rows: int, max_bytes: int
     ) -> tuple[list[pa.RecordBatch], int]:
         """A partition's next rows, and the offset behind them. Sound rows in front of damaged ones
-        are delivered first.
+        are delivered first. The last batch may go beyond `max_bytes`.
         """
         topic_name, number = parse_partition_key(key)
         topic = state.topics.get(topic_name)
@@ -478,14 +655,16 @@ class FileConsumer(Consumer):
         if position >= end:
             return [], position
         try:
-            return self._read_range(topic, number, position, min(end, position + max_rows))
+            return self._read_range(
+                topic, number, position, min(end, position + max_rows), max_bytes
+            )
         except CorruptBatch as damage:
             if damage.first <= position:
                 raise
-            return self._read_range(topic, number, position, damage.first)
+            return self._read_range(topic, number, position, damage.first, max_bytes)
 
     def _read_range(
-        self, topic: TopicState, number: int, start: int, stop: int
+        self, topic: TopicState, number: int, start: int, stop: int, max_bytes: int
     ) -> tuple[list[pa.RecordBatch], int]:
         rows = FileBatches(
             topic.info,
@@ -497,7 +676,7 @@ class FileConsumer(Consumer):
         for batch in rows:
             batches.append(batch.replace_schema_metadata({TOPIC_METADATA: topic.name.encode()}))
             size += batch.nbytes
-            if size >= _MAX_POLL_BYTES:
+            if size >= max_bytes:
                 return batches, batch[OFFSET_COLUMN][-1].as_py() + 1
         return batches, stop
 
@@ -510,15 +689,30 @@ class FileConsumer(Consumer):
     # Positions
 
     def positions(self) -> Offsets:
-        offsets: dict[str, dict[int, int]] = {}
-        for key, offset in sorted(self._positions.items()):
-            topic, number = parse_partition_key(key)
-            offsets.setdefault(topic, {})[number] = offset
-        return Offsets(offsets, member=self.member)
+        self._fence.check()
+        return self._owned_positions()
+
+    def _owned_positions(self) -> Offsets:
+        return Offsets(
+            _by_topic(self._positions), member=self.member, handle=self, epoch=self._fence.epoch
+        )
+
+    def check_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Raise MemberFenced if this member cannot commit these positions of its own any more."""
+        self._fence.check(positions)
+
+    def settle_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """A transaction has committed positions of this member."""
+        self._fence.commit(positions)
+
+    def refuse_positions(self) -> None:
+        """A transaction could not commit positions of this member: MemberFenced was raised."""
+        self._fence.report()
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
-        offsets = self.positions() if positions is None else plain_offsets(positions)
+        offsets = self._owned_positions() if positions is None else plain_offsets(positions)
+        self._fence.check(offsets)
 
         def decide(draft: CommitDraft) -> None:
             check_offsets(draft.state, offsets)
@@ -526,7 +720,12 @@ class FileConsumer(Consumer):
             store_offsets(draft, self.group, offsets)
 
         if any(offsets.values()):
-            self.log.committer.submit(decide)
+            try:
+                self.log.committer.submit(decide)
+            except MemberFenced:
+                self._fence.report()
+                raise
+            self._fence.commit(offsets)
 
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
         topic = topic or self.topics[0]
@@ -538,12 +737,28 @@ class FileConsumer(Consumer):
             )
         self.log.partition_reader(self.log.topic_state(topic), partition).check_start(offset)
         self._positions[key] = offset
+        self._fence.seek((topic, partition), offset)
 
     def assignment(self) -> Mapping[str, tuple[int, ...]]:
-        return {topic: tuple(offsets) for topic, offsets in self.positions().items()}
+        return {topic: tuple(offsets) for topic, offsets in _by_topic(self._positions).items()}
 
-    def close(self) -> None:
-        if not self._closed:
+    def close(self, *, revoke: bool = True) -> None:
+        if self._closed:
+            return
+        try:
+            if revoke:
+                self._announce("on_revoked", set(self._positions))
+        finally:
             self._closed = True
             self._heartbeat.stop()
             self.log.committer.submit(lambda draft: leave_group(draft, self.group, self.member))
+
+
+def _by_topic(positions: Mapping[str, int]) -> dict[str, dict[int, int]]:
+    """Positions by partition's key as topic -> partition -> offset, in order."""
+    offsets: dict[str, dict[int, int]] = {}
+    for (topic, number), offset in sorted(
+        (parse_partition_key(key), offset) for key, offset in positions.items()
+    ):
+        offsets.setdefault(topic, {})[number] = offset
+    return offsets

@@ -10,6 +10,7 @@ from __future__ import annotations
 from headrace.log.file import staging
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows
 from headrace.log.file.committer import Committer
+from headrace.log.file.liveness import MemberObserver
 from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import Frame
 from headrace.log.file.state import TopicState
@@ -28,6 +29,7 @@ class LogHandle:
         self.store = store
         self.cache = SegmentCache(store)
         self.committer = Committer(store)
+        self.members = MemberObserver(store.root)
 
     def topic_state(self, name: str) -> TopicState:
         """A topic as readers see it now. Raises UnknownTopic."""

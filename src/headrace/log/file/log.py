@@ -17,8 +17,16 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import to_time_us
-from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
-from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.errors import InputError, MemberFenced, NotSupported, UnknownGroup, UnknownTopic
+from headrace.log.api import (
+    Batches,
+    Consumer,
+    Log,
+    Producer,
+    Queue,
+    RebalanceCallback,
+    Transaction,
+)
 from headrace.log.dead_letters import ensure_dead_topic
 from headrace.log.file import recovery, staging
 from headrace.log.file.backup import back_up
@@ -27,16 +35,16 @@ from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import (
     FileConsumer,
     coordinate,
-    dead_members,
-    heartbeat_age_s,
     parse_partition_key,
 )
 from headrace.log.file.disk import PRIVATE, Disk
 from headrace.log.file.handle import STAGING_LIFETIME_US, LogHandle
+from headrace.log.file.liveness import remove_heartbeats
 from headrace.log.file.maintenance import (
     MaintenanceThread,
     create_checkpoint,
     run_maintenance,
+    trim_topic,
     verify_log,
 )
 from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
@@ -51,7 +59,9 @@ from headrace.log.topic_config import (
     altered_topic,
     check_existing_topic,
     declared_topic,
-    resolve_offset_alias,
+    resolve_reset,
+    shifted_offsets,
+    trim_offsets,
 )
 from headrace.log.values import (
     AppendResult,
@@ -216,6 +226,15 @@ class FileLog(LogHandle, Log):
 
         self.committer.submit(decide)
 
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        return trim_topic(self, name, trim_offsets(self, name, before, partitions))
+
     def topics(self) -> list[str]:
         return sorted(self.store.view().topics)
 
@@ -345,8 +364,12 @@ class FileLog(LogHandle, Log):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         self.store.lock_file()  # refuses a read-only log: it cannot store offsets
@@ -356,8 +379,12 @@ class FileLog(LogHandle, Log):
             group,
             start=start,
             session_timeout=session_timeout,
+            max_poll_interval=max_poll_interval,
             max_rows=max_rows,
+            max_bytes=max_bytes,
             on_lost=on_lost,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
             headers=headers,
         )
         consumer.join()
@@ -399,7 +426,7 @@ class FileLog(LogHandle, Log):
                     member=member,
                     partitions=tuple(owned[member]),
                     host=about["host"],
-                    seconds_since_heartbeat=heartbeat_age_s(self.store.root, name, member),
+                    seconds_since_heartbeat=self.members.heartbeat_age_s(name, member),
                 )
                 for member, about in group.members.items()
             )
@@ -418,30 +445,41 @@ class FileLog(LogHandle, Log):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         check_name(group, what="group")
+        to = resolve_reset(to, shift)
         topic_state = self.topic_state(topic)
-        targets = self._reset_targets(topic_state, resolve_offset_alias(to))
         numbers = range(len(topic_state.partitions)) if partitions is None else partitions
         for number in numbers:
             self.partition_reader(topic_state, number)  # checks the number
-        wanted = {number: targets[number] for number in numbers}
+        if to is None:
+            assert shift is not None
+            committed = dict(self.group(group).committed.get(topic, {}))
+            wanted = shifted_offsets(
+                group,
+                topic,
+                {number: committed.get(number) for number in numbers},
+                shift,
+                {
+                    number: (partition.start, partition.end)
+                    for number, partition in enumerate(topic_state.partitions)
+                },
+            )
+        else:
+            targets = self._reset_targets(topic_state, to)
+            wanted = {number: targets[number] for number in numbers}
+        if dry_run:
+            return Offsets({topic: wanted})
+        dead = self._dead_members(group)
 
         def decide(draft: CommitDraft) -> None:
-            known_group = draft.state.groups.get(group)
-            members = () if known_group is None else tuple(known_group.members)
-            if known_group is not None:
-                alive = set(members) - set(dead_members(self.store.root, group, known_group))
-                if alive:
-                    raise MemberFenced(
-                        f"The group {group!r} is being read by {len(alive)} member(s):"
-                        f" {', '.join(sorted(alive))}.",
-                        fix="stop them, then reset it.",
-                    )
-            coordinate(draft, group, None, {}, members)  # so that dead members cannot commit later
+            # Dead members leave the group, so that they cannot commit later.
+            coordinate(draft, group, None, {}, self._check_all_dead(draft.state, group, dead))
             if f"{group}\0{topic}" in draft.state.queues:
                 for number, offset in wanted.items():
                     draft.do("queue", group, topic, "reset", number, offset)
@@ -450,7 +488,38 @@ class FileLog(LogHandle, Log):
                 draft.do("offsets", group, topic, offsets)
 
         self.committer.submit(decide)
+        remove_heartbeats(self.store.root, group, dead)
         return Offsets({topic: wanted})
+
+    def delete_group(self, name: str) -> None:
+        dead = self._dead_members(name)
+
+        def decide(draft: CommitDraft) -> None:
+            if name not in _group_names(draft.state):
+                raise UnknownGroup(name, _group_names(draft.state))
+            self._check_all_dead(draft.state, name, dead)
+            draft.do("forget_group", name)
+
+        self.committer.submit(decide)
+        remove_heartbeats(self.store.root, name, dead)
+
+    def _dead_members(self, group: str) -> list[str]:
+        """The dead members of a group; may wait until it is certain that they are."""
+        known = self.store.view().groups.get(group)
+        return [] if known is None else self.members.await_dead(group, dict(known.members))
+
+    @staticmethod
+    def _check_all_dead(state: State, group: str, dead: Sequence[str]) -> list[str]:
+        """The members of a group. MemberFenced if one of them is not among the dead."""
+        known = state.groups.get(group)
+        members = [] if known is None else sorted(known.members)
+        alive = [member for member in members if member not in dead]
+        if alive:
+            raise MemberFenced(
+                f"The group {group!r} is being read by {len(alive)} member(s): {', '.join(alive)}.",
+                fix="stop them, then try again.",
+            )
+        return members
 
     def _reset_targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
         """The offset that a reset leads to in each partition, within what the partition has."""
@@ -504,7 +573,7 @@ class FileLog(LogHandle, Log):
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify_log(self, topic)
 
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(self, topic: str | None = None, *, count_rows: bool = True) -> list[TopicStats]:
         state = self.store.view()
         names = [topic] if topic is not None else sorted(state.topics)
         stats = []
@@ -524,7 +593,12 @@ class FileLog(LogHandle, Log):
                 TopicStats(
                     name=name,
                     partitions=len(partitions),
-                    rows=sum(ends.values()) - sum(starts.values()),
+                    rows=sum(
+                        self.partition_reader(state.topic(name), number).count_rows()
+                        if count_rows
+                        else ends[number] - starts[number]
+                        for number in starts
+                    ),
                     bytes=size,
                     segments=segments,
                     earliest=starts,
@@ -599,6 +673,12 @@ def _append(draft: CommitDraft, rows: PreparedRows) -> AppendResult:
 
 def _settings(info: TopicInfo) -> dict[str, Any]:
     """A topic's settings as the journal stores them."""
+    if info.format != "json":
+        raise NotSupported(
+            f"The topic {info.name!r} has the format {info.format!r}: a registry is for topics on"
+            " Kafka, and the embedded log stores columns.",
+            fix="leave out format and registry.",
+        )
     names = (
         "partitions",
         "is_table",

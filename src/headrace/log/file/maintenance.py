@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from headrace.log.file.checkpoint import (
 )
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.compaction import compact_partition, compactable_segments, is_compacted
+from headrace.log.file.consumer import remove_dead_members
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     ROLL,
@@ -176,6 +177,7 @@ def run_maintenance(
             done["staging_swept"] = staging.remove_expired(log.store, log.store.clock.now_us())
         _remove_unfinished_files(log, log.store.journal_directory)
         _remove_deleted_topics(log)
+        remove_dead_members(log)
     return done
 
 
@@ -301,6 +303,37 @@ def apply_retention(log: LogHandle, topic: TopicState, number: int) -> int:
     if start > committed_start:
         committed_start = log.committer.submit(decide)
     return _remove_segments_before(log, topic, number, segments, committed_start)
+
+
+def trim_topic(log: LogHandle, name: str, offsets: Mapping[int, int]) -> dict[int, int]:
+    """Remove the rows of a topic before an offset of each partition. Returns the new starts.
+
+    The journal moves the starts in one commit. Segments without rows are then removed; the rows of
+    a segment that has others too stay on the disk as long as it does, and nobody can read them.
+    """
+
+    def decide(draft: CommitDraft) -> dict[int, int]:
+        topic = draft.state.topic(name)
+        for number, offset in offsets.items():
+            partition = topic.partitions[number]
+            start = min(max(offset, partition.start), partition.end)
+            if start > partition.start:
+                draft.do("start", name, number, start)
+            if partition.position and start == partition.end > partition.segment:
+                draft.roll(topic, number)  # the open segment has no rows any more
+        return {number: partition.start for number, partition in enumerate(topic.partitions)}
+
+    starts = log.committer.submit(decide)
+    topic = log.store.view().topic(name)
+    for number in offsets:
+        partition = topic.partitions[number]
+        segments = list_segments(
+            log.store.partition_directory(topic.directory, number),
+            partition.segment,
+            begun=partition.position > 0,
+        )
+        _remove_segments_before(log, topic, number, segments, partition.start)
+    return starts
 
 
 def _roll_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:

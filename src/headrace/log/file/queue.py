@@ -4,16 +4,23 @@
 records, rows that compaction removed) are marked as done. A message that was delivered too often,
 or whose bytes are damaged, becomes a dead letter in the same commit that marks it as done, so that
 it is neither lost nor doubled. The leases themselves are `state.QueueState`.
+
+A lease goes by the monotonic clock of the machine on which it was taken, so a wall clock that jumps
+neither ends nor prolongs it. On another machine, or after a restart, it is over when append time
+says so, or when a receiver has watched it for as long as it had to last when it first saw it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.columnar.columns import (
@@ -27,20 +34,23 @@ from headrace.errors import CorruptBatch, InputError, LeaseLost
 from headrace.log.api import Message, Queue
 from headrace.log.dead_letters import DeadLetter, dead_letters_to_rows, rows_to_json
 from headrace.log.file.commit_draft import CommitDraft
+from headrace.log.file.liveness import machine_clock, monotonic_us
 from headrace.log.file.producer import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
-from headrace.log.file.state import PartitionQueue, QueueState
-from headrace.log.file.store import now_us
+from headrace.log.file.state import MAX_LEASED, MessageLease, PartitionQueue, QueueState, State
 from headrace.log.partitioning import PartitionAssigner
 from headrace.log.rows import to_batch
-from headrace.log.values import Duration
+from headrace.log.values import Duration, PeekedMessage, QueueStats
 from headrace.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
 
 
+logger = logging.getLogger("headrace.log")
 _SLEEP_S = 0.01
+_MAX_WATCHED = 100_000
+_MAX_PEEKED = 100_000  # offsets of a partition that a look at the queue goes through
 _Leased = dict[int, list[tuple[int, int]]]
 """Partition -> (offset, deliveries) of the messages that a receive has leased."""
 
@@ -92,6 +102,37 @@ class FileQueue(Queue):
         log.topic_state(topic)
         self._receiver = os.urandom(6).hex()
         self._rotation = 0
+        # (partition, offset) -> a lease of another clock, and when it is over by our clock.
+        self._watched: dict[tuple[int, int], tuple[tuple[int, int, str], int]] = {}
+        self._has_warned = False
+
+    # Leases
+
+    def _partitions(self, state: State) -> Iterator[tuple[int, PartitionQueue, int]]:
+        """(number, queue, end) of each partition, to look at and not to change."""
+        topic_queue = state.queues.get(f"{self.group}\0{self.topic}") or QueueState()
+        for number, partition in enumerate(state.topic(self.topic).partitions):
+            queue = topic_queue.partitions.get(number) or PartitionQueue()
+            if queue.floor < partition.start:  # retention has removed what is below
+                queue = queue.from_floor(partition.start)
+            yield number, queue, partition.end
+
+    def _is_over(self, time_us: int, number: int, offset: int, lease: MessageLease) -> bool:
+        """Whether a lease is over, given the log's append time."""
+        return self._remaining_us(time_us, number, offset, lease) <= 0
+
+    def _remaining_us(self, time_us: int, number: int, offset: int, lease: MessageLease) -> int:
+        """For how long a lease lasts; 0 or less if it is over."""
+        if lease.clock == machine_clock():
+            return lease.deadline_us - monotonic_us()
+        identity = (lease.deliveries, lease.visible_us, lease.receiver)
+        watched = self._watched.get((number, offset))
+        if watched is None or watched[0] != identity:
+            if len(self._watched) >= _MAX_WATCHED:
+                self._watched.clear()
+            watched = (identity, monotonic_us() + lease.visible_us - time_us)
+            self._watched[number, offset] = watched
+        return min(watched[1] - monotonic_us(), lease.visible_us - time_us)
 
     # Receiving
 
@@ -120,15 +161,26 @@ class FileQueue(Queue):
 
     def _has_available(self) -> bool:
         """Whether there seem to be messages to lease, found out without the lock."""
-        state = self.log.store.view()
-        queue = state.queues.get(f"{self.group}\0{self.topic}")
-        now = now_us()
-        for number, partition in enumerate(state.topic(self.topic).partitions):
-            known = queue.partitions.get(number) if queue else None
-            partition_queue = known or PartitionQueue(floor=partition.start, next=partition.start)
-            if partition_queue.available(partition.end, now, 1):
-                return True
+        with self.log.store.frozen_view() as state:
+            time_us = self.log.store.clock.now_us()
+            for number, queue, end in self._partitions(state):
+                if queue.available(end, partial(self._is_over, time_us, number), 1):
+                    return True
+                if len(queue.leases) >= MAX_LEASED and queue.next < end:
+                    self._warn_once(number)
         return False
+
+    def _warn_once(self, number: int) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The queue %s of group %s delivers no new messages of partition %d: %d messages are"
+                " delivered and neither acknowledged nor due again.",
+                self.topic,
+                self.group,
+                number,
+                MAX_LEASED,
+            )
 
     def _lease(self, draft: CommitDraft, limit: int, visibility_us: int) -> _Leased:
         """Lease available messages. Another partition comes first each time."""
@@ -143,7 +195,9 @@ class FileQueue(Queue):
                 draft.do("queue", self.group, self.topic, "begin", number, partition.start)
                 queue = self._partition_queue(draft, number)
             room = limit - sum(map(len, leased.values()))
-            offsets = queue.available(partition.end, draft.time_us, room)
+            offsets = queue.available(
+                partition.end, partial(self._is_over, draft.time_us, number), room
+            )
             if offsets:
                 draft.do(
                     "queue",
@@ -154,6 +208,8 @@ class FileQueue(Queue):
                     offsets,
                     draft.time_us + visibility_us,
                     self._receiver,
+                    machine_clock(),
+                    monotonic_us() + visibility_us,
                 )
                 queue = self._partition_queue(draft, number)
                 leased[number] = [(offset, queue.leases[offset].deliveries) for offset in offsets]
@@ -295,7 +351,6 @@ class FileQueue(Queue):
         self._settle(receipts, "return", after_us=to_us(delay, what="delay"))
 
     def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
-        """Extend the leases of messages by their receipts, all or none."""
         self._settle(receipts, "renew", after_us=to_us(visibility, what="visibility"))
 
     def _settle(
@@ -318,12 +373,85 @@ class FileQueue(Queue):
                             " someone else; ask for more visibility, or renew in time."
                         ),
                     )
-            times = [] if after_us is None else [draft.time_us + after_us]
+            times: list[int | str] = []
+            if after_us is not None:
+                times = [draft.time_us + after_us, machine_clock(), monotonic_us() + after_us]
             for number, offset, _, _ in parsed:
                 draft.do("queue", self.group, self.topic, operation, number, [offset], *times)
 
         if parsed:
             self.log.committer.submit(decide)
+
+    # Looking
+
+    def peek(self, max_messages: int = 10) -> list[PeekedMessage]:
+        with self.log.store.frozen_view() as state:
+            time_us = self.log.store.clock.now_us()
+            partitions = [
+                (number, list(islice(queue.undone(end), _MAX_PEEKED)), dict(queue.leases))
+                for number, queue, end in self._partitions(state)
+            ]
+        found: list[PeekedMessage] = []
+        for number, offsets, leases in partitions:
+            for first in range(0, len(offsets), max(1, max_messages)):
+                chunk = offsets[first : first + max_messages]
+                if len(found) >= max_messages:
+                    return found[:max_messages]
+                rows = self._read_rows(number, chunk)
+                for offset in chunk:
+                    if offset in rows:
+                        lease = leases.get(offset)
+                        message = self._message(number, rows[offset], 0)
+                        found.append(
+                            PeekedMessage(
+                                topic=self.topic,
+                                partition=number,
+                                offset=offset,
+                                timestamp=message.timestamp,
+                                deliveries=lease.deliveries if lease else 0,
+                                status=self._status(time_us, number, offset, lease),
+                                row=message.row,
+                                headers=message.headers,
+                            )
+                        )
+        return found[:max_messages]
+
+    def _status(self, time_us: int, number: int, offset: int, lease: MessageLease | None) -> str:
+        if lease is None or self._is_over(time_us, number, offset, lease):
+            return "ready"
+        return "leased" if lease.receiver else "delayed"
+
+    def stats(self) -> list[QueueStats]:
+        stats = []
+        with self.log.store.frozen_view() as state:
+            time_us = self.log.store.clock.now_us()
+            for number, queue, end in self._partitions(state):
+                statuses = Counter(
+                    self._status(time_us, number, offset, lease)
+                    for offset, lease in queue.leases.items()
+                )
+                stats.append(
+                    QueueStats(
+                        topic=self.topic,
+                        group=self.group,
+                        partition=number,
+                        ready=statuses["ready"] + max(0, end - queue.next),
+                        leased=statuses["leased"],
+                        delayed=statuses["delayed"],
+                        oldest=next(queue.undone(end), None),
+                    )
+                )
+        return stats
+
+    def purge(self) -> int:
+        def decide(draft: CommitDraft) -> int:
+            purged = 0
+            for number, queue, end in list(self._partitions(draft.state)):
+                purged += queue.waiting(end)
+                draft.do("queue", self.group, self.topic, "reset", number, end)
+            return purged
+
+        return self.log.committer.submit(decide)
 
     def close(self) -> None:
         """Nothing to do: leases end by themselves."""

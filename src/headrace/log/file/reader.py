@@ -273,6 +273,21 @@ class PartitionReader:
                     payload=bytes(frame.body),
                 )
 
+    def count_rows(self) -> int:
+        """The number of rows from the start to the end. What is damaged does not count."""
+        rows = 0
+        for name in self._segment_names():
+            info = SegmentInfo.parse(name)
+            try:
+                segment = self._open_segment(info)
+            except (CorruptionError, OffsetOutOfRange):
+                continue
+            limit, _ = self._readable_bytes(segment)
+            rows += segment.count_rows(limit)
+            if info.base < self.state.start:
+                rows -= segment.count_rows(limit, self.state.start - info.base)
+        return rows
+
     # Times
 
     def first_since(self, time_us: int) -> int:
@@ -362,7 +377,8 @@ class PartitionReader:
 
     def _readable_bytes(self, segment: Segment) -> tuple[int, bool]:
         """The position up to which a segment may be read, and whether it is sealed."""
-        if segment.info.base == self.state.segment and not segment.info.commit:
+        is_open = segment.info.base == self.state.segment and not segment.info.commit
+        if is_open and not segment.may_have_gaps:  # compacted: sealed since, and other bytes
             return self.state.position, False
         return segment.file.size(), True
 

@@ -361,7 +361,11 @@ class SegmentHeader:
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""
-        about: dict[str, Any] = {"topic": self.topic, "id": self.id, "settings": self.settings}
+        about: dict[str, Any] = {
+            "topic": self.topic,
+            "id": self.id,
+            "settings": self.settings,
+        }
         if self.stop is not None:
             about["stop"] = self.stop
         meta = json.dumps(about).encode()
@@ -707,6 +711,7 @@ class Segment:
             self.file.close()
             raise
         self._index: FrameIndex | None = None
+        self._counted: tuple[int, int] | None = None
         self._guard = Lock()
 
     @property
@@ -767,6 +772,29 @@ class Segment:
                 )
         except (OSError, DiskFull):
             return
+
+    def count_rows(self, end: int, before: int | None = None) -> int:
+        """The number of rows up to position `end`: control records and what compaction removed do
+        not count. With `before`, those with lower relative offsets alone. What was counted is
+        remembered, so that an open segment is not counted from its beginning every time.
+        """
+        if before is not None:
+            rows = 0
+            for _, header, _ in scan_headers(self.file, self.header.size, end):
+                if header is None or header.kind != DATA:
+                    continue
+                if header.relative >= before:
+                    break
+                rows += min(header.count, before - header.relative)
+            return rows
+        with self._guard:
+            position, rows = self._counted or (self.header.size, 0)
+            if position > end:
+                position, rows = self.header.size, 0
+            for _, header, _ in scan_headers(self.file, position, end):
+                rows += header.count if header is not None and header.kind == DATA else 0
+            self._counted = (end, rows)
+            return rows
 
     def frames(
         self, relative: int, end: int, *, sealed: bool

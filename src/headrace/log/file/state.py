@@ -14,7 +14,8 @@ and that method's arguments. Method names and signatures are therefore part of t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,27 +32,88 @@ Operation = list[Any]
 RECENT_SEQUENCES = 8
 """How many sequence numbers of a producer are stored with their offsets."""
 PRODUCER_RETENTION_US = 30 * 24 * 3600 * 1_000_000
-"""How long a producer that appends nothing is remembered."""
+"""How long a producer that appends nothing, or a transaction id that is not used, is remembered."""
 
 # Queues
 
 MAX_LEASED = 10_000
-"""Messages of one partition that may be delivered and not yet done. Bounds a queue's memory."""
-MAX_AHEAD = 100_000
-"""How far messages of a partition are delivered ahead of the oldest one that is not done. Bounds a
-queue's memory.
+"""Messages of one partition that may be delivered and not yet done. Bounds a queue's memory, with
+that of `DoneOffsets`: between two ranges of it there is at least one such message.
 """
 
 
 @dataclass(slots=True)
 class MessageLease:
-    """A message that was delivered and is not done. From `visible_us` on it may be delivered again;
-    `receiver` is empty if it was returned.
+    """A message that was delivered and is not done. `receiver` is empty if it was returned.
+
+    The lease is over at `deadline_us` by the monotonic clock `clock` (`liveness.machine_clock`).
+    For those who do not have that clock, it is over when append time reaches `visible_us`.
     """
 
     deliveries: int
     visible_us: int
     receiver: str
+    clock: str = ""
+    deadline_us: int = 0
+
+
+class DoneOffsets:
+    """Offsets that are done, as ranges in order. One message that is held for a day costs one
+    range, however many others are done meanwhile.
+
+        add 1, add 2     [1, 3)
+        add 4            [1, 3) [4, 5)
+        add 3            [1, 5)
+    """
+
+    __slots__ = ("_starts", "_stops", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self.count = 0
+        for start, stop in ranges:
+            self.count += stop - start
+            if self._stops and self._stops[-1] == start:
+                self._stops[-1] = stop
+            else:
+                self._starts.append(start)
+                self._stops.append(stop)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def __contains__(self, offset: int) -> bool:
+        index = bisect_right(self._starts, offset) - 1
+        return index >= 0 and offset < self._stops[index]
+
+    def add(self, offset: int) -> None:
+        if offset in self:
+            return
+        self.count += 1
+        index = bisect_right(self._starts, offset)
+        joins_before = index > 0 and self._stops[index - 1] == offset
+        joins_after = index < len(self._starts) and self._starts[index] == offset + 1
+        if joins_before and joins_after:
+            self._stops[index - 1] = self._stops.pop(index)
+            self._starts.pop(index)
+        elif joins_before:
+            self._stops[index - 1] = offset + 1
+        elif joins_after:
+            self._starts[index] = offset
+        else:
+            self._starts.insert(index, offset)
+            self._stops.insert(index, offset + 1)
+
+    def remove_below(self, floor: int) -> int:
+        """Remove what is below a floor, and the range that begins at it. Returns where that range
+        ends, or the floor: below it everything is done.
+        """
+        index = bisect_right(self._starts, floor)
+        below = list(zip(self._starts[:index], self._stops[:index], strict=True))
+        del self._starts[:index], self._stops[:index]
+        self.count -= sum(stop - start for start, stop in below)
+        return max(floor, below[-1][1]) if below else floor
 
 
 @dataclass(slots=True)
@@ -64,7 +126,7 @@ class PartitionQueue:
 
     floor: int = 0
     next: int = 0
-    done: set[int] = field(default_factory=set)
+    done: DoneOffsets = field(default_factory=DoneOffsets)
     leases: dict[int, MessageLease] = field(default_factory=dict)
 
     def finish(self, offsets: Iterable[int]) -> None:
@@ -72,27 +134,34 @@ class PartitionQueue:
             self.leases.pop(offset, None)
             if offset >= self.floor:
                 self.done.add(offset)
-        while self.floor in self.done:
-            self.done.discard(self.floor)
-            self.floor += 1
+        self.floor = self.done.remove_below(self.floor)
         self.next = max(self.next, self.floor)
 
-    def available(self, end: int, now_us: int, limit: int) -> list[int]:
-        """Offsets that can be delivered now: those whose lease has ended, then new ones."""
-        expired = sorted(
-            offset for offset, lease in self.leases.items() if lease.visible_us <= now_us
-        )[:limit]
-        new = min(
-            limit - len(expired),
-            MAX_LEASED - len(self.leases),
-            self.floor + MAX_AHEAD - self.next,
-            end - self.next,
-        )
+    def available(
+        self, end: int, is_over: Callable[[int, MessageLease], bool], limit: int
+    ) -> list[int]:
+        """Offsets that can be delivered now: those whose lease is over, then new ones."""
+        expired = sorted(offset for offset, lease in self.leases.items() if is_over(offset, lease))[
+            :limit
+        ]
+        new = min(limit - len(expired), MAX_LEASED - len(self.leases), end - self.next)
         return expired + list(range(self.next, self.next + max(0, new)))
 
     def waiting(self, end: int) -> int:
         """How many messages are not done: the queue's lag."""
-        return max(0, end - self.floor - len(self.done))
+        return max(0, end - self.floor - self.done.count)
+
+    def from_floor(self, floor: int) -> PartitionQueue:
+        """A copy in which everything below a floor is done."""
+        done = DoneOffsets(self.done.ranges())
+        floor = done.remove_below(max(self.floor, floor))
+        leases = {offset: lease for offset, lease in self.leases.items() if offset >= floor}
+        return PartitionQueue(floor=floor, next=max(self.next, floor), done=done, leases=leases)
+
+    def undone(self, end: int) -> Iterator[int]:
+        """The offsets of all messages that are not done, in order."""
+        yield from sorted(self.leases)
+        yield from range(self.next, end)
 
 
 class QueueState:
@@ -111,35 +180,62 @@ class QueueState:
 
     @staticmethod
     def _begin(queue: PartitionQueue, floor: int) -> None:
-        queue.floor = max(queue.floor, floor)
-        queue.next = max(queue.next, floor)
-        queue.done = {offset for offset in queue.done if offset >= floor}
+        queue.floor = queue.done.remove_below(max(queue.floor, floor))
+        queue.next = max(queue.next, queue.floor)
         queue.leases = {offset: lease for offset, lease in queue.leases.items() if offset >= floor}
 
     @staticmethod
     def _reset(queue: PartitionQueue, floor: int) -> None:
         queue.floor = queue.next = floor
-        queue.done, queue.leases = set(), {}
+        queue.done, queue.leases = DoneOffsets(), {}
 
     @staticmethod
-    def _take(queue: PartitionQueue, offsets: list[int], visible_us: int, receiver: str) -> None:
+    def _take(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        receiver: str,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
             lease = queue.leases.get(offset)
             deliveries = lease.deliveries + 1 if lease else 1
-            queue.leases[offset] = MessageLease(deliveries, visible_us, receiver)
+            queue.leases[offset] = MessageLease(
+                deliveries=deliveries,
+                visible_us=visible_us,
+                receiver=receiver,
+                clock=clock,
+                deadline_us=deadline_us,
+            )
             queue.next = max(queue.next, offset + 1)
 
     @staticmethod
-    def _renew(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
+    def _renew(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
-            if offset in queue.leases:  # always, unless the journal is damaged
-                queue.leases[offset].visible_us = visible_us
+            lease = queue.leases.get(offset)
+            if lease is not None:  # always, unless the journal is damaged
+                lease.visible_us, lease.clock, lease.deadline_us = visible_us, clock, deadline_us
 
     @staticmethod
-    def _return(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
+    def _return(
+        queue: PartitionQueue,
+        offsets: list[int],
+        visible_us: int,
+        clock: str = "",
+        deadline_us: int = 0,
+    ) -> None:
         for offset in offsets:
-            if offset in queue.leases:
-                queue.leases[offset].visible_us, queue.leases[offset].receiver = visible_us, ""
+            lease = queue.leases.get(offset)
+            if lease is not None:
+                lease.visible_us, lease.clock, lease.deadline_us = visible_us, clock, deadline_us
+                lease.receiver = ""
 
     @staticmethod
     def _done(queue: PartitionQueue, offsets: list[int]) -> None:
@@ -150,9 +246,16 @@ class QueueState:
             str(number): [
                 queue.floor,
                 queue.next,
-                sorted(queue.done),
+                queue.done.ranges(),
                 [
-                    [offset, lease.deliveries, lease.visible_us, lease.receiver]
+                    [
+                        offset,
+                        lease.deliveries,
+                        lease.visible_us,
+                        lease.receiver,
+                        lease.clock,
+                        lease.deadline_us,
+                    ]
                     for offset, lease in queue.leases.items()
                 ],
             ]
@@ -166,7 +269,12 @@ class QueueState:
             state.partitions[int(number)] = PartitionQueue(
                 floor=floor,
                 next=next_offset,
-                done=set(done),
+                done=DoneOffsets(  # single offsets before format 2 of checkpoints
+                    (done_range, done_range + 1)
+                    if isinstance(done_range, int)
+                    else (done_range[0], done_range[1])
+                    for done_range in done
+                ),
                 leases={offset: MessageLease(*lease) for offset, *lease in leases},
             )
         return state
@@ -277,7 +385,8 @@ class State:
         """Whether a commit was ever earlier than the one before: a clock was set back."""
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
-        self.transactions: dict[str, int] = {}
+        self.transactions: dict[str, int] = {}  # id -> epoch
+        self.transactions_seen_us: dict[str, int] = {}
         self.groups: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         self.notes: dict[str, str] = {}
@@ -433,7 +542,7 @@ class State:
             producer = self.producers.setdefault(name, ProducerState())
             producer.epoch, producer.seen_us = epoch, self.time_us
         else:
-            self.transactions[name] = epoch
+            self.transactions[name], self.transactions_seen_us[name] = epoch, self.time_us
 
     def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
@@ -500,6 +609,12 @@ class State:
         self.producers = {
             key: value for key, value in self.producers.items() if value.seen_us >= oldest
         }
+        self.transactions_seen_us = {
+            name: seen_us
+            for name, seen_us in self.transactions_seen_us.items()
+            if seen_us >= oldest
+        }
+        self.transactions = {name: self.transactions[name] for name in self.transactions_seen_us}
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON, for `State.load`. It shares nothing with the state that later commits
@@ -520,6 +635,7 @@ class State:
                 for key, producer in self.producers.items()
             },
             "transactions": dict(self.transactions),
+            "transactions_seen_us": dict(self.transactions_seen_us),
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
@@ -546,6 +662,9 @@ class State:
                 else StoredSequences.of(sequence for sequence, _, _ in recent),
             )
         state.transactions = dump["transactions"]
+        state.transactions_seen_us = dump.get(  # since format 2 of checkpoints
+            "transactions_seen_us", dict.fromkeys(state.transactions, state.time_us)
+        )
         state.notes = dump["notes"]
         for key, (generation, members, owners, target, committed) in dump["groups"].items():
             state.groups[key] = GroupState(

@@ -18,6 +18,7 @@ from headrace.errors import (
     DiskFull,
     FencedError,
     InputError,
+    MemberFenced,
     NoteConflict,
     TransactionFenced,
     TransactionTimedOut,
@@ -28,7 +29,7 @@ from headrace.log.file.consumer import check_offsets, check_owner, plain_offsets
 from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_batch
 from headrace.log.file.segment import control_frame
 from headrace.log.file.staging import StagingWriter, discard, staging_name
-from headrace.log.file.state import TopicState
+from headrace.log.file.state import PRODUCER_RETENTION_US, TopicState
 from headrace.log.partitioning import PartitionAssigner, check_partition
 from headrace.log.rows import tombstones, upserts
 from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES_IN_MEMORY = 8 << 20
+_SEEN_INTERVAL_US = PRODUCER_RETENTION_US // 30
 _ANY_VALUE = object()
 
 
@@ -69,7 +71,8 @@ class FileTransaction(Transaction):
         timeout_us = to_us(timeout, what="timeout")
 
         def decide(draft: CommitDraft) -> int:
-            epoch = draft.state.transactions.get(id, 0) + 1
+            # An id that was forgotten begins above all epochs that it ever had.
+            epoch = draft.state.transactions.get(id, draft.state.commit) + 1
             draft.do("epoch", "transaction", id, epoch)
             return epoch
 
@@ -114,6 +117,8 @@ class FileTransaction(Transaction):
         offsets = plain_offsets(positions)
         for topic in offsets:
             self._topic(topic)
+        if offsets.handle is not None:
+            offsets.handle.check_positions(offsets)
         self._offsets.append((group, offsets))
 
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
@@ -186,6 +191,9 @@ class FileTransaction(Transaction):
 
     def commit(self) -> AppendResult:
         self._check_open()
+        consumers = [(offsets.handle, offsets) for _, offsets in self._offsets if offsets.handle]
+        for consumer, offsets in consumers:
+            consumer.check_positions(offsets)
         staged = [*(writer.finish() for writer in self._spilled.values()), *self._adopted]
         while True:
             try:
@@ -205,12 +213,17 @@ class FileTransaction(Transaction):
                     for rows in self._rows
                 ]
                 self._topics = topics
-            except (InputError, FencedError, TransactionTimedOut, DiskFull):
+            except (InputError, FencedError, TransactionTimedOut, DiskFull) as error:
+                if isinstance(error, MemberFenced):
+                    for consumer, _ in consumers:
+                        consumer.refuse_positions()
                 raise  # refused: nothing of it is stored
             except BaseException:  # it may be stored: leave the staged rows alone
                 self._is_open = False
                 raise
         self._is_open = False
+        for consumer, offsets in consumers:
+            consumer.settle_positions(offsets)
         discard(self.log.store, [file for part in staged for file, _ in part.partitions.values()])
         return result
 
@@ -229,6 +242,8 @@ class FileTransaction(Transaction):
             store_offsets(draft, group, offsets)
         for name, value, _ in self._notes:
             draft.do("note", name, value)
+        if draft.time_us - draft.state.transactions_seen_us[self.id] > _SEEN_INTERVAL_US:
+            draft.do("epoch", "transaction", self.id, self._epoch)  # it is not forgotten
         return draft.result()
 
     def _check_current(self, draft: CommitDraft) -> None:
@@ -236,6 +251,13 @@ class FileTransaction(Transaction):
         does not have the expected value.
         """
         epoch = draft.state.transactions.get(self.id)
+        if epoch is None:
+            raise TransactionFenced(
+                f"The transaction id {self.id!r} is not known any more, as after"
+                f" {format_us(PRODUCER_RETENTION_US)} without a commit; nothing of this transaction"
+                " is stored.",
+                fix="begin again with log.transaction(...).",
+            )
         if epoch != self._epoch:
             raise TransactionFenced(
                 f"The transaction id {self.id!r} has a newer owner (epoch {epoch}, this one has"

@@ -19,6 +19,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import (
@@ -40,6 +41,7 @@ from headrace.log.kafka.errors import (
     LOST_MEMBERSHIP,
     NO_GROUP,
     NO_TOPIC,
+    NOT_READABLE,
     PERMANENT,
     cause,
     error_code,
@@ -133,6 +135,33 @@ class ClusterAdmin:
                 )
             time.sleep(0.05)
 
+    def topic_id_and_settings(self, topic: str) -> tuple[str | None, dict[str, str]]:
+        """The id of a topic and its settings, requested at once; see `topic_id` and
+        `topic_settings`.
+        """
+        request = self._request_topic(topic)
+        settings = self.topic_settings([topic]).get(topic, {})
+        return self._await_topic_id(topic, request), settings
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id that Kafka gave a topic when it was created; None if there is no such topic."""
+        return self._await_topic_id(topic, self._request_topic(topic))
+
+    def _request_topic(self, topic: str) -> Future[Any]:
+        request: Future[Any] = self._client.describe_topics(
+            TopicCollection([topic]), request_timeout=RESPONSE_SECONDS
+        )[topic]
+        return request
+
+    def _await_topic_id(self, topic: str, request: Future[Any]) -> str | None:
+        try:
+            description = request.result()
+        except KafkaException as error:
+            if error_code(error) in NO_TOPIC:
+                return None
+            raise translate_error(error, f"describe the topic {topic!r}") from error
+        return str(description.topic_id)
+
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create a topic and wait until it can be used. Raises KafkaException
         (TOPIC_ALREADY_EXISTS) if it exists.
@@ -169,6 +198,26 @@ class ClusterAdmin:
 
     def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
         self._configure(ResourceType.TOPIC, topic, config)
+
+    def topic_settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics, as the brokers have them. Topics whose settings this user may not
+        see are left out.
+        """
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        settings: dict[str, dict[str, str]] = {}
+        if not resources:
+            return settings
+        with translate_errors("read the settings of topics"):
+            requests = self._client.describe_configs(resources, request_timeout=RESPONSE_SECONDS)
+            for resource, request in requests.items():
+                try:
+                    entries = request.result()
+                except KafkaException as error:
+                    if error_code(error) in NOT_READABLE:
+                        continue
+                    raise
+                settings[resource.name] = {name: entry.value for name, entry in entries.items()}
+        return settings
 
     def configure_group(self, group: str, config: Mapping[str, str]) -> None:
         self._configure(ResourceType.GROUP, group, config)
@@ -241,6 +290,44 @@ class ClusterAdmin:
                     raise translate_error(error, "look up offsets") from error
                 time.sleep(0.05)
 
+    def known_offsets(
+        self, partitions: Iterable[PartitionId]
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
+        """The start and end offsets of partitions, requested at once. A partition without a leader,
+        or of a topic that was deleted meanwhile, is left out: others are not held up by it.
+        """
+        listed = [TopicPartition(*partition) for partition in partitions]
+        offsets: tuple[dict[PartitionId, int], dict[PartitionId, int]] = ({}, {})
+        if not listed:
+            return offsets
+        with translate_errors("look up offsets"):
+            requests = [
+                self._client.list_offsets(
+                    dict.fromkeys(listed, spec),
+                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    request_timeout=RESPONSE_SECONDS,
+                )
+                for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+            ]
+        for found, responses in zip(offsets, requests, strict=True):
+            for partition, future in responses.items():
+                try:
+                    found[partition.topic, partition.partition] = future.result().offset
+                except KafkaException:
+                    continue
+        return offsets
+
+    def delete_records(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Delete the records of a topic before an offset of each partition."""
+        partitions = [
+            TopicPartition(topic, partition, offset) for partition, offset in offsets.items()
+        ]
+        with translate_errors(f"delete records of {topic!r}"):
+            for future in self._client.delete_records(
+                partitions, request_timeout=RESPONSE_SECONDS
+            ).values():
+                future.result()
+
     def await_ends(self, targets: Mapping[PartitionId, int], seconds: float) -> bool:
         """Wait until the committed records reach these offsets. False if another open transaction
         holds them back for longer.
@@ -310,6 +397,31 @@ class ClusterAdmin:
                     topic[committed.partition] = committed.offset
         return offsets
 
+    def stable_offsets(
+        self, group: str, partitions: Iterable[PartitionId]
+    ) -> dict[PartitionId, int]:
+        """The committed offsets of those partitions for which no transaction is committing offsets
+        now; -1 where there is none.
+        """
+        ids = list(partitions)
+        request = self._request_committed(group, [TopicPartition(*each) for each in ids])
+        try:
+            committed: list[TopicPartition] = request.result().topic_partitions
+        except KafkaException as error:
+            if error_code(error) in NO_GROUP:
+                return dict.fromkeys(ids, -1)
+            raise translate_error(error, f"read the offsets of group {group!r}") from error
+        for each in committed:
+            if each.error is not None and not is_pending(each):
+                raise translate_error(
+                    KafkaException(each.error), f"read the offsets of group {group!r}"
+                )
+        return {
+            (each.topic, each.partition): max(each.offset, -1)
+            for each in committed
+            if not is_pending(each)
+        }
+
     def await_committed(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Wait until offsets that a transaction committed can be read. While they are pending, only
         a request that names the partitions shows them.
@@ -348,6 +460,23 @@ class ClusterAdmin:
                 return committed
             time.sleep(POLL_SECONDS)
             request = self._request_committed(group, partitions)
+
+    def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its committed offsets. Kafka refuses it while the group has
+        members.
+        """
+        with translate_errors(f"delete the group {group!r}"):
+            try:
+                self._client.delete_consumer_groups([group], request_timeout=RESPONSE_SECONDS)[
+                    group
+                ].result()
+            except KafkaException as error:
+                if error_code(error) == KafkaError.NON_EMPTY_GROUP:
+                    raise MemberFenced(
+                        f"The group {group!r} has active consumers, so it cannot be deleted.",
+                        fix="stop its consumers, then delete it.",
+                    ) from None
+                raise
 
     def alter_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group. Kafka refuses it while the group has members."""

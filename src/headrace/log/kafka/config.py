@@ -45,7 +45,6 @@ SEND_TIMEOUT_MS = 30_000
 TRANSACTION_TIMEOUT_MS = 60_000
 FETCH_WAIT_MS = 5  # a bounded read that ends with a transaction marker waits for one empty response
 LINGER_MS = 1
-POLL_INTERVAL_MS = 300_000
 HEARTBEAT_MS = 500  # members learn of a rebalance with a heartbeat
 
 
@@ -108,13 +107,13 @@ class ClusterConfig:
             "auto.offset.reset": "error",
         }
 
-    def group_member(self, group: str, session_ms: int) -> Settings:
+    def group_member(self, group: str, session_ms: int, poll_interval_ms: int) -> Settings:
         """Settings of a member of a consumer group. Rebalancing is cooperative: a member goes on
         reading the partitions that it keeps.
         """
         return {
             "fetch.wait.max.ms": 100,
-            "max.poll.interval.ms": max(POLL_INTERVAL_MS, session_ms),
+            "max.poll.interval.ms": poll_interval_ms,
             "heartbeat.interval.ms": max(min(session_ms // 4, HEARTBEAT_MS), 1),
             **self._consumer(),
             "group.id": group,

@@ -2,13 +2,15 @@
 the consumer tracks its own positions and commits them explicitly.
 
 Rebalancing is cooperative: a member goes on reading the partitions that it keeps. It learns of
-partitions that it lost by Kafka's callbacks, which run while it polls.
+partitions that it lost by Kafka's callbacks, which run while it polls. If it had delivered rows of
+them that are not committed, it is fenced (`member_fence`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +19,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.durations import to_us
 from headrace.errors import BadPartition, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
-from headrace.log.api import Consumer
-from headrace.log.kafka.cluster import RESPONSE_SECONDS, PartitionId, is_pending
+from headrace.log.api import Consumer, RebalanceCallback
+from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import (
     LOST_MEMBERSHIP,
@@ -28,11 +30,14 @@ from headrace.log.kafka.errors import (
 )
 from headrace.log.kafka.fetcher import OffsetLost, raise_for_error
 from headrace.log.kafka.reader import MisfitDiverter, RowReader, out_of_range_error
+from headrace.log.member_fence import FIX_FENCED, MemberFence
 from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 from headrace.names import check_name
 
 SETTLE_SECONDS = 10.0
-_FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."
+START_SECONDS = 2.0
+START_RETRY_SECONDS = 0.1
+CONSUME_MESSAGES = 1000  # at once, so that a poll ends near its bound in bytes
 
 
 class KafkaConsumer(Consumer):
@@ -47,8 +52,12 @@ class KafkaConsumer(Consumer):
         *,
         start: str,
         session_timeout: Duration,
+        max_poll_interval: Duration,
         max_rows: int,
+        max_bytes: int,
         on_lost: str,
+        on_assigned: RebalanceCallback | None,
+        on_revoked: RebalanceCallback | None,
         headers: bool,
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
@@ -61,11 +70,22 @@ class KafkaConsumer(Consumer):
         self.group = check_name(group, what="group")
         self._start, self._max_rows, self._on_lost = start, max_rows, on_lost
         self._headers = headers
+        self._max_bytes = max_bytes
+        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        self._callback_error: BaseException | None = None
+        self._is_in_callback = self._is_closing = False
+        self._fence = MemberFence(group)
         self._readers: dict[str, RowReader] = {}
         self._positions: dict[PartitionId, int] = {}
         self._pending: list[Message] = []
+        self._unstarted: set[PartitionId] = set()
+        self._next_start = 0.0
         self._is_assigned = self._closed = False
-        self._session_ms = to_us(session_timeout, what="session_timeout") // 1000
+        self._poll_interval_ms = to_us(max_poll_interval, what="max_poll_interval") // 1000
+        # Kafka refuses a longer session than the interval between polls.
+        self._session_ms = min(
+            to_us(session_timeout, what="session_timeout") // 1000, self._poll_interval_ms
+        )
 
     # Membership
 
@@ -83,77 +103,150 @@ class KafkaConsumer(Consumer):
             )
         with translate_errors(f"join the group {self.group!r}"):
             self._client = Client(
-                self._connection.cluster.group_member(self.group, self._session_ms)
+                self._connection.cluster.group_member(
+                    self.group, self._session_ms, self._poll_interval_ms
+                )
             )
             self._client.subscribe(
                 list(self.topics),
                 on_assign=self._on_assign,
                 on_revoke=self._on_revoke,
-                on_lost=self._on_revoke,
+                on_lost=self._on_loss,
             )
         deadline = time.monotonic() + self._session_ms / 1000 + SETTLE_SECONDS
         try:
             while not self._is_assigned and time.monotonic() < deadline:
                 self._poll_client(0.05)
-        except HeadraceError:
-            self._client.close()
+            deadline = min(deadline, time.monotonic() + START_SECONDS)
+            while self._unstarted and time.monotonic() < deadline:
+                self._poll_client(0.05)
+        except BaseException:
+            self.close(revoke=False)
             raise
 
     def _poll_client(self, seconds: float) -> None:
         """Let Kafka run its callbacks. A message that arrives is kept for the next `poll`; an error
-        of the whole group is raised.
+        of the whole group is raised, and so is one of a user's callback.
         """
         message = self._client.poll(seconds)
-        if message is None:
-            return
-        error = message.error()
-        if error is not None and message.topic() is None and not error.retriable():
+        error = message.error() if message is not None else None
+        is_of_group = error is not None and message is not None and message.topic() is None
+        if message is not None and not is_of_group:
+            self._pending.append(message)
+        self._raise_callback_error()
+        # After a pause between polls that was too long, the client joins again by itself.
+        if (
+            error is not None
+            and is_of_group
+            and error.code() != KafkaError._MAX_POLL_EXCEEDED  # noqa: SLF001
+            and not error.retriable()
+        ):
             raise translate_error(KafkaException(error), f"read with the group {self.group!r}")
-        self._pending.append(message)
+        self._start_partitions()
+
+    def _call_back(
+        self, callback: RebalanceCallback | None, partitions: Iterable[PartitionId]
+    ) -> None:
+        """Call a user's callback. Its error is raised by the poll in which it was called, when the
+        client has done its part of the rebalance.
+        """
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in partitions:
+            by_topic.setdefault(topic, []).append(number)
+        if callback is None or not by_topic:
+            return
+        self._is_in_callback = True
+        try:
+            callback(self, {topic: tuple(sorted(by_topic[topic])) for topic in sorted(by_topic)})
+        except BaseException as error:
+            self._callback_error = self._callback_error or error
+        finally:
+            self._is_in_callback = False
+
+    def _raise_callback_error(self) -> None:
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            raise error
 
     def _on_assign(self, client: Client, partitions: list[TopicPartition]) -> None:
-        """Start each assigned partition at its committed offset, or where `start` says."""
+        """Take assigned partitions, and start those whose offsets are known.
+
+        Offsets that a transaction is committing, perhaps one of a member that was killed, are not
+        known before its end. Such a partition is paused, at an offset that needs no lookup: the
+        client would apply the answer to a lookup even after it was told where to start.
+        """
         self._is_assigned = True
-        if not partitions:
+        if not partitions or self._is_closing:
             return
-        committed = self._committed(client, partitions)
-        uncommitted = [(each.topic, each.partition) for each in committed if each.offset < 0]
+        ids = [(each.topic, each.partition) for each in partitions]
+        offsets: dict[PartitionId, int] = {}
+        with suppress(HeadraceError):  # it is raised when the next attempt fails
+            offsets = self._first_offsets(ids)
+        client.incremental_assign([TopicPartition(*each, offsets.get(each, 0)) for each in ids])
+        self._unstarted |= set(ids) - set(offsets)
+        if self._unstarted:
+            client.pause([TopicPartition(*each) for each in self._unstarted])
+        self._begin(offsets)
+
+    def _first_offsets(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        """Where to start: at the committed offset, or where `start` says. Partitions for which a
+        transaction is committing offsets are left out.
+        """
         admin = self._connection.admin
-        starts = (
+        offsets = admin.stable_offsets(self.group, partitions)
+        uncommitted = [partition for partition, offset in offsets.items() if offset < 0]
+        return offsets | (
             admin.start_offsets(uncommitted)
             if self._start == "earliest"
             else admin.end_offsets(uncommitted)
         )
-        for each in committed:
-            partition = (each.topic, each.partition)
-            self._positions[partition] = each.offset if each.offset >= 0 else starts[partition]
-        client.incremental_assign(
-            [
-                TopicPartition(
-                    each.topic, each.partition, self._positions[each.topic, each.partition]
-                )
-                for each in partitions
-            ]
-        )
 
-    @staticmethod
-    def _committed(client: Client, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The committed offsets, once no transaction is about to change them."""
-        deadline = time.monotonic() + RESPONSE_SECONDS
-        committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
-        while any(map(is_pending, committed)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-            committed = client.committed(partitions, timeout=RESPONSE_SECONDS)
-        return committed
+    def _begin(self, offsets: Mapping[PartitionId, int]) -> None:
+        for partition, offset in offsets.items():
+            self._positions[partition] = offset
+            self._fence.assign(partition, offset)
+        self._call_back(self._on_assigned, offsets)
+
+    def _start_partitions(self) -> None:
+        """Start assigned partitions whose offsets were not known so far."""
+        if not self._unstarted or time.monotonic() < self._next_start:
+            return
+        self._next_start = time.monotonic() + START_RETRY_SECONDS
+        offsets = self._first_offsets(self._unstarted)
+        for partition, offset in offsets.items():
+            self._move(partition, offset)
+            self._client.resume([TopicPartition(*partition)])
+            self._unstarted.discard(partition)
+        self._begin(offsets)
+        self._raise_callback_error()
 
     def _on_revoke(self, _client: Client, partitions: list[TopicPartition]) -> None:
+        """Partitions are about to move: what was read of them can still be committed."""
+        self._call_back(self._on_revoked, self._started(partitions))
+        self._drop(partitions)
+
+    def _on_loss(self, _client: Client, partitions: list[TopicPartition]) -> None:
+        """Partitions have been taken away: nothing of them can be committed any more."""
+        lost = self._started(partitions)
+        self._drop(partitions)
+        self._call_back(self._on_revoked, lost)
+
+    def _started(self, partitions: Iterable[TopicPartition]) -> list[PartitionId]:
+        """Those of some partitions that have been started, and so announced."""
+        ids = [(each.topic, each.partition) for each in partitions]
+        return [partition for partition in ids if partition in self._positions]
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         revoked = {(each.topic, each.partition) for each in partitions}
+        if not self._is_closing:  # a closed consumer cannot commit in any case
+            self._fence.lose(revoked)
         self._positions = {
             partition: offset
             for partition, offset in self._positions.items()
             if partition not in revoked
         }
         self._pending = [each for each in self._pending if _partition_of(each) not in revoked]
+        self._unstarted -= revoked
 
     # Reading
 
@@ -161,6 +254,14 @@ class KafkaConsumer(Consumer):
         self, timeout: Duration = "1 second", max_rows: int | None = None
     ) -> list[pa.RecordBatch]:
         self._check_open()
+        if self._is_in_callback:
+            raise InputError(
+                "A consumer cannot poll in its own callback.",
+                fix="commit or seek there, and poll when the callback has returned.",
+            )
+        for partition, offset in self._fence.rewind().items():
+            if partition in self._positions:
+                self._move(partition, offset)
         deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
         while True:
             seconds = max(deadline - time.monotonic(), 0.0)
@@ -169,13 +270,29 @@ class KafkaConsumer(Consumer):
                 return batches
 
     def _messages(self, seconds: float, limit: int) -> list[Message]:
-        """At least one message if one arrives in time, and more if they are available at once."""
+        """At least one message if one arrives in time, and more if they are available at once, up
+        to the message that reaches the bound in bytes.
+        """
         with translate_errors(f"read with the group {self.group!r}"):
             if not self._pending:
                 self._poll_client(seconds)
-            if len(self._pending) < limit:
-                self._pending += self._client.consume(limit - len(self._pending), 0)
-        messages, self._pending = self._pending[:limit], self._pending[limit:]
+            size = sum(map(_size_of, self._pending))
+            while len(self._pending) < limit and size < self._max_bytes:
+                wanted = min(limit - len(self._pending), CONSUME_MESSAGES)
+                arrived = self._client.consume(wanted, 0)
+                self._pending += arrived
+                self._raise_callback_error()
+                self._start_partitions()
+                size += sum(map(_size_of, arrived))
+                if len(arrived) < wanted:
+                    break
+        count = size = 0
+        for message in self._pending[:limit]:
+            count += 1
+            size += _size_of(message)
+            if size >= self._max_bytes:
+                break
+        messages, self._pending = self._pending[:count], self._pending[count:]
         return messages
 
     def _batches(self, messages: Sequence[Message]) -> list[pa.RecordBatch]:
@@ -210,6 +327,7 @@ class KafkaConsumer(Consumer):
         current = [record for record in records if (record.offset() or 0) >= position]
         if current:
             self._positions[partition] = (current[-1].offset() or 0) + 1
+            self._fence.deliver(partition, self._positions[partition])
         batch = self._readers[partition[0]].rows(current)
         return batch.replace_schema_metadata({TOPIC_METADATA: partition[0].encode()})
 
@@ -242,24 +360,45 @@ class KafkaConsumer(Consumer):
     # Positions
 
     def positions(self) -> Offsets:
+        self._fence.check()
+        return self._owned_positions()
+
+    def _owned_positions(self) -> Offsets:
         offsets: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in sorted(self._positions.items()):
             offsets.setdefault(topic, {})[partition] = offset
         return Offsets(
-            offsets, member=None if self._closed else self._client.memberid(), handle=self
+            offsets,
+            member=None if self._closed else self._client.memberid(),
+            handle=self,
+            epoch=self._fence.epoch,
         )
+
+    def check_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Raise MemberFenced if this member cannot commit these positions of its own any more."""
+        self._fence.check(positions)
+
+    def settle_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """A transaction has committed positions of this member."""
+        self._fence.commit(positions)
+
+    def refuse_positions(self) -> None:
+        """A transaction could not commit positions of this member: MemberFenced was raised."""
+        self._fence.report()
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any:
         """The group metadata with which a transaction commits positions of this consumer: the
         group's coordinator checks the member's generation.
         """
         self._check_open()
+        self._fence.check(positions)
         self._check_owned(positions)
         return self._client.consumer_group_metadata()
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
-        to_commit = self.positions() if positions is None else positions
+        to_commit = self._owned_positions() if positions is None else positions
+        self._fence.check(to_commit)
         offsets = [
             TopicPartition(topic, partition, offset)
             for topic, partitions in to_commit.items()
@@ -273,6 +412,7 @@ class KafkaConsumer(Consumer):
             except KafkaException as error:
                 self._after_failed_commit(error, deadline)
             else:
+                self._fence.commit(to_commit)
                 return
 
     def _after_failed_commit(self, error: KafkaException, deadline: float) -> None:
@@ -280,11 +420,13 @@ class KafkaConsumer(Consumer):
         or has lost it. Any other error is raised.
         """
         if error_code(error) in LOST_MEMBERSHIP:
-            self._positions, self._pending = {}, []
+            self._drop([TopicPartition(*partition) for partition in self._positions])
+            self._fence.report()
             raise MemberFenced(
-                f"This consumer is no longer a member of group {self.group!r}.", fix=_FIX_FENCED
+                f"This consumer is no longer a member of group {self.group!r}.", fix=FIX_FENCED
             ) from None
-        if error_code(error) != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
+        is_over = time.monotonic() > deadline or self._is_in_callback
+        if error_code(error) != KafkaError.REBALANCE_IN_PROGRESS or is_over:
             raise translate_error(error, f"commit positions of group {self.group!r}") from error
         self._poll_client(0.05)
 
@@ -292,9 +434,10 @@ class KafkaConsumer(Consumer):
         for topic, offsets in positions.items():
             for partition in offsets:
                 if (topic, partition) not in self._positions:
+                    self._fence.report()
                     raise MemberFenced(
                         f"This member no longer owns {topic}[{partition}] in group {self.group!r}.",
-                        fix=_FIX_FENCED,
+                        fix=FIX_FENCED,
                     )
 
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
@@ -310,6 +453,7 @@ class KafkaConsumer(Consumer):
         if not start <= offset <= end:
             raise OffsetOutOfRange(*owned, offset, start, end)
         self._move(owned, offset)
+        self._fence.seek(owned, offset)
 
     def _move(self, partition: PartitionId, offset: int) -> None:
         """Go on at another offset. The partition is assigned anew, because the client cannot seek
@@ -322,13 +466,20 @@ class KafkaConsumer(Consumer):
         self._pending = [each for each in self._pending if _partition_of(each) != partition]
 
     def assignment(self) -> Mapping[str, tuple[int, ...]]:
-        return {topic: tuple(offsets) for topic, offsets in self.positions().items()}
+        return {topic: tuple(offsets) for topic, offsets in self._owned_positions().items()}
 
-    def close(self) -> None:
-        if not self._closed:
+    def close(self, *, revoke: bool = True) -> None:
+        if self._closed:
+            return
+        if not revoke:
+            self._on_revoked = None
+        self._is_closing = True
+        try:
+            self._client.close()  # calls on_revoked, which may commit
+        finally:
             self._closed = True
             self._positions, self._pending = {}, []
-            self._client.close()
+        self._raise_callback_error()
 
 
 def _is_end(message: Message) -> bool:
@@ -338,3 +489,7 @@ def _is_end(message: Message) -> bool:
 
 def _partition_of(message: Message) -> PartitionId:
     return message.topic() or "", message.partition() or 0
+
+
+def _size_of(message: Message) -> int:
+    return 0 if message.error() is not None else len(message)

@@ -1,4 +1,5 @@
-"""Groups seen from outside: listing them, their committed offsets and lag, and resetting them.
+"""Groups seen from outside: listing them, their committed offsets and lag, resetting and deleting
+them.
 
 The consumer groups are Kafka's own; queues are share groups, whose offsets Kafka does not show.
 """
@@ -14,12 +15,12 @@ from threading import Lock
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.durations import to_time_us
-from headrace.errors import UnknownGroup
+from headrace.errors import NotSupported, UnknownGroup
 from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import translate_errors
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import resolve_offset_alias
+from headrace.log.topic_config import resolve_reset, shifted_offsets
 from headrace.log.values import GroupInfo, MemberInfo, Offsets, PartitionLag
 
 MAX_CACHED_TIMES = 100_000
@@ -76,18 +77,49 @@ class GroupAdmin:
     # Reset
 
     def reset(
-        self, group: str, topic: str, to: str | int | datetime, partitions: Sequence[int] | None
+        self,
+        group: str,
+        topic: str,
+        to: str | int | datetime | None,
+        *,
+        shift: int | None,
+        partitions: Sequence[int] | None,
+        dry_run: bool,
     ) -> Offsets:
+        to = resolve_reset(to, shift)
         info = self._connection.topics.info(topic)
         chosen = range(info.partitions) if partitions is None else partitions
         for partition in chosen:
             check_partition(info, partition)
-        targets = self._targets(
-            [(topic, partition) for partition in chosen], resolve_offset_alias(to)
-        )
-        offsets = {partition: offset for (_, partition), offset in targets.items()}
-        self._admin.alter_offsets(group, topic, offsets)
+        ids = [(topic, partition) for partition in chosen]
+        if to is None:
+            assert shift is not None
+            committed = self.committed(group).get(topic, {})
+            starts, ends = self._admin.start_offsets(ids), self._admin.end_offsets(ids)
+            offsets = shifted_offsets(
+                group,
+                topic,
+                {partition: committed.get(partition) for partition in chosen},
+                shift,
+                {each[1]: (starts[each], ends[each]) for each in ids},
+            )
+        else:
+            offsets = {each[1]: offset for each, offset in self._targets(ids, to).items()}
+        if not dry_run:
+            self._admin.alter_offsets(group, topic, offsets)
         return Offsets({topic: offsets})
+
+    def delete(self, name: str) -> None:
+        if name in self._admin.consumer_groups():
+            self._admin.delete_group(name)
+        elif name in self._admin.share_groups():
+            raise NotSupported(
+                f"The group {name!r} is a queue's, and Kafka's Python client cannot delete share"
+                " groups.",
+                fix="use Kafka's own tool: kafka-share-groups.sh --delete --group NAME.",
+            )
+        else:
+            raise UnknownGroup(name, self.names())
 
     def _targets(
         self, partitions: Sequence[PartitionId], to: str | int | datetime

@@ -13,8 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, NotSupported
-from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.errors import BadSchema, HeadraceError, NotSupported, RetryError, UnknownTopic
+from headrace.log.api import (
+    Batches,
+    Consumer,
+    Log,
+    Producer,
+    Queue,
+    RebalanceCallback,
+    Transaction,
+)
 from headrace.log.kafka import staging
 from headrace.log.kafka.cluster import PartitionId
 from headrace.log.kafka.connection import Connection
@@ -26,6 +34,7 @@ from headrace.log.kafka.producer import KafkaProducer
 from headrace.log.kafka.queue import KafkaQueue
 from headrace.log.kafka.reader import (
     KafkaBatches,
+    MisfitCounter,
     MisfitDiverter,
     ReadRange,
     read_controls,
@@ -35,7 +44,7 @@ from headrace.log.kafka.records import control_record, to_rows
 from headrace.log.kafka.sender import DeliveryReports, send_records
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
-from headrace.log.topic_config import declared_topic
+from headrace.log.topic_config import declared_topic, trim_offsets
 from headrace.log.values import (
     AppendResult,
     BackupResult,
@@ -67,6 +76,7 @@ class KafkaLog(Log):
         self._topics = connection.topics
         self._groups = GroupAdmin(connection)
         self._diverter = MisfitDiverter(self)
+        self._misfit_counter = MisfitCounter()
         self._closed = False
 
     @classmethod
@@ -143,6 +153,25 @@ class KafkaLog(Log):
     def topic(self, name: str) -> TopicInfo:
         return self._topics.info(name)
 
+    def topic_infos(self) -> dict[str, TopicInfo | None]:
+        return self._topics.infos()
+
+    def trim_topic(
+        self,
+        name: str,
+        before: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> dict[int, int]:
+        starts = self.start_offsets(name)
+        offsets = {
+            partition: offset
+            for partition, offset in trim_offsets(self, name, before, partitions).items()
+            if offset > starts[partition]
+        }
+        self._connection.admin.delete_records(name, offsets)
+        return self.start_offsets(name)
+
     # Writing
 
     def producer(
@@ -200,21 +229,23 @@ class KafkaLog(Log):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        info = self.topic(topic)
+        info = self._topics.for_reading(topic)
         return KafkaBatches(
             self._connection,
-            self._diverter,
+            self._misfit_counter,
             info,
             read_ranges(self._connection, info, partition, start, stop),
             columns=columns,
             headers=headers,
             on_corrupt=on_corrupt,
+            dead_letters=self._diverter,
         )
 
     def read_control(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None
     ) -> list[ControlRecord]:
-        (read_range,) = read_ranges(self._connection, self.topic(topic), partition, start, stop)
+        info = self._topics.for_reading(topic)
+        (read_range,) = read_ranges(self._connection, info, partition, start, stop)
         return read_controls(self._connection, topic, read_range)
 
     def start_offsets(self, topic: str) -> dict[int, int]:
@@ -270,13 +301,14 @@ class KafkaLog(Log):
         )
 
     def _partitions(self, topic: str) -> list[PartitionId]:
-        return [(topic, partition) for partition in range(self.topic(topic).partitions)]
+        return [(topic, partition) for partition in range(self._topics.partition_count(topic))]
 
     def _cached_partitions(self, topic: str) -> list[PartitionId]:
-        """The partitions of a topic by its cached description, for requests that a pipeline makes
+        """The partitions of a topic by their cached number, for requests that a pipeline makes
         several times a second. Partitions added within the last seconds may be missing.
         """
-        return [(topic, partition) for partition in range(self._topics.cached(topic)[0].partitions)]
+        count = self._topics.cached_partition_count(topic)
+        return [(topic, partition) for partition in range(count)]
 
     # Groups, queues, notes
 
@@ -287,8 +319,12 @@ class KafkaLog(Log):
         *,
         start: str = "earliest",
         session_timeout: Duration = "10 seconds",
+        max_poll_interval: Duration = "5 minutes",
         max_rows: int = 100_000,
+        max_bytes: int = 64 << 20,
         on_lost: str = "raise",
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
         headers: bool = False,
     ) -> Consumer:
         names = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -299,8 +335,12 @@ class KafkaLog(Log):
             group,
             start=start,
             session_timeout=session_timeout,
+            max_poll_interval=max_poll_interval,
             max_rows=max_rows,
+            max_bytes=max_bytes,
             on_lost=on_lost,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
             headers=headers,
         )
         consumer.join()
@@ -322,12 +362,19 @@ class KafkaLog(Log):
         self,
         group: str,
         topic: str,
-        to: str | int | datetime,
+        to: str | int | datetime | None = None,
         *,
+        shift: int | None = None,
         partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
     ) -> Offsets:
         check_name(group, what="group")
-        return self._groups.reset(group, topic, to, partitions)
+        return self._groups.reset(
+            group, topic, to, shift=shift, partitions=partitions, dry_run=dry_run
+        )
+
+    def delete_group(self, name: str) -> None:
+        self._groups.delete(name)
 
     def lag(self, group: str | None = None) -> list[PartitionLag]:
         return self._groups.lag(group)
@@ -340,9 +387,17 @@ class KafkaLog(Log):
     def verify(self, topic: str | None = None) -> list[Finding]:
         return verify(self._connection, [topic] if topic is not None else self.topics())
 
-    def stats(self, topic: str | None = None) -> list[TopicStats]:
+    def stats(
+        self,
+        topic: str | None = None,
+        *,
+        count_rows: bool = True,  # noqa: ARG002 - Kafka's brokers count offsets alone
+    ) -> list[TopicStats]:
+        counts = self._connection.admin.partition_counts()
+        if topic is not None and topic not in counts:
+            raise UnknownTopic(topic, self.topics())
         names = [topic] if topic is not None else self.topics()
-        return [topic_stats(self._connection, name) for name in names]
+        return all_stats(self._connection, {name: counts[name] for name in names if name in counts})
 
     def backup(self, directory: str | Path) -> BackupResult:  # noqa: ARG002
         raise NotSupported(
@@ -403,6 +458,8 @@ def _verify_partition(
                 )
     except OffsetLost:
         return  # removed by retention meanwhile: there is nothing to verify
+    except RetryError:
+        raise  # of the cluster or of a schema registry: it says nothing about the records
     except HeadraceError as error:
         yield Finding(
             kind="corrupt",
@@ -414,23 +471,32 @@ def _verify_partition(
         )
 
 
-def topic_stats(connection: Connection, name: str) -> TopicStats:
-    """The size of a topic. Kafka's client reports neither bytes nor segments (-1). Rows are counted
-    by offsets, of which transaction markers take some.
+def all_stats(connection: Connection, counts: Mapping[str, int]) -> list[TopicStats]:
+    """The size of topics with these numbers of partitions, with two requests for all. Kafka's
+    client reports neither bytes nor segments (-1). Rows are counted by offsets, of which
+    transaction markers take some.
     """
-    count = connection.admin.partitions(name) or connection.topics.info(name).partitions
-    partitions = [(name, partition) for partition in range(count)]
-    starts = _by_partition(connection.admin.start_offsets(partitions))
-    ends = _by_partition(connection.admin.end_offsets(partitions))
-    return TopicStats(
-        name=name,
-        partitions=count,
-        rows=sum(ends.values()) - sum(starts.values()),
-        bytes=UNKNOWN,
-        segments=UNKNOWN,
-        earliest=starts,
-        end=ends,
+    starts, ends = connection.admin.known_offsets(
+        (name, partition) for name, count in counts.items() for partition in range(count)
     )
+    stats = []
+    for name, count in counts.items():
+        numbers = range(count)
+        earliest = {n: starts[name, n] for n in numbers if (name, n) in starts}
+        end = {n: ends[name, n] for n in numbers if (name, n) in ends}
+        is_known = len(earliest) == len(end) == count
+        stats.append(
+            TopicStats(
+                name=name,
+                partitions=count,
+                rows=sum(end.values()) - sum(earliest.values()) if is_known else UNKNOWN,
+                bytes=UNKNOWN,
+                segments=UNKNOWN,
+                earliest=earliest,
+                end=end,
+            )
+        )
+    return stats
 
 
 def _by_partition(offsets: dict[PartitionId, int]) -> dict[int, int]:

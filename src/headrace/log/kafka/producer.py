@@ -191,7 +191,8 @@ class KafkaProducer(Producer):
                 if sequence > self._progress.last:
                     ranges = self._send_in_transaction(records, self._progress, sequence)
                     return AppendResult({self.topic: ranges.get(self.topic, {})})
-                # A repeat stores nothing that Kafka could refuse, so the stored epoch is compared.
+                # A repeat stores nothing that Kafka could refuse, so ids and epochs are compared.
+                self._check_same_topic()
                 if self._connection.notes.progress(self._uid, self.id).epoch != self.epoch:
                     raise self._fenced_error()
                 if not self._progress.stored.status(sequence):
@@ -242,6 +243,17 @@ class KafkaProducer(Producer):
         self.epoch = self._progress.epoch
         self._client = client
         self._send_in_transaction([], self._progress)  # 3
+
+    def _check_same_topic(self) -> None:
+        """Refuse to go on in a topic that was deleted and created again: its progress is not this
+        producer's.
+        """
+        uid = self._uid
+        self._info, self._uid = self._connection.topics.describe(self.topic)
+        if self._uid != uid:
+            raise ProducerFenced(
+                f"The topic {self.topic!r} was deleted and created again.", fix=_FIX_FENCED
+            )
 
     def _fenced_error(self) -> ProducerFenced:
         return ProducerFenced(

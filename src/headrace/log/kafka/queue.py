@@ -50,7 +50,7 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import translate_errors
 from headrace.log.kafka.reader import MisfitDiverter, RowReader
 from headrace.log.rows import to_batch
-from headrace.log.values import Duration
+from headrace.log.values import Duration, PeekedMessage, QueueStats
 from headrace.names import check_name
 
 # Settings of the share group
@@ -286,11 +286,15 @@ class KafkaMessage(Message):
         self.queue.nack([self.receipt], delay)
 
     def renew(self, visibility: Duration = "30 seconds") -> None:  # noqa: ARG002  (the name is the interface's)
-        raise NotSupported(
-            f"A message of {self.topic!r} cannot be renewed: Kafka's Python client has no way to"
-            " prolong a share group's lock.",
-            fix="receive with a visibility that is long enough for the work.",
-        )
+        raise _renewal_not_supported(self.topic)
+
+
+def _renewal_not_supported(topic: str) -> NotSupported:
+    return NotSupported(
+        f"A message of {topic!r} cannot be renewed: Kafka's Python client has no way to prolong a"
+        " share group's lock.",
+        fix="receive with a visibility that is long enough for the work.",
+    )
 
 
 class KafkaQueue(Queue):
@@ -484,6 +488,30 @@ class KafkaQueue(Queue):
                     )
                 for record_id in record_ids:
                     client.leases[record_id].release_at = release_at
+
+    def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:  # noqa: ARG002  (the names are the interface's)
+        raise _renewal_not_supported(self.topic)
+
+    def peek(self, max_messages: int = 10) -> Sequence[PeekedMessage]:  # noqa: ARG002
+        raise self._not_shown("looked at", "read the topic with log.read(...)")
+
+    def stats(self) -> Sequence[QueueStats]:
+        raise self._not_shown(
+            "counted", "use Kafka's own tool: kafka-share-groups.sh --describe --group NAME"
+        )
+
+    def purge(self) -> int:
+        raise self._not_shown(
+            "purged",
+            "use Kafka's own tool: kafka-share-groups.sh --reset-offsets --to-latest --group NAME",
+        )
+
+    def _not_shown(self, what: str, fix: str) -> NotSupported:
+        return NotSupported(
+            f"The messages of group {self.group!r} in {self.topic!r} cannot be {what}: Kafka's"
+            " Python client does not show share groups.",
+            fix=f"{fix}.",
+        )
 
     def _leased(self, receipts: Iterable[str]) -> list[tuple[ShareClient, list[RecordId]]]:
         """The messages of some receipts by the client that holds them. All receipts are checked

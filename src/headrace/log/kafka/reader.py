@@ -1,15 +1,18 @@
 """Reading on Kafka without a group: rows between two offsets, and control records. Also the records
-that do not fit their topic's schema, which only foreign producers can write: they become dead
-letters, each exactly once, and never stop a reader.
+that do not fit their topic's schema, which only foreign producers can write. They never stop a
+reader. Plain reads count them and write nothing; for groups, queues and pipelines, which would not
+come back to them, they become dead letters, each exactly once.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from threading import RLock
+from threading import Lock, RLock
+from typing import Protocol
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -35,6 +38,8 @@ from headrace.retry import Backoff
 from headrace.types.schema_history import SchemaHistory
 
 MAX_ATTEMPTS = 20
+MAX_UNKNOWN_FIELDS = 1_000
+"""Of how many unknown fields a reader counts the records."""
 _DIVERT_BACKOFF = Backoff(first_s=0.02, longest_s=1.0)
 DivertedRecords = set[tuple[int | None, int | None]]
 """The partitions and offsets of records that have a dead letter."""
@@ -43,6 +48,38 @@ ReadRange = tuple[int, int, int]
 
 
 # Records that do not fit the schema
+
+
+class MisfitHandler(Protocol):
+    """What is done with records that do not fit their topic's schema."""
+
+    def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None: ...
+
+
+class MisfitCounter:
+    """Counts records that do not fit their topic's schema, and logs the first ones of a topic."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self.counts: Counter[str] = Counter()
+        """The number of misfits that were read, by topic."""
+
+    def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
+        with self._guard:
+            is_first = not self.counts[topic]
+            self.counts[topic] += len(misfits)
+        if is_first:
+            log_misfits(topic, misfits)
+
+
+def log_misfits(topic: str, misfits: Sequence[MisfitRecord]) -> None:
+    logger.warning(
+        "%d records of %s do not fit its schema, such as offset %d: %s",
+        len(misfits),
+        topic,
+        misfits[0].offset,
+        misfits[0].reason,
+    )
 
 
 class MisfitDiverter:
@@ -60,13 +97,7 @@ class MisfitDiverter:
     def divert(self, topic: str, misfits: Sequence[MisfitRecord]) -> None:
         with self._guard:
             self.counts[topic] += len(misfits)
-            logger.warning(
-                "%d records of %s do not fit its schema, such as offset %d: %s",
-                len(misfits),
-                topic,
-                misfits[0].offset,
-                misfits[0].reason,
-            )
+            log_misfits(topic, misfits)
             _, diverted = self._state(topic)
             if all((misfit.partition, misfit.offset) in diverted for misfit in misfits):
                 return
@@ -149,7 +180,7 @@ class RowReader:
     def __init__(
         self,
         connection: Connection,
-        diverter: MisfitDiverter,
+        diverter: MisfitHandler,
         info: TopicInfo,
         *,
         with_headers: bool,
@@ -159,16 +190,20 @@ class RowReader:
         self._with_headers, self._follows_schema = with_headers, follows_schema
         self._ignored_columns: list[str] = []
         self._newest_schema = info.schema
+        self.misfits = 0
+        """How many records did not fit the schema."""
+        self.unknown_fields: Counter[str] = Counter()
+        """Fields that the schema does not have, with the number of records that had them."""
 
     def rows(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        """The rows of records of one partition. Records that do not fit are diverted, unless they
-        may fit the topic's newest schema.
+        """The rows of records of one partition. Records that do not fit are diverted, and unknown
+        fields counted, unless they may fit the topic's newest schema.
 
         Raises:
             RetryError: The topic's columns have changed, and this reader does not follow.
         """
         decoded = self._decode(messages)
-        if decoded.misfits and self._learn_columns():
+        if self._may_be_outdated(decoded) and self._learn_columns():
             decoded = self._decode(messages)
         if decoded.misfits and self._newest_schema != self.info.schema:
             raise RetryError(
@@ -177,8 +212,36 @@ class RowReader:
                 fix="read again, with the topic's present columns.",
             )
         if decoded.misfits:
+            self.misfits += len(decoded.misfits)
             self._diverter.divert(self.info.name, decoded.misfits)
+        if decoded.unknown_fields:
+            self._count_unknown(decoded.unknown_fields)
         return decoded.batch
+
+    def _may_be_outdated(self, decoded: DecodedRecords) -> bool:
+        """Whether columns may have been added to the topic. A field that is known to be none of its
+        columns is compared with a description that may be some seconds old.
+        """
+        is_full = len(self.unknown_fields) >= MAX_UNKNOWN_FIELDS
+        new_fields = decoded.unknown_fields.keys() - self.unknown_fields.keys()
+        if decoded.misfits or (new_fields and not is_full):
+            return True
+        if not decoded.unknown_fields:
+            return False
+        columns = self._connection.topics.cached(self.info.name)[0].columns
+        return not decoded.unknown_fields.keys().isdisjoint(columns)
+
+    def _count_unknown(self, fields: Mapping[str, int]) -> None:
+        for name, count in fields.items():
+            if name in self.unknown_fields:
+                self.unknown_fields[name] += count
+            elif len(self.unknown_fields) < MAX_UNKNOWN_FIELDS:
+                self.unknown_fields[name] = count
+                logger.warning(
+                    "Records of %s have a field %r that its schema does not have; it is ignored.",
+                    self.info.name,
+                    name,
+                )
 
     def _decode(self, messages: Sequence[Message]) -> DecodedRecords:
         return to_rows(
@@ -187,7 +250,7 @@ class RowReader:
 
     def _learn_columns(self) -> bool:
         """Whether the topic's columns have changed since they were last looked up."""
-        newest = self._connection.topics.info(self.info.name)
+        newest = self._connection.topics.for_reading(self.info.name)
         if newest.schema == self._newest_schema:
             return False
         self._newest_schema = newest.schema
@@ -251,34 +314,43 @@ class KafkaBatches(Batches):
     def __init__(
         self,
         connection: Connection,
-        diverter: MisfitDiverter,
+        misfits: MisfitHandler,
         info: TopicInfo,
         ranges: Sequence[ReadRange],
         *,
         columns: Sequence[str] | None,
         headers: bool,
         on_corrupt: str,
+        dead_letters: MisfitDiverter,
     ) -> None:
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
-        self._connection, self._diverter, self._info = connection, diverter, info
+        self._connection, self._misfit_handler, self._info = connection, misfits, info
+        self._dead_letters = dead_letters
         self._ranges, self._headers = ranges, headers
         self.schema, self._names = selected_columns(info, columns, headers=headers)
+
+    def with_dead_letters(self) -> KafkaBatches:
+        diverting = copy(self)
+        diverting._misfit_handler = self._dead_letters  # noqa: SLF001 - a copy of this object
+        return diverting
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = RowReader(
             self._connection,
-            self._diverter,
+            self._misfit_handler,
             self._info,
             with_headers=self._headers,
             follows_schema=False,
         )
+        self.misfits, self.unknown_fields = 0, reader.unknown_fields
         with self._connection.admin.fetchers.lease() as fetcher:
             for partition, start, stop in self._ranges:
                 for messages in _records(
                     self._connection, fetcher, self._info.name, (partition, start, stop)
                 ):
                     batch = reader.rows(messages)
+                    self.misfits = reader.misfits
                     if batch.num_rows:
                         columns = [batch.column(name) for name in self._names]
                         yield pa.RecordBatch.from_arrays(columns, schema=self.schema)

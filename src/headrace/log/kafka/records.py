@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,16 @@ from headrace.log.values import TopicInfo, readable_schema
 from headrace.types.json_codec import (
     Decoded,
     JsonMismatch,
+    UnknownFields,
     decode_rows,
     decode_rows_exactly,
     encode_column,
     parse_json,
 )
 from headrace.types.schema import declared_schema
+
+if TYPE_CHECKING:
+    from headrace.log.kafka.registry import RegistryCodec
 
 # Keys of tombstones
 
@@ -88,7 +93,7 @@ def is_raw_topic(info: TopicInfo) -> bool:
     """Whether a topic takes records of any form: its only column is a STRING or BINARY called
     `value`.
     """
-    if info.is_table or info.arrow_schema.names != [RAW_COLUMN]:
+    if info.is_table or info.arrow_schema.names != [RAW_COLUMN] or info.format != "json":
         return False
     kind = info.arrow_schema.field(0).type
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
@@ -161,7 +166,8 @@ def record_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa
     """
     rows = batch.select(declared_schema(info.arrow_schema).names)
     keys = key_bytes(rows, info.key) if info.key else pa.nulls(batch.num_rows, pa.binary())
-    columns = {KEY: keys, VALUE: encode_column(rows)}
+    values = encode_column(rows) if info.format == "json" else _registry_codec(info).encode(rows)
+    columns = {KEY: keys, VALUE: values}
     if info.is_table:
         changes = batch.column(CHANGE_TYPE)
         columns[VALUE] = pc.if_else(
@@ -271,6 +277,8 @@ class DecodedRecords:
 
     batch: pa.RecordBatch
     misfits: list[MisfitRecord] = field(default_factory=list)
+    unknown_fields: UnknownFields = field(default_factory=Counter)
+    """Fields that the schema does not have and that were ignored, with the number of records."""
 
 
 def control_payload(headers: Any) -> bytes | None:
@@ -286,17 +294,20 @@ def to_rows(
     ignored: Sequence[str] = (),
 ) -> DecodedRecords:
     """Records of one partition as rows with the system columns, without control records. `ignored`
-    are columns that a record may have although the schema does not.
+    are columns that a record may have although the schema does not. Other unknown fields are
+    counted, and make misfits of the records of a strict topic.
     """
+    unknown: UnknownFields = Counter()
     all_headers = [message.headers() for message in messages]
     if any(all_headers):
         rows = [row for row, pairs in enumerate(all_headers) if control_payload(pairs) is None]
         messages = [messages[row] for row in rows]
         all_headers = [all_headers[row] for row in rows]
+    counted = None if info.strict else unknown
     decoded = (
-        _decode_table(info, messages, all_headers, ignored)
+        _decode_table(info, messages, all_headers, ignored, counted)
         if info.is_table
-        else _decode_values(info, messages, ignored)
+        else _decode_values(info, messages, ignored, counted)
     )
     misfits = [
         MisfitRecord(
@@ -323,9 +334,8 @@ def to_rows(
     ]
     if headers:
         columns.append(pa.array([_user_headers(pairs) for pairs in all_headers], HEADERS_TYPE))
-    return DecodedRecords(
-        pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers)), misfits
-    )
+    batch = pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers))
+    return DecodedRecords(batch, misfits, unknown)
 
 
 def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
@@ -333,17 +343,38 @@ def _user_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
     return own or None
 
 
-def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:
+def _decode_present(
+    info: TopicInfo,
+    values: Sequence[bytes],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
+) -> Decoded:
+    """The declared columns of values, in the topic's format."""
+    if info.format == "json":
+        columns = declared_schema(info.arrow_schema)
+        return decode_rows(
+            values, columns, ignored=ignored, history=info.schema_history, unknown=unknown
+        )
+    return _registry_codec(info).decode(values, ignored=ignored, unknown=unknown)
+
+
+def _registry_codec(info: TopicInfo) -> RegistryCodec:
+    from headrace.log.kafka.registry import codec_of  # an extra, and slow to import
+
+    return codec_of(info)
+
+
+def _decode_values(
+    info: TopicInfo,
+    messages: Sequence[Message],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
+) -> Decoded:
     values = [message.value() for message in messages]
     if is_raw_topic(info):
         return decode_raw_values(info, values)
     present = [row for row, value in enumerate(values) if value is not None]
-    decoded = decode_rows(
-        [values[row] or b"" for row in present],
-        info.arrow_schema,
-        ignored=ignored,
-        history=info.schema_history,
-    )
+    decoded = _decode_present(info, [values[row] or b"" for row in present], ignored, unknown)
     if len(present) == len(values):
         return decoded
     misfits = {
@@ -357,18 +388,17 @@ def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequen
 
 
 def _decode_table(
-    info: TopicInfo, messages: Sequence[Message], headers: Sequence[Any], ignored: Sequence[str]
+    info: TopicInfo,
+    messages: Sequence[Message],
+    headers: Sequence[Any],
+    ignored: Sequence[str],
+    unknown: UnknownFields | None,
 ) -> Decoded:
     """The changes of a table: rows from values, tombstones from keys, merged in their order."""
     values = [message.value() for message in messages]
     with_value = [row for row, value in enumerate(values) if value is not None]
     tombstones = [row for row, value in enumerate(values) if value is None]
-    decoded = decode_rows(
-        [values[row] or b"" for row in with_value],
-        declared_schema(info.arrow_schema),
-        ignored=ignored,
-        history=info.schema_history,
-    )
+    decoded = _decode_present(info, [values[row] or b"" for row in with_value], ignored, unknown)
     keys = decode_key_columns([messages[row].key() for row in tombstones], info)
     misfits = {with_value[row]: reason for row, reason in decoded.misfits.items()} | {
         tombstones[row]: reason for row, reason in keys.misfits.items()

@@ -2,7 +2,11 @@
 for a schema, so descriptions are stored in the compacted topic `__headrace.topics`.
 
 A topic that was created by another tool is listed too; it can be used once it has been given a
-schema.
+schema. Its settings are Kafka's: they are reported as the brokers have them, whoever set them, and
+a change sets only what it names.
+
+A topic that another tool deleted and created again has another id in Kafka. It keeps its schema,
+but gets an id of its own, by which producers and pipelines notice.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, fields, replace
 from threading import Lock
 from typing import Any
 
@@ -27,13 +33,16 @@ from headrace.types.schema import parse_schema
 from headrace.types.schema_history import ColumnChange, SchemaHistory
 
 VERSION = 2
-"""Format 2, written only then, has the history of columns that have changed."""
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
-_STORED_FIELDS = [
-    field.name
+_STORED_FIELDS = {
+    field.name: field.default
     for field in fields(TopicInfo)
     if field.name not in {"name", "schema", "arrow_schema", "schema_history", "partitions", "id"}
-]
+}
+_FIELDS_OF_VERSION_2 = ("strict", "format", "registry")
+"""Fields that a program of version 1 does not know, and would read wrongly without. It does not
+know the history of columns that have changed either.
+"""
 TOPICS_TOPIC = "__headrace.topics"
 INTERNAL_PREFIX = "__headrace."
 CACHE_SECONDS = 5.0
@@ -45,14 +54,18 @@ TopicDescription = tuple[TopicInfo, str]
 # Descriptions as stored, and settings as Kafka has them
 
 
-def dump_description(info: TopicInfo, uid: str) -> bytes:
+def dump_description(info: TopicInfo, uid: str, kafka_id: str | None) -> bytes:
     """The stored description of a topic. `uid` distinguishes it from an earlier topic of the same
-    name.
+    name, and `kafka_id` is Kafka's own id of it.
     """
     history = {"schema_history": info.schema_history.dump()} if info.schema_history else {}
+    needs_version_2 = bool(history) or any(
+        getattr(info, name) != _STORED_FIELDS[name] for name in _FIELDS_OF_VERSION_2
+    )
     stored = {
-        "version": VERSION if history else VERSION - 1,
+        "version": 2 if needs_version_2 else 1,
         "uid": uid,
+        "kafka_id": kafka_id,
         "ddl": info.schema,
         **{name: getattr(info, name) for name in _STORED_FIELDS},
         **history,
@@ -60,9 +73,11 @@ def dump_description(info: TopicInfo, uid: str) -> bytes:
     return json.dumps(stored, ensure_ascii=False).encode()
 
 
-def load_description(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
+def load_description(
+    name: str, value: bytes, partitions: int, kafka_id: str | None
+) -> tuple[TopicInfo, str]:
     """The inverse of `dump_description`. The number of partitions is not stored; the cluster knows
-    it.
+    it. If Kafka's id of the topic is not the one that was described, the topic gets another uid.
     """
     try:
         stored = json.loads(value)
@@ -74,13 +89,20 @@ def load_description(name: str, value: bytes, partitions: int) -> tuple[TopicInf
                 fix="upgrade headrace.",
             )
         columns, key = parse_schema(stored["ddl"]), tuple(stored["key"])
-        rest = {field: stored[field] for field in _STORED_FIELDS if field != "key"}
+        rest = {
+            field: stored[field] if default is MISSING else stored.get(field, default)
+            for field, default in _STORED_FIELDS.items()
+            if field != "key"
+        }
         history = SchemaHistory.load(stored.get("schema_history"))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.",
             fix="declare it again: create_topic(..., exist_ok=True).",
         ) from error
+    described_id = stored.get("kafka_id")
+    if described_id is not None and kafka_id not in {None, described_id}:
+        uid = f"{uid}.{kafka_id}"
     schema = stored_schema(columns, key, is_table=rest["is_table"])
     return (
         TopicInfo(
@@ -112,8 +134,51 @@ def kafka_config(info: TopicInfo) -> dict[str, str]:
         "min.compaction.lag.ms": _ms(info.history_us or 0),
         "segment.bytes": str(info.segment_bytes),
         "segment.ms": str(max(info.segment_us // 1000, 1)),
-        "compression.type": COMPRESSIONS[info.compression],
+        "compression.type": COMPRESSIONS.get(info.compression, info.compression),
     }
+
+
+def with_kafka_settings(info: TopicInfo, config: Mapping[str, str]) -> TopicInfo:
+    """A topic with the settings that Kafka has, where they are not those of its description: the
+    topic belongs to somebody else, or somebody has changed it.
+    """
+    described = kafka_config(info)
+
+    def differs(*names: str) -> bool:
+        return any(config.get(name, described[name]) != described[name] for name in names)
+
+    changes: dict[str, Any] = {}
+    if differs("cleanup.policy", "min.compaction.lag.ms", "retention.ms", "retention.bytes"):
+        policy = {each.strip() for each in config["cleanup.policy"].split(",")}
+        lag_us = int(config["min.compaction.lag.ms"]) * 1000
+        is_compacted, deletes = "compact" in policy, "delete" in policy
+        changes |= {
+            "compact": is_compacted and (info.compact or not info.is_table),
+            "history_us": None,
+            "retention_us": _us(config["retention.ms"]) if deletes else None,
+            "retention_bytes": _size(config["retention.bytes"]) if deletes else None,
+        }
+        if is_compacted and (lag_us or (info.is_table and not info.compact)):
+            changes["history_us"] = lag_us
+    if differs("delete.retention.ms"):
+        changes["tombstone_us"] = int(config["delete.retention.ms"]) * 1000
+    if differs("segment.bytes"):
+        changes["segment_bytes"] = int(config["segment.bytes"])
+    if differs("segment.ms"):
+        changes["segment_us"] = int(config["segment.ms"]) * 1000
+    if differs("compression.type"):
+        names = {kafka: ours for ours, kafka in COMPRESSIONS.items()} | {"uncompressed": "none"}
+        kind = config["compression.type"]
+        changes["compression"] = names.get(kind, kind)
+    return replace(info, **changes) if changes else info
+
+
+def _us(ms: str) -> int | None:
+    return None if int(ms) < 0 else int(ms) * 1000
+
+
+def _size(count: str) -> int | None:
+    return None if int(count) < 0 else int(count)
 
 
 def _ms(us: int | None) -> str:
@@ -128,6 +193,7 @@ class TopicStore:
         self._descriptions = CompactedPartition(admin, TOPICS_TOPIC, 0)
         self._guard = Lock()
         self._cache: dict[str, tuple[float, TopicDescription]] = {}
+        self._counts: dict[str, tuple[float, int]] = {}
         self._exists = False
 
     # Lookup
@@ -142,6 +208,22 @@ class TopicStore:
             and (not name.startswith("__") or name.encode() in described)
         )
 
+    def partition_count(self, name: str) -> int:
+        """The number of partitions of a topic, also of one without a schema."""
+        count = self._admin.partitions(name)
+        if count is None:
+            raise UnknownTopic(name, self.names())
+        return count
+
+    def cached_partition_count(self, name: str) -> int:
+        """The number of partitions of a topic, at most a few seconds old."""
+        known = self._counts.get(name)
+        if known is None or time.monotonic() - known[0] >= CACHE_SECONDS:
+            known = (time.monotonic(), self.partition_count(name))
+            with self._guard:
+                self._counts[name] = known
+        return known[1]
+
     def _description(self, name: str) -> bytes | None:
         return self._descriptions.get(name.encode()) if self._has_descriptions() else None
 
@@ -151,10 +233,45 @@ class TopicStore:
         return self._exists
 
     def info(self, name: str) -> TopicInfo:
-        return self.describe(name)[0]
+        """A topic with the settings that Kafka has now."""
+        return self._described(name)[0]
+
+    def _described(self, name: str) -> TopicDescription:
+        kafka_id, settings = self._admin.topic_id_and_settings(name)
+        info, uid = self._load(name, kafka_id)
+        return with_kafka_settings(info, settings), uid
+
+    def for_reading(self, name: str) -> TopicInfo:
+        """A topic's schema and key as described now, without the requests for its id and settings,
+        which may be out of date. For the path of every read.
+        """
+        return self._load(name, None)[0]
+
+    def infos(self) -> dict[str, TopicInfo | None]:
+        """Every topic with its description; None for a topic of others that has no schema, or whose
+        description this version cannot read. Asks the cluster a few times, however many topics
+        there are.
+        """
+        counts = self._admin.partition_counts()
+        stored = self._descriptions.values() if self._has_descriptions() else {}
+        names = self.names()
+        described = [name for name in names if name.encode() in stored and name in counts]
+        settings = self._admin.topic_settings(described)
+        infos: dict[str, TopicInfo | None] = dict.fromkeys(names)
+        for name in described:
+            with suppress(CorruptionError, NewerFormat):
+                info, _ = load_description(name, stored[name.encode()], counts[name], None)
+                infos[name] = with_kafka_settings(info, settings.get(name, {}))
+        return infos
 
     def describe(self, name: str) -> TopicDescription:
-        """The newest description of a topic."""
+        """The newest description of a topic. Its settings may be out of date."""
+        description = self._load(name, self._admin.topic_id(name))
+        with self._guard:
+            self._cache[name] = (time.monotonic(), description)
+        return description
+
+    def _load(self, name: str, kafka_id: str | None) -> TopicDescription:
         partitions = self._admin.partitions(name)
         stored = self._description(name)
         if partitions is None:
@@ -162,12 +279,12 @@ class TopicStore:
         if stored is None:
             raise BadSchema(
                 f"The topic {name!r} was not created by Headrace and has no schema.",
-                fix=f"give it one: create_topic({name!r}, schema='...', exist_ok=True).",
+                fix=(
+                    f"give it one: create_topic({name!r}, schema='...', exist_ok=True), or headrace"
+                    f" topic create {name} --schema '...' --if-missing."
+                ),
             )
-        description = load_description(name, stored, partitions)
-        with self._guard:
-            self._cache[name] = (time.monotonic(), description)
-        return description
+        return load_description(name, stored, partitions, kafka_id)
 
     def cached(self, name: str) -> TopicDescription:
         """The description of a topic, at most a few seconds old. For the path of every append."""
@@ -196,13 +313,21 @@ class TopicStore:
         """
         stored = self._description(info.name)
         partitions = self._admin.partitions(info.name) or info.partitions
-        if stored is None and exist_ok:
-            return self._store_description(replace(info, partitions=partitions))
-        existing = info if stored is None else load_description(info.name, stored, partitions)[0]
-        return check_existing_topic(existing, info, exist_ok=exist_ok)
+        if stored is None:
+            if exist_ok:
+                return self._store_description(replace(info, partitions=partitions))
+            return check_existing_topic(info, info, exist_ok=False)
+        kafka_id = self._admin.topic_id(info.name)
+        existing, uid = load_description(info.name, stored, partitions, kafka_id)
+        was_replaced = uid != load_description(info.name, stored, partitions, None)[1]
+        if was_replaced and exist_ok:  # the description is of a topic that is gone
+            return self._store_description(replace(info, partitions=partitions), uid)
+        check_existing_topic(existing, info, exist_ok=exist_ok)
+        return self.info(info.name)
 
     def _store_description(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
-        self._store(info.name, dump_description(info, uid or uuid.uuid4().hex))
+        kafka_id = self._admin.topic_id(info.name)
+        self._store(info.name, dump_description(info, uid or uuid.uuid4().hex, kafka_id))
         return self.info(info.name)
 
     def _store(self, name: str, value: bytes | None) -> None:
@@ -212,6 +337,7 @@ class TopicStore:
         )
         with self._guard:
             self._cache.pop(name, None)
+            self._counts.pop(name, None)
 
     def alter(
         self,
@@ -223,10 +349,10 @@ class TopicStore:
         dry_run: bool,
         settings: dict[str, Any],
     ) -> TopicInfo:
-        """Alter a topic: check everything, then change Kafka's settings and partitions, then store
-        the new description. With `dry_run` it is only checked.
+        """Alter a topic: check everything, then change Kafka's partitions and those of its settings
+        that were named, then store the new description. With `dry_run` it is only checked.
         """
-        info, uid = self.describe(name)
+        info, uid = self._described(name)
         changed = altered_topic(
             info,
             change=change,
@@ -236,15 +362,18 @@ class TopicStore:
         )
         if dry_run:
             return changed
-        if settings:
-            self._admin.configure_topic(name, kafka_config(changed))
+        before, after = kafka_config(info), kafka_config(changed)
+        new_settings = {key: value for key, value in after.items() if value != before[key]}
+        if new_settings:
+            self._admin.configure_topic(name, new_settings)
         if changed.partitions > info.partitions:
             self._admin.add_partitions(name, changed.partitions)
         return self._store_description(changed, uid)
 
     def delete(self, name: str) -> None:
-        if self._admin.partitions(name) is None:
-            raise UnknownTopic(name, self.names())
+        self.partition_count(name)
         self._admin.delete(name)
+        with self._guard:
+            self._counts.pop(name, None)
         if self._description(name) is not None:
             self._store(name, None)

@@ -60,6 +60,17 @@ class GroupHandle(Protocol):
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any: ...
 
+    def check_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None: ...
+
+    def settle_positions(self, positions: Mapping[str, Mapping[int, int]]) -> None: ...
+
+    def refuse_positions(self) -> None: ...
+
+
+def _handle(positions: Mapping[str, Mapping[int, int]]) -> GroupHandle | None:
+    """The consumer that positions come from."""
+    return positions.handle if isinstance(positions, Offsets) else None
+
 
 @dataclass
 class _Contents:
@@ -158,6 +169,8 @@ class KafkaTransaction(Transaction):
         check_name(group, what="group")
         for topic in positions:
             self._connection.topics.cached(topic)
+        if (consumer := _handle(positions)) is not None:
+            consumer.check_positions(positions)
         self._contents.offsets.append((group, positions))
 
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
@@ -230,9 +243,7 @@ class KafkaTransaction(Transaction):
         with self._abort_on_error():
             self._send_buffered()  # 1
             for group, positions in self._contents.offsets:  # 2
-                handle: GroupHandle | None = (
-                    positions.handle if isinstance(positions, Offsets) else None
-                )
+                handle = _handle(positions)
                 metadata = (
                     handle.metadata(positions)
                     if handle is not None
@@ -257,6 +268,8 @@ class KafkaTransaction(Transaction):
         ranges = self._delivery.ranges()
         self._connection.await_visible(ranges)  # 6
         for group, positions in self._contents.offsets:
+            if (consumer := _handle(positions)) is not None:
+                consumer.settle_positions(positions)
             self._connection.admin.await_committed(group, positions)
         for staged in self._contents.adopted:
             discard(staged)
@@ -305,6 +318,9 @@ class KafkaTransaction(Transaction):
             )
             return self._fenced_error
         if error_code(error) in LOST_MEMBERSHIP:
+            for _, positions in self._contents.offsets:
+                if (consumer := _handle(positions)) is not None:
+                    consumer.refuse_positions()
             return MemberFenced(
                 "The consumer whose positions were to be committed is no longer a member of its"
                 " group; nothing of the transaction is stored.",

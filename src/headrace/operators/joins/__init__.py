@@ -12,7 +12,7 @@ Joins:
 
 - `stream_stream`: two streams within a time bound.
 - `stream_table`: a stream with a table as it is now.
-- `versioned`: a stream with a table as it was at the row's time; waiting, or correcting.
+- `versioned_join`: a stream with a table as it was at the row's time; waiting, or correcting.
 - `table_table`: two tables into a table.
 
 The steps that build these kernels are in `plan/join_steps.py`; what users write is in

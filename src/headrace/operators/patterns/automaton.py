@@ -30,7 +30,7 @@ from headrace.operators.patterns.parser import (
     Permutation,
     Repetition,
     Symbol,
-    caret_excerpt,
+    excerpt_at,
 )
 
 MAX_STATES = 500
@@ -178,7 +178,7 @@ def build_automaton(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
     if any(transition.target == ACCEPT for transition in starts):
         raise BadPattern(
             f"The step {where} has a pattern that nothing at all would match: every part of it may"
-            f" be left out.\n{caret_excerpt(pattern.text, 0)}",
+            f" be left out.\n{excerpt_at(pattern.text, 0)}",
             fix="let at least one row be needed: a+ instead of a*.",
         )
     states = sorted(nfa.symbols)
@@ -218,7 +218,7 @@ class _EpsilonNfa:
             if len(self.symbols) >= MAX_STATES:
                 raise BadPattern(
                     f"The step {self.where} has a pattern of more than {MAX_STATES} symbols,"
-                    f" counting repeated ones.\n{caret_excerpt(self.pattern.text, node.position)}",
+                    f" counting repeated ones.\n{excerpt_at(self.pattern.text, node.position)}",
                     fix="repeat fewer times, or without an upper bound: a{3,}.",
                 )
             state = self.add_state()

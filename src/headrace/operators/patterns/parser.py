@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from headrace.errors import BadPattern, PlanError, nearest
+from headrace.expressions.parser import caret_excerpt
 
 # The tree of a pattern
 
@@ -235,7 +236,7 @@ class _PatternParser:
     def _fail(self, what: str, position: int) -> NoReturn:
         raise BadPattern(
             f"The step {self._where} has a pattern that cannot be read at position {position + 1}:"
-            f" {what}.\n{caret_excerpt(self._text, position)}",
+            f" {what}.\n{excerpt_at(self._text, position)}",
             fix=_FIX,
         )
 
@@ -436,13 +437,10 @@ class _PatternParser:
 MAX_PERMUTED = 5
 
 
-def caret_excerpt(text: str, position: int) -> str:
+def excerpt_at(text: str, position: int) -> str:
     """The line of a position, with a caret below the position."""
     before = text[:position]
-    line = text.splitlines()[before.count("\n")] if text else ""
-    start = position - (before.rfind("\n") + 1)
-    begin = max(0, start - 60)
-    return f"    {line[begin : begin + 120]}\n    {' ' * (start - begin)}^"
+    return caret_excerpt(text, before.count("\n") + 1, position - (before.rfind("\n") + 1))
 
 
 # Options of a pattern step

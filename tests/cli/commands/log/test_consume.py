@@ -3,6 +3,7 @@ group.
 """
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -111,8 +112,8 @@ def test_headers_are_shown_when_asked_for(run: Run, log: hr.Log, six: str) -> No
     assert line["_headers"] == [{"key": "trace", "value": "Nw=="}]
 
 
-def test_behind_the_end_there_is_nothing_yet(run: Run, six: str) -> None:
-    assert run("consume", six, "--json", "--from", 7).lines == []
+def test_at_the_end_there_is_nothing_yet(run: Run, six: str) -> None:
+    assert run("consume", six, "--json", "--from", 6).lines == []
 
 
 def test_a_group_goes_on_where_it_stopped(run: Run, log: hr.Log, six: str) -> None:
@@ -149,3 +150,90 @@ def test_a_group_takes_no_start_offset(run: Run, six: str, options: tuple[object
 def test_an_unknown_topic(run: Run, six: str) -> None:
     assert "did you mean 'six'?" in run("consume", "sx", code=1).err
     assert "did you mean 'six'?" in run("consume", "sx", "--group", "g", code=1).err
+
+
+def test_an_offset_past_the_end_printed_nothing_and_said_nothing(run: Run, six: str) -> None:
+    failed = run("consume", six, "--from", "99", "--json", code=1)
+    assert "Offset 99 of six[0] does not exist yet; the end is 6." in failed.err
+    said = run("consume", six, "--from", "2099-01-01T00:00:00Z", "--json")
+    assert (said.out, said.err) == (
+        "",
+        "six has no rows there: partition 0 has the offsets 0 to 6.\n",
+    )
+
+
+def test_an_offset_past_the_end_of_one_partition_reads_the_others(
+    run: Run, log: hr.Log, orders: str
+) -> None:
+    with log.producer(orders) as producer:
+        for number, partition in enumerate((0, 0, 0, 1)):
+            row = {"order_id": number, "customer_id": 1, "amount": 1.0, "placed_at": AT}
+            producer.append(row, partition=partition)
+    assert ids(run("consume", orders, "--from", 2, "--json").lines) == [2]
+
+
+def test_the_last_rows(run: Run, log: hr.Log, orders: str) -> None:
+    with log.producer(orders) as producer:
+        for number in range(10):
+            row = {"order_id": number, "customer_id": 1, "amount": 1.0, "placed_at": AT}
+            producer.append(row, partition=number % 2)
+    log.append_control(orders, 0, b"x")
+    assert ids(run("consume", orders, "--last", 4, "--json").lines) == [6, 7, 8, 9]
+    assert ids(run("consume", orders, "--last", 2, "--partition", 0, "--json").lines) == [6, 8]
+    assert len(ids(run("consume", orders, "--last", 99, "--json").lines)) == 10
+    run("consume", orders, "--last", 1, "--from", 1, code=2)
+    run("consume", orders, "--last", 1, "--group", "g", code=2)
+
+
+def test_until_an_offset_or_a_time(run: Run, log: hr.Log, six: str) -> None:
+    assert ids(run("consume", six, "--from", 1, "--until", 4, "--json").lines) == [1, 2, 3]
+    assert ids(run("consume", six, "--until", "1 day ago", "--json").lines) == []
+    assert len(run("consume", six, "--until", "2099-01-01T00:00:00Z", "--json").lines) == 6
+    assert ids(run("consume", six, "--until", 4, "--last", 1, "--json").lines) == [3]
+    run("consume", six, "--until", 4, "--follow", code=2)
+
+
+def test_rows_by_a_condition(run: Run, log: hr.Log, six: str) -> None:
+    where = "order_id > 1 AND note IS NOT NULL"
+    assert ids(run("consume", six, "--where", where, "--json").lines) == [2, 4, 5]
+    assert ids(run("consume", six, "--where", where, "--max", 2, "--json").lines) == [2, 4]
+    assert ids(run("consume", six, "--where", "_offset = 3", "--json").lines) == [3]
+    lines = run("consume", six, "--where", where, "--group", "g", "--json").lines
+    assert (ids(lines), log.committed("g")["six"]) == ([2, 4, 5], {0: 6})
+    assert "did you mean 'order_id'?" in run("consume", six, "--where", "orderid > 1", code=1).err
+    assert "cannot be used" in run("consume", six, "--where", "order_id >", code=1).err
+
+
+def test_conditions_over_every_type(run: Run, log: hr.Log) -> None:
+    log.create_topic(
+        "t",
+        "order_id BIGINT, price DECIMAL(9,2), at TIMESTAMP, yes BOOLEAN, place STRUCT<x: INT>, tags"
+        " ARRAY<STRING>, data BINARY, name STRING",
+    )
+    with log.producer("t") as producer:
+        producer.append(
+            [
+                {
+                    "order_id": n,
+                    "price": Decimal(f"{n}.50"),
+                    "at": AT + timedelta(days=n),
+                    "yes": n % 2 == 0,
+                    "place": {"x": n},
+                    "tags": [str(n)],
+                    "data": b"x",
+                    "name": f"n{n}",
+                }
+                for n in range(12)
+            ]
+        )
+    for where, expected in (
+        ("price > 9.5 AND price < 11", [10]),
+        ("at >= '2026-02-10'", [10, 11]),
+        ("yes AND order_id > 8", [10]),
+        ("place ->> 'x' = 3", [3]),
+        ("tags ->> 0 = '4'", [4]),
+        ("name LIKE 'n1%'", [1, 10, 11]),
+        ("order_id % 5 = 0 -- a comment", [0, 5, 10]),
+        ("_timestamp > '2099'", []),
+    ):
+        assert ids(run("consume", "t", "--where", where, "--json").lines) == expected

@@ -78,6 +78,33 @@ def test_reset_of_one_partition_leaves_the_others(run: Run, log: hr.Log) -> None
     assert log.committed("g")["wide"] == {0: 2, 1: 2, 2: 1}
 
 
+@pytest.mark.parametrize(("shift", "after"), [(-3, 1), (3, 7), (-100, 0), (100, 10)])
+def test_reset_by_a_number_of_offsets(
+    run: Run, log: hr.Log, behind: str, shift: int, after: int
+) -> None:
+    reset = "group", "reset", behind, "--topic", "events"
+    (tried,) = run(*reset, "--shift", shift, "--dry-run", "--json").lines
+    assert (tried["before"], tried["after"], tried["dry_run"]) == (4, after, True)
+    assert "Would move" in run(*reset, "--shift", shift, "--dry-run").out
+    assert log.committed(behind)["events"] == {0: 4}, "nothing has moved"
+    assert "Moved" in run(*reset, "--shift", shift).out
+    assert log.committed(behind)["events"] == {0: after}
+
+
+def test_reset_needs_to_or_shift(run: Run, behind: str) -> None:
+    run("group", "reset", behind, "--topic", "events", code=2)
+    run("group", "reset", behind, "--topic", "events", "--to", "end", "--shift", 1, code=2)
+
+
+def test_delete_needs_yes_and_no_member(run: Run, log: hr.Log, behind: str) -> None:
+    assert "--yes" in run("group", "delete", behind, code=2).err
+    with log.consumer("events", group=behind):
+        assert "stop them" in run("group", "delete", behind, "--yes", code=1).err
+    assert "did you mean 'billing'?" in run("group", "delete", "biling", "--yes", code=1).err
+    assert run("group", "delete", behind, "--yes", "--json").lines == [{"deleted": behind}]
+    assert run("group", "list", "--json").lines == []
+
+
 def test_lag_shows_rows_and_seconds(run: Run, behind: str) -> None:
     (line,) = run("lag", "--json").lines
     assert {

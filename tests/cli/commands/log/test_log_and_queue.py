@@ -1,5 +1,6 @@
 """`headrace log`, `headrace queue` and `headrace dead`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,34 @@ def test_verify_exits_with_4_on_damage(run: Run, log: hr.Log, address: str, emai
     assert file.name in run("log", "verify", code=4).out
 
 
+def test_a_backup_is_a_log_and_the_second_one_copies_what_is_new(
+    run: Run, log: hr.Log, emails: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+    assert "copied and verified" in run("log", "backup", str(backup)).out
+    with log.producer(emails) as producer:
+        producer.append({"to": "late@example.com", "body": b"x"})
+    (line,) = run("log", "backup", str(backup), "--json").lines
+    assert 0 < line["copied_bytes"] < line["total_bytes"]
+    with hr.open_log(f"file:{backup}") as restored:
+        assert len(restored.read(emails).to_pylist()) == 4
+
+
+def test_a_copy_that_lacks_commits_is_refused_until_it_is_repaired(
+    run: Run, log: hr.Log, address: str, emails: str, tmp_path: Path
+) -> None:
+    source, copy = Path(address.removeprefix("file:")), tmp_path / "copy"
+    shutil.copytree(source, copy)
+    with log.producer(emails) as producer:
+        producer.append({"to": "late@example.com", "body": b"x"})
+    shutil.copy(source / "journal" / "durable", copy / "journal" / "durable")
+    refused = run("topic", "list", "--log", f"file:{copy}", code=1).err
+    assert "was made while the log was being written" in refused
+    assert "headrace log repair" in refused
+    assert "can be opened now" in run("log", "repair", str(copy), code=4).out
+    assert emails in run("topic", "list", "--log", f"file:{copy}").out
+
+
 def test_stats_counts_rows(run: Run, emails: str) -> None:
     (line,) = run("log", "stats", emails, "--json").lines
     assert (line["name"], line["rows"], line["partitions"], line["end"]) == (emails, 3, 1, {"0": 3})
@@ -94,6 +123,39 @@ def test_what_receive_prints_can_be_piped_into_ack(run: Run, emails: str) -> Non
     run("queue", "ack", *queue, stdin="", code=2)
 
 
+def test_peek_stats_renew_and_purge(run: Run, emails: str) -> None:
+    queue = emails, "--group", "mailers"
+    assert [line["status"] for line in run("queue", "peek", *queue).lines] == ["ready"] * 3
+    assert "no group" in run("queue", "stats", *queue, code=1).err.lower()
+    first, second = run("queue", "receive", *queue, "--max", 2, "--visibility", "1 second").lines
+    renewed = run("queue", "renew", *queue, "--visibility", "1 hour", first["receipt"])
+    assert "1 message renewed." in renewed.out
+    run("queue", "nack", *queue, "--delay", "1 hour", second["receipt"])
+    peeked = run("queue", "peek", *queue, "--json").lines
+    assert [(line["offset"], line["status"], line["deliveries"]) for line in peeked] == [
+        (0, "leased", 1),
+        (1, "delayed", 1),
+        (2, "ready", 0),
+    ]
+    assert peeked[0]["row"] == first["row"]
+    assert len(run("queue", "peek", *queue, "--max", 1).lines) == 1
+    assert run("queue", "stats", *queue, "--json").lines == [
+        {
+            "topic": emails,
+            "group": "mailers",
+            "partition": 0,
+            "ready": 1,
+            "leased": 1,
+            "delayed": 1,
+            "oldest": 0,
+        }
+    ]
+    assert "delayed" in run("queue", "stats", *queue).out
+    assert "--yes" in run("queue", "purge", *queue, code=2).err
+    assert run("queue", "purge", *queue, "--yes", "--json").lines == [{"purged": 3}]
+    assert run("queue", "receive", *queue).lines == []
+
+
 def test_a_receipt_that_is_none_is_refused(run: Run, emails: str) -> None:
     run("queue", "ack", emails, "--group", "mailers", "nonsense", code=1)
 
@@ -125,3 +187,21 @@ def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
     assert run("dead", "show", "a").out.strip() == "No dead letters."
     assert run("dead", "replay", "a").out.strip() == "0 replayed, 0 failed again."
     assert "There is no topic 'b'" in run("dead", "show", "b", code=1).err
+
+
+def test_stats_counted_offsets_instead_of_rows(run: Run, log: hr.Log) -> None:
+    log.create_topic("t", "k BIGINT, n BIGINT", key="k", compact=True, segment_bytes=1)
+    with log.producer("t") as producer:
+        for n in range(6):
+            producer.append([{"k": n % 2, "n": n}, {"k": 7, "n": n}])
+    log.append_control("t", 0, b"x")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows == 12
+    log.maintain("t")
+    log.append_control("t", 0, b"y")
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == rows < 12
+    assert log.stats("t")[0].rows == rows
+    log.trim_topic("t", 9)
+    rows = len(log.read("t").to_pylist())
+    assert run("log", "stats", "t", "--json").lines[0]["rows"] == log.stats("t")[0].rows == rows

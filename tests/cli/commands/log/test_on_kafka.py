@@ -2,11 +2,13 @@
 
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import headrace as hr
 from headrace.cli import app
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -50,3 +52,23 @@ def test_produce_consume_and_lag(kafka_broker: KafkaBroker) -> None:
     rest = run("consume", topic, "--group", group)
     assert sorted(line["id"] for line in [*first, *rest]) == list(range(20))
     assert sum(line["rows"] for line in run("lag", group)) == 0
+
+
+def test_a_file_is_stored_once(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    file = tmp_path / "orders.jsonl"
+    lines = [json.dumps({"id": n}) + "\n" for n in range(250)]
+    with hr.open_log(kafka_broker.address) as log:
+        log.create_topic(topic, "id BIGINT", partitions=2)
+        command = ["produce", topic, str(file), "--batch-rows", "100"]
+
+        def run() -> Any:
+            return CliRunner().invoke(app, [*command, "--log", kafka_broker.address])
+
+        file.write_text("".join([*lines[:220], "oops\n", *lines[221:]]))
+        assert run().exit_code == 1
+        assert len(log.read(topic).to_pylist()) == 200
+        file.write_text("".join(lines))
+        for _ in range(2):
+            assert run().exit_code == 0
+            assert sorted(row["id"] for row in log.read(topic).to_pylist()) == list(range(250))

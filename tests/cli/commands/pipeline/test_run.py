@@ -168,3 +168,33 @@ def test_time_left_follows_from_the_rows_behind() -> None:
         RunProgress().line(status, 5.0)
         == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left unknown"
     )
+
+
+def test_a_run_that_diverted_rows_said_that_it_had_caught_up_and_nothing_else() -> None:
+    progress = RunProgress()
+    before = {"orders.diverted": 5, "sums.diverted": 1}
+    progress(replace(STATUS, counts=before))
+    counts = {"orders.diverted": 1_012, "sums.diverted": 1, "orders.unknown_fields": 3}
+    progress(replace(STATUS, tick=2, newest_tick=2, batch_rows=9, batches=1, counts=counts))
+    assert progress.dead_letters() == {"orders": 1_007}
+    assert progress.losses() == (
+        "1,007 rows became dead letters: 1,007 of orders. See `headrace dead list`.\n"
+        "Fields that the topic does not have were ignored: 3 of orders."
+    )
+    assert RunProgress().losses() == ""
+
+
+@pytest.mark.spark
+def test_a_run_with_dead_letters_ends_with_a_code_of_its_own_when_asked(
+    shop: Shop, run: Run, spark: SparkSession
+) -> None:
+    options = "--until-caught-up", "--master", "local[2]", "--fail-on-dead-letters"
+    command = "run", shop.file, *options, "--log", shop.log.address
+    shop.feed(20)
+    run(*command)
+    with shop.log.producer("orders") as producer:
+        producer.append([{"k": None, "v": 1}, {"k": None, "v": 2}])
+    ended = run(*command, code=6)
+    assert "2 rows became dead letters: 2 of " in ended.err
+    assert run(*command).err == ""
+    shop.check_totals()

@@ -4,8 +4,11 @@ a consumer group.
 
 from __future__ import annotations
 
+import re
+import sqlite3
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Annotated
@@ -15,12 +18,14 @@ import pyarrow.compute as pc
 import typer
 
 from headrace.cli.options import JsonOption, LogOption, open_chosen_log, parse_offset
-from headrace.cli.output import format_cell, print_table
+from headrace.cli.output import count_text, format_cell, print_table
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
-from headrace.errors import HeadraceError
+from headrace.errors import BadExpression, HeadraceError, OffsetOutOfRange, UnknownColumn
 from headrace.log.api import Consumer, Log
 from headrace.log.topic_config import resolve_offset_alias
+from headrace.log.values import readable_schema
 from headrace.types.json_codec import object_text
+from headrace.types.sqlite_codec import affinity, to_values
 
 POSITION_COLUMNS = [PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
 TABLE_ROWS = 1_000
@@ -28,6 +33,7 @@ POLL_SECONDS = 0.2
 JOIN_SECONDS = 15.0
 
 Show = Callable[[pa.RecordBatch], None]
+Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def consume(
@@ -53,6 +59,23 @@ def consume(
     max_rows: Annotated[
         int | None, typer.Option("--max", min=1, help="Stop after this many rows.")
     ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="The last N rows; with --follow, and what follows."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OFFSET", help="Stop before this offset or append time, in the form of --from."
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help='Only the rows for which this is true, in Spark SQL: "amount > 100".',
+        ),
+    ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Read this partition only.")] = None,
     headers: Annotated[bool, typer.Option("--headers", help="Show the rows' headers too.")] = False,
     log: LogOption = None,
@@ -61,24 +84,37 @@ def consume(
     """Print a topic's rows up to its end, or with --follow as they arrive.
 
     With --group, reading starts at the group's offsets, and at --from (earliest or latest) only in
-    partitions where it has none; the offsets of printed rows are committed.
+    partitions where it has none; the offsets of printed rows are committed. Rows that --where
+    leaves out count as printed.
 
     Example: headrace consume orders --from 2026-01-31T12:00:00Z --json --log file:data
     """
     show = show_json if json else show_lines if follow else show_table
     start = resolve_offset_alias(start)
+    if last is not None and start is not None:
+        raise typer.BadParameter("The last rows have no other start: leave out --from.")
+    if until is not None and follow:
+        raise typer.BadParameter("Rows that follow have no end: leave out --until or --follow.")
     with open_chosen_log(context, log) as opened_log:
+        info = opened_log.topic(topic)
+        keep = _condition(where, readable_schema(info, headers=headers))
         if group is None:
-            batches = _read(
-                opened_log,
-                topic,
-                partition,
-                parse_offset(start or "earliest", option="--from"),
-                headers=headers,
-                follow=follow,
-            )
-            _print(batches, show, max_rows)
+            read = _TopicRead(opened_log, topic, partition, headers=headers)
+            if start is not None:
+                read.start_at(parse_offset(start, option="--from"), follow=follow)
+            if until is not None:
+                read.stop_at(parse_offset(until, option="--until"))
+            batches = read.rows(last=last, follow=follow)
+            printed = _print(map(keep, batches), show, max_rows)
+            if not printed and start not in {None, "earliest", "latest"} and where is None:
+                print(f"{topic} has no rows there: {read.range_text()}.", file=sys.stderr)
+            read.warn()
         else:
+            for option, value in (("--last", last), ("--until", until)):
+                if value is not None:
+                    raise typer.BadParameter(
+                        "A group reads on from where it stopped.", param_hint=option
+                    )
             if start not in {None, "earliest", "latest"}:
                 raise typer.BadParameter(
                     "A group continues where it stopped: move it with `headrace group reset`, then"
@@ -91,55 +127,184 @@ def consume(
                     " --group.",
                     param_hint="--partition",
                 )
-            opened_log.topic(topic)
             with opened_log.consumer(
                 topic, group, start=start or "earliest", headers=headers
             ) as consumer:
-                _consume(opened_log, consumer, show, max_rows, follow=follow)
+                _consume(opened_log, consumer, show, keep, max_rows, follow=follow)
 
 
 # Without a group
 
 
-def _read(
-    log: Log,
-    topic: str,
-    partition: int | None,
-    start: str | int | datetime,
-    *,
-    headers: bool,
-    follow: bool,
-) -> Iterator[pa.RecordBatch]:
-    """The rows from an offset to the current end of the topic; with `follow`, without end."""
-    positions = _start_offsets(log, topic, partition, start)
-    while True:
-        ends = log.end_offsets(topic)
-        for number, position in positions.items():
-            if position < ends[number]:
-                yield from log.read(topic, number, position, ends[number], headers=headers)
-                positions[number] = ends[number]
-        if not follow:
-            return
-        time.sleep(POLL_SECONDS)
+class _TopicRead:
+    """Rows of a topic's partitions between two offsets, read without a group."""
 
+    def __init__(self, log: Log, topic: str, partition: int | None, *, headers: bool) -> None:
+        self._log, self._topic, self._headers = log, topic, headers
+        earliest, self._ends = log.start_offsets(topic), log.end_offsets(topic)
+        if partition is not None and partition not in self._ends:
+            raise typer.BadParameter(
+                f"{topic} has the partitions 0 to {len(self._ends) - 1}.", param_hint="--partition"
+            )
+        self._numbers = [number for number in sorted(earliest) if partition in {None, number}]
+        self._earliest = {number: earliest[number] for number in self._numbers}
+        self._positions = dict(self._earliest)
+        self._stops: dict[int, int] | None = None
+        self._misfits = 0
+        self._unknown: Counter[str] = Counter()
 
-def _start_offsets(
-    log: Log, topic: str, partition: int | None, start: str | int | datetime
-) -> dict[int, int]:
-    earliest, ends = log.start_offsets(topic), log.end_offsets(topic)
-    if partition is not None and partition not in ends:
-        raise typer.BadParameter(
-            f"{topic} has the partitions 0 to {len(ends) - 1}.", param_hint="--partition"
+    def start_at(self, start: str | int | datetime, *, follow: bool) -> None:
+        """Begin at an offset or time. An offset that does not exist yet in any partition is
+        refused, unless rows are waited for.
+        """
+        self._positions = self._offsets(start)
+        behind = [
+            number for number in self._numbers if self._positions[number] > self._ends[number]
+        ]
+        if isinstance(start, int) and not follow and len(behind) == len(self._numbers):
+            number = behind[0]
+            raise OffsetOutOfRange(
+                self._topic, number, start, self._earliest[number], self._ends[number]
+            )
+
+    def stop_at(self, until: str | int | datetime) -> None:
+        self._stops = self._offsets(until)
+
+    def _offsets(self, position: str | int | datetime) -> dict[int, int]:
+        if position == "earliest":
+            return dict(self._earliest)
+        if position == "latest":
+            return {number: self._ends[number] for number in self._numbers}
+        if isinstance(position, int):
+            return dict.fromkeys(self._numbers, position)
+        found = self._log.offsets_at(self._topic, position)
+        return {number: found[number] for number in self._numbers}
+
+    def rows(self, *, last: int | None, follow: bool) -> Iterator[pa.RecordBatch]:
+        """The rows up to the current end of the topic; with `follow`, without end."""
+        if last is not None:
+            yield from self._last_rows(last)
+        while True:
+            for number, position in self._positions.items():
+                stop = self._stop(number)
+                if position < stop:
+                    yield from self._read(number, position, stop)
+                    self._positions[number] = stop
+            if not follow:
+                return
+            time.sleep(POLL_SECONDS)
+            self._ends = self._log.end_offsets(self._topic)
+
+    def _stop(self, number: int) -> int:
+        end = self._ends.get(number, 0)
+        return end if self._stops is None else min(end, self._stops[number])
+
+    def _last_rows(self, count: int) -> Iterator[pa.RecordBatch]:
+        """The last rows of all partitions, in the order in which they were appended."""
+        newest: list[pa.Table] = []
+        for number in self._numbers:
+            stop = self._stop(number)
+            start, rows = stop, pa.table({})
+            span = count
+            # Offsets have gaps: look further back until there are enough rows.
+            while rows.num_rows < count and start > self._earliest[number]:
+                start = max(self._earliest[number], stop - span)
+                batches = list(self._read(number, start, stop))
+                rows = pa.Table.from_batches(batches) if batches else pa.table({})
+                span *= 4
+            if rows.num_rows:
+                newest.append(rows.slice(max(0, rows.num_rows - count)))
+            self._positions[number] = stop
+        if newest:
+            rows = pa.concat_tables(newest).sort_by(
+                [
+                    (name, "ascending")
+                    for name in (TIMESTAMP_COLUMN, PARTITION_COLUMN, OFFSET_COLUMN)
+                ]
+            )
+            yield from rows.slice(max(0, rows.num_rows - count)).combine_chunks().to_batches()
+
+    def _read(self, number: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        batches = self._log.read(self._topic, number, start, stop, headers=self._headers)
+        yield from batches
+        self._misfits += batches.misfits
+        self._unknown.update(batches.unknown_fields)
+
+    def range_text(self) -> str:
+        """The offsets that exist, in words."""
+        return ", ".join(
+            f"partition {number} has the offsets {self._earliest[number]} to {self._ends[number]}"
+            for number in self._numbers
         )
-    if start == "earliest":
-        offsets = earliest
-    elif start == "latest":
-        offsets = ends
-    elif isinstance(start, int):
-        offsets = dict.fromkeys(ends, start)
-    else:
-        offsets = log.offsets_at(topic, start)
-    return {number: offsets[number] for number in sorted(ends) if partition in {None, number}}
+
+    def warn(self) -> None:
+        """Say on standard error which records of other programs were not printed as they are."""
+        if self._misfits:
+            print(
+                f"{count_text(self._misfits, 'record')} of {self._topic} do not fit its schema:"
+                f" `headrace log verify {self._topic}` lists them.",
+                file=sys.stderr,
+            )
+        if self._unknown:
+            names = ", ".join(f"{name} ({count:,})" for name, count in self._unknown.most_common(5))
+            print(
+                f"Fields that {self._topic} does not have were ignored: {names}.", file=sys.stderr
+            )
+
+
+def _condition(where: str | None, schema: pa.Schema) -> Keep:
+    return (lambda rows: rows) if where is None else _Condition(where, schema)
+
+
+class _Condition:
+    """Keeps the rows for which a condition is true. SQLite computes it, as in `headrace view show
+    --sql`; a DECIMAL is a number.
+    """
+
+    def __init__(self, where: str, schema: pa.Schema) -> None:
+        self._where, self._names = where, schema.names
+        self._db = sqlite3.connect(":memory:")
+        columns = ", ".join(
+            f"{_quoted(field.name)} {'' if _is_decimal(field.type) else affinity(field.type)}"
+            for field in schema
+        )
+        self._db.execute(f"CREATE TABLE rows (_headrace_row INTEGER PRIMARY KEY, {columns})")
+        marks = ", ".join("?" * (len(schema) + 1))
+        # The condition is the user's own, and this database has nothing but the rows.
+        self._insert = f"INSERT INTO rows VALUES ({marks})"  # noqa: S608
+        self._select = f"SELECT _headrace_row FROM rows WHERE ({where}\n)"  # noqa: S608
+        self._matching()  # an error is found before anything is read
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not rows.num_rows:
+            return rows
+        columns = [
+            column.cast(pa.float64()).to_pylist() if _is_decimal(column.type) else to_values(column)
+            for column in (rows.column(name) for name in self._names)
+        ]
+        self._db.execute("DELETE FROM rows")
+        self._db.executemany(self._insert, zip(range(rows.num_rows), *columns, strict=True))
+        return rows.take(pa.array(self._matching(), pa.int64()))
+
+    def _matching(self) -> list[int]:
+        try:
+            return sorted(number for (number,) in self._db.execute(self._select))
+        except sqlite3.Error as error:
+            missing = re.fullmatch(r"no such column: (.+)", str(error))
+            if missing:
+                raise UnknownColumn(missing[1], self._names, where="The topic") from None
+            raise BadExpression(
+                f"--where {self._where!r} cannot be used: {error}.",
+                fix="write a condition in SQLite's SQL: \"amount > 100 AND name LIKE 'a%'\".",
+            ) from None
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _is_decimal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind))
 
 
 def _table_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -166,21 +331,25 @@ def _concatenate(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return whole
 
 
-def _print(batches: Iterator[pa.RecordBatch], show: Show, max_rows: int | None) -> None:
-    left = max_rows
+def _print(batches: Iterator[pa.RecordBatch], show: Show, max_rows: int | None) -> int:
+    """Print rows; returns how many."""
+    printed = 0
     for batch in _table_batches(batches) if show is show_table else batches:
-        show(batch if left is None else batch.slice(0, left))
+        part = batch if max_rows is None else batch.slice(0, max_rows - printed)
+        if part.num_rows:
+            show(part)
         sys.stdout.flush()
-        left = None if left is None else left - batch.num_rows
-        if left is not None and left <= 0:
-            return
+        printed += part.num_rows
+        if max_rows is not None and printed >= max_rows:
+            break
+    return printed
 
 
 # As a member of a group
 
 
 def _consume(
-    log: Log, consumer: Consumer, show: Show, max_rows: int | None, *, follow: bool
+    log: Log, consumer: Consumer, show: Show, keep: Keep, max_rows: int | None, *, follow: bool
 ) -> None:
     """Print, flush and commit, in this order: an offset is committed only after its row was
     printed.
@@ -191,7 +360,7 @@ def _consume(
     join_deadline = time.monotonic() + JOIN_SECONDS
     while left is None or left > 0:
         batches = consumer.poll(timeout=f"{POLL_SECONDS} seconds", max_rows=left)
-        shown = _show_some(batches, show, left)
+        shown = _show_some(batches, show, keep, left)
         sys.stdout.flush()
         if shown < sum(batch.num_rows for batch in batches):
             consumer.commit({topic: _offsets_after(batches, shown)})
@@ -202,13 +371,14 @@ def _consume(
             return
 
 
-def _show_some(batches: list[pa.RecordBatch], show: Show, max_rows: int | None) -> int:
-    """Show at most `most` rows; returns how many were shown."""
+def _show_some(batches: list[pa.RecordBatch], show: Show, keep: Keep, max_rows: int | None) -> int:
+    """Show at most `max_rows` rows, those left out by the condition included; returns how many."""
     shown = 0
     for batch in _concatenate(batches) if show is show_table else batches:
         part = batch if max_rows is None else batch.slice(0, max_rows - shown)
-        if part.num_rows:
-            show(part)
+        kept = keep(part)
+        if kept.num_rows:
+            show(kept)
         shown += part.num_rows
     return shown
 

@@ -46,7 +46,11 @@ def _store(log: Log, name: str | None) -> EventStore:
     from headrace.events.store import check_log
 
     check_log(log)
-    stores = [topic for topic in log.topics() if log.topic(topic).arrow_schema.equals(ARROW)]
+    stores = [
+        topic
+        for topic, info in log.topic_infos().items()
+        if info is not None and info.arrow_schema.equals(ARROW)
+    ]
     if name is None and len(stores) == 1:
         return open_store(log, stores[0])
     if name not in stores:

@@ -1,4 +1,4 @@
-"""`headrace group`: lists, shows and resets consumer groups. Their lag is in `lag.py`."""
+"""`headrace group`: lists, shows, resets and deletes groups. Their lag is in `lag.py`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import typer
 from headrace.cli.options import (
     JsonOption,
     LogOption,
+    YesOption,
+    confirm,
     open_chosen_log,
     parse_offset,
 )
 from headrace.cli.output import echo, print_json, print_table, seconds_text
 from headrace.errors import UnknownGroup
 
-app = typer.Typer(help="Consumer groups: list, show, reset.", no_args_is_help=True)
+app = typer.Typer(help="Consumer groups: list, show, reset, delete.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The group's name.")]
 
@@ -134,12 +136,18 @@ def reset(
     name: Name,
     topic: Annotated[str, typer.Option(help="The topic whose offsets are reset.")],
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="OFFSET",
             help='earliest, latest, an offset, or a time (ISO 8601, or "1 hour ago").',
         ),
-    ],
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Instead of --to: move by N offsets, back if N is negative."
+        ),
+    ] = None,
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")
     ] = None,
@@ -147,14 +155,19 @@ def reset(
         bool,
         typer.Option("--new", help="Allow a group that does not exist yet; it will start there."),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be moved.")
+    ] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Reset a group's offsets in a topic. Its members must have stopped.
 
-    Example: headrace group reset billing --topic orders --to 2026-01-31T12:00:00Z
+    Example: headrace group reset billing --topic orders --to 2026-01-31T12:00:00Z --dry-run
     """
-    target = parse_offset(to, option="--to")
+    if (to is None) == (shift is None):
+        raise typer.BadParameter("Give either --to or --shift.", param_hint="--to")
+    target = None if to is None else parse_offset(to, option="--to")
     with open_chosen_log(context, log) as opened_log:
         groups = opened_log.groups()
         if name not in groups and not new:
@@ -162,9 +175,9 @@ def reset(
                 name, groups, fix="check the name, or give --new for a group that has not read yet."
             )
         before = dict(opened_log.committed(name).get(topic, {})) if name in groups else {}
-        after = opened_log.reset_group(name, topic, target, partitions=partition or None).get(
-            topic, {}
-        )
+        after = opened_log.reset_group(
+            name, topic, target, shift=shift, partitions=partition or None, dry_run=dry_run
+        ).get(topic, {})
     moved = [
         (number, before.get(number), offset)
         for number, offset in sorted(after.items())
@@ -174,7 +187,32 @@ def reset(
         for number, was, is_now in moved:
             print_json(
                 {"group": name, "topic": topic, "partition": number, "before": was, "after": is_now}
+                | ({"dry_run": True} if dry_run else {})
             )
         return
-    echo(f"Moved {name} on {topic}:")
+    echo(f"{'Would move' if dry_run else 'Moved'} {name} on {topic}:")
     print_table(["partition", "before", "after"], moved)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    name: Name,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete a group with its offsets; the topics stay. Its members must have stopped. Asks for
+    confirmation on a terminal; elsewhere --yes is required.
+
+    Example: headrace group delete billing-test --yes
+    """
+    with open_chosen_log(context, log) as opened_log:
+        info = opened_log.group(name)
+        if not yes:
+            confirm(f"Delete the {info.kind} {name} and its offsets?", to="delete")
+        opened_log.delete_group(name)
+    if json:
+        print_json({"deleted": name})
+    else:
+        echo(f"Deleted {info.kind} {name}.")

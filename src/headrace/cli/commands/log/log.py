@@ -59,6 +59,9 @@ def stats(
 ) -> None:
     """Show rows, bytes and segments of each topic.
 
+    Kafka's brokers report neither bytes nor segments, and offsets instead of rows, which are more
+    after compaction and transactions.
+
     Example: headrace log stats --log file:data
     """
     with open_chosen_log(context, log) as opened_log:
@@ -71,13 +74,18 @@ def stats(
         (
             topic_stats.name,
             topic_stats.partitions,
-            topic_stats.rows,
-            bytes_text(topic_stats.bytes),
-            topic_stats.segments,
+            _known(topic_stats.rows),
+            None if topic_stats.bytes < 0 else bytes_text(topic_stats.bytes),
+            _known(topic_stats.segments),
         )
         for topic_stats in all_stats
     ]
     print_table(["topic", "partitions", "rows", "size", "segments"], rows, empty="No topics yet.")
+
+
+def _known(count: int) -> int | None:
+    """A count that the log knows; None for one that it does not."""
+    return None if count < 0 else count
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`headrace topic`: creates, lists, shows, alters and deletes topics and tables."""
+"""`headrace topic`: creates, lists, shows, alters, trims and deletes topics and tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from headrace.cli.options import JsonOption, LogOption, YesOption, confirm, open_chosen_log
+from headrace.cli.options import (
+    JsonOption,
+    LogOption,
+    YesOption,
+    confirm,
+    open_chosen_log,
+    parse_offset,
+)
 from headrace.cli.output import bytes_text, count_text, echo, print_json, print_table
 from headrace.durations import format_us
 from headrace.errors import TopicExists
 from headrace.log.api import Log
 from headrace.log.topic_config import describe_change
-from headrace.log.values import TopicInfo
+from headrace.log.values import TopicInfo, TopicStats
 from headrace.types.schema import to_ddl
 
 app = typer.Typer(
-    help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True
+    help="Topics and tables: create, list, show, alter, trim, delete.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(help="The topic's name.")]
@@ -54,6 +61,27 @@ SegmentBytes = Annotated[
 ]
 SegmentAge = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Start a new segment file at this age.")
+]
+Strict = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict/--no-strict",
+        help=(
+            "On Kafka: make dead letters of records with fields that the topic does not have,"
+            " instead of ignoring the fields."
+        ),
+    ),
+]
+ValueFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="On Kafka, the format of values: json, avro, protobuf or json-schema.",
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The schema registry, unless the format is json."),
 ]
 Compression = Annotated[
     str | None, typer.Option(help="How stored rows are compressed: none, lz4 or zstd.")
@@ -91,6 +119,15 @@ def create(
     segment_bytes: SegmentBytes = None,
     segment_age: SegmentAge = None,
     compression: Compression = None,
+    strict: Strict = None,
+    format: ValueFormat = None,
+    registry: Registry = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OCTAL", help="Permissions of a new log's files: 660 shares it with a group."
+        ),
+    ] = None,
     if_missing: Annotated[
         bool,
         typer.Option("--if-missing", help="Accept a topic that exists with the same settings."),
@@ -108,8 +145,14 @@ def create(
         segment_bytes=segment_bytes,
         segment_age=segment_age,
         compression=compression,
+        strict=strict,
+        format=format,
+        registry=registry,
     )
-    with open_chosen_log(context, log, create=True) as opened_log, _command_line_errors():
+    with (
+        open_chosen_log(context, log, create=True, mode=mode) as opened_log,
+        _command_line_errors(),
+    ):
         if primary_key is None:
             _refuse_option("--history", history, "only a table (--primary-key) has a history")
             settings = storage | _without_none(
@@ -154,7 +197,8 @@ def list_topics(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the topics.
+    """List the topics. Those of other programs on Kafka have no schema until they are given one,
+    with `headrace topic create --if-missing`.
 
     Example: headrace topic list --log file:data
     """
@@ -162,23 +206,25 @@ def list_topics(
         names = [
             name for name in sorted(opened_log.topics()) if everything or not name.startswith("__")
         ]
-        topics = [
-            (opened_log.topic(name), opened_log.start_offsets(name), opened_log.end_offsets(name))
-            for name in names
-        ]
+        infos = opened_log.topic_infos()
+        all_stats = {stats.name: stats for stats in opened_log.stats(count_rows=False)}
+    topics = [
+        (all_stats[name], infos[name]) for name in names if name in all_stats and name in infos
+    ]
     if json:
-        for info, start, end in topics:
-            print_json(_summary(info) | {"offsets": _offset_count(start, end)})
+        for stats, info in topics:
+            summary = _summary(info) if info else _no_schema(stats)
+            print_json(summary | {"offsets": None if stats.rows < 0 else stats.rows})
         return
     rows = [
         (
-            info.name,
-            _kind(info),
-            info.partitions,
-            ", ".join(info.key) or "-",
-            _offset_count(start, end),
+            stats.name,
+            _kind(info) if info else "no schema",
+            stats.partitions,
+            (", ".join(info.key) if info else "") or "-",
+            None if stats.rows < 0 else stats.rows,
         )
-        for info, start, end in topics
+        for stats, info in topics
     ]
     print_table(
         ["topic", "kind", "partitions", "key", "offsets"],
@@ -255,6 +301,9 @@ def alter(
     segment_bytes: SegmentBytes = None,
     segment_age: SegmentAge = None,
     compression: Compression = None,
+    strict: Strict = None,
+    format: ValueFormat = None,
+    registry: Registry = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the change would do, and do not do it.")
     ] = False,
@@ -279,6 +328,9 @@ def alter(
         segment_bytes=segment_bytes,
         segment_age=segment_age,
         compression=compression,
+        strict=strict,
+        format=format,
+        registry=registry,
     )
     settings |= {
         key: _parse_none(value)
@@ -329,6 +381,44 @@ def _print_effects(
     echo(f"Columns before: {before.schema}")
     echo(f"Columns after:  {after.schema}")
     echo(f"Read by: {', '.join(readers) or 'no pipeline and no group'}")
+
+
+@app.command()
+def trim(
+    context: typer.Context,
+    name: Name,
+    before: Annotated[
+        str,
+        typer.Option(
+            metavar="OFFSET",
+            help=(
+                'Remove the rows before this offset or append time (ISO 8601, or "7 days ago");'
+                " latest removes all rows."
+            ),
+        ),
+    ],
+    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove a topic's oldest rows. Asks for confirmation on a terminal; elsewhere --yes is
+    required.
+
+    Example: headrace topic trim clicks --before "30 days ago" --yes
+    """
+    position = parse_offset(before, option="--before")
+    with open_chosen_log(context, log) as opened_log:
+        start = opened_log.start_offsets(name)
+        if not yes:
+            confirm(f"Remove the rows of {name} before {before}?", to="remove them")
+        partitions = None if partition is None else [partition]
+        trimmed = opened_log.trim_topic(name, position, partitions=partitions)
+    removed = _offset_count(start, trimmed)
+    if json:
+        print_json({"trimmed": name, "offsets": removed, "earliest": trimmed})
+    else:
+        echo(f"Removed {count_text(removed, 'offset')} of {name}.")
 
 
 @app.command()
@@ -446,6 +536,20 @@ def _summary(info: TopicInfo) -> dict[str, Any]:
         "segment_bytes": info.segment_bytes,
         "segment_us": info.segment_us,
         "compression": info.compression,
+        "strict": info.strict,
+        "format": info.format,
+        "registry": info.registry or None,
+    }
+
+
+def _no_schema(stats: TopicStats) -> dict[str, Any]:
+    """A topic of another program, which has no schema."""
+    return {
+        "name": stats.name,
+        "kind": "no schema",
+        "schema": None,
+        "key": [],
+        "partitions": stats.partitions,
     }
 
 
@@ -464,6 +568,10 @@ def _settings(info: TopicInfo) -> dict[str, str]:
         }
     if info.compact or info.history_us is not None:
         settings["tombstones"] = _duration_text(info.tombstone_us)
+    if info.strict:
+        settings["strict"] = "yes"
+    if info.registry:
+        settings["format"] = f"{info.format}, by {info.registry.partition('?')[0]}"
     return settings | {
         "segments": f"{bytes_text(info.segment_bytes)} or {_duration_text(info.segment_us)}",
         "compression": info.compression,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -99,6 +100,8 @@ def replay(
             master=master,
         )
         echo(final_line(f"{loaded.name} as {version}", progress, stopped=stop.is_set()))
+        if losses := progress.losses():
+            print(losses, file=sys.stderr, flush=True)
 
 
 def _parse_tick_or_time(text: str | None) -> int | str | None:

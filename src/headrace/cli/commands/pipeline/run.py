@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.commands.pipeline.serve import port_taken_text
-from headrace.cli.options import LogOption, find_log_address, stop_signals
+from headrace.cli.options import (
+    EXIT_DEAD_LETTERS,
+    LogOption,
+    find_log_address,
+    stop_signals,
+)
 from headrace.cli.output import RunProgress, echo, seconds_text
 
 if TYPE_CHECKING:
@@ -113,6 +118,13 @@ def run(
     ] = "30 seconds",
     width: WidthOption = "auto",
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
+    fail_on_dead_letters: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-dead-letters",
+            help=f"End with exit code {EXIT_DEAD_LETTERS} if rows became dead letters.",
+        ),
+    ] = False,
 ) -> None:
     """Run a pipeline: process its topics, update its views and derived topics, and serve the views
     on this machine, until Ctrl-C or SIGTERM.
@@ -157,6 +169,10 @@ def run(
         )
         archive_later()
         echo(final_line(loaded.name, progress, stopped=stop.is_set()))
+        if losses := progress.losses():
+            print(losses, file=sys.stderr, flush=True)
+    if fail_on_dead_letters and progress.dead_letters():
+        raise typer.Exit(EXIT_DEAD_LETTERS)
 
 
 def echo_starting(seconds: float | None) -> None:

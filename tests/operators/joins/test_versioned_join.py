@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import InputError
 from headrace.operators.joins import row_store, timers
 from headrace.operators.joins.sides import ResultColumn, Side
-from headrace.operators.joins.versioned import VersionedJoin
+from headrace.operators.joins.versioned_join import VersionedJoin
 from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
