@@ -39,9 +39,9 @@ ROUND_S = 60.0
 CAST = {"write": 2, "move": 2, "copy": 2, "read": 2, "look": 1, "keep": 1}
 FAULTS = ("kill", "kill", "kill", "stop", "stop_long", "take_over", "set_clock", "fill_disk")
 """One round of the nemesis, in any order."""
-CLOCKS = ("write", "look")
-"""The others are left out as long as heartbeats of members and the lifetime of staged rows go by
-the wall clock.
+CLOCKS = ("write", "read", "look")
+"""Roles whose clocks are set. The others are left out as long as a step of the clock is noticed a
+second late: rows that they stage would be taken for those of a dead owner.
 """
 
 
@@ -55,7 +55,7 @@ class Load:
         victims: The roles that it strikes; all if none is named.
         clocks: The roles whose clocks it sets.
         finish_s: How long a role may take to come to its end, when it is told to.
-        polls_per_transaction: How often a copier polls before it commits.
+        polls_per_transaction: How often a copier polls before it commits, at most.
         mutant: A defect that all processes have.
     """
 
@@ -71,7 +71,7 @@ class Load:
     pause_s: float = 0.2
     session_timeout: str = "1 second"
     finish_s: float = 60.0
-    polls_per_transaction: int = 1
+    polls_per_transaction: int = 3
     mutant: str = field(default_factory=lambda: os.environ.get(mutants.VARIABLE, ""))
 
     @property
