@@ -311,6 +311,15 @@ class GroupsContract(ContractBase):
         assert calls[3:] == [("revoked", {orders: (0, 1, 2, 3)})]
         assert sum(lag.rows for lag in log.lag(group)) == 0
 
+    def test_a_callback_can_seek_in_what_was_assigned(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
+        append(log, events, [event(n) for n in range(10)])
+        with log.consumer(
+            events, group=name("g"), on_assigned=lambda consumer, _: consumer.seek(0, 7)
+        ) as consumer:
+            assert drain(consumer, 3) == [7, 8, 9]
+
     def test_a_callback_that_fails_is_heard_in_poll(
         self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
     ) -> None:
@@ -365,12 +374,13 @@ class GroupsContract(ContractBase):
     ) -> None:
         """Its process lives and sends heartbeats, but it is stuck."""
         append(log, events, [event(n) for n in range(3)])
-        options: dict[str, Any] = {
-            "session_timeout": "1 second",
-            "max_poll_interval": "1500 milliseconds",
-        }
         with (
-            log.consumer(events, group=name("g"), **options) as stuck,
+            log.consumer(
+                events,
+                group=name("g"),
+                session_timeout="1 second",
+                max_poll_interval="1500 milliseconds",
+            ) as stuck,
             other.consumer(events, group=name("g"), session_timeout="1 second") as heir,
         ):
             _poll_until(lambda: stuck.assignment() == {events: (0,)}, stuck, heir)
@@ -511,10 +521,9 @@ class GroupsContract(ContractBase):
         for shift, offset in ((-2, 4), (-100, 0), (3, 3)):
             assert log.reset_group(group, events, shift=shift) == {events: {0: offset}}
             assert log.committed(group) == {events: {0: offset}}
-        both: dict[str, Any] = {"to": 1, "shift": 1}
-        for wrong in ({}, both):
+        for both in (None, 1):
             with pytest.raises(errors.InputError, match="either"):
-                log.reset_group(group, events, **wrong)
+                log.reset_group(group, events, both, shift=both)
         other = log.create_topic(name("other"), "n BIGINT").name
         with pytest.raises(errors.InputError, match="no committed offset"):
             log.reset_group(group, other, shift=1)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.durations import from_us, to_time_us, to_us
-from headrace.errors import BadDuration
+from headrace.errors import BadDuration, InputError
 
 if TYPE_CHECKING:
     from headrace.log.api import Log
@@ -71,15 +71,22 @@ def require_log_address(context: typer.Context, address: str | None) -> str:
 
 @contextmanager
 def open_chosen_log(
-    context: typer.Context, address: str | None, *, create: bool = False
+    context: typer.Context, address: str | None, *, create: bool = False, mode: str | None = None
 ) -> Iterator[Log]:
     """Open the log of a command. A directory is created only with `create`, so that a misspelt
-    address leaves no empty log behind.
+    address leaves no empty log behind; its files get the permissions `mode`, in octal.
     """
     log_address = require_log_address(context, address)
     from headrace.log import open_log
 
-    options = {"create": create} if log_address.startswith("file:") else {}
+    options: dict[str, Any] = {"create": create} if log_address.startswith("file:") else {}
+    if mode is not None and options:
+        try:
+            options["mode"] = int(mode, 8)
+        except ValueError:
+            raise InputError(
+                f"The mode {mode!r} is not a file's.", fix="give it in octal, such as 660."
+            ) from None
     with open_log(log_address, **options) as log:
         yield log
 

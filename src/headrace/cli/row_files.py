@@ -38,6 +38,7 @@ Blocks = Iterator[tuple[bytes, bool]]
 """Bytes of a file as they come, each block with whether the sender pauses after it."""
 
 BLOCK_BYTES = 1 << 16
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK_BYTES = 32 << 20
 """The most bytes of text in one chunk of rows, unless a single row is larger."""
 
@@ -240,7 +241,7 @@ def json_chunks(
     if is_array is None:
         for block in blocks:
             begun.append(block)
-            if text := block[0].lstrip():
+            if text := block[0].removeprefix(BYTE_ORDER_MARK).lstrip():
                 is_array = text.startswith(b"[") and not _is_line_of_list(text)
                 break
     blocks = chain(begun, blocks)
@@ -261,8 +262,9 @@ def _line_chunks(
     meter = builder.meter
     for line, pauses in lines_of(blocks):
         number = meter.lines + 1
+        text = (line if meter.bytes else line.removeprefix(BYTE_ORDER_MARK)).strip()
         meter.add(line)
-        if text := line.strip():
+        if text:
             try:
                 row = _json_row(decoder, text, f"{source}, line {number}")
                 builder.rows.append(TextRow(number, row))
@@ -412,6 +414,7 @@ def csv_chunks(
     """The rows of a CSV file with a heading, from the byte `start` on. An empty field is null.
     Without a delimiter, it is the one with which the heading names columns of the topic.
     """
+    csv.field_size_limit(CHUNK_BYTES)
     lines = _CsvLines(lines_of(file_blocks(stream, source)), meter)
     first = next(lines, None)
     if first is None:
@@ -431,26 +434,30 @@ def csv_chunks(
     lines.skip_to(start)
     builder = _ChunkBuilder(meter, size, on_read)
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
-    lines_before = meter.lines
+    lines_before, number = meter.lines, meter.lines
     while True:
         fields: list[str] = []
+        message, first = "", number + 1
         try:
             fields = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
-            number = lines_before + reader.line_num
-            message = f"{source}, line {number} is not CSV: {error}."
-            builder.bad.append((number, BadRows(message, fix="correct the line.")))
+            message = f"is not CSV: {error}."
         number = lines_before + reader.line_num
-        where = f"{source}, line {number}"
         if lines.bad_byte is not None:
-            message = f"{where} is not UTF-8 text: byte {lines.bad_byte + 1} cannot be read."
-            builder.bad.append((number, BadRows(message)))
+            message = f"is not UTF-8 text: byte {lines.bad_byte + 1} cannot be read."
             lines.bad_byte = None
         elif fields and len(fields) != len(names):
-            message = f"{where} has {len(fields)} fields, but the heading has {len(names)}."
-            builder.bad.append((number, BadRows(message)))
+            message = f"has {len(fields)} fields, but the heading has {len(names)}."
+        if message and number > first:  # it may have swallowed good rows: it cannot be skipped
+            raise BadRows(
+                f"{source}, line {number} {message} The row begins at line {first}.",
+                fix="look for a quote that is not closed.",
+            )
+        if message:
+            error = BadRows(f"{source}, line {number} {message}", fix="correct the line.")
+            builder.bad.append((number, error))
         elif fields:
             row = {name: field or None for name, field in zip(names, fields, strict=True)}
             builder.rows.append(TextRow(number, row))

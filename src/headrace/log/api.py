@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from headrace.durations import to_us
+from headrace.errors import UnknownTopic
 from headrace.log.lag_watch import LagAlert, LagWatch
 from headrace.log.values import (
     AppendResult,
@@ -1159,7 +1161,11 @@ class Log(Closeable):
             [name for name, info in log.topic_infos().items() if info is None]
             ```
         """
-        return {name: self.topic(name) for name in self.topics()}
+        infos: dict[str, TopicInfo | None] = {}
+        for name in self.topics():
+            with suppress(UnknownTopic):  # it was deleted meanwhile
+                infos[name] = self.topic(name)
+        return infos
 
     # Writing
 

@@ -648,6 +648,8 @@ _ENCODERS: tuple[
 
 # Rows
 
+_SAMPLED_VALUES = 100
+_MAX_SAMPLED_FIELDS = 100
 MAX_ARROW_BYTES = 1 << 30  # one block of Arrow's JSON reader, whose sizes have 32 bits
 
 
@@ -711,6 +713,10 @@ def _decode_known_fields(
     """The rows of JSON values by Arrow's reader, without the fields that the schema does not have,
     which are counted unless they are null; None if anything else is unusual.
     """
+    sampled: UnknownFields = Counter()
+    parse_rows_exactly(values[:_SAMPLED_VALUES], schema, ignored, parse_json, sampled)
+    if len(sampled) > _MAX_SAMPLED_FIELDS:  # Arrow would make a column of each
+        return None
     batch = _decode_with_arrow(values, schema, "ignore")
     if batch is None:
         return None

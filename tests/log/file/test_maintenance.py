@@ -30,7 +30,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: clock())
-    monkeypatch.setattr("headrace.log.file.queue.now_us", clock)
     return clock
 
 

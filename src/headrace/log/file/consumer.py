@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -407,7 +408,7 @@ class FileConsumer(Consumer):
         self._on_lost = on_lost
         self._headers = headers
         timeout_us = to_us(session_timeout, what="session_timeout")
-        self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.member = f"{socket.gethostname()[:30]}-{os.getpid()}-{os.urandom(4).hex()}"
         self._about = {
             "topics": sorted(topics),
             "timeout_us": timeout_us,
@@ -442,7 +443,8 @@ class FileConsumer(Consumer):
         try:
             self._coordinate()
         except BaseException:
-            self.close(revoke=False)
+            with suppress(HeadraceError):
+                self.close(revoke=False)
             raise
 
     def _coordinate(self) -> None:
@@ -471,8 +473,10 @@ class FileConsumer(Consumer):
             )
             return generation, owned, owned_before, committed
 
+        self._heartbeat.write()  # others may have removed the file of a member that was silent
         self._generation, owned, owned_before, committed = self.log.committer.submit(decide)  # 2
-        remove_heartbeats(self.log.store.root, self.group, dead)
+        # Unless one has come back meanwhile.
+        remove_heartbeats(self.log.store.root, self.group, self._observer.dead(self.group, dead))
         self._last_check_s = time.monotonic()
         versions, versions_before = self._read_topic_versions(state), self._topic_versions
         self._topic_versions = versions
@@ -534,12 +538,11 @@ class FileConsumer(Consumer):
         finally:
             self._is_in_callback = False
 
-    def _other_dead_members(self, state: State) -> list[str]:
-        group = state.groups.get(self.group)
-        if group is None:
-            return []
-        members = {name: about for name, about in group.members.items() if name != self.member}
-        return self._observer.dead(self.group, members)
+    def _other_dead_members(self, state: State) -> dict[str, dict[str, Any]]:
+        """The dead members with their entries."""
+        members = (state.groups.get(self.group) or GroupState()).members
+        others = {name: about for name, about in members.items() if name != self.member}
+        return {name: others[name] for name in self._observer.dead(self.group, others)}
 
     def _read_topic_versions(self, state: State) -> dict[str, tuple[str, int]]:
         """The directory and the number of partitions of each subscribed topic. A topic that was

@@ -210,7 +210,9 @@ class RowReader:
         """Whether columns may have been added to the topic. A field that is known to be none of its
         columns is compared with a description that may be some seconds old.
         """
-        if decoded.misfits or decoded.unknown_fields.keys() - self.unknown_fields.keys():
+        is_full = len(self.unknown_fields) >= MAX_UNKNOWN_FIELDS
+        new_fields = decoded.unknown_fields.keys() - self.unknown_fields.keys()
+        if decoded.misfits or (new_fields and not is_full):
             return True
         if not decoded.unknown_fields:
             return False

@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from threading import Lock
 from typing import Any
@@ -236,8 +237,9 @@ class TopicStore:
         return self._load(name, None)[0]
 
     def infos(self) -> dict[str, TopicInfo | None]:
-        """Every topic with its description; None for a topic of others that has no schema. Asks the
-        cluster a few times, however many topics there are.
+        """Every topic with its description; None for a topic of others that has no schema, or whose
+        description this version cannot read. Asks the cluster a few times, however many topics
+        there are.
         """
         counts = self._admin.partition_counts()
         stored = self._descriptions.values() if self._has_descriptions() else {}
@@ -246,8 +248,9 @@ class TopicStore:
         settings = self._admin.topic_settings(described)
         infos: dict[str, TopicInfo | None] = dict.fromkeys(names)
         for name in described:
-            info, _ = load_description(name, stored[name.encode()], counts[name], None)
-            infos[name] = with_kafka_settings(info, settings.get(name, {}))
+            with suppress(CorruptionError, NewerFormat):
+                info, _ = load_description(name, stored[name.encode()], counts[name], None)
+                infos[name] = with_kafka_settings(info, settings.get(name, {}))
         return infos
 
     def describe(self, name: str) -> TopicDescription:

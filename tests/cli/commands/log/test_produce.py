@@ -4,12 +4,14 @@ that name the line.
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -425,7 +427,42 @@ def test_csv_with_bytes_that_are_no_text(run: Run, log: hr.Log, tmp_path: Path) 
     assert stored(log, "t") == [1, 4]
 
 
+def test_a_quote_that_was_not_closed_swallowed_the_rows_behind_it(
+    run: Run, log: hr.Log, tmp_path: Path
+) -> None:
+    log.create_topic("t", "order_id BIGINT, name STRING")
+    file = tmp_path / "rows.csv"
+    file.write_text('order_id,name\n1,a\n2,"b\n3,c\n4,d\n')
+    failed = run("produce", "t", file, "--skip-bad", 3, code=1)
+    assert "The row begins at line 3." in failed.err
+    assert stored(log, "t") == []
+    file.write_text('order_id,name\n1,"' + "a" * 200_000 + '"\n')
+    run("produce", "t", file)
+    assert stored(log, "t") == [1]
+
+
 # Other forms of files
+
+
+def test_a_byte_order_mark_is_no_json(run: Run, log: hr.Log, tmp_path: Path) -> None:
+    log.create_topic("t", "order_id BIGINT")
+    for text in ('{"order_id": 1}\n', '[{"order_id": 2}]'):
+        (tmp_path / "rows.json").write_text("\ufeff" + text)
+        run("produce", "t", tmp_path / "rows.json")
+    assert stored(log, "t") == [1, 2]
+
+
+def test_a_pipe_is_read_once(run: Run, log: hr.Log, tmp_path: Path) -> None:
+    log.create_topic("t", "order_id BIGINT")
+    os.mkfifo(tmp_path / "rows.jsonl")
+    for number in (1, 1):
+        writer = Thread(
+            target=(tmp_path / "rows.jsonl").write_text, args=[f'{{"order_id": {number}}}\n']
+        )
+        writer.start()
+        run("produce", "t", tmp_path / "rows.jsonl")
+        writer.join(20)
+    assert stored(log, "t") == [1, 1]
 
 
 def test_arrays_of_json(run: Run, log: hr.Log, tmp_path: Path) -> None:

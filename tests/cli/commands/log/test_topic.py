@@ -181,3 +181,16 @@ def test_trim_removes_the_oldest_rows(run: Run, log: hr.Log) -> None:
     assert said == {"trimmed": "t", "offsets": 4, "earliest": {"0": 4}}
     assert log.read("t", columns=["n"]).to_table()["n"].to_pylist() == [4, 5, 6, 7, 8, 9]
     assert "Removed 6 offsets of t." in run("topic", "trim", "t", "--before", "latest", "--yes").out
+
+
+def test_a_new_log_can_be_shared_with_a_group(run: Run, tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'shared'}"
+    run("topic", "create", "orders", "--schema", "n BIGINT", "--mode", "660", "--log", address)
+    modes = {
+        path.stat().st_mode & 0o777 for path in (tmp_path / "shared").rglob("*") if path.is_file()
+    }
+    assert modes == {0o660}
+    refused = run(
+        "topic", "create", "o", "--schema", "n BIGINT", "--mode", "rw", "--log", address, code=1
+    )
+    assert "in octal" in refused.err

@@ -187,7 +187,8 @@ def produce(
         numbered = None if id is None else _NumberedAppends(opened_log, info, id, sequence)
         try:
             for path in paths:
-                if path == STDIN or numbered is not None or again:
+                is_stream = path == STDIN or (path.exists() and not path.is_file())
+                if is_stream or numbered is not None or again:
                     destination: _Destination = numbered or _PlainAppends(opened_log, info, path)
                 else:
                     destination = _FileAppends(opened_log, info, path, options.format_of(path))
@@ -384,7 +385,7 @@ class _Chunk:
     headers: RowHeaders | None
     end: ReadPosition
     records: int
-    """The number of rows, the bad ones included."""
+    """By how many rows the stored part of the file grows; of Parquet the bad ones included."""
 
 
 class _Production:
@@ -408,7 +409,7 @@ class _Production:
         """Store the file's rows chunk by chunk, from where an earlier command stopped."""
         destination, result = self._destination, self._result
         result.stored_before += destination.part.rows
-        rows, line = destination.part.rows, None
+        rows, line, is_skippable = destination.part.rows, None, True
         chunks = self._parquet() if self._format is Format.parquet else self._text()
         try:
             for chunk in chunks:
@@ -416,23 +417,20 @@ class _Production:
                 if chunk.batch is None:
                     destination.skip(part)
                 else:
+                    is_skippable = False
                     appended = destination.append(
                         chunk.batch, chunk.headers, self._options.partition, part
                     )
                     result.add(chunk.batch.num_rows, appended, self._info.name)
-                rows, line = part.rows, chunk.end.lines
+                rows, line, is_skippable = part.rows, chunk.end.lines, True
         except BadRows as error:
-            stored = count_text(rows, "row")
-            if not rows:
-                raise BadRows(
-                    f"{error.message} Nothing was stored.",
-                    fix=f"{error.fix} --skip-bad N skips up to N such rows.".strip(),
-                ) from None
-            raise BadRows(
-                f"{error.message} The {stored} of earlier appends were stored.",
-                fix=f"{error.fix} {destination.advice(line)} --skip-bad N skips up to N such"
-                " rows.".strip(),
-            ) from None
+            outcome, fixes = "Nothing was stored.", [error.fix]
+            if rows:
+                outcome = f"The {count_text(rows, 'row')} of earlier appends were stored."
+                fixes.append(destination.advice(line))
+            if is_skippable:
+                fixes.append("--skip-bad N skips up to N such rows.")
+            raise BadRows(f"{error.message} {outcome}", fix=" ".join(filter(None, fixes))) from None
         finally:
             destination.close()
 
@@ -449,16 +447,11 @@ class _Production:
             epoch=self._options.epoch,
         )
         for chunk in self._row_chunks(parser):
-            rows = self._without_bad(
+            rows, batch = self._fitting(
                 chunk.rows, lambda rows: parser.batch(rows, csv=is_csv), chunk.bad
             )
-            batch = parser.batch(rows, csv=is_csv) if rows else None
-            yield _Chunk(
-                batch,
-                self._row_headers(parser.headers(rows), len(rows)),
-                chunk.end,
-                len(chunk.rows) + len(chunk.bad),
-            )
+            headers = self._row_headers(parser.headers(rows), len(rows))
+            yield _Chunk(batch, headers, chunk.end, len(rows))
 
     def _row_chunks(self, parser: TextRowParser) -> Iterator[RowChunk]:
         path, options, is_stdin = self._path, self._options, self._path == STDIN
@@ -540,11 +533,10 @@ class _Production:
         ):
             indices = list(range(batch.num_rows))
             try:
-                fitting = self._without_bad(indices, partial(self._stored_rows, batch))
+                fitting, rows = self._fitting(indices, partial(self._stored_rows, batch))
             except BadRows as error:
                 message = f"{self._path}, rows from {first:,} (row 0) on: {error.message}"
                 raise BadRows(message, fix=error.fix) from None
-            rows = self._stored_rows(batch, fitting) if fitting else None
             yield _Chunk(rows, self._row_headers(None, len(fitting)), end, batch.num_rows)
             first += batch.num_rows
 
@@ -567,15 +559,20 @@ class _Production:
             return headers
         return [[*entry, *self._options.headers] for entry in headers or [[]] * count]
 
-    def _without_bad(
+    def _fitting(
         self,
         rows: list[Row],
-        build: Callable[[list[Row]], Any],
+        build: Callable[[list[Row]], pa.RecordBatch],
         unreadable: Sequence[tuple[int, BadRows]] = (),
-    ) -> list[Row]:
-        """The rows that fit the topic. Raises the error of the first that does not, unless it may
-        be skipped.
+    ) -> tuple[list[Row], pa.RecordBatch | None]:
+        """The rows that fit the topic, and the batch of them, if there are any. Raises the error of
+        the first that does not fit, unless it may be skipped.
         """
+        if rows and not unreadable:
+            try:
+                return rows, build(rows)
+            except BadRows:
+                pass  # find out which rows
         bad = _bad_rows(rows, build, self._options.skip_bad - self._result.skipped)
         lines = [row.line if isinstance(row, TextRow) else index for index, row in enumerate(rows)]
         errors = [*unreadable, *((lines[index], error) for index, error in bad.items())]
@@ -589,7 +586,8 @@ class _Production:
             self._result.skipped += 1
             if not self._is_checking:
                 print(f"Skipped: {error.message}", file=sys.stderr)
-        return [row for index, row in enumerate(rows) if index not in bad]
+        fitting = [row for index, row in enumerate(rows) if index not in bad]
+        return fitting, build(fitting) if fitting else None
 
 
 Row = TypeVar("Row")

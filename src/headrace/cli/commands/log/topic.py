@@ -121,6 +121,12 @@ def create(
     strict: Strict = None,
     format: ValueFormat = None,
     registry: Registry = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OCTAL", help="Permissions of a new log's files: 660 shares it with a group."
+        ),
+    ] = None,
     if_missing: Annotated[
         bool,
         typer.Option("--if-missing", help="Accept a topic that exists with the same settings."),
@@ -142,7 +148,10 @@ def create(
         format=format,
         registry=registry,
     )
-    with open_chosen_log(context, log, create=True) as opened_log, _command_line_errors():
+    with (
+        open_chosen_log(context, log, create=True, mode=mode) as opened_log,
+        _command_line_errors(),
+    ):
         if primary_key is None:
             _refuse_option("--history", history, "only a table (--primary-key) has a history")
             settings = storage | _without_none(
