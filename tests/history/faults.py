@@ -7,6 +7,7 @@ which the clock of a process is off, and while `disk-full` is there, no file gro
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import headrace as hr
@@ -35,6 +36,11 @@ def install(directory: Path, part: str) -> None:
     transaction.MAX_BYTES_IN_MEMORY = 8_000
     staging.MAX_COPIED_BYTES = 8_000
     maintenance.CHECKPOINT_RECORDS = 500
+    with suppress(ImportError):  # without the extra there is only the embedded log
+        from headrace.log.kafka import producer as kafka_producer
+
+        # How long a producer that is killed in the middle of an append holds up others.
+        kafka_producer.APPEND_TIMEOUT_MS = 4_000
 
 
 def _install_clock(path: Path) -> None:
