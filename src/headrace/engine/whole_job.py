@@ -92,9 +92,9 @@ class WholeJob:
 
 @cache
 def _host_names() -> tuple[str, ...]:
-    """The names under which Spark may know this machine: the ones that it was told, or its own."""
-    told = [os.environ.get(setting) for setting in ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")]
-    names = {name for name in told if name}
+    """The names under which Spark may know this machine: those in its settings, or its own."""
+    configured = [os.environ.get(setting) for setting in ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")]
+    names = {name for name in configured if name}
     if names:
         return tuple(sorted(names))
     name = socket.gethostname()

@@ -121,7 +121,7 @@ class DiskFile:
 
     def _take_lock(self, deadline_s: float) -> bool:
         """Take the lock, or return False at a time. Says whom it waits for."""
-        pause_s, told_s = 0.0001, time.monotonic() + LOCK_WARNING_S
+        pause_s, warn_at_s = 0.0001, time.monotonic() + LOCK_WARNING_S
         while True:
             try:
                 fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,10 +129,10 @@ class DiskFile:
                 now_s = time.monotonic()
                 if now_s >= deadline_s:
                     return False
-                if now_s >= told_s:
+                if now_s >= warn_at_s:
                     holder = lock_holder(self.descriptor)
                     logger.warning("Waiting for %s, which locks %s.", holder, self.path)
-                    told_s = now_s + 6 * LOCK_WARNING_S
+                    warn_at_s = now_s + 6 * LOCK_WARNING_S
                 time.sleep(pause_s)
                 pause_s = min(1.2 * pause_s, _MAX_LOCK_PAUSE_S)
             else:

@@ -135,12 +135,27 @@ class ClusterAdmin:
                 )
             time.sleep(0.05)
 
+    def topic_id_and_settings(self, topic: str) -> tuple[str | None, dict[str, str]]:
+        """The id of a topic and its settings, requested at once; see `topic_id` and
+        `topic_settings`.
+        """
+        request = self._request_topic(topic)
+        settings = self.topic_settings([topic]).get(topic, {})
+        return self._await_topic_id(topic, request), settings
+
     def topic_id(self, topic: str) -> str | None:
         """The id that Kafka gave a topic when it was created; None if there is no such topic."""
+        return self._await_topic_id(topic, self._request_topic(topic))
+
+    def _request_topic(self, topic: str) -> Future[Any]:
+        request: Future[Any] = self._client.describe_topics(
+            TopicCollection([topic]), request_timeout=RESPONSE_SECONDS
+        )[topic]
+        return request
+
+    def _await_topic_id(self, topic: str, request: Future[Any]) -> str | None:
         try:
-            description = self._client.describe_topics(
-                TopicCollection([topic]), request_timeout=RESPONSE_SECONDS
-            )[topic].result()
+            description = request.result()
         except KafkaException as error:
             if error_code(error) in NO_TOPIC:
                 return None

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durations import from_us, to_time_us
-from headrace.errors import BadSchema, HeadraceError, NotSupported, UnknownTopic
+from headrace.errors import BadSchema, HeadraceError, NotSupported, RetryError, UnknownTopic
 from headrace.log.api import (
     Batches,
     Consumer,
@@ -450,6 +450,8 @@ def _verify_partition(
                 )
     except OffsetLost:
         return  # removed by retention meanwhile: there is nothing to verify
+    except RetryError:
+        raise  # of the cluster or of a schema registry: it says nothing about the records
     except HeadraceError as error:
         yield Finding(
             kind="corrupt",

@@ -59,6 +59,7 @@ except ImportError as error:
 MAGIC_BYTES = 5
 """The zero byte and the schema's id."""
 NO_SCHEMA = 404
+_HTTP_PACKAGES = {"httpx", "httpx2", "httpcore", "httpcore2"}
 _LATEST = {"auto.register.schemas": False, "use.latest.version": True}
 
 
@@ -106,6 +107,8 @@ class RegistryCodec(ABC):
         except (JsonMismatch, RetryError, ConfigurationError):
             raise
         except Exception as error:  # any byte can be wrong, in any way
+            if _is_of_registry(error):
+                raise self._unavailable(error) from error
             raise JsonMismatch(
                 f"it does not fit the registry's schema {schema_id}: {error}"
             ) from None
@@ -137,9 +140,9 @@ class RegistryCodec(ABC):
         for number, row in enumerate(self.fields(rows)):
             try:
                 values.append(self._encode(row))
-            except SchemaRegistryError as error:
-                raise self._unavailable(error) from error
             except Exception as error:
+                if _is_of_registry(error):
+                    raise self._unavailable(error) from error
                 raise BadRows(
                     f"Row {number} for {self.topic} does not fit the schema of {self.subject!r} in"
                     f" the registry: {error}.",
@@ -227,6 +230,12 @@ def _open_client(address: str) -> SchemaRegistryClient:
             f"The options of the schema registry are not valid: {error}.",
             fix="correct or remove the option.",
         ) from None
+
+
+def _is_of_registry(error: Exception) -> bool:
+    """Whether an error is the registry's or the network's, and not the record's."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, SchemaRegistryError | OSError) or package in _HTTP_PACKAGES
 
 
 def _schema_id(value: bytes) -> int:

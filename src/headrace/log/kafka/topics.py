@@ -227,8 +227,12 @@ class TopicStore:
 
     def info(self, name: str) -> TopicInfo:
         """A topic with the settings that Kafka has now."""
-        info, _ = self.describe(name)
-        return with_kafka_settings(info, self._admin.topic_settings([name]).get(name, {}))
+        return self._described(name)[0]
+
+    def _described(self, name: str) -> TopicDescription:
+        kafka_id, settings = self._admin.topic_id_and_settings(name)
+        info, uid = self._load(name, kafka_id)
+        return with_kafka_settings(info, settings), uid
 
     def for_reading(self, name: str) -> TopicInfo:
         """A topic's schema and key as described now, without the requests for its id and settings,
@@ -340,7 +344,7 @@ class TopicStore:
         """Alter a topic: check everything, then change Kafka's partitions and those of its settings
         that were named, then store the new description.
         """
-        info, uid = self.info(name), self.describe(name)[1]
+        info, uid = self._described(name)
         changed = altered_topic(
             info,
             columns=columns,
