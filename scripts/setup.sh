@@ -123,7 +123,7 @@ if [ "$purpose" = demo ]; then
     install_package .
     ensure_java
 else
-    install_package '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]'
+    install_package '.[dev,kafka,registry,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]'
     ensure_java
     ensure_maven
     ensure_postgres

@@ -437,7 +437,7 @@ def csv_chunks(
     lines_before, number = meter.lines, meter.lines
     while True:
         fields: list[str] = []
-        message, begun_at = "", number + 1
+        message, first_line = "", number + 1
         try:
             fields = next(reader)
         except StopIteration:
@@ -450,14 +450,14 @@ def csv_chunks(
             lines.bad_byte = None
         elif fields and len(fields) != len(names):
             message = f"has {len(fields)} fields, but the heading has {len(names)}."
-        if message and number > begun_at:  # it may have swallowed good rows: it cannot be skipped
+        if message and number > first_line:  # it may have swallowed good rows: it cannot be skipped
             raise BadRows(
-                f"{source}, line {number} {message} The row begins at line {begun_at}.",
+                f"{source}, line {number} {message} The row begins at line {first_line}.",
                 fix="look for a quote that is not closed.",
             )
         if message:
-            bad_row = BadRows(f"{source}, line {number} {message}", fix="correct the line.")
-            builder.bad.append((number, bad_row))
+            misfit = BadRows(f"{source}, line {number} {message}", fix="correct the line.")
+            builder.bad.append((number, misfit))
         elif fields:
             row = {name: field or None for name, field in zip(names, fields, strict=True)}
             builder.rows.append(TextRow(number, row))
