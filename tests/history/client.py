@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -78,7 +78,7 @@ class ClientSettings:
     seed: int = 0
     pace_s: float = 0.01
     session_timeout: str = "1 second"
-    polls_per_transaction: int = 1
+    polls_per_transaction: int = 3
     mutant: str = ""
 
     @property
@@ -308,9 +308,6 @@ class Member:
         self._lives = count(1)
         self._consumer: hr.Consumer | None = None
         self._assigned: list[Action] = []
-        self._options = faults.watch_assignments(
-            client.log, lambda *assigned: self._assigned.append(Assign(*assigned))
-        )
 
     def consumer(self) -> hr.Consumer:
         while self._consumer is None:
@@ -323,9 +320,17 @@ class Member:
                     session_timeout=self._client.settings.session_timeout,
                     max_rows=MAX_ROWS,
                     on_lost="earliest",
-                    **self._options,
+                    on_assigned=self._on_assigned,
                 )
         return self._consumer
+
+    def _on_assigned(self, consumer: hr.Consumer, partitions: Mapping[str, Sequence[int]]) -> None:
+        positions = consumer.positions()
+        self._assigned += [
+            Assign(topic, number, positions[topic][number])
+            for topic, numbers in partitions.items()
+            for number in numbers
+        ]
 
     def poll(self, operation: RecordedOperation) -> list[dict[str, Any]]:
         """Rows, recorded as soon as they are there."""

@@ -1,5 +1,4 @@
-"""Faults inside a process of a load: a wall clock that was set, and a full disk. And what a process
-cannot see from outside: when a partition was assigned to it.
+"""Faults inside a process of a load: a wall clock that was set, and a full disk.
 
 They are switched on and off by files in the load's directory: `clock-PART` holds the seconds by
 which the clock of a process is off, and while `disk-full` is there, no file grows.
@@ -7,16 +6,13 @@ which the clock of a process is off, and while `disk-full` is there, no file gro
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import headrace as hr
 from headrace.log.file import committer, maintenance, producer, staging, transaction
 from headrace.log.file import log as file_log
-from headrace.log.file.consumer import FileConsumer, parse_partition_key
 from headrace.testing.power_loss import FullDisk
 
 DISK_FULL = "disk-full"
@@ -40,6 +36,11 @@ def install(directory: Path, part: str) -> None:
     transaction.MAX_BYTES_IN_MEMORY = 8_000
     staging.MAX_COPIED_BYTES = 8_000
     maintenance.CHECKPOINT_RECORDS = 500
+    with suppress(ImportError):  # without the extra there is only the embedded log
+        from headrace.log.kafka import producer as kafka_producer
+
+        # How long a producer that is killed in the middle of an append holds up others.
+        kafka_producer.APPEND_TIMEOUT_MS = 4_000
 
 
 def _install_clock(path: Path) -> None:
@@ -67,51 +68,6 @@ class SwitchedDisk(FullDisk):
         if growth <= 0 or not self._switch.exists():
             return size
         return max(0, size - (growth + 1) // 2)
-
-
-OnAssigned = Callable[[str, int, int], None]
-"""Called with topic, partition and position."""
-
-
-def watch_assignments(log: hr.Log, on_assigned: OnAssigned) -> dict[str, Any]:
-    """The options of `log.consumer` by which a function is called whenever a consumer is given a
-    partition, and so goes on at what its group has committed. A log whose consumers do not tell is
-    looked into.
-    """
-    if "on_assigned" not in inspect.signature(log.consumer).parameters:
-        _watch_inside(on_assigned)
-        return {}
-
-    def tell(consumer: hr.Consumer, partitions: Mapping[str, Sequence[int]]) -> None:
-        positions = consumer.positions()
-        for topic, numbers in partitions.items():
-            for number in numbers:
-                on_assigned(topic, number, positions[topic][number])
-
-    return {"on_assigned": tell}
-
-
-def _watch_inside(on_assigned: OnAssigned) -> None:
-    first_position = FileConsumer._first_position
-
-    def watched(self: FileConsumer, key: str) -> int:
-        position = first_position(self, key)
-        on_assigned(*parse_partition_key(key), position)
-        return position
-
-    FileConsumer._first_position = watched  # type: ignore[method-assign]
-    try:
-        from headrace.log.kafka.consumer import KafkaConsumer
-    except ImportError:  # without the extra there is only the embedded log
-        return
-    on_assign = KafkaConsumer._on_assign
-
-    def watched_on_assign(self: KafkaConsumer, client: Any, partitions: list[Any]) -> None:
-        on_assign(self, client, partitions)
-        for each in partitions:
-            on_assigned(each.topic, each.partition, self._positions[each.topic, each.partition])
-
-    KafkaConsumer._on_assign = watched_on_assign  # type: ignore[method-assign]
 
 
 def remove_old_rows(log: hr.Log, topic: str) -> None:

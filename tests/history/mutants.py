@@ -20,6 +20,7 @@ from headrace.log.file import compaction, maintenance
 from headrace.log.file.consumer import FileConsumer, parse_partition_key
 from headrace.log.file.producer import FileProducer
 from headrace.log.file.transaction import FileTransaction
+from headrace.log.member_fence import MemberFence
 from headrace.log.partitioning import key_bytes
 from headrace.log.values import AppendResult, OffsetRange, Offsets
 
@@ -144,19 +145,25 @@ def offsets_before_rows() -> None:
 # Consumers
 
 
+def lost_partitions_are_forgotten() -> None:
+    """A member that lost a partition between two polls commits the rest, and what it made of the
+    lost one's rows with it.
+    """
+    _patch(MemberFence, "check", lambda *_: None)
+
+
 def commits_ahead() -> None:
     """A consumer commits all that there is, not what it was given."""
 
     def ends(self: FileConsumer) -> Offsets:
+        offsets: Offsets = positions(self)
         state = self.log.store.view()
-        offsets: dict[str, dict[int, int]] = {}
-        for key in self._positions:
-            topic, number = parse_partition_key(key)
-            end = state.topics[topic].partitions[number].end
-            offsets.setdefault(topic, {})[number] = end
-        return Offsets(offsets, member=self.member)
+        for topic, numbers in offsets.items():
+            for number in numbers:
+                numbers[number] = state.topics[topic].partitions[number].end
+        return offsets
 
-    _patch(FileConsumer, "positions", ends)
+    positions = _patch(FileConsumer, "_owned_positions", ends)
 
 
 def poll_skips() -> None:
@@ -265,6 +272,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         rows_at_once,
         one_commit_per_partition,
         offsets_before_rows,
+        lost_partitions_are_forgotten,
         commits_ahead,
         poll_skips,
         poll_goes_back,

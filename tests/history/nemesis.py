@@ -138,13 +138,11 @@ class Nemesis:
         seed: int,
         faults: Sequence[str],
         victims: Sequence[str],
-        clocks: Sequence[str],
     ) -> None:
         self._cast = cast
         self._directory = directory
         self._chance = Random(seed)
         self._victims = victims
-        self._clocks = clocks
         self._faults: list[Callable[[], None]] = [getattr(self, name) for name in faults]
         self.struck: Counter[str] = Counter()
         """How often each fault met a process at work, by fault and role."""
@@ -248,7 +246,7 @@ class Nemesis:
 
     def set_clock(self) -> None:
         """The wall clock of a process jumps, and stays there until it is set again."""
-        player = self._victim(self._clocks)
+        player = self._victim()
         if player is not None:
             file = clock_file(self._directory, player.settings.part)
             temporary = file.with_suffix(".new")

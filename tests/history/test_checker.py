@@ -405,6 +405,7 @@ def test_an_audit_that_misses_what_was_acknowledged(script: Script) -> None:
     script.audit({0: 0})
     script.poll({0: "a"})
     assert script.kinds() == {Kind.STALE_READ}
+    assert script.kinds(Rules(shows_acknowledged=False)) == set()
 
 
 def test_a_producer_that_goes_on_after_its_successor_was_let_in(script: Script) -> None:

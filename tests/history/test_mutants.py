@@ -32,6 +32,7 @@ class Case:
     victims: tuple[str, ...] = ()
     seconds: float = 0.5
     pace_s: float = 0.005
+    polls: int = 3
 
     def __str__(self) -> str:
         return "-".join([self.mutant, *sorted(self.kinds)]).replace(" ", "_")
@@ -45,6 +46,7 @@ class Case:
             victims=self.victims,
             seconds=self.seconds,
             pace_s=self.pace_s,
+            polls_per_transaction=self.polls,
             pause_s=0.1,
             finish_s=20.0 if address else 5.0,
             session_timeout="600 milliseconds",
@@ -66,6 +68,16 @@ CASES = [
         ("stop_long",) * 3,
         ("copy",),
         pace_s=0.03,
+        polls=1,
+    ),
+    Case(
+        "lost_partitions_are_forgotten",
+        {Kind.DUPLICATE_EFFECT},
+        WRITE | COPY,
+        ("stop_long",) * 3,
+        ("copy",),
+        pace_s=0.03,
+        polls=6,
     ),
     Case("rows_at_once", {Kind.ABORTED_READ, Kind.PRECOMMITTED_READ}, MOVE | LOOK),
     Case("one_commit_per_partition", {Kind.FRACTURED_READ}, MOVE | LOOK),

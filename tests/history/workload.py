@@ -39,10 +39,6 @@ ROUND_S = 60.0
 CAST = {"write": 2, "move": 2, "copy": 2, "read": 2, "look": 1, "keep": 1}
 FAULTS = ("kill", "kill", "kill", "stop", "stop_long", "take_over", "set_clock", "fill_disk")
 """One round of the nemesis, in any order."""
-CLOCKS = ("write", "look")
-"""The others are left out as long as heartbeats of members and the lifetime of staged rows go by
-the wall clock.
-"""
 
 
 @dataclass
@@ -53,9 +49,8 @@ class Load:
         cast: How many processes each role has.
         faults: What the nemesis does, by the names of its methods.
         victims: The roles that it strikes; all if none is named.
-        clocks: The roles whose clocks it sets.
         finish_s: How long a role may take to come to its end, when it is told to.
-        polls_per_transaction: How often a copier polls before it commits.
+        polls_per_transaction: How often a copier polls before it commits, at most.
         mutant: A defect that all processes have.
     """
 
@@ -66,12 +61,11 @@ class Load:
     cast: dict[str, int] = field(default_factory=lambda: dict(CAST))
     faults: tuple[str, ...] = FAULTS
     victims: tuple[str, ...] = ()
-    clocks: tuple[str, ...] = CLOCKS
     pace_s: float = 0.01
     pause_s: float = 0.2
     session_timeout: str = "1 second"
     finish_s: float = 60.0
-    polls_per_transaction: int = 1
+    polls_per_transaction: int = 3
     mutant: str = field(default_factory=lambda: os.environ.get(mutants.VARIABLE, ""))
 
     @property
@@ -105,7 +99,6 @@ class Load:
             seed=self.seed,
             faults=self.faults,
             victims=self.victims or tuple(self.cast),
-            clocks=self.clocks,
         )
         try:
             cast.start_all()
@@ -157,6 +150,7 @@ class Load:
             effects={"copied": "plain"} if "copy" in self.cast else {},
             orders_writes=self.is_embedded,
             has_snapshots=self.is_embedded,
+            shows_acknowledged=self.is_embedded,
         )
 
 

@@ -44,6 +44,24 @@ def test_one_append_from_a_wrong_clock_does_not_move_append_times(
         assert times[-1] - times[0] < 60_000_000
 
 
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_clock_that_is_set_between_two_appends_does_not_move_append_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    """The second append comes long before the next look at the machine's clock is due."""
+    true_time_ns = time.time_ns
+    with FileLog.open(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+        log.producer("a").append([{"n": 0}])
+        monkeypatch.setattr(time, "time_ns", lambda: true_time_ns() + step_s * 1_000_000_000)
+        log.producer("a").append([{"n": 1}])
+        monkeypatch.undo()
+        log.producer("a").append([{"n": 2}])
+        times = times_us(log)
+        assert times == sorted(times)
+        assert times[-1] - times[0] < 60_000_000
+
+
 def test_a_clock_that_is_set_back_does_not_freeze_append_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

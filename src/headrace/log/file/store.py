@@ -409,15 +409,19 @@ class LogClock:
         self._file = file
         self._offset_us = 0
         self._checked_s = -math.inf
+        self._wall_minus_monotonic_us = 0.0  # changes when the wall clock is set
 
     def now_us(self) -> int:
         """The current time in microseconds since 1970."""
-        if time.monotonic() - self._checked_s > _CLOCK_CHECK_S and self._file is not None:
+        step_us = now_us() - time.monotonic() * 1e6 - self._wall_minus_monotonic_us
+        is_due = time.monotonic() - self._checked_s > _CLOCK_CHECK_S
+        if (is_due or abs(step_us) > MAX_CLOCK_ERROR_US) and self._file is not None:
             self._check(self._file.path)
         return now_us() + self._offset_us
 
     def _check(self, path: Path) -> None:
         self._checked_s = time.monotonic()
+        self._wall_minus_monotonic_us = now_us() - self._checked_s * 1e6
         try:
             os.utime(path)
             offset_us = os.stat(path).st_mtime_ns // 1000 - now_us()
