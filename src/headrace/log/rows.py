@@ -134,7 +134,7 @@ def _from_mappings(
     rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: str, history: SchemaHistory
 ) -> pa.RecordBatch:
     batch = _try_convert(rows, plan)
-    if batch is None and history:
+    if batch is None and history is not NO_HISTORY:
         rows = [
             _present_row(row, plan, history, where=f"Row {number} for {topic}")
             for number, row in enumerate(rows)
@@ -209,6 +209,9 @@ def _sources(
     """The name that each of the topic's columns has in some rows; None if they may leave it out.
     Names of dropped columns are left over.
     """
+    if history is NO_HISTORY:
+        _check_names(given, wanted, where=where)
+        return dict(zip(wanted, wanted, strict=True))
     names = [name for name in given if not history.is_dropped(name)]
     columns = [name if name in wanted else history.present_name(name) for name in names]
     both = [name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1]

@@ -395,7 +395,8 @@ def selected_columns(
     """
     readable = readable_schema(info, headers=headers)
     names = list(readable.names) if columns is None else list(columns)
-    present = [info.schema_history.present_name(name) for name in names]
+    history = info.schema_history
+    present = names if history is NO_HISTORY else [history.present_name(name) for name in names]
     for name in present:
         if name not in readable.names:
             raise UnknownColumn(name, readable.names, where=f"The topic {info.name!r}")

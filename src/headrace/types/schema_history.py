@@ -116,10 +116,8 @@ class SchemaHistory:
         }
 
     @classmethod
-    def load(cls, dump: Mapping[str, Any] | None) -> SchemaHistory:
-        """Internal: the inverse of `dump`; an empty history for None."""
-        if not dump:
-            return NO_HISTORY
+    def load(cls, dump: Mapping[str, Any]) -> SchemaHistory:
+        """Internal: the inverse of `dump`."""
         return cls(
             added=tuple(dump["added"]),
             renamed=tuple((former, present) for former, present in dump["renamed"]),
@@ -129,6 +127,7 @@ class SchemaHistory:
 
 
 NO_HISTORY = SchemaHistory()
+"""The history of a topic whose columns have never changed."""
 
 
 def definition(field: pa.Field) -> str:

@@ -298,11 +298,11 @@ def stored_column(
         RetryError: The reader's schema is older than the rows, which cannot be read with it.
     """
     index = batch.schema.get_field_index(name)
-    if index < 0 and (history or written):
+    if index < 0 and not (history is NO_HISTORY is written):
         names = [*history.former_names(name), written.present_name(name)]
         index = next((at for at in map(batch.schema.get_field_index, names) if at >= 0), -1)
     if index < 0:
-        if written.is_dropped(name):
+        if written is not NO_HISTORY and written.is_dropped(name):
             raise RetryError(
                 f"The column {name!r} was dropped while it was being read.",
                 fix="read again, without it.",
@@ -357,7 +357,8 @@ class SegmentHeader:
     @cached_property
     def schema_history(self) -> SchemaHistory:
         """What had become of the topic's columns when the segment was written."""
-        return SchemaHistory.load(self.settings.get("schema_history"))
+        stored = self.settings.get("schema_history")
+        return NO_HISTORY if stored is None else SchemaHistory.load(stored)
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""

@@ -26,7 +26,7 @@ from headrace.log.file.segment import segment_name
 from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
-from headrace.types.schema_history import SchemaHistory
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 
 Operation = list[Any]
 RECENT_SEQUENCES = 8
@@ -362,6 +362,7 @@ def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo
     """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
     schema: pa.Schema = parse_schema(settings["ddl"])
+    stored = settings.get("schema_history")
     columns = {"ddl", "key", "schema_history"}
     rest = {name: value for name, value in settings.items() if name not in columns}
     return TopicInfo(
@@ -370,7 +371,7 @@ def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo
         arrow_schema=table_schema(schema, key) if settings["is_table"] else schema,
         key=key,
         id=directory,
-        schema_history=SchemaHistory.load(settings.get("schema_history")),
+        schema_history=NO_HISTORY if stored is None else SchemaHistory.load(stored),
         **rest,
     )
 

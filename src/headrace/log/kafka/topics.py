@@ -30,7 +30,7 @@ from headrace.log.kafka.sender import DeliveryReports, Record, send_records
 from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
-from headrace.types.schema_history import ColumnChange, SchemaHistory
+from headrace.types.schema_history import NO_HISTORY, ColumnChange, SchemaHistory
 
 VERSION = 2
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
@@ -94,7 +94,8 @@ def load_description(
             for field, default in _STORED_FIELDS.items()
             if field != "key"
         }
-        history = SchemaHistory.load(stored.get("schema_history"))
+        stored_history = stored.get("schema_history")
+        history = SchemaHistory.load(stored_history) if stored_history else NO_HISTORY
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.",
