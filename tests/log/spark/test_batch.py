@@ -386,3 +386,16 @@ def test_a_written_batch_is_one_transaction(spark_log: SparkLog) -> None:
     times = spark_log.log.read(topic).to_table()["_timestamp"]
     assert len(times.unique()) == 1
     assert isinstance(times, pa.ChunkedArray)
+
+
+def test_a_dataframe_of_the_schema_before_a_change_is_written(spark_log: SparkLog) -> None:
+    topic = spark_log.topic("orders", partitions=1)
+    before = spark_log.spark.createDataFrame(
+        [(1, 2, "a")], "order_id BIGINT, customer_id BIGINT, note STRING"
+    )
+    spark_log.log.alter_topic(topic, add_columns="coupon STRING", rename_columns={"note": "remark"})
+    before.write.format("headrace").options(log=spark_log.address, topic=topic).mode(
+        "append"
+    ).save()
+    (row,) = spark_log.read(topic).collect()
+    assert (row.order_id, row.remark, row.coupon) == (1, "a", None)
