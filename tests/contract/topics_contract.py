@@ -239,6 +239,182 @@ class TopicsContract(ContractBase):
             (batch,) = consumer.poll(timeout="10 seconds")
             assert batch.column("extra").to_pylist() == [7]
 
+    def test_a_producer_that_was_opened_before_a_column_was_added_goes_on(
+        self, log: hr.Log, other: hr.Log, events: str
+    ) -> None:
+        with log.producer(events, id="old") as producer:
+            producer.append(event(1))
+            other.alter_topic(events, add_columns="extra BIGINT")
+            assert log.topic(events).columns == ["n", "text", "extra"]
+            producer.append(event(2))
+            producer.append([event(3), event(4) | {"extra": 7}])
+            producer.append(pa.table({"n": [5], "text": ["x"]}))
+            producer.append(pa.table({"text": ["x"], "n": [6]}).to_pandas())
+            with pytest.raises(errors.BadRows, match="no column 'extar': did you mean 'extra'"):
+                producer.append(event(7) | {"extar": 7})
+            with pytest.raises(errors.BadRows, match="'text' is missing"):
+                producer.append({"n": 8, "extra": 1})
+        with other.transaction(f"{events}.tx") as tx:
+            tx.append(events, event(9))
+        expected = [event(n) | {"extra": 7 if n == 4 else None} for n in (1, 2, 3, 4, 5, 6, 9)]
+        assert rows_of(log, events) == rows_of(other, events) == expected
+
+    def test_a_program_may_declare_a_topic_as_it_was_before_it_changed(
+        self, log: hr.Log, events: str
+    ) -> None:
+        changed = log.alter_topic(
+            events, add_columns="extra BIGINT", rename_columns={"text": "words"}
+        )
+        assert log.create_topic(events, "n BIGINT, text STRING", exist_ok=True) == changed
+        with pytest.raises(errors.TopicExists, match="another schema"):
+            log.create_topic(events, "n BIGINT", exist_ok=True)
+
+    def test_old_rows_have_the_wider_types(
+        self, log: hr.Log, other: hr.Log, name: MakeName
+    ) -> None:
+        topic = log.create_topic(
+            name("wide"), "id INT NOT NULL, f FLOAT, d DECIMAL(5,2), v VARCHAR(2), l ARRAY<INT>"
+        ).name
+        old = {"id": 1, "f": 1.5, "d": Decimal("123.45"), "v": "ab", "l": [1, None]}
+        new = {"id": 2**40, "f": 1e300, "d": Decimal("1234.5678"), "v": "abc", "l": [2**40]}
+        with log.producer(topic) as producer:
+            producer.append(old)
+            with pytest.raises(errors.BadRows):
+                producer.append(new)
+            other.alter_topic(
+                topic,
+                alter_columns="id BIGINT, f DOUBLE, d DECIMAL(20,4), v STRING, l ARRAY<BIGINT>",
+            )
+            producer.append([new, dict.fromkeys(old)])
+            producer.append(old)
+        for reader in (log, other):
+            assert rows_of(reader, topic) == [old, new, dict.fromkeys(old), old]
+            types = reader.read(topic, columns=["id", "f", "d"]).schema.types
+            assert types == [pa.int64(), pa.float64(), pa.decimal128(20, 4)]
+
+    def test_integers_become_decimals_and_doubles(self, log: hr.Log, events: str) -> None:
+        log.alter_topic(events, add_columns="i INT, j SMALLINT")
+        append(log, events, event(-5) | {"i": 3, "j": 4})
+        log.alter_topic(events, alter_columns="n DECIMAL(21,2), i DOUBLE, j INT")
+        assert rows_of(log, events) == [
+            {"n": Decimal(-5), "text": "x", "i": 3.0, "j": 4},
+        ]
+
+    def test_a_renamed_column_keeps_its_values_and_answers_to_its_former_name(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
+        with log.producer(events) as producer:
+            producer.append(event(1, "a"))
+            other.alter_topic(events, rename_columns={"text": "words"})
+            producer.append(event(2, "b"))
+            producer.append({"n": 3, "words": "c"})
+            other.alter_topic(events, rename_columns={"words": "sentence"})
+            producer.append([event(4, "d"), {"n": 5, "words": "e"}, {"n": 6, "sentence": "f"}])
+            with pytest.raises(errors.BadRows, match="'text' and 'sentence' are one column"):
+                producer.append(event(7) | {"sentence": "g"})
+        expected = [{"n": n, "sentence": text} for n, text in enumerate("abcdef", 1)]
+        assert rows_of(log, events) == rows_of(other, events) == expected
+        former = log.read(events, columns=["text", "n"]).to_table()
+        assert former.column_names == ["text", "n"]
+        assert former.column("text").to_pylist() == list("abcdef")
+        with pytest.raises(errors.IncompatibleChange, match="had another column 'text'"):
+            log.alter_topic(events, add_columns="text STRING")
+        with log.consumer(events, group=name("g")) as consumer:
+            found: list[str] = []
+            while len(found) < 6:
+                for batch in consumer.poll(timeout="10 seconds"):
+                    found += batch.column("sentence").to_pylist()
+            other.alter_topic(events, rename_columns={"sentence": "line"})
+            append(other, events, event(7, "g"))
+            (batch,) = consumer.poll(timeout="10 seconds")
+            assert batch.column("line").to_pylist() == ["g"]
+        other.alter_topic(events, rename_columns={"line": "text"})
+        append(other, events, event(8, "h"))
+        assert [row["text"] for row in rows_of(other, events)] == list("abcdefgh")
+        assert found == list("abcdef")
+
+    def test_a_dropped_column_is_gone_and_its_values_are_refused(
+        self, log: hr.Log, other: hr.Log, events: str
+    ) -> None:
+        with log.producer(events) as producer:
+            producer.append(event(1, "secret"))
+            other.alter_topic(events, drop_columns=["text"])
+            log.topic(events)
+            producer.append({"n": 2})
+            producer.append([event(3, None), {"n": 4}])
+            producer.append(pa.table({"n": [5], "text": pa.nulls(1, pa.string())}))
+            for rows in (event(6), pa.table({"n": [6], "text": ["x"]})):
+                with pytest.raises(errors.BadRows, match="'text' was dropped"):
+                    producer.append(rows)
+        assert rows_of(log, events) == rows_of(other, events) == [{"n": n} for n in range(1, 6)]
+        with pytest.raises(errors.UnknownColumn, match="text"):
+            log.read(events, columns=["text"])
+        with pytest.raises(errors.IncompatibleChange, match="had another column 'text'"):
+            log.alter_topic(events, add_columns="text BIGINT")
+
+    def test_a_table_changes_its_columns_but_not_its_key(
+        self, log: hr.Log, other: hr.Log, name: MakeName
+    ) -> None:
+        table = log.create_table(
+            name("people"), "id INT, name STRING NOT NULL, fax STRING, age INT", key="id"
+        ).name
+        with log.producer(table) as producer:
+            producer.upsert([{"id": n, "name": f"p{n}", "fax": "1", "age": n} for n in (1, 2)])
+            other.alter_topic(
+                table,
+                rename_columns={"name": "full_name"},
+                drop_columns="fax",
+                alter_columns="age BIGINT",
+                add_columns="city STRING",
+            )
+            log.topic(table)
+            producer.upsert({"id": 3, "name": "p3", "age": 3})
+            producer.upsert({"id": 4, "full_name": "p4", "age": 2**40, "city": "Bonn"})
+            producer.delete([2])
+            with pytest.raises(errors.BadRows, match="NOT NULL"):
+                producer.upsert({"id": 5, "full_name": None, "age": 1})
+        rows = [
+            (row["id"], row["full_name"], row["age"], row["city"], row["_change_type"])
+            for row in rows_of(other, table)
+        ]
+        assert rows == [
+            (1, "p1", 1, None, "update_postimage"),
+            (2, "p2", 2, None, "update_postimage"),
+            (3, "p3", 3, None, "update_postimage"),
+            (4, "p4", 2**40, "Bonn", "update_postimage"),
+            (2, None, None, None, "delete"),
+        ]
+        refused: list[dict[str, Any]] = [
+            {"alter_columns": "id BIGINT"},
+            {"drop_columns": "id"},
+            {"rename_columns": {"id": "number"}},
+        ]
+        for what in refused:
+            with pytest.raises(errors.IncompatibleChange, match="decides in which partition"):
+                log.alter_topic(table, **what)
+
+    def test_staged_rows_of_the_schema_before_a_change_are_adopted(
+        self, log: hr.Log, other: hr.Log, events: str
+    ) -> None:
+        batch = pa.RecordBatch.from_pylist([event(1, "a")], log.topic(events).arrow_schema)
+        staged = log.stage(events, [batch])
+        other.alter_topic(events, rename_columns={"text": "words"}, add_columns="extra INT")
+        with log.transaction(f"{events}.tx") as tx:
+            tx.adopt(staged)
+            tx.append(events, event(2, "b"))
+        expected = [{"n": n, "words": text, "extra": None} for n, text in ((1, "a"), (2, "b"))]
+        assert sorted(rows_of(other, events), key=lambda row: row["n"]) == expected
+
+    def test_a_dry_run_changes_nothing(self, log: hr.Log, other: hr.Log, events: str) -> None:
+        before = log.topic(events)
+        wanted = log.alter_topic(
+            events, rename_columns={"text": "words"}, partitions=2, retention="1 day", dry_run=True
+        )
+        assert (wanted.columns, wanted.partitions) == (["n", "words"], 2)
+        assert log.topic(events) == other.topic(events) == before
+        with pytest.raises(errors.IncompatibleChange, match="BIGINT"):
+            log.alter_topic(events, alter_columns="n INT", dry_run=True)
+
     def test_changes_that_break_readers_are_refused(self, log: hr.Log, events: str) -> None:
         with pytest.raises(errors.IncompatibleChange, match="already"):
             log.alter_topic(events, add_columns="n STRING")
@@ -246,6 +422,10 @@ class TopicsContract(ContractBase):
             log.alter_topic(events, add_columns="extra BIGINT NOT NULL")
         with pytest.raises(errors.IncompatibleChange, match="lost"):
             log.alter_topic(events, partitions=0)
+        with pytest.raises(errors.IncompatibleChange, match="not every value"):
+            log.alter_topic(events, alter_columns="n INT")
+        with pytest.raises(errors.UnknownColumn, match="did you mean 'text'"):
+            log.alter_topic(events, drop_columns="txt")
         with pytest.raises(errors.InputError, match="did you mean 'retention'"):
             log.alter_topic(events, retension="1 day")
         assert log.topic(events).columns == ["n", "text"]

@@ -99,6 +99,25 @@ def test_columns_that_come_later_are_known(log: hr.Log, opened: Open) -> None:
     ]
 
 
+def test_columns_that_are_renamed_or_dropped_under_a_gateway_lose_nothing(
+    log: hr.Log, opened: Open
+) -> None:
+    log.alter_topic("orders", add_columns="note STRING, fax STRING")
+    running = opened(hr.gateways.http("orders", port=0))
+
+    def send(order: str) -> int:
+        return post(running.address, "/topics/orders", order.encode())[0]
+
+    assert send('{"order_id": 1, "note": "a", "fax": "f"}') == 200
+    log.alter_topic("orders", rename_columns={"note": "remark"}, drop_columns="fax")
+    assert send('{"order_id": 2, "note": "b"}') == 200
+    assert send('{"order_id": 3, "note": "c", "fax": "f"}') == 400
+    assert send('{"order_id": 4, "note": "d"}') == 200
+    assert send('{"order_id": 5, "remark": "e"}') == 200
+    rows = {row["order_id"]: row["remark"] for row in log.read("orders").to_pylist()}
+    assert rows == {1: "a", 2: "b", 4: "d", 5: "e"}
+
+
 REFUSED = [
     ("/topics/orders", b'{"order_id": "x"}', JSON, 400, "does not fit", "Row 0: column 'order_id'"),
     (

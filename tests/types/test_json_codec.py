@@ -19,6 +19,7 @@ from headrace.errors import BadRows
 from headrace.types import json_codec
 from headrace.types.json_codec import decode_rows, decode_rows_exactly, encode_rows
 from headrace.types.schema import parse_schema
+from headrace.types.schema_history import SchemaHistory
 from tests.short_forms import examples
 
 MIXED = parse_schema(
@@ -263,6 +264,32 @@ def test_both_ways_agree_on_mangled_values() -> None:
         assert same(lenient.batch, exact.batch)
         assert +by_arrow_counts == +exact_counts
     assert taken > 500
+
+
+def test_records_of_an_older_schema_have_its_names() -> None:
+    schema = parse_schema("n BIGINT, b STRING NOT NULL, l ARRAY<BIGINT>, s STRUCT<x: INT>")
+    history = SchemaHistory(
+        renamed=(("a", "b"), ("aa", "b"), ("list", "l"), ("part", "s")),
+        dropped=(("gone", "INT"), ("lost", "MAP<STRING, INT>")),
+    )
+    values = [
+        b'{"n":1,"a":"x","list":[1],"part":{"x":1},"gone":5}',
+        b'{"n":2,"aa":"y"}',
+        b'{"n":3,"b":"z","l":[2],"s":null}',
+    ]
+    expected = [
+        {"n": 1, "b": "x", "l": [1], "s": {"x": 1}},
+        {"n": 2, "b": "y", "l": None, "s": None},
+        {"n": 3, "b": "z", "l": [2], "s": None},
+    ]
+    by_arrow = json_codec._decode_with_arrow(values, schema, history=history)
+    assert by_arrow is not None
+    assert by_arrow.to_pylist() == expected
+    assert decode_rows_exactly(values, schema, history=history).batch.to_pylist() == expected
+    with_map = [b'{"n":1,"b":"x","lost":{"k":1}}']
+    assert decode_rows(with_map, schema, history=history).batch.num_rows == 1
+    unknown = decode_rows([b'{"n":1,"b":"x","other":1}'], schema, history=history)
+    assert unknown.misfits == {0: "it has the unknown column 'other'"}
 
 
 def test_not_a_number_is_a_string() -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 
-from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
+from headrace.errors import BadSchema, CorruptionError, UnknownColumn
 from headrace.types.schema import (
-    add_columns,
     check_key,
     declared_schema,
     is_variant,
@@ -273,27 +272,6 @@ def test_spark_sources_see_strings_instead_of_sized_texts() -> None:
 def test_arrow_types_without_a_spark_type_have_no_ddl() -> None:
     with pytest.raises(BadSchema, match="uint8"):
         to_ddl(pa.schema([("a", pa.uint8())]))
-
-
-def test_columns_are_added_at_the_end() -> None:
-    schema = add_columns(parse_schema("a BIGINT NOT NULL"), "b STRING COMMENT 'new', c ARRAY<INT>")
-    assert to_ddl(schema) == "a BIGINT NOT NULL, b STRING COMMENT 'new', c ARRAY<INT>"
-
-
-def test_columns_added_to_a_table_come_before_the_change_type() -> None:
-    schema = add_columns(table_schema(parse_schema("a BIGINT"), ("a",)), "b STRING")
-    assert schema.names == ["a", "b", "_change_type"]
-
-
-@pytest.mark.parametrize("ddl", ["a STRING", "A STRING", "b STRING, a BIGINT"])
-def test_a_column_cannot_be_added_twice(ddl: str) -> None:
-    with pytest.raises(IncompatibleChange, match="already"):
-        add_columns(parse_schema("a BIGINT"), ddl)
-
-
-def test_a_column_that_old_rows_cannot_have_is_refused() -> None:
-    with pytest.raises(IncompatibleChange, match="'b' is NOT NULL"):
-        add_columns(parse_schema("a BIGINT"), "b STRING NOT NULL")
 
 
 def test_keys_are_checked() -> None:

@@ -98,6 +98,15 @@ class _StoredEntry:
     text: str
 
 
+_TOPIC_PREFIX = "__ledger."
+
+
+def known_pipelines(log: Log) -> list[str]:
+    """The pipelines that have ever run on a log."""
+    topics = [topic for topic in log.topics() if topic.startswith(_TOPIC_PREFIX)]
+    return [topic.removeprefix(_TOPIC_PREFIX) for topic in topics]
+
+
 class Ledger:
     """The ledger of one pipeline. `open` creates its topic; `take_over` makes this process the
     pipeline's only writer.
@@ -106,7 +115,7 @@ class Ledger:
     def __init__(self, log: Log, pipeline: str) -> None:
         self.log = log
         self.pipeline = pipeline
-        self.topic = f"__ledger.{pipeline}"
+        self.topic = f"{_TOPIC_PREFIX}{pipeline}"
         self.epoch = -1
         self._epoch_note = f"epoch.{pipeline}"
         self._transaction: Transaction | None = None  # the last one of this runner

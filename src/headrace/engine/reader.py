@@ -22,7 +22,10 @@ from headrace.columnar.columns import (
     PARTITION_COLUMN,
 )
 from headrace.engine.ticks import Tick
+from headrace.errors import BadRows
 from headrace.log.spark.options import Address, shared_log
+from headrace.types.schema_history import definition
+from headrace.types.values import Misfit, find_misfit, fit_column
 
 DERIVED = -1
 """The rank of rows that a stage emitted. It is negative, and a union keeps it so."""
@@ -45,6 +48,8 @@ class TopicRange:
     ticks: tuple[int, ...]
     ends: tuple[int, ...]
     times_us: tuple[int, ...] = ()
+    declared: pa.Schema | None = None
+    """The columns as the pipeline declares them. The topic may have wider ones by now."""
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
@@ -65,12 +70,40 @@ class TopicRange:
         batches = log.read(
             self.topic, self.partition, self.start, self.stop, columns=names
         ).with_dead_letters()
-        for batch in batches:
+        for rows in batches:
+            batch = rows if self.declared is None else self._as_declared(rows, self.declared)
             for first in range(0, batch.num_rows, _MAX_ROWS_A_BATCH):
                 yield self._with_order_columns(batch.slice(first, _MAX_ROWS_A_BATCH))
         if counts is not None:
             counts["diverted"] += batches.misfits
             counts["unknown_fields"] += sum(batches.unknown_fields.values())
+
+    def _as_declared(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
+        """Rows with the declared types. A topic's column can be widened under a pipeline, which
+        goes on until a value comes that it cannot hold.
+        """
+        for field in declared:
+            array = batch.column(field.name)
+            is_null = CHANGE_TYPE not in self.columns and not field.nullable and array.null_count
+            if array.type.equals(field.type) and not is_null:
+                continue
+            try:
+                fitted = fit_column(array, field)
+            except (Misfit, pa.ArrowException) as error:
+                row, reason = find_misfit(array, field, error)
+                raise BadRows(
+                    f"The row at {self.topic}[{self.partition}], offset"
+                    f" {batch.column(OFFSET_COLUMN)[row].as_py()}, has a value in {field.name!r}"
+                    f" that does not fit {definition(field)}, as the pipeline declares it, since"
+                    f" the topic was altered: {reason}.",
+                    fix=(
+                        "declare the column in the pipeline as the topic has it now; if state"
+                        " depends on it, build a new version with headrace replay FILE --as v2."
+                    ),
+                ) from None
+            position = batch.schema.get_field_index(field.name)
+            batch = batch.set_column(position, field.name, fitted)
+        return batch
 
     def _with_order_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         offsets = batch.column(OFFSET_COLUMN)
@@ -106,6 +139,7 @@ def topic_ranges(
     *,
     parts: int,
     min_rows: int = 1,
+    declared: pa.Schema | None = None,
 ) -> list[TopicRange]:
     """The ranges to read of one input for the ticks after `before`.
 
@@ -131,6 +165,7 @@ def topic_ranges(
                 ticks=tuple(tick.number for tick in ticks),
                 ends=tuple(tick.end(topic, partition) for tick in ticks),
                 times_us=tuple(tick.time_us for tick in ticks),
+                declared=declared,
             )
             for low, high in pairwise(cuts)
             if high > low

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Self, cast
 
@@ -33,6 +33,7 @@ from headrace.log.api import Log, Producer
 from headrace.log.rows import to_batch
 from headrace.log.values import AppendResult, TopicInfo
 from headrace.types.json_codec import Decoded, decode_rows, decode_rows_exactly
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 
 # Decoding
 
@@ -60,7 +61,12 @@ def _count(submission: Submission) -> int:
 
 
 def decode_submissions(
-    submissions: Sequence[Submission], schema: pa.Schema, *, ignored: Collection[str], topic: str
+    submissions: Sequence[Submission],
+    schema: pa.Schema,
+    *,
+    ignored: Collection[str],
+    topic: str,
+    history: SchemaHistory = NO_HISTORY,
 ) -> DecodedSubmissions:
     """Decode submissions of one topic.
 
@@ -69,12 +75,13 @@ def decode_submissions(
         schema: The columns that senders give.
         ignored: Columns that senders may give and that are not used.
         topic: The topic's name, for errors.
+        history: What has become of the topic's columns: JSON may have their former names.
     """
     result = DecodedSubmissions()
     for kind, run in groupby(submissions, key=lambda submission: type(submission.content)):
         together = list(run)
         if kind in {JsonLines, JsonRows}:
-            _decode_json(together, schema, ignored, result)
+            _decode_json(together, schema, ignored, history, result)
         else:
             for submission in together:
                 content = cast("PlainRows | ArrowRows", submission.content)
@@ -96,12 +103,13 @@ def _decode_json(
     submissions: list[Submission],
     schema: pa.Schema,
     ignored: Collection[str],
+    history: SchemaHistory,
     result: DecodedSubmissions,
 ) -> None:
     """Decode submissions together. If some do not fit, each of these is refused as a whole, and the
     others are decoded again.
     """
-    parts = _decode(submissions, schema, ignored)
+    parts = _decode(submissions, schema, ignored, history)
     if not parts.misfits:
         result.add(submissions, parts.batch)
         return
@@ -117,18 +125,23 @@ def _decode_json(
             fitting.append(submission)
         first = stop
     if fitting:
-        result.add(fitting, _decode(fitting, schema, ignored).batch)
+        result.add(fitting, _decode(fitting, schema, ignored, history).batch)
 
 
 def _decode(
-    submissions: Sequence[Submission], schema: pa.Schema, ignored: Collection[str]
+    submissions: Sequence[Submission],
+    schema: pa.Schema,
+    ignored: Collection[str],
+    history: SchemaHistory,
 ) -> Decoded:
     values: list[Any] = []
     for submission in submissions:
         values += cast("JsonLines | JsonRows", submission.content).values
     if isinstance(submissions[0].content, JsonLines):
-        return decode_rows(values, schema, ignored=ignored)
-    return decode_rows_exactly(values, schema, ignored=ignored, parser=lambda value: value)
+        return decode_rows(values, schema, ignored=ignored, history=history)
+    return decode_rows_exactly(
+        values, schema, ignored=ignored, history=history, parser=lambda value: value
+    )
 
 
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -289,7 +302,14 @@ class GatewayTopicWriter:
             reason = rows.refused[id(submission)]
             results[id(submission)] = SubmissionResult(Fate.refused, "does not fit", reason)
         if rows.fitting:
-            stored = SubmissionResult(Fate.stored, position=str(self._append(rows)))
+            try:
+                position = self._append(rows)
+            except BadRows:
+                if not self._schema_has_changed():
+                    raise
+                self._read_schema()
+                return results | self.write(rows.fitting)
+            stored = SubmissionResult(Fate.stored, position=str(position))
             results |= {id(submission): stored for submission in rows.fitting}
         return results
 
@@ -318,15 +338,24 @@ class GatewayTopicWriter:
         """Decode rows for the known columns of the topic. If some do not fit, it is checked whether
         the topic has other columns by now.
         """
-        rows = decode_submissions(
-            submissions, self._given, ignored=self._stamped, topic=self._topic
-        )
-        if rows.refused and self._log.topic(self._topic).arrow_schema != self._info.arrow_schema:
+        rows = self._decode_known(submissions)
+        if rows.refused and self._schema_has_changed():
             self._read_schema()
-            rows = decode_submissions(
-                submissions, self._given, ignored=self._stamped, topic=self._topic
-            )
+            rows = self._decode_known(submissions)
         return rows
+
+    def _decode_known(self, submissions: list[Submission]) -> DecodedSubmissions:
+        return decode_submissions(
+            submissions,
+            self._given,
+            ignored=self._stamped,
+            topic=self._topic,
+            # A dropped column is an unknown one here: what is sent in it must not be lost silently.
+            history=replace(self._info.schema_history, dropped=()),
+        )
+
+    def _schema_has_changed(self) -> bool:
+        return self._log.topic(self._topic).schema != self._info.schema
 
     def _append(self, rows: DecodedSubmissions) -> AppendResult:
         """Append rows. The producer's sequence number stays the same until the append succeeds, so

@@ -202,8 +202,9 @@ class Producer(Closeable):
 
         Args:
             rows: A dict, an iterable of dicts, a pyarrow Table or RecordBatch, or a pandas
-                DataFrame, with exactly the topic's columns. On a table's topic the column
-                `_change_type` says what kind of change each row is.
+                DataFrame, with exactly the topic's columns. Columns that were added to the topic
+                later may be left out. On a table's topic the column `_change_type` says what kind
+                of change each row is.
             sequence: The number of this append, for a producer with an id. Numbers rise, and may
                 leave gaps; None uses `last_sequence + 1`. An append of no rows uses none.
             headers: One entry per row: a mapping or pairs of header name and bytes, or None.
@@ -1040,18 +1041,33 @@ class Log(Closeable):
         name: str,
         *,
         add_columns: str | None = None,
+        alter_columns: str | None = None,
+        drop_columns: str | Sequence[str] | None = None,
+        rename_columns: Mapping[str, str] | None = None,
         partitions: int | None = None,
         allow_moving_keys: bool = False,
+        dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        """Add columns or partitions to a topic, or change its settings.
+        """Change a topic's columns, add partitions, or change its settings, while it is written and
+        read. Stored rows stay as they are; readers get them with the topic's present columns.
 
         Args:
             name: The topic.
-            add_columns: Nullable columns to add, as DDL. They are null in rows stored before.
+            add_columns: Nullable columns to add, as DDL. They are null in rows stored before, and
+                producers may leave them out.
+            alter_columns: Columns with their new definitions, as DDL. A type can only be widened
+                (INT to BIGINT, FLOAT to DOUBLE, DECIMAL to more digits, NOT NULL to nullable), and
+                a key's not at all. Stored values are converted when they are read.
+            drop_columns: Columns that no longer exist. Values that are stored in them are not read
+                any more, but stay on disk until retention or compaction removes their rows. The
+                names cannot be used again.
+            rename_columns: Present name -> new name. Stored rows have the new name when they are
+                read. Producers and readers may go on with the former one.
             partitions: The new number of partitions, not fewer than now.
             allow_moving_keys: Allow more partitions on a topic with a key, although most keys then
                 go to another partition.
+            dry_run: Check the change and return what the topic would be, without changing it.
             **settings: `retention`, `retention_bytes`, `compact`, `history`, `tombstones`,
                 `segment_bytes`, `segment_age`, `compression`, `strict`, `format`, `registry`; see
                 `create_topic`. What is not named stays as it is.
@@ -1061,6 +1077,7 @@ class Log(Closeable):
 
         Raises:
             UnknownTopic: There is no such topic.
+            UnknownColumn: There is no such column.
             IncompatibleChange: Readers of what is stored would break.
             InputError: A setting does not exist or is not allowed.
             ReadOnlyLog: The log cannot be written.
@@ -1068,6 +1085,7 @@ class Log(Closeable):
         Example:
             ```python
             log.alter_topic("orders", add_columns="coupon STRING", retention="30 days")
+            log.alter_topic("orders", alter_columns="amount DECIMAL(20,2)")
             ```
         """
 
@@ -1281,7 +1299,8 @@ class Log(Closeable):
             partition: One partition; None reads all, one after the other.
             start: The first offset; None for the earliest.
             stop: Read up to, not including, this offset; None for the end.
-            columns: The columns to read; None for the topic's columns and `_partition`, `_offset`
+            columns: The columns to read, also by names that they had before they were renamed;
+                None for the topic's columns and `_partition`, `_offset`
                 and `_timestamp`.
             headers: Also offer the column `_headers`.
             on_corrupt: "raise" stops at damaged rows; "skip" logs them and goes on.

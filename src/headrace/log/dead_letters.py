@@ -230,7 +230,7 @@ def _replay_letter(log: Log, info: TopicInfo, letter: Mapping[str, Any], identit
         text = letter["row"]
     else:
         text = (letter["payload"] or b"").decode(errors="replace")
-    batch = row_from_json(text, info.arrow_schema, info.name)
+    batch = row_from_json(text, info)
     with log.transaction(f"replay.{info.name}") as tx:
         tx.append(info.name, batch)
         tx.set_note(note, "done", expect=None)
@@ -316,12 +316,12 @@ def pending_to_rows(place: str, letters: pa.RecordBatch) -> pa.RecordBatch:
 # Rows as JSON text
 
 
-def row_from_json(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
-    """Internal: a row from its JSON text, by the topic's schema."""
-    decoded = decode_rows([text.encode()], schema)
+def row_from_json(text: str, info: TopicInfo) -> pa.RecordBatch:
+    """Internal: a row from its JSON text, by the topic's schema or an earlier one."""
+    decoded = decode_rows([text.encode()], info.arrow_schema, history=info.schema_history)
     if decoded.misfits:
         raise InputError(
-            f"The dead letter still does not fit {topic!r}: {decoded.misfits[0]}",
+            f"The dead letter still does not fit {info.name!r}: {decoded.misfits[0]}",
             fix="correct the topic or the row, and replay it again.",
         )
     return decoded.batch

@@ -1,6 +1,10 @@
 """Rows as users append them, converted to one Arrow batch with exactly the topic's schema, or
 refused with an error that names the row and the column.
 
+Rows have exactly the topic's columns, or those that it had before it changed (`SchemaHistory`):
+columns that were added later may be left out, renamed ones may have their former names, and dropped
+ones may still be there as long as they are null. So a change of the schema breaks no producer.
+
 Producers and transactions of both backends call `to_batch` before anything is written. Conversion
 is tried first and explained only if it fails, so that one dict costs a few microseconds and a batch
 that already fits costs almost nothing. Row numbers count from 0.
@@ -30,6 +34,7 @@ from headrace.columnar.columns import (
 from headrace.errors import BadRows, nearest
 from headrace.log.values import Headers, Rows
 from headrace.types.schema import NOT_NULL_KEY, declared_schema
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 from headrace.types.values import (
     ColumnConverter,
     Misfit,
@@ -85,7 +90,9 @@ def _schema_plan(schema: pa.Schema) -> _SchemaPlan:
     return plan
 
 
-def to_batch(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
+def to_batch(
+    rows: Rows, schema: pa.Schema, *, topic: str, history: SchemaHistory = NO_HISTORY
+) -> pa.RecordBatch:
     """Rows as one batch with exactly the given schema.
 
     Raises:
@@ -93,19 +100,19 @@ def to_batch(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
     """
     plan = _schema_plan(schema)
     if type(rows) is dict:
-        return _from_mappings([rows], plan, topic)
+        return _from_mappings([rows], plan, topic, history)
     if isinstance(rows, pa.RecordBatch):
-        return _from_arrow(rows, plan, topic)
+        return _from_arrow(rows, plan, topic, history)
     if isinstance(rows, pa.Table):
-        return _from_arrow(rows.combine_chunks(), plan, topic)
+        return _from_arrow(rows.combine_chunks(), plan, topic, history)
     if isinstance(rows, Mapping):
-        return _from_mappings([rows], plan, topic)
+        return _from_mappings([rows], plan, topic, history)
     if _is_pandas(rows):
-        return _from_pandas(rows, plan, topic)
+        return _from_pandas(rows, plan, topic, history)
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise BadRows(f"Rows for {topic} cannot be a {type(rows).__name__}.", fix=_ACCEPTED)
     listed: list[Any] = list(rows)
-    return _from_mappings(listed, plan, topic)
+    return _from_mappings(listed, plan, topic, history)
 
 
 _ACCEPTED = "pass a dict, a list of dicts, a pyarrow Table or RecordBatch, or a pandas DataFrame."
@@ -123,11 +130,35 @@ def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
 # Dicts
 
 
-def _from_mappings(rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
+def _from_mappings(
+    rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: str, history: SchemaHistory
+) -> pa.RecordBatch:
     batch = _try_convert(rows, plan)
+    if batch is None and history:
+        rows = [
+            _present_row(row, plan, history, where=f"Row {number} for {topic}")
+            for number, row in enumerate(rows)
+        ]
+        batch = _try_convert(rows, plan)
     if batch is None:
         _explain_mappings(rows, plan, topic)
     return batch
+
+
+def _present_row(
+    row: Any, plan: _SchemaPlan, history: SchemaHistory, *, where: str
+) -> Mapping[str, Any]:
+    """A row of an older producer with the topic's present columns. What is no row is left to
+    `_explain_mappings`.
+    """
+    if not isinstance(row, Mapping) or row.keys() == set(plan.names):
+        unchanged: Mapping[str, Any] = row
+        return unchanged
+    sources = _sources(row, plan.names, history, where=where)
+    for name in row:
+        if name not in sources.values() and row[name] is not None:
+            raise dropped_value(name, where)
+    return {name: None if source is None else row[source] for name, source in sources.items()}
 
 
 def _try_convert(rows: list[Mapping[str, Any]], plan: _SchemaPlan) -> pa.RecordBatch | None:
@@ -172,6 +203,34 @@ def _explain_mappings(rows: list[Mapping[str, Any]], plan: _SchemaPlan, topic: s
     raise BadRows(f"The rows for {topic} do not fit its schema.", fix="append fewer rows at once.")
 
 
+def _sources(
+    given: Iterable[str], wanted: list[str], history: SchemaHistory, *, where: str
+) -> dict[str, str | None]:
+    """The name that each of the topic's columns has in some rows; None if they may leave it out.
+    Names of dropped columns are left over.
+    """
+    names = [name for name in given if not history.is_dropped(name)]
+    columns = [name if name in wanted else history.present_name(name) for name in names]
+    both = [name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1]
+    if len(set(both)) > 1:
+        raise BadRows(
+            f"{where}: {both[0]!r} and {both[1]!r} are one column, which was renamed.",
+            fix=f"give {history.present_name(both[0])!r} alone.",
+        )
+    optional = [name for name in wanted if name in history.added and name not in columns]
+    _check_names([*columns, *optional], wanted, where=where)
+    sources = dict(zip(columns, names, strict=True))
+    return {name: sources.get(name) for name in wanted}
+
+
+def dropped_value(name: str, where: str) -> BadRows:
+    """The error for rows that have a value in a column that was dropped."""
+    return BadRows(
+        f"{where}: the column {name!r} was dropped from the topic, and has a value.",
+        fix="leave it out, or pass None; a value that is needed goes into a column of its own.",
+    )
+
+
 def _check_names(present: Iterable[str], wanted: list[str], *, where: str) -> None:
     names = list(present)
     missing = [name for name in wanted if name not in names]
@@ -210,7 +269,9 @@ def _raise_bad_row(topic: str, name: str, row: int, reason: str) -> NoReturn:
 # Arrow
 
 
-def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
+def _from_arrow(
+    rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str, history: SchemaHistory
+) -> pa.RecordBatch:
     if isinstance(rows, pa.RecordBatch) and rows.schema.equals(plan.schema, check_metadata=True):
         for position in plan.checked_columns:
             array, field = rows.column(position), plan.schema.field(position)
@@ -219,11 +280,19 @@ def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _SchemaPlan, topic: str) 
             except Misfit as error:
                 _raise_bad_row(topic, field.name, *find_misfit(array, field, error, check_column))
         return rows
-    _check_names(rows.schema.names, plan.names, where=f"Rows for {topic}")
-    arrays = [
-        _fit_column(_single_array(rows.column(field.name), topic, field.name), field, topic)
-        for field in plan.schema
-    ]
+    where = f"Rows for {topic}"
+    sources = _sources(rows.schema.names, plan.names, history, where=where)
+    for name in rows.schema.names:
+        if name not in sources.values() and rows.column(name).null_count < rows.num_rows:
+            raise dropped_value(name, where)
+    arrays = []
+    for field in plan.schema:
+        source = sources[field.name]
+        if source is None:
+            arrays.append(pa.nulls(rows.num_rows, field.type))
+        else:
+            array = _single_array(rows.column(source), topic, source)
+            arrays.append(_fit_column(array, field, topic))
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
@@ -254,13 +323,26 @@ def _fit_column(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
 # pandas
 
 
-def _from_pandas(frame: Any, plan: _SchemaPlan, topic: str) -> pa.RecordBatch:
+def _from_pandas(
+    frame: Any, plan: _SchemaPlan, topic: str, history: SchemaHistory
+) -> pa.RecordBatch:
     """A pandas frame, column by column: objects value by value, typed columns through Arrow.
 
     Values that pandas considers missing become null.
     """
-    _check_names(frame.columns, plan.names, where=f"Rows for {topic}")
-    arrays = [_from_series(frame[converter.name], converter, topic) for converter in plan.columns]
+    where = f"Rows for {topic}"
+    sources = _sources(frame.columns, plan.names, history, where=where)
+    for name in frame.columns:
+        if name not in sources.values() and not frame[name].isna().all():
+            raise dropped_value(name, where)
+    arrays = []
+    for converter in plan.columns:
+        source = sources[converter.name]
+        arrays.append(
+            pa.nulls(len(frame), converter.field.type)
+            if source is None
+            else _from_series(frame[source], converter, topic)
+        )
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
@@ -366,11 +448,13 @@ def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
             _raise_bad_row(topic, field.name, row, "it is null, but the column is NOT NULL")
 
 
-def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
+def upserts(
+    rows: Rows, schema: pa.Schema, *, topic: str, history: SchemaHistory = NO_HISTORY
+) -> pa.RecordBatch:
     """Rows of a table as stored changes. They come without `_change_type`; `schema` is the stored
     schema, which has it.
     """
-    batch = to_batch(rows, _input_schema(schema, None), topic=topic)
+    batch = to_batch(rows, _input_schema(schema, None), topic=topic, history=history)
     return pa.RecordBatch.from_arrays(
         with_change_type(batch, UPDATE_POSTIMAGE).columns, schema=schema
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from headrace.durations import to_us
+from headrace.durations import format_us, to_us
 from headrace.errors import (
     IncompatibleChange,
     InputError,
@@ -25,7 +25,8 @@ from headrace.errors import (
 from headrace.log.partitioning import check_partition
 from headrace.log.values import TopicInfo
 from headrace.names import check_name
-from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
+from headrace.types.schema import check_key, parse_schema, table_schema, to_ddl
+from headrace.types.schema_history import ColumnChange, definition, differences, evolve
 
 if TYPE_CHECKING:
     from headrace.log.api import Log
@@ -221,19 +222,26 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def altered_topic(
     info: TopicInfo,
     *,
-    columns: str | None,
+    change: ColumnChange,
     partitions: int | None,
     allow_moving_keys: bool,
     settings: Mapping[str, Any],
 ) -> TopicInfo:
     """A topic after a change. Raises IncompatibleChange if readers of stored rows would break."""
     changed = replace(info, **setting_fields(settings))
-    if columns is not None:
-        schema = add_columns(parse_schema(info.schema), columns)
+    if change:
+        schema, history = evolve(
+            parse_schema(info.schema),
+            info.schema_history,
+            change,
+            key=info.key,
+            where=f"The topic {info.name!r}",
+        )
         changed = replace(
             changed,
             schema=to_ddl(schema),
             arrow_schema=stored_schema(schema, info.key, is_table=info.is_table),
+            schema_history=history,
         )
     if partitions is not None:
         if partitions < info.partitions:
@@ -263,18 +271,82 @@ def altered_topic(
     return changed
 
 
+def describe_change(before: TopicInfo, after: TopicInfo) -> list[str]:
+    """What altering a topic does to its rows, producers and readers, one sentence a change."""
+    was, now = before.schema_history, after.schema_history
+    old = {field.name: field for field in parse_schema(before.schema)}
+    new = {field.name: field for field in parse_schema(after.schema)}
+    sentences = []
+    for name, field in old.items():
+        present = now.present_name(name)
+        if present not in new:
+            sentences.append(
+                f"drop {name} {definition(field)}: its values are not read any more, a row that"
+                " has one is refused, and the name cannot be used again"
+            )
+            continue
+        if definition(field) != definition(new[present]):
+            sentences.append(
+                f"alter {name} from {definition(field)} to {definition(new[present])}: stored"
+                " values are converted when they are read; a reader that declares"
+                f" {definition(field)} goes on until a value comes that does not fit"
+            )
+        if present != name:
+            sentences.append(
+                f"rename {name} to {present}: stored rows are read with the new name; producers and"
+                " readers may go on with the former one"
+            )
+    sentences += [
+        f"add {name} {definition(new[name])}: it is null in stored rows, and producers may leave it"
+        " out"
+        for name in now.added
+        if name not in {now.present_name(each) for each in was.added}
+    ]
+    if after.partitions != before.partitions:
+        moves = ", and most keys move to another one" if before.key else ""
+        sentences.append(f"partitions from {before.partitions} to {after.partitions}{moves}")
+    for option, name in {**_DURATIONS, **{plain: plain for plain in sorted(_PLAIN)}}.items():
+        values = getattr(before, name), getattr(after, name)
+        if values[0] != values[1]:
+            old_text, new_text = (_setting_text(option, value) for value in values)
+            sentences.append(f"{option} from {old_text} to {new_text}{_removal(option, *values)}")
+    return sentences
+
+
+def _setting_text(option: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    return format_us(value) if option in _DURATIONS else str(value).lower()
+
+
+def _removal(option: str, before: Any, after: Any) -> str:
+    """What a setting removes that the setting before it keeps."""
+    if option in {"retention", "retention_bytes"} and after is not None:
+        if before is None or after < before:
+            return ": rows beyond it are removed"
+    elif (option == "compact" and after) or (option == "history" and after is not None):
+        return ": superseded rows of a key are removed"
+    return ""
+
+
 def check_existing_topic(existing: TopicInfo, wanted: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-    """The existing topic if it may stand in for the one to be created; TopicExists otherwise."""
+    """The existing topic if it may stand in for the one to be created; TopicExists otherwise. A
+    program may declare the columns that the topic had at an earlier time.
+    """
     if not exist_ok:
         raise TopicExists(
             f"There is a topic {wanted.name!r} already.",
             fix="choose another name, or pass exist_ok=True.",
         )
-    identity = (wanted.schema, wanted.key, wanted.is_table)
-    if (existing.schema, existing.key, existing.is_table) != identity:
+    differs = (existing.key, existing.is_table) != (wanted.key, wanted.is_table) or any(
+        differences(
+            parse_schema(wanted.schema), parse_schema(existing.schema), existing.schema_history
+        )
+    )
+    if differs:
         raise TopicExists(
             f"There is a topic {wanted.name!r} already, with another schema or key:"
             f" {existing.schema} (key: {', '.join(existing.key) or 'none'}).",
-            fix="choose another name, or declare it as it is; columns are added with alter_topic.",
+            fix="choose another name, or declare it as it is; columns change with alter_topic.",
         )
     return existing

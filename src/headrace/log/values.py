@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from headrace.columnar.columns import HEADERS_COLUMN, HEADERS_TYPE, SYSTEM_FIELDS
-from headrace.errors import InputError
+from headrace.errors import InputError, UnknownColumn
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +90,8 @@ class TopicInfo:
     """
     registry: str = ""
     """The address of the schema registry, unless the format is "json"."""
+    schema_history: SchemaHistory = NO_HISTORY
+    """What has become of the columns since the topic was created."""
     id: str = field(default="", compare=False)
     """Distinguishes the topic from an earlier, deleted one of the same name."""
 
@@ -382,6 +385,22 @@ def readable_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
     if headers:
         fields.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
     return pa.schema(fields)
+
+
+def selected_columns(
+    info: TopicInfo, columns: Sequence[str] | None, *, headers: bool
+) -> tuple[pa.Schema, list[str]]:
+    """Internal: the schema of a read, and the present names of its columns. A column may be
+    selected by a former name, and is called by it then: readers go on after it was renamed.
+    """
+    readable = readable_schema(info, headers=headers)
+    names = list(readable.names) if columns is None else list(columns)
+    present = [info.schema_history.present_name(name) for name in names]
+    for name in present:
+        if name not in readable.names:
+            raise UnknownColumn(name, readable.names, where=f"The topic {info.name!r}")
+    fields = [readable.field(now).with_name(name) for name, now in zip(names, present, strict=True)]
+    return pa.schema(fields), present
 
 
 # Sequence numbers of idempotent producers

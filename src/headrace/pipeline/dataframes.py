@@ -51,9 +51,9 @@ class _FrameBuilder:
         if isinstance(step, TopicStep) and step.device_time is None:
             create_input(self.log, step, set(self.log.topics()))
             added = [f"`{TIMESTAMP_COLUMN}` AS `{step.processed_at}`"] if step.processed_at else []
-            return self._read(
-                step.topic, step, [f"`{name}`" for name in step.stored_schema.names] + added
-            )
+            present = self.log.topic(step.topic).schema_history.present_name
+            columns = [f"`{present(name)}` AS `{name}`" for name in step.stored_schema.names]
+            return self._read(step.topic, step, columns + added)
         if (topic := self._derived_topic(step)) is not None:
             return self._read(topic, step, [f"`{name}`" for name in step.schema.names])
         if isinstance(step, SelectStep):

@@ -29,6 +29,7 @@ PERMANENT = (
     errors.PlanChanged,
     errors.PlanError,
     errors.TopicExists,
+    errors.UnknownColumn,
 )
 """Errors that do not pass by themselves: the same batch would fail again."""
 _TRACE = "Traceback (most recent call last):"

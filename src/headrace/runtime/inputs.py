@@ -10,12 +10,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from headrace.engine.ledger import Ledger
+from headrace.engine.ledger import Ledger, known_pipelines
 from headrace.errors import InputReplaced, NewerFormat, TopicExists
 from headrace.log.api import Log
 from headrace.log.values import TopicInfo
 from headrace.plan.plan import PipelinePlan, SideOutput, Step, TopicOutput, TopicStep
 from headrace.types.schema import parse_schema, to_ddl
+from headrace.types.schema_history import differences
 
 # Creating and checking topics
 
@@ -37,7 +38,8 @@ def create_topics(log: Log, plan: PipelinePlan) -> None:
 
 def create_input(log: Log, step: TopicStep, existing: set[str]) -> None:
     """Create the topic of an input if it is not among the `existing` ones. If it is, check that it
-    has the declared columns and key.
+    has the declared columns and key. It may have more columns, and a column may be declared with a
+    name or a type that it had before the topic was altered.
     """
     if step.captured_by is not None:
         _check_captured(step, log.topic(step.topic) if step.topic in existing else None)
@@ -46,11 +48,10 @@ def create_input(log: Log, step: TopicStep, existing: set[str]) -> None:
         _create(log, step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
         return
     info = log.topic(step.topic)
-    declared = (to_ddl(step.stored_schema), step.key, step.is_table)
-    if (info.schema, info.key, info.is_table) != declared:
+    wrong = list(_differences(step, info))
+    if wrong:
         raise TopicExists(
-            f"The topic {step.topic!r} is not as it is declared:"
-            f" {'; '.join(_differences(step, info))}.",
+            f"The topic {step.topic!r} is not as it is declared: {'; '.join(wrong)}.",
             fix=(
                 f"declare it in the pipeline as it is: {info.schema} (key:"
                 f" {', '.join(info.key) or 'none'})."
@@ -67,11 +68,7 @@ def _check_captured(step: TopicStep, info: TopicInfo | None) -> None:
             f"The table {step.topic!r} has not been captured yet by {step.captured_by!r}.",
             fix="run the capture first, with `headrace capture` or `headrace run`.",
         )
-    wrong = [
-        difference
-        for difference in _differences(step, info)
-        if not difference.endswith(("is in the topic only", "another order"))
-    ]
+    wrong = list(_differences(step, info))
     if wrong:
         raise TopicExists(
             f"The captured table {step.topic!r} is not as it is declared: {'; '.join(wrong)}.",
@@ -80,18 +77,13 @@ def _check_captured(step: TopicStep, info: TopicInfo | None) -> None:
 
 
 def _differences(step: TopicStep, info: TopicInfo) -> Iterator[str]:
-    """How a topic differs from its declaration, in words."""
-    declared, stored = (
-        {field.name: to_ddl(pa.schema([field])) for field in schema}
-        for schema in (step.stored_schema, parse_schema(info.schema))
-    )
-    yield from (f"{name!r} is not in the topic" for name in declared if name not in stored)
-    yield from (f"{name!r} is in the topic only" for name in stored if name not in declared)
-    yield from (
-        f"{stored[name]} is declared as {declared[name]}"
-        for name in declared
-        if stored.get(name, declared[name]) != declared[name]
-    )
+    """How a topic differs from its declaration, in words. Columns are read by name, so the topic
+    may have more of them, and in another order.
+    """
+    stored = parse_schema(info.schema)
+    for kind, text in differences(step.stored_schema, stored, info.schema_history):
+        if kind not in {"more", "order"}:
+            yield text
     if info.is_table != step.is_table:
         yield f"it is a {'table' if info.is_table else 'topic'}"
     if info.key != step.key:
@@ -99,8 +91,6 @@ def _differences(step: TopicStep, info: TopicInfo) -> Iterator[str]:
             f"its key is {', '.join(info.key) or 'none'}, and {', '.join(step.key) or 'none'} is"
             " declared"
         )
-    if declared == stored and list(declared) != list(stored):
-        yield "its columns have another order"
 
 
 def create_captured_topics(log: Log, plan: PipelinePlan) -> None:
@@ -122,7 +112,10 @@ def _create_output(log: Log, output: TopicOutput, existing: set[str]) -> None:
         _create(log, output.name, step, step.schema, output.partitions, dict(output.settings))
         return
     info = log.topic(output.name)
-    if (info.schema, info.key, info.is_table) != (to_ddl(step.schema), step.key, step.is_table):
+    has_other_columns = any(
+        differences(step.schema, parse_schema(info.schema), info.schema_history)
+    )
+    if has_other_columns or (info.key, info.is_table) != (step.key, step.is_table):
         raise TopicExists(
             f"The output {output.name!r} has the columns {to_ddl(step.schema)}"
             f" ({_kind_and_key(step.key, is_table=step.is_table)}), and there is a topic of that"
@@ -226,6 +219,11 @@ class InputTopics:
             tx.set_note(_note(self._pipeline), json.dumps(content))
             ledger.commit(tx)
             self._stored = self._ids
+
+
+def pipelines_that_read(log: Log, topic: str) -> list[str]:
+    """The pipelines that have read a topic, also those that do not run now."""
+    return [pipeline for pipeline in known_pipelines(log) if topic in _stored_ids(log, pipeline)]
 
 
 def _note(pipeline: str) -> str:

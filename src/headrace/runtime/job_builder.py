@@ -286,6 +286,7 @@ class JobBuilder:
             self.ticks,
             parts=self.cores,
             min_rows=min_range_rows(self.context.log),
+            declared=step.stored_schema,
         )
         shed_ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
         shedding = LoadShedder(step.shed, shed_ticks) if step.shed and shed_ticks else None

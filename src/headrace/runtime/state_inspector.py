@@ -12,7 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
-from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, known_pipelines
 from headrace.engine.state.files import StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
 from headrace.log.api import Log
@@ -27,9 +27,7 @@ def newest_entries(log: Log, pipeline: str) -> list[LedgerEntry]:
     """The newest ledger entry of each query, the main one first. Raises ConfigurationError if the
     pipeline has committed nothing on this log.
     """
-    pipelines = [
-        topic.removeprefix("__ledger.") for topic in log.topics() if topic.startswith("__ledger.")
-    ]
+    pipelines = known_pipelines(log)
     if pipeline not in pipelines:
         raise ConfigurationError(
             f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, pipelines)}"

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,6 +34,8 @@ import pyarrow.json as pj
 from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
 from headrace.columnar.keys import as_array
 from headrace.errors import BadRows, BugError
+from headrace.types.schema import parse_schema
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 
 # Wire types
 
@@ -692,23 +695,29 @@ def decode_rows(
     schema: pa.Schema,
     *,
     ignored: Collection[str] = (),
+    history: SchemaHistory = NO_HISTORY,
     unknown: UnknownFields | None = None,
 ) -> Decoded:
     """The rows of JSON values. Columns that a value lacks are null; `ignored` are names that a
-    value may have although the schema does not. With `unknown`, values may have any other fields,
-    which are counted there; without it they do not fit.
+    value may have although the schema does not. By the `history` of the schema, renamed columns are
+    found by their former names, and dropped ones are ignored. With `unknown`, values may have any
+    other fields, which are counted there; without it they do not fit.
     """
     if values and all(is_arrow_readable(column.type) for column in schema):
-        batch = _decode_with_arrow(values, schema)
+        batch = _decode_with_arrow(values, schema, history=history)
         if batch is None and unknown is not None:
-            batch = _decode_known_fields(values, schema, ignored, unknown)
+            batch = _decode_known_fields(values, schema, ignored, history, unknown)
         if batch is not None:
             return Decoded(batch)
-    return decode_rows_exactly(values, schema, ignored=ignored, unknown=unknown)
+    return decode_rows_exactly(values, schema, ignored=ignored, history=history, unknown=unknown)
 
 
 def _decode_known_fields(
-    values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str], unknown: UnknownFields
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    ignored: Collection[str],
+    history: SchemaHistory,
+    unknown: UnknownFields,
 ) -> pa.RecordBatch | None:
     """The rows of JSON values by Arrow's reader, without the fields that the schema does not have,
     which are counted unless they are null; None if anything else is unusual.
@@ -717,10 +726,10 @@ def _decode_known_fields(
     parse_rows_exactly(values[:_SAMPLED_VALUES], schema, ignored, parse_json, sampled)
     if len(sampled) > _MAX_SAMPLED_FIELDS:  # Arrow would make a column of each
         return None
-    batch = _decode_with_arrow(values, schema, "ignore")
+    batch = _decode_with_arrow(values, schema, "ignore", history=history)
     if batch is None:
         return None
-    wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
+    wire = _wire_schema(schema, history)
     try:
         parsed = _read_with_arrow(b"\n".join(values), wire, "infer")
     except pa.ArrowException:  # such as a field that is a number here and a text there
@@ -728,7 +737,7 @@ def _decode_known_fields(
     if [field.type for field in parsed.schema][: len(wire)] != wire.types:
         return None  # an unknown field of a struct: its path is found value by value
     for name in parsed.schema.names[len(wire) :]:
-        if name not in ignored:
+        if name not in ignored and not history.is_dropped(name):
             unknown[name] += len(values) - parsed.column(name).null_count
     return batch
 
@@ -744,7 +753,11 @@ def _read_with_arrow(joined: bytes, wire: pa.Schema, unexpected: str) -> pa.Tabl
 
 
 def _decode_with_arrow(
-    values: Sequence[bytes], schema: pa.Schema, unexpected: str = "error"
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    unexpected: str = "error",
+    *,
+    history: SchemaHistory = NO_HISTORY,
 ) -> pa.RecordBatch | None:
     """The rows of JSON values by Arrow's reader, the same as by `decode_rows_exactly`; None if
     anything is unusual.
@@ -752,18 +765,51 @@ def _decode_with_arrow(
     joined = b"\n".join(values)
     if len(joined) > MAX_ARROW_BYTES or not _are_object_lines(joined, len(values)):
         return None
-    wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
+    formers = {column.name: history.former_names(column.name) for column in schema}
+    wire = _wire_schema(schema, history)
     try:
         parsed = _read_with_arrow(joined, wire, unexpected)
         if parsed.num_rows != len(values):
             return None
-        columns = [from_wire(as_array(parsed.column(each.name)), each.type) for each in schema]
+        columns = [
+            from_wire(_merge_names(parsed, each.name, formers[each.name]), each.type)
+            for each in schema
+        ]
     except (pa.ArrowException, UnicodeDecodeError):
         return None
     for column, declared in zip(columns, schema, strict=True):
         if not has_every_required_value(column, declared) or not _is_finite(column):
             return None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _wire_schema(schema: pa.Schema, history: SchemaHistory) -> pa.Schema:
+    """The wire types of a schema's columns, then those of the former names of renamed columns and
+    of dropped ones.
+    """
+    fields = [pa.field(column.name, wire_type(column.type)) for column in schema]
+    for former, present in history.renamed:
+        if present in schema.names:
+            fields.append(pa.field(former, wire_type(schema.field(present).type)))
+    for name, kind in history.dropped:
+        if name not in schema.names and is_arrow_readable(_named_type(kind)):
+            fields.append(pa.field(name, wire_type(_named_type(kind))))
+    return pa.schema(fields)
+
+
+@lru_cache(maxsize=1024)
+def _named_type(name: str) -> pa.DataType:
+    return parse_schema(f"c {name}").field(0).type
+
+
+def _merge_names(parsed: pa.Table, name: str, formers: Sequence[str]) -> pa.Array:
+    """A column of parsed rows, of which some have it under a former name."""
+    column = as_array(parsed.column(name))
+    for former in formers:
+        values = as_array(parsed.column(former))
+        if values.null_count < len(values):
+            column = pc.coalesce(column, values)
+    return column
 
 
 def _are_object_lines(joined: bytes, count: int) -> bool:
@@ -800,13 +846,24 @@ def decode_rows_exactly(
     schema: pa.Schema,
     *,
     ignored: Collection[str] = (),
+    history: SchemaHistory = NO_HISTORY,
     parser: Parser = parse_json,
     unknown: UnknownFields | None = None,
 ) -> Decoded:
     """The rows of JSON values, decoded value by value. `parser` returns the JSON object of a value,
     or raises JsonMismatch. See `decode_rows` for the rest.
     """
-    rows, misfits = parse_rows_exactly(values, schema, ignored, parser, unknown)
+    if history:
+        ignored = [*ignored, *(name for name, _ in history.dropped)]
+        rows, misfits = parse_rows_exactly(
+            values,
+            schema,
+            ignored,
+            lambda value: _with_present_names(parser(value), history),
+            unknown,
+        )
+    else:
+        rows, misfits = parse_rows_exactly(values, schema, ignored, parser, unknown)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):
         column = schema.field(len(columns))
@@ -820,6 +877,15 @@ def decode_rows_exactly(
             columns = []  # earlier columns still have the removed rows: build all columns again
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return Decoded(batch, list(rows) if misfits else None, dict(sorted(misfits.items())))
+
+
+def _with_present_names(parsed: Any, history: SchemaHistory) -> Any:
+    """A JSON object with the present names of its columns."""
+    if not isinstance(parsed, dict) or not history.renamed:
+        return parsed
+    formers = dict(history.renamed)
+    renamed = {formers[name]: value for name, value in parsed.items() if name in formers}
+    return renamed | {name: value for name, value in parsed.items() if name not in formers}
 
 
 def _exact_column(cells: list[object], column: pa.Field) -> pa.Array:

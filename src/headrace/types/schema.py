@@ -1,8 +1,8 @@
-"""A topic's schema: from Spark's DDL to Arrow and back, adding columns, the key, and the schema of
-a table's changes.
+"""A topic's schema: from Spark's DDL to Arrow and back, the key, and the schema of a table's
+changes.
 
 Both log backends and the Spark data source use it. It needs neither pyspark nor a JVM; the parser
-is in `ddl`.
+is in `ddl`, and how a schema changes is in `schema_history`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.columnar.columns import (
     PARTITION_COLUMN,
     TIMESTAMP_COLUMN,
 )
-from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
+from headrace.errors import BadSchema, CorruptionError, UnknownColumn
 from headrace.types.ddl import SPARK_METADATA_KEY, TYPE_KEY, check_duplicates, parse_columns
 
 RESERVED_COLUMNS = (
@@ -166,28 +166,6 @@ def is_variant(kind: pa.DataType) -> bool:
         child.name == "metadata" and (child.metadata or {}).get(b"variant") == b"true"
         for child in kind
     )
-
-
-def add_columns(schema: pa.Schema, ddl: str) -> pa.Schema:
-    """`schema` with more nullable columns after the declared ones. Rows that are stored already
-    have null in them.
-    """
-    added = parse_schema(ddl)
-    known = {name.lower() for name in schema.names}
-    for field in added:
-        if field.name.lower() in known:
-            raise IncompatibleChange(
-                f"There is a column {field.name!r} already.",
-                fix="choose another name; the type of a column cannot be changed.",
-            )
-        if not field.nullable:
-            raise IncompatibleChange(
-                f"The new column {field.name!r} is NOT NULL, but rows stored before have no value"
-                " for it.",
-                fix="add it without NOT NULL.",
-            )
-    declared, change_type = _split_change_type(schema)
-    return pa.schema([*declared, *added, *change_type], schema.metadata)
 
 
 def _split_change_type(schema: pa.Schema) -> tuple[list[pa.Field], list[pa.Field]]:

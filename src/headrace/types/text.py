@@ -30,6 +30,7 @@ from headrace.columnar.columns import (
 )
 from headrace.errors import BadRows, nearest
 from headrace.types.schema import declared_schema
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 from headrace.types.values import ColumnConverter, Misfit, column_converter
 
 Convert = Callable[[Any], Any]
@@ -70,11 +71,13 @@ class TextRowParser:
         topic: str,
         source: str,
         epoch: str | None = None,
+        history: SchemaHistory = NO_HISTORY,
     ) -> None:
         self.key = key
         self.is_table = is_table
         self.topic = topic
         self.source = source
+        self.history = history
         self._rows = _Columns(declared_schema(schema) if is_table else schema, epoch)
         self._changes = _Columns(schema, epoch)
         self._headers = _Columns(pa.schema([pa.field(HEADERS_COLUMN, HEADERS_TYPE)]), epoch)
@@ -84,6 +87,8 @@ class TextRowParser:
     def batch(self, rows: Sequence[TextRow], *, csv: bool) -> pa.RecordBatch:
         """The rows as one Arrow batch. On a table it has `_change_type` if any of the rows does."""
         changes = self.is_table and any(CHANGE_TYPE in row.values for row in rows)
+        if self.history:
+            rows = [self._with_present_names(row) for row in rows]
         for row in rows:
             self._check_names(row)
         columns = self._changes if changes else self._rows
@@ -117,6 +122,18 @@ class TextRowParser:
                 f"{self.source}, line {rows[position].line}, column {name!r}: {why}.", fix=fix
             ) from None
 
+    def _with_present_names(self, row: TextRow) -> TextRow:
+        """A row of an older producer with the present names of its columns, without dropped ones
+        that are null.
+        """
+        present = self.history.present_name
+        values = {
+            name if name in self._names else present(name): value
+            for name, value in row.values.items()
+            if value is not None or not self.history.is_dropped(name)
+        }
+        return TextRow(row.line, values)
+
     def _check_names(self, row: TextRow) -> None:
         names = row.values.keys()
         if names == self._names:
@@ -134,7 +151,8 @@ class TextRowParser:
                 f" {nearest(extra[0], self._names)}",
                 fix="remove or rename it.",
             )
-        needed = set(self.key) if change == DELETE else self._names
+        required = self._names - set(self.history.added)
+        needed = set(self.key) if change == DELETE else required
         if missing := sorted(needed - names):
             raise BadRows(
                 f"{where}: the column {missing[0]!r} is missing.",

@@ -118,7 +118,7 @@ def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -
         for path in root.rglob("*")
         if path.is_file() and path.name not in {"durable", "housekeeping"}
     }
-    with pytest.raises(NewerFormat, match=r"format (2|99); this Headrace knows [12]") as caught:
+    with pytest.raises(NewerFormat, match=r"format (2|99); this Headrace knows [123]") as caught:
         FileLog.open(root, disk=RebootedDisk()).read("a").to_table()
     assert caught.value.fix == "upgrade Headrace."
     assert before == {path: path.read_bytes() for path in before}, (

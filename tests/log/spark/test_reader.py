@@ -169,3 +169,27 @@ def test_a_transaction_is_never_cut_in_two(log: hr.Log) -> None:
     assert sorted(number for batch in batches for number in batch) == list(range(400))
     assert len(batches) > 5
     assert all({number ^ 1 for number in batch} == set(batch) for batch in batches)
+
+
+def test_a_stream_goes_on_after_columns_were_renamed_and_widened(log: hr.Log) -> None:
+    log.create_topic("wide", "order_id INT, price FLOAT, note STRING")
+    options = read_options({"log": log.address, "topic": "wide"}, home="")
+    schema = StructType().add("order_id", "integer").add("price", "float").add("note", "string")
+    source = TopicStreamReader(options, schema)
+    producer = log.producer("wide")
+    producer.append({"order_id": 1, "price": 1.5, "note": "a"})
+    log.alter_topic("wide", add_columns="coupon STRING", rename_columns={"note": "remark"})
+    log.alter_topic("wide", alter_columns="order_id BIGINT, price DOUBLE")
+    producer.append({"order_id": 2, "price": 2.5, "remark": "b"})
+
+    def read(start: int, stop: int) -> list[dict[str, Any]]:
+        (part,) = source.partitions({"0": start}, {"0": stop})
+        return [row for batch in source.read(part) for row in batch.to_pylist()]
+
+    assert read(0, 2) == [
+        {"order_id": 1, "price": 1.5, "note": "a"},
+        {"order_id": 2, "price": 2.5, "note": "b"},
+    ]
+    producer.append({"order_id": 1 << 40, "price": 0.1, "note": "c"})
+    with pytest.raises(InputError, match="'order_id' was altered since the query started"):
+        read(2, 3)

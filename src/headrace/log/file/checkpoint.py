@@ -40,9 +40,10 @@ logger = logging.getLogger("headrace.log")
 # Checkpoints
 
 CHECKPOINT_SUFFIX = ".checkpoint"
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 """Format 2 has the ranges of the sequence numbers that each producer has stored, the ranges of the
-messages that each queue has done, and when each transaction id was last used.
+messages that each queue has done, and when each transaction id was last used. Format 3, written
+only then, has topics whose columns have changed.
 """
 MAX_CHECKPOINTS = 2
 
@@ -56,7 +57,9 @@ def save_checkpoint(
     disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]
 ) -> None:
     """Store a state as of `lsn`, a position in the journal file that starts at `base`."""
-    content = {"version": CHECKPOINT_VERSION, "lsn": lsn, "base": base, "state": state}
+    has_history = any("schema_history" in topic["settings"] for topic in state["topics"].values())
+    version = CHECKPOINT_VERSION if has_history else CHECKPOINT_VERSION - 1
+    content = {"version": version, "lsn": lsn, "base": base, "state": state}
     text = json.dumps(content, separators=(",", ":")).encode()
     disk.replace_file(directory / checkpoint_name(lsn), [b"%08x\n" % zlib.crc32(text), text])
 
@@ -367,7 +370,7 @@ class Replica:
         defined: set[str] = set()
         for operation in record.meta["ops"]:
             kind, *arguments = operation
-            if kind in {"topic", "restore"}:
+            if kind in {"topic", "evolve", "restore"}:
                 defined.add(arguments[0])
             elif (
                 kind in {"append", "adopt", "roll", "start"}

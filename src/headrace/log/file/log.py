@@ -8,7 +8,7 @@ the log is a request to the `Committer`, decided against the newest state under 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ from headrace.log.values import (
     TopicStats,
 )
 from headrace.names import check_name
+from headrace.types.schema_history import ColumnChange
 
 # A checkpoint is made at close if the next one to open the log would read more journal than this.
 _CHECKPOINT_AT_CLOSE_RECORDS = 200
@@ -186,26 +187,37 @@ class FileLog(LogHandle, Log):
         name: str,
         *,
         add_columns: str | None = None,
+        alter_columns: str | None = None,
+        drop_columns: str | Sequence[str] | None = None,
+        rename_columns: Mapping[str, str] | None = None,
         partitions: int | None = None,
         allow_moving_keys: bool = False,
+        dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        def decide(draft: CommitDraft) -> TopicInfo:
-            topic = draft.state.topic(name)
-            altered = altered_topic(
-                topic.info,
-                columns=add_columns,
+        change = ColumnChange.of(
+            add=add_columns, alter=alter_columns, drop=drop_columns, rename=rename_columns
+        )
+
+        def altered_info(info: TopicInfo) -> TopicInfo:
+            return altered_topic(
+                info,
+                change=change,
                 partitions=partitions,
                 allow_moving_keys=allow_moving_keys,
                 settings=settings,
             )
+
+        def decide(draft: CommitDraft) -> TopicInfo:
+            topic = draft.state.topic(name)
+            altered = altered_info(topic.info)
             if altered.schema != topic.info.schema:  # a segment has one schema
                 for number in range(len(topic.partitions)):
                     draft.roll(topic, number)
-            draft.do("topic", name, _settings(altered))
+            draft.do("evolve" if altered.schema_history else "topic", name, _settings(altered))
             return draft.state.topics[name].info
 
-        return self.committer.submit(decide)
+        return altered_info(self.topic(name)) if dry_run else self.committer.submit(decide)
 
     def delete_topic(self, name: str) -> None:
         def decide(draft: CommitDraft) -> None:
@@ -679,6 +691,10 @@ def _settings(info: TopicInfo) -> dict[str, Any]:
         "segment_us",
         "compression",
     )
-    return {"ddl": info.schema, "key": list(info.key)} | {
-        name: getattr(info, name) for name in names
+    history = {"schema_history": info.schema_history.dump()} if info.schema_history else {}
+    return {
+        "ddl": info.schema,
+        "key": list(info.key),
+        **{name: getattr(info, name) for name in names},
+        **history,
     }

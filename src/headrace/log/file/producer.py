@@ -20,10 +20,24 @@ from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError, ProducerFenced
 from headrace.log.api import Producer
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
-from headrace.log.file.segment import CONTROL, Frame, decode_frame, encode_rows, producer_hash
+from headrace.log.file.segment import (
+    CONTROL,
+    Frame,
+    decode_frame,
+    encode_rows,
+    producer_hash,
+    stored_column,
+)
 from headrace.log.file.state import ProducerState, TopicState, salvaged_name
 from headrace.log.partitioning import PartitionAssigner, PartitionNumbers
-from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
+from headrace.log.rows import (
+    check_changes,
+    dropped_value,
+    to_batch,
+    tombstones,
+    upserts,
+    with_headers,
+)
 from headrace.log.sequences import SequenceIndex, out_of_order
 from headrace.log.values import (
     MAX_SEQUENCE,
@@ -32,6 +46,7 @@ from headrace.log.values import (
     OffsetRange,
     Partitioner,
     Rows,
+    TopicInfo,
     check_sequence,
 )
 from headrace.names import check_name
@@ -45,7 +60,8 @@ if TYPE_CHECKING:
 
 def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.RecordBatch:
     """Rows as a batch of a topic's schema, with `_headers` if there are any. Raises BadRows."""
-    batch = to_batch(rows, topic.info.arrow_schema, topic=topic.name)
+    info = topic.info
+    batch = to_batch(rows, info.arrow_schema, topic=info.name, history=info.schema_history)
     if topic.info.is_table:
         check_changes(batch, topic=topic.name)
     return with_headers(batch, headers)
@@ -86,7 +102,9 @@ def split(
 def refit(
     rows: PreparedRows, old: pa.Schema, topic: TopicState, assigner: PartitionAssigner
 ) -> PreparedRows:
-    """Prepare rows again for a topic that got columns or partitions after they were prepared."""
+    """Prepare rows again for a topic whose columns or partitions changed after they were prepared.
+    They get the columns that they would be read with, had they been stored before the change.
+    """
     if topic.name != rows.topic or len(topic.partitions) < rows.partition_count:
         raise InputError(
             f"The topic {rows.topic!r} was deleted while rows for it were on their way.",
@@ -99,7 +117,7 @@ def refit(
             if frame.kind == CONTROL:
                 frames_by_partition.setdefault(number, []).append(frame)
                 continue
-            batch = _with_new_columns(decode_frame(frame, old), topic.info.arrow_schema)
+            batch = _with_present_columns(decode_frame(frame, old), topic.info)
             partition = None if topic.info.key and has_more_partitions else number
             numbers = assigner.assign(topic.info, batch, partition)
             for target, part in split(batch, numbers):
@@ -115,17 +133,17 @@ def refit(
     return PreparedRows.of(topic, frames_by_partition)
 
 
-def _with_new_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with a topic's newer columns added as nulls; `_headers` stays last."""
-    fields = list(schema)
+def _with_present_columns(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
+    """A batch of an older schema with a topic's present columns; `_headers` stays last. Raises
+    BadRows if it has values in a column that was dropped meanwhile.
+    """
+    for name in batch.schema.names:
+        if info.schema_history.is_dropped(name) and batch.column(name).null_count < batch.num_rows:
+            raise dropped_value(name, f"Rows for {info.name}")
+    fields = list(info.arrow_schema)
     if HEADERS_COLUMN in batch.schema.names:
         fields.append(batch.schema.field(HEADERS_COLUMN))
-    arrays = [
-        batch.column(column.name)
-        if column.name in batch.schema.names
-        else pa.nulls(batch.num_rows, column.type)
-        for column in fields
-    ]
+    arrays = [stored_column(batch, column, column.name, info.schema_history) for column in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -205,7 +223,8 @@ class FileProducer(Producer):
     ) -> AppendResult:
         self._check_table("upsert")
         self._topic = self.log.topic_state(self.topic)
-        batch = upserts(rows, self._topic.info.arrow_schema, topic=self.topic)
+        info = self._topic.info
+        batch = upserts(rows, info.arrow_schema, topic=self.topic, history=info.schema_history)
         return self._store(with_headers(batch, headers), sequence, None)
 
     def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:

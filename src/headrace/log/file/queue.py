@@ -308,8 +308,13 @@ class FileQueue(Queue):
         return damage
 
     def _divert_poison(self, poison: list[FileMessage]) -> None:
-        schema = self.log.topic_state(self.topic).info.arrow_schema
-        batch = to_batch([message.row for message in poison], schema, topic=self.topic)
+        info = self.log.topic_state(self.topic).info
+        batch = to_batch(
+            [message.row for message in poison],
+            info.arrow_schema,
+            topic=self.topic,
+            history=info.schema_history,
+        )
         self._divert(
             [
                 DeadLetter(

@@ -32,7 +32,6 @@ from headrace.errors import (
     CorruptionError,
     InputError,
     OffsetOutOfRange,
-    UnknownColumn,
 )
 from headrace.log.api import Batches
 from headrace.log.file.segment import (
@@ -46,10 +45,11 @@ from headrace.log.file.segment import (
     decode_batch,
     list_segment_names,
     segment_name,
+    stored_column,
 )
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
-from headrace.log.values import ControlRecord, TopicInfo, readable_schema
+from headrace.log.values import ControlRecord, TopicInfo, selected_columns
 
 logger = logging.getLogger("headrace.log")
 _MAX_OPEN_SEGMENTS = 64
@@ -432,12 +432,8 @@ class FileBatches(Batches):
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
         self.ranges = ranges
         self.on_corrupt = on_corrupt
-        readable = readable_schema(info, headers=headers)
-        names = list(columns) if columns is not None else list(readable.names)
-        for name in names:
-            if name not in readable.names:
-                raise UnknownColumn(name, readable.names, where=f"The topic {info.name!r}")
-        self.schema = pa.schema([readable.field(name) for name in names])
+        self.schema, self._names = selected_columns(info, columns, headers=headers)
+        self._history = info.schema_history
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for reader, start, stop in self.ranges:
@@ -457,8 +453,8 @@ class FileBatches(Batches):
                 yield _concat(small)
 
     def _decode(self, frame: StoredFrame, partition: int, start: int, stop: int) -> pa.RecordBatch:
-        """A frame's rows with offsets from `start` to `stop`, with the selected columns. A column
-        that was added to the topic later is null.
+        """A frame's rows with offsets from `start` to `stop`, with the selected columns as the
+        topic has them now.
         """
         stored = decode_batch(frame.header, frame.body, frame.segment.header.schema)
         count = stored.num_rows
@@ -474,14 +470,12 @@ class FileBatches(Batches):
             TIMESTAMP_COLUMN: timestamps,
         }
         arrays = []
-        for field in self.schema:
-            index = stored.schema.get_field_index(field.name)
-            if field.name in system:
-                arrays.append(system[field.name])
-            elif index >= 0:
-                arrays.append(stored.column(index))
+        written = frame.segment.header.schema_history
+        for field, name in zip(self.schema, self._names, strict=True):
+            if name in system:
+                arrays.append(system[name])
             else:
-                arrays.append(pa.nulls(count, field.type))
+                arrays.append(stored_column(stored, field, name, self._history, written))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if frame.first >= start and frame.stop <= stop:
             return batch

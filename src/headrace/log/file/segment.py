@@ -25,6 +25,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -40,8 +41,10 @@ from headrace.columnar.columns import (
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE,
 )
-from headrace.errors import BadRows, CorruptionError, DiskFull, NewerFormat
+from headrace.errors import BadRows, CorruptionError, DiskFull, NewerFormat, RetryError
 from headrace.log.file.disk import Disk, DiskFile
+from headrace.types.schema_history import NO_HISTORY, SchemaHistory
+from headrace.types.values import Misfit, cast_losslessly
 
 logger = logging.getLogger("headrace.log")
 
@@ -274,6 +277,49 @@ def _decode_body(body: memoryview, flags: int, schema: pa.Schema) -> pa.RecordBa
     return pa.ipc.read_record_batch(buffer, body_schema(schema, flags))
 
 
+def stored_column(
+    batch: pa.RecordBatch,
+    field: pa.Field,
+    name: str,
+    history: SchemaHistory,
+    written: SchemaHistory = NO_HISTORY,
+) -> pa.Array:
+    """A column of stored rows, as a topic's schema has it now: under whichever name it was stored,
+    with its present type, and null if it was added later.
+
+    Args:
+        batch: The rows as they are stored.
+        field: The column's type.
+        name: The column's name, as of `history`.
+        history: What has become of the topic's columns as the reader knows it.
+        written: The same as the segment knows it, which may be newer.
+
+    Raises:
+        RetryError: The reader's schema is older than the rows, which cannot be read with it.
+    """
+    index = batch.schema.get_field_index(name)
+    if index < 0 and (history or written):
+        names = [*history.former_names(name), written.present_name(name)]
+        index = next((at for at in map(batch.schema.get_field_index, names) if at >= 0), -1)
+    if index < 0:
+        if written.is_dropped(name):
+            raise RetryError(
+                f"The column {name!r} was dropped while it was being read.",
+                fix="read again, without it.",
+            )
+        return pa.nulls(batch.num_rows, field.type)
+    column = batch.column(index)
+    if column.type.equals(field.type):
+        return column
+    try:
+        return cast_losslessly(column, field)
+    except (Misfit, pa.ArrowInvalid) as error:
+        raise RetryError(
+            f"The type of the column {name!r} was changed while it was being read: {error}.",
+            fix="read again, with the topic's present type.",
+        ) from None
+
+
 # Segment headers
 
 SEGMENT_MAGIC = b"HRSG"
@@ -307,6 +353,11 @@ class SegmentHeader:
     end: int = 0  # the file's size, if it was written at once; 0 if it grew
     size: int = 0  # the size of both copies
     stop: int | None = None  # the offset behind a rewritten segment; None if its frames show it
+
+    @cached_property
+    def schema_history(self) -> SchemaHistory:
+        """What had become of the topic's columns when the segment was written."""
+        return SchemaHistory.load(self.settings.get("schema_history"))
 
     def encode(self, rows_bytes: int | None = None) -> bytes:
         """Both copies of the header; with `rows_bytes` they say where the file ends."""

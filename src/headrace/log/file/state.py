@@ -26,6 +26,7 @@ from headrace.log.file.segment import segment_name
 from headrace.log.sequences import StoredSequences
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
+from headrace.types.schema_history import SchemaHistory
 
 Operation = list[Any]
 RECENT_SEQUENCES = 8
@@ -361,13 +362,15 @@ def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo
     """A topic's stored settings as the interface's TopicInfo."""
     key = tuple(settings["key"])
     schema: pa.Schema = parse_schema(settings["ddl"])
-    rest = {name: value for name, value in settings.items() if name not in {"ddl", "key"}}
+    columns = {"ddl", "key", "schema_history"}
+    rest = {name: value for name, value in settings.items() if name not in columns}
     return TopicInfo(
         name=name,
         schema=settings["ddl"],
         arrow_schema=table_schema(schema, key) if settings["is_table"] else schema,
         key=key,
         id=directory,
+        schema_history=SchemaHistory.load(settings.get("schema_history")),
         **rest,
     )
 
@@ -471,6 +474,12 @@ class State:
             # A segment has one schema.
             for number in range(len(partitions)):
                 self._roll(name, number)
+
+    def _evolve(self, name: str, settings: dict[str, Any]) -> None:
+        """Change a topic whose settings have a history of its columns. Programs that do not know
+        this operation would take columns of older rows for others.
+        """
+        self._topic(name, settings)
 
     def _drop(self, name: str) -> None:
         self.topics.pop(name, None)
@@ -678,6 +687,7 @@ _STAGED = re.compile(r"|[0-9]{17,}\.[A-Za-z0-9._-]+/[A-Za-z0-9._-]+~[0-9]+\.[0-9
 _SEGMENT = re.compile(r"[0-9]{20}(\.[0-9]+\.[0-9]+)?\.segment")
 _PATHS: dict[str, dict[int, re.Pattern[str]]] = {
     "topic": {1: _TOPIC},
+    "evolve": {1: _TOPIC},
     "restore": {1: _TOPIC, 3: _DIRECTORY},
     "drop": {1: _TOPIC},
     "append": {1: _TOPIC},
@@ -691,6 +701,7 @@ _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
         "_topic",
+        "_evolve",
         "_restore",
         "_drop",
         "_append",

@@ -93,7 +93,9 @@ class FileTransaction(Transaction):
 
     def upsert(self, topic: str, rows: Rows) -> None:
         state = self._table(topic, "upsert")
-        self._add_batch(state, upserts(rows, state.info.arrow_schema, topic=topic), None)
+        info = state.info
+        batch = upserts(rows, info.arrow_schema, topic=topic, history=info.schema_history)
+        self._add_batch(state, batch, None)
 
     def delete(self, topic: str, keys: Any) -> None:
         state = self._table(topic, "delete")

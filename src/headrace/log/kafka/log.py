@@ -60,6 +60,7 @@ from headrace.log.values import (
     TopicStats,
 )
 from headrace.names import check_name
+from headrace.types.schema_history import ColumnChange
 
 UNKNOWN = -1
 
@@ -124,15 +125,22 @@ class KafkaLog(Log):
         name: str,
         *,
         add_columns: str | None = None,
+        alter_columns: str | None = None,
+        drop_columns: str | Sequence[str] | None = None,
+        rename_columns: Mapping[str, str] | None = None,
         partitions: int | None = None,
         allow_moving_keys: bool = False,
+        dry_run: bool = False,
         **settings: Any,
     ) -> TopicInfo:
         return self._topics.alter(
             name,
-            columns=add_columns,
+            change=ColumnChange.of(
+                add=add_columns, alter=alter_columns, drop=drop_columns, rename=rename_columns
+            ),
             partitions=partitions,
             allow_moving_keys=allow_moving_keys,
+            dry_run=dry_run,
             settings=settings,
         )
 

@@ -56,7 +56,7 @@ from headrace.names import check_name
 
 def append_batch(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
     """The batch that `append` stores. On a table's topic each row must have a change type."""
-    batch = to_batch(rows, info.arrow_schema, topic=info.name)
+    batch = to_batch(rows, info.arrow_schema, topic=info.name, history=info.schema_history)
     if info.is_table:
         check_changes(batch, topic=info.name)
     return with_headers(batch, headers)
@@ -65,7 +65,8 @@ def append_batch(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.Rec
 def upsert_batch(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
     """The batch that `upsert` stores. InputError if the topic is not a table."""
     _check_table(info, "upsert")
-    return with_headers(upserts(rows, info.arrow_schema, topic=info.name), headers)
+    batch = upserts(rows, info.arrow_schema, topic=info.name, history=info.schema_history)
+    return with_headers(batch, headers)
 
 
 def delete_batch(keys: Any, info: TopicInfo) -> pa.RecordBatch:

@@ -446,8 +446,10 @@ class KafkaQueue(Queue):
         """Write dead letters, then reject the messages: a crash between the two leaves a duplicate
         dead letter, but never loses one.
         """
+        info = self._rows.info
+        rows = [each.row for each in poison]
         texts = dead_letters.rows_to_json(
-            to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic)
+            to_batch(rows, info.arrow_schema, topic=self.topic, history=info.schema_history)
         )
         poisoned = [
             dead_letters.DeadLetter(

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from threading import Lock, RLock
 from typing import Protocol
 
@@ -23,7 +24,6 @@ from headrace.errors import (
     OffsetOutOfRange,
     RetryError,
     TransactionFenced,
-    UnknownColumn,
 )
 from headrace.log import dead_letters
 from headrace.log.api import Batches, Log
@@ -33,8 +33,9 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.fetcher import Fetcher, OffsetLost
 from headrace.log.kafka.records import DecodedRecords, MisfitRecord, control_payload, to_rows
 from headrace.log.partitioning import check_partition
-from headrace.log.values import ControlRecord, TopicInfo, readable_schema
+from headrace.log.values import ControlRecord, TopicInfo, selected_columns
 from headrace.retry import Backoff
+from headrace.types.schema_history import SchemaHistory
 
 MAX_ATTEMPTS = 20
 MAX_UNKNOWN_FIELDS = 1_000
@@ -172,7 +173,8 @@ class MisfitDiverter:
 
 class RowReader:
     """Decodes records of one topic into rows, for one reader. With `follows_schema` the reader
-    takes over columns that are added to the topic while it reads; otherwise it ignores them.
+    takes over changes of the topic's columns while it reads; otherwise it ignores new columns, and
+    finds renamed ones.
     """
 
     def __init__(
@@ -187,6 +189,7 @@ class RowReader:
         self._connection, self._diverter, self.info = connection, diverter, info
         self._with_headers, self._follows_schema = with_headers, follows_schema
         self._ignored_columns: list[str] = []
+        self._newest_schema = info.schema
         self.misfits = 0
         """How many records did not fit the schema."""
         self.unknown_fields: Counter[str] = Counter()
@@ -194,11 +197,20 @@ class RowReader:
 
     def rows(self, messages: Sequence[Message]) -> pa.RecordBatch:
         """The rows of records of one partition. Records that do not fit are diverted, and unknown
-        fields counted, unless they fit the topic's newest schema.
+        fields counted, unless they may fit the topic's newest schema.
+
+        Raises:
+            RetryError: The topic's columns have changed, and this reader does not follow.
         """
         decoded = self._decode(messages)
         if self._may_be_outdated(decoded) and self._learn_columns():
             decoded = self._decode(messages)
+        if decoded.misfits and self._newest_schema != self.info.schema:
+            raise RetryError(
+                f"The columns of {self.info.name!r} were changed while it was being read:"
+                f" {decoded.misfits[0].reason}.",
+                fix="read again, with the topic's present columns.",
+            )
         if decoded.misfits:
             self.misfits += len(decoded.misfits)
             self._diverter.divert(self.info.name, decoded.misfits)
@@ -237,20 +249,33 @@ class RowReader:
         )
 
     def _learn_columns(self) -> bool:
-        """Whether columns were added to the topic since it was last read."""
+        """Whether the topic's columns have changed since they were last looked up."""
         newest = self._connection.topics.for_reading(self.info.name)
-        added = [
-            name
-            for name in newest.columns
-            if name not in self.info.columns and name not in self._ignored_columns
-        ]
-        if not added:
+        if newest.schema == self._newest_schema:
             return False
+        self._newest_schema = newest.schema
         if self._follows_schema:
             self.info = newest
-        else:
-            self._ignored_columns += added
+            return True
+        self._ignored_columns = [name for name in newest.columns if name not in self.info.columns]
+        self.info = replace(
+            self.info, schema_history=_newer_names(self.info, newest.schema_history)
+        )
         return True
+
+
+def _newer_names(info: TopicInfo, newest: SchemaHistory) -> SchemaHistory:
+    """The history of a topic's columns for a reader with an older schema: names that they were
+    given since count as former ones.
+    """
+    renamed = list(info.schema_history.renamed)
+    for name in info.columns:
+        present = newest.present_name(name)
+        names = [*newest.former_names(present), present]
+        renamed += [
+            (other, name) for other in names if other != name and (other, name) not in renamed
+        ]
+    return replace(info.schema_history, renamed=tuple(renamed))
 
 
 # Bounded reads
@@ -303,12 +328,7 @@ class KafkaBatches(Batches):
         self._connection, self._misfit_handler, self._info = connection, misfits, info
         self._dead_letters = dead_letters
         self._ranges, self._headers = ranges, headers
-        full = readable_schema(info, headers=headers)
-        self._names = list(full.names) if columns is None else list(columns)
-        for name in self._names:
-            if name not in full.names:
-                raise UnknownColumn(name, full.names, where=f"The topic {info.name!r}")
-        self.schema = pa.schema([full.field(name) for name in self._names])
+        self.schema, self._names = selected_columns(info, columns, headers=headers)
 
     def with_dead_letters(self) -> KafkaBatches:
         diverting = copy(self)
@@ -332,7 +352,8 @@ class KafkaBatches(Batches):
                     batch = reader.rows(messages)
                     self.misfits = reader.misfits
                     if batch.num_rows:
-                        yield batch.select(self._names)
+                        columns = [batch.column(name) for name in self._names]
+                        yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def _records(

@@ -352,7 +352,9 @@ def _decode_present(
     """The declared columns of values, in the topic's format."""
     if info.format == "json":
         columns = declared_schema(info.arrow_schema)
-        return decode_rows(values, columns, ignored=ignored, unknown=unknown)
+        return decode_rows(
+            values, columns, ignored=ignored, history=info.schema_history, unknown=unknown
+        )
     return _registry_codec(info).decode(values, ignored=ignored, unknown=unknown)
 
 

@@ -78,6 +78,7 @@ class RegistryCodec(ABC):
     def __init__(self, info: TopicInfo) -> None:
         self.topic = info.name
         self.columns = declared_schema(info.arrow_schema)
+        self.history = info.schema_history
         self.subject = f"{info.name}-value"
         self.client = _open_client(info.registry)
         self._registry = info.registry
@@ -95,7 +96,12 @@ class RegistryCodec(ABC):
     ) -> Decoded:
         """The rows of values; see `json_codec.decode_rows`."""
         return decode_rows_exactly(
-            values, self.columns, ignored=ignored, unknown=unknown, parser=self._parse
+            values,
+            self.columns,
+            ignored=ignored,
+            history=self.history,
+            unknown=unknown,
+            parser=self._parse,
         )
 
     def _parse(self, value: bytes) -> Any:
@@ -415,7 +421,9 @@ class JsonSchemaCodec(RegistryCodec):
         """The rows of values. Behind the schema's id they are JSON, which says all by itself."""
         if all(len(value) > MAGIC_BYTES and value[0] == 0 for value in values):
             texts = [value[MAGIC_BYTES:] for value in values]
-            return decode_rows(texts, self.columns, ignored=ignored, unknown=unknown)
+            return decode_rows(
+                texts, self.columns, ignored=ignored, history=self.history, unknown=unknown
+            )
         return super().decode(values, ignored=ignored, unknown=unknown)
 
     def parse(self, value: bytes, schema_id: int, schema: Schema) -> Any:  # noqa: ARG002

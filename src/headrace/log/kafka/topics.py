@@ -30,16 +30,19 @@ from headrace.log.kafka.sender import DeliveryReports, Record, send_records
 from headrace.log.topic_config import altered_topic, check_existing_topic, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
+from headrace.types.schema_history import ColumnChange, SchemaHistory
 
 VERSION = 2
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
 _STORED_FIELDS = {
     field.name: field.default
     for field in fields(TopicInfo)
-    if field.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
+    if field.name not in {"name", "schema", "arrow_schema", "schema_history", "partitions", "id"}
 }
 _FIELDS_OF_VERSION_2 = ("strict", "format", "registry")
-"""Fields that a program of version 1 does not know, and would read wrongly without."""
+"""Fields that a program of version 1 does not know, and would read wrongly without. It does not
+know the history of columns that have changed either.
+"""
 TOPICS_TOPIC = "__headrace.topics"
 INTERNAL_PREFIX = "__headrace."
 CACHE_SECONDS = 5.0
@@ -55,7 +58,8 @@ def dump_description(info: TopicInfo, uid: str, kafka_id: str | None) -> bytes:
     """The stored description of a topic. `uid` distinguishes it from an earlier topic of the same
     name, and `kafka_id` is Kafka's own id of it.
     """
-    needs_version_2 = any(
+    history = {"schema_history": info.schema_history.dump()} if info.schema_history else {}
+    needs_version_2 = bool(history) or any(
         getattr(info, name) != _STORED_FIELDS[name] for name in _FIELDS_OF_VERSION_2
     )
     stored = {
@@ -64,6 +68,7 @@ def dump_description(info: TopicInfo, uid: str, kafka_id: str | None) -> bytes:
         "kafka_id": kafka_id,
         "ddl": info.schema,
         **{name: getattr(info, name) for name in _STORED_FIELDS},
+        **history,
     }
     return json.dumps(stored, ensure_ascii=False).encode()
 
@@ -89,6 +94,7 @@ def load_description(
             for field, default in _STORED_FIELDS.items()
             if field != "key"
         }
+        history = SchemaHistory.load(stored.get("schema_history"))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.",
@@ -106,6 +112,7 @@ def load_description(
             key=key,
             partitions=partitions,
             id=uid,
+            schema_history=history,
             **rest,
         ),
         uid,
@@ -336,22 +343,25 @@ class TopicStore:
         self,
         name: str,
         *,
-        columns: str | None,
+        change: ColumnChange,
         partitions: int | None,
         allow_moving_keys: bool,
+        dry_run: bool,
         settings: dict[str, Any],
     ) -> TopicInfo:
         """Alter a topic: check everything, then change Kafka's partitions and those of its settings
-        that were named, then store the new description.
+        that were named, then store the new description. With `dry_run` it is only checked.
         """
         info, uid = self._described(name)
         changed = altered_topic(
             info,
-            columns=columns,
+            change=change,
             partitions=partitions,
             allow_moving_keys=allow_moving_keys,
             settings=settings,
         )
+        if dry_run:
+            return changed
         before, after = kafka_config(info), kafka_config(changed)
         new_settings = {key: value for key, value in after.items() if value != before[key]}
         if new_settings:

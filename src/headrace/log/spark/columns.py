@@ -3,7 +3,8 @@ DataFrame's columns fit a topic.
 
 A read gives the topic's columns, then `_partition`, `_offset`, `_timestamp`, and `_headers` if
 requested. A write must have exactly the topic's columns, in any order; a column may have a narrower
-type than the topic's (INT for BIGINT).
+type than the topic's (INT for BIGINT), or a former name, and may be left out if it was added to the
+topic later.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from headrace.columnar.columns import (
     SYSTEM_FIELDS,
     UPDATE_POSTIMAGE,
 )
-from headrace.errors import BadRows, ConfigurationError, UnknownColumn, nearest
+from headrace.errors import BadRows, ConfigurationError, InputError, nearest
 from headrace.log.rows import with_change_type
-from headrace.log.values import TopicInfo, readable_schema
+from headrace.log.values import TopicInfo, selected_columns
 from headrace.types.schema import is_spatial, is_variant, to_spark_ddl
+from headrace.types.values import Misfit, cast_losslessly
 
 types = pa.types
 _ADDED_BY_READING = {HEADERS_COLUMN, *(field.name for field in SYSTEM_FIELDS)}
@@ -37,12 +39,8 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 def spark_schema(info: TopicInfo, columns: Iterable[str] | None, *, headers: bool) -> str:
     """The DDL of a read: all columns, or the named ones in their order."""
-    full = readable_schema(info, headers=headers)
-    chosen = full.names if columns is None else list(columns)
-    for name in chosen:
-        if name not in full.names:
-            raise UnknownColumn(name, full.names, where=f"The topic {info.name!r}")
-    return to_spark_ddl(pa.schema([full.field(name) for name in chosen]))
+    chosen = None if columns is None else list(columns)
+    return to_spark_ddl(selected_columns(info, chosen, headers=headers)[0])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -52,17 +50,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> None:
     """Check a schema given with `.schema(...)`: it may leave out columns, but not change one."""
-    full = readable_schema(info, headers=headers)
+    full, _ = selected_columns(info, wanted.names, headers=headers)
     for field in arrow_schema(wanted):
-        if field.name not in full.names:
-            raise UnknownColumn(field.name, full.names, where=f"The topic {info.name!r}")
-        if not (
-            type_fits(field.type, full.field(field.name).type)
-            and type_fits(full.field(field.name).type, field.type)
-        ):
+        stored = full.field(field.name)
+        if not (type_fits(field.type, stored.type) and type_fits(stored.type, field.type)):
             raise ConfigurationError(
                 f"The schema given for reading {info.name!r} has {field.name!r} as {field.type};"
-                f" the topic has {full.field(field.name).type}.",
+                f" the topic has {stored.type}.",
                 fix="leave the schema out: the topic has one.",
             )
 
@@ -70,14 +64,31 @@ def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> Non
 def relabel(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch with Spark's names for the same types: the element of a list is called `element`
     there. No value changes.
+
+    Raises:
+        InputError: A column of the topic was widened under the query, and has a value that does
+            not fit.
     """
     if batch.schema.equals(schema):
         return batch
     arrays = [
-        array if array.type.equals(field.type) else array.cast(field.type)
+        array if array.type.equals(field.type) else _relabelled(array, field)
         for array, field in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _relabelled(array: pa.Array, field: pa.Field) -> pa.Array:
+    if type_fits(array.type, field.type):
+        return array.cast(field.type)
+    try:
+        return cast_losslessly(array, field)
+    except (Misfit, pa.ArrowInvalid) as error:
+        raise InputError(
+            f"The topic's column {field.name!r} was altered since the query started, and has a"
+            f" value that the query cannot hold: {error}.",
+            fix="start the query again: it takes over the topic's present types.",
+        ) from None
 
 
 # Writing
@@ -88,16 +99,17 @@ def check_writable(schema: StructType, info: TopicInfo) -> None:
     where = f"The topic {info.name!r}"
     wanted = info.arrow_schema
     for name in schema.names:
-        if name not in wanted.names:
+        if info.schema_history.present_name(name) not in wanted.names:
             raise _unknown_column(name, info)
         if schema.names.count(name) > 1:
             raise BadRows(
                 f"The DataFrame has the column {name!r} twice.", fix="rename or drop one."
             )
+    sources = {info.schema_history.present_name(name): name for name in schema.names}
     for field in wanted:
-        if field.name in schema.names:
-            _check_type(schema, field, where)
-        elif field.name != CHANGE_TYPE:
+        if field.name in sources:
+            _check_type(schema, field, sources[field.name], where)
+        elif field.name != CHANGE_TYPE and field.name not in info.schema_history.added:
             raise BadRows(
                 f"{where} has a column {field.name!r} that the DataFrame lacks.",
                 fix="add it; as null, if there is no value.",
@@ -118,8 +130,8 @@ def _unknown_column(name: str, info: TopicInfo) -> Exception:
     )
 
 
-def _check_type(schema: StructType, field: pa.Field, where: str) -> None:
-    kind = schema[field.name].dataType
+def _check_type(schema: StructType, field: pa.Field, source: str, where: str) -> None:
+    kind = schema[source].dataType
     try:
         given = to_arrow_type(kind, timezone="UTC")
     except PySparkException:
@@ -129,8 +141,8 @@ def _check_type(schema: StructType, field: pa.Field, where: str) -> None:
             f"{where} has the column {field.name!r} as {_spark_name(field)}; the DataFrame has it"
             f" as {kind.simpleString().upper()}.",
             fix=(
-                f"cast it, as in df.withColumn({field.name!r},"
-                f" df[{field.name!r}].cast({_spark_name(field)!r}))."
+                f"cast it, as in df.withColumn({source!r},"
+                f" df[{source!r}].cast({_spark_name(field)!r}))."
             ),
         )
 

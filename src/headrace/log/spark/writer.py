@@ -98,7 +98,12 @@ def stage_rows(
 
     def fit_batches() -> Iterator[pa.RecordBatch]:
         for rows in batches:
-            batch = to_batch(with_default_change(rows, info), info.arrow_schema, topic=info.name)
+            batch = to_batch(
+                with_default_change(rows, info),
+                info.arrow_schema,
+                topic=info.name,
+                history=info.schema_history,
+            )
             if with_digest:
                 digests.append(digest_rows(batch))
             yield batch

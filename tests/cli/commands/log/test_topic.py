@@ -161,6 +161,67 @@ def test_adding_partitions_to_a_keyed_topic_must_be_asked_for_by_name(
     assert log.topic(orders).partitions == 4
 
 
+def test_alter_changes_columns_and_wants_a_yes(run: Run, log: hr.Log, orders: str) -> None:
+    before = log.topic(orders)
+    change = ("--rename-columns", "amount=total", "--drop-columns", "placed_at")
+    refused = run("topic", "alter", orders, *change, code=2)
+    assert "--yes" in refused.err
+    for said in ("rename amount to total", "drop placed_at TIMESTAMP", "Read by: no pipeline"):
+        assert said in refused.out
+    assert log.topic(orders) == before
+    run("topic", "alter", orders, *change, "--yes")
+    assert log.topic(orders).columns == ["order_id", "customer_id", "total"]
+    failed = run("topic", "alter", orders, "--alter-columns", "customer_id INT", "--yes", code=1)
+    assert "decides in which partition" in failed.err
+    run("topic", "alter", orders, "--rename-columns", "total", "--yes", code=2)
+
+
+def test_a_dry_run_shows_what_alter_would_do_and_does_nothing(
+    run: Run, log: hr.Log, orders: str
+) -> None:
+    before = log.topic(orders)
+    with log.consumer(orders, group="billing") as consumer:
+        consumer.commit({orders: {0: 0}})
+    change = (
+        "--add-columns",
+        "note STRING",
+        "--retention",
+        "1 day",
+        "--partitions",
+        4,
+        "--allow-moving-keys",
+        "--dry-run",
+    )
+    said = run("topic", "alter", orders, *change).out
+    for expected in (
+        "- add note STRING: it is null in stored rows, and producers may leave it out",
+        "- partitions from 2 to 4, and most keys move to another one",
+        "- retention from none to 1 day: rows beyond it are removed",
+        "Read by: group billing",
+    ):
+        assert expected in said
+    (shown,) = run("topic", "alter", orders, *change, "--json").lines
+    assert (len(shown["effects"]), shown["readers"]) == (3, ["group billing"])
+    assert log.topic(orders) == before
+
+
+def test_produce_takes_files_of_the_schema_before_a_change(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path
+) -> None:
+    log.alter_topic(orders, add_columns="note STRING", rename_columns={"amount": "total"})
+    file = tmp_path / "orders.jsonl"
+    file.write_text(
+        '{"order_id": 1, "customer_id": 1, "amount": 2.5, "placed_at": null}\n'
+        '{"order_id": 2, "customer_id": 1, "total": 3.5, "placed_at": null, "note": "x"}\n'
+    )
+    run("produce", orders, file)
+    rows = log.read(orders, columns=["order_id", "total", "note"]).to_pylist()
+    assert sorted(rows, key=lambda row: row["order_id"]) == [
+        {"order_id": 1, "total": 2.5, "note": None},
+        {"order_id": 2, "total": 3.5, "note": "x"},
+    ]
+
+
 def test_alter_without_a_change_is_wrong_usage(run: Run, orders: str) -> None:
     run("topic", "alter", orders, code=2)
 

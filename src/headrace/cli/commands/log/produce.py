@@ -445,6 +445,7 @@ class _Production:
             topic=self._info.name,
             source=self._source,
             epoch=self._options.epoch,
+            history=self._info.schema_history,
         )
         for chunk in self._row_chunks(parser):
             rows, batch = self._fitting(

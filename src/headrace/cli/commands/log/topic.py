@@ -21,6 +21,7 @@ from headrace.cli.output import bytes_text, count_text, echo, print_json, print_
 from headrace.durations import format_us
 from headrace.errors import TopicExists
 from headrace.log.api import Log
+from headrace.log.topic_config import describe_change
 from headrace.log.values import TopicInfo, TopicStats
 from headrace.types.schema import to_ddl
 
@@ -265,6 +266,17 @@ def alter(
     add_columns: Annotated[
         str | None, typer.Option(metavar="DDL", help='New columns, all nullable: "note STRING".')
     ] = None,
+    alter_columns: Annotated[
+        str | None,
+        typer.Option(metavar="DDL", help='Columns with their new, wider types: "amount BIGINT".'),
+    ] = None,
+    drop_columns: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Columns to drop. Several: a,b.")
+    ] = None,
+    rename_columns: Annotated[
+        str | None,
+        typer.Option(metavar="OLD=NEW", help="Columns to rename. Several: a=b,c=d."),
+    ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="The new number of partitions; it can only grow.")
     ] = None,
@@ -292,15 +304,24 @@ def alter(
     strict: Strict = None,
     format: ValueFormat = None,
     registry: Registry = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the change would do, and do not do it.")
+    ] = False,
+    yes: YesOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add columns or partitions, or change retention and storage.
+    """Change columns, add partitions, or change retention and storage, while the topic is in use.
+    Before columns are altered, dropped or renamed, it shows what that does and asks for
+    confirmation on a terminal; elsewhere --yes is required.
 
     Example: headrace topic alter orders --add-columns "note STRING" --retention "30 days"
     """
     settings = _without_none(
         add_columns=add_columns,
+        alter_columns=alter_columns,
+        drop_columns=_columns(drop_columns),
+        rename_columns=_renames(rename_columns),
         partitions=partitions,
         compact=compact,
         tombstones=tombstones,
@@ -320,9 +341,46 @@ def alter(
     )
     if not settings:
         raise typer.BadParameter("There is nothing to change: see `headrace topic alter --help`.")
+    settings["allow_moving_keys"] = allow_moving_keys
     with open_chosen_log(context, log) as opened_log:
-        info = opened_log.alter_topic(name, allow_moving_keys=allow_moving_keys, **settings)
+        if dry_run or (_changes_columns(settings) and not yes):
+            before = opened_log.topic(name)
+            after = opened_log.alter_topic(name, dry_run=True, **settings)
+            effects, readers = describe_change(before, after), _readers(opened_log, name)
+            if dry_run and json:
+                print_json(_summary(after) | {"effects": effects, "readers": readers})
+            else:
+                _print_effects(before, after, effects, readers)
+            if dry_run:
+                return
+            confirm(f"Alter {_kind(before)} {name}?", to="alter it")
+        info = opened_log.alter_topic(name, **settings)
     _print_topic("Altered", info, json=json)
+
+
+def _changes_columns(settings: dict[str, Any]) -> bool:
+    return not settings.keys().isdisjoint({"alter_columns", "drop_columns", "rename_columns"})
+
+
+def _readers(log: Log, topic: str) -> list[str]:
+    """The pipelines and groups that have read a topic."""
+    from headrace.runtime.inputs import pipelines_that_read
+
+    groups = [name for name in log.groups() if topic in log.group(name).committed]
+    return [f"pipeline {name}" for name in pipelines_that_read(log, topic)] + [
+        f"group {name}" for name in groups
+    ]
+
+
+def _print_effects(
+    before: TopicInfo, after: TopicInfo, effects: list[str], readers: list[str]
+) -> None:
+    echo(f"Altering {_kind(before)} {before.name} would change this:")
+    for effect in effects or ["nothing"]:
+        echo(f"- {effect}")
+    echo(f"Columns before: {before.schema}")
+    echo(f"Columns after:  {after.schema}")
+    echo(f"Read by: {', '.join(readers) or 'no pipeline and no group'}")
 
 
 @app.command()
@@ -410,6 +468,18 @@ def _refuse_option(option: str, value: Any, why: str) -> None:
 
 def _columns(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text else None
+
+
+def _renames(text: str | None) -> dict[str, str] | None:
+    if not text:
+        return None
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    for old, equals, new in pairs:
+        if not (equals and old.strip() and new.strip()):
+            raise typer.BadParameter(
+                f"{text!r} is not of the form old=new,old=new.", param_hint="--rename-columns"
+            )
+    return {old.strip(): new.strip() for old, _, new in pairs}
 
 
 def _parse_none(text: str) -> str | None:
