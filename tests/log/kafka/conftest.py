@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 
 import headrace as hr
 from tests.servers.kafka_broker import KafkaBroker
+from tests.waits import wait_until
 
 
 @pytest.fixture
@@ -72,7 +73,14 @@ class ForeignClient:
                     raise
                 time.sleep(0.1)
             else:
-                return
+                break
+        # The broker answers before its own metadata has the topic.
+        wait_until(
+            lambda: (
+                len(self._admin.list_topics(topic, timeout=20).topics[topic].partitions)
+                == partitions
+            )
+        )
 
     def delete(self, topic: str) -> None:
         self._admin.delete_topics([topic])[topic].result(timeout=20)

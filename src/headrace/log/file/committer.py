@@ -32,6 +32,7 @@ INLINE_BYTES = 1 << 20
 """Up to this size a commit's rows also go into the journal, so that their segments need no sync."""
 MAX_GROUP_REQUESTS = 1024
 _MAX_GROUP_WAIT_S = 0.005
+_CLOCK_ERROR_INTERVAL_S = 60.0
 
 
 class CommitRequest(Generic[T]):
@@ -78,6 +79,7 @@ class Committer:
         self._sync_s = 0.0  # moving average
         self._arrived = threading.Semaphore(0)
         self._sync_error: BaseException | None = None
+        self._next_clock_error_s = 0.0
 
     def submit(self, decide: Callable[[CommitDraft], T], *, size: int = 0) -> T:
         """Commit what `decide` drafts.
@@ -239,7 +241,11 @@ class Committer:
         time_us = self.store.clock.now_us()
         if last_us <= time_us + MAX_CLOCK_ERROR_US:
             return max(time_us, last_us)
-        logger.error(
+        now_s = time.monotonic()
+        level = logging.ERROR if now_s >= self._next_clock_error_s else logging.DEBUG
+        self._next_clock_error_s = now_s + _CLOCK_ERROR_INTERVAL_S
+        logger.log(
+            level,
             "The machine's clock was set back, or was wrong before: the last commit to %s was"
             " %.0f s from now. Append times go back by that.",
             self.store.root,

@@ -375,10 +375,10 @@ def _retained_start(
         start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
     if topic.info.retention_bytes is not None:
         total = sum(_segment_size(log, topic, number, info) for info in segments)
-        for info, stop in sealed:
-            if total <= topic.info.retention_bytes:
-                break
+        for info, stop in sealed:  # at least as much as was asked for stays, as on Kafka
             total -= _segment_size(log, topic, number, info)
+            if total < topic.info.retention_bytes:
+                break
             start = max(start, stop)
     return start
 

@@ -69,11 +69,12 @@ class StagingWriter:
         """Make the files durable. Returns what a transaction adopts; the same if called again."""
         if self._staged is not None:
             return self._staged
-        for file, _, _ in self._files.values():
-            if self.store.durable:
+        if self.store.durable:
+            for file, _, _ in self._files.values():
                 file.sync()
-        if self._files and self.store.durable:
-            self.store.disk.sync_directory(self.store.root / "staging" / self.directory)
+            if self._files:
+                directory = staged_path(self.store, self.directory)
+                self.store.disk.sync_directory(directory)
         partitions = {
             number: (f"{self.directory}/{file.path.name}", rows)
             for number, (file, _, rows) in self._files.items()
