@@ -243,13 +243,7 @@ def numbers(log: FileLog) -> list[int]:
 
 
 def no_producer_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_duplicate = FileProducer._find_duplicate
-
-    def unfenced(self: FileProducer, draft: Any, sequence: int) -> Any:
-        self.epoch = draft.state.producers[self._name].epoch
-        return find_duplicate(self, draft, sequence)
-
-    monkeypatch.setattr(FileProducer, "_find_duplicate", unfenced)
+    monkeypatch.setattr(FileProducer, "_check_epoch", lambda _self, _draft: None)
 
 
 def no_transaction_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

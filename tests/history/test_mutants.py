@@ -83,7 +83,13 @@ CASES = [
     Case("one_commit_per_partition", {Kind.FRACTURED_READ}, MOVE | LOOK),
     Case("one_commit_per_partition", {Kind.LOST_WRITE}, MOVE, ("kill",) * 3, ("move",)),
     Case("offsets_before_rows", {Kind.LOST_EFFECT}, WRITE | COPY, ("kill",) * 3, ("copy",)),
-    Case("commits_ahead", {Kind.UNSEEN}, WRITE | READ, ("kill",) * 3, ("read",)),
+    Case(
+        "commits_ahead",
+        {Kind.UNSEEN, Kind.NONMONOTONIC_POLL},
+        WRITE | READ,
+        ("kill",) * 3,
+        ("read",),
+    ),
     Case("poll_skips", {Kind.POLL_SKIP}, WRITE | READ),
     Case("poll_goes_back", {Kind.NONMONOTONIC_POLL}, WRITE | READ),
     Case("early_retention", {Kind.EARLY_REMOVAL}, WRITE | KEEP | LOOK, seconds=1.5),
@@ -105,7 +111,7 @@ def check_case(case: Case, directory: Path, address: str = "") -> None:
     for attempt in range(ATTEMPTS):
         load = case.load(directory / str(attempt), address, seed=attempt, mutant=case.mutant)
         found |= {anomaly.kind for anomaly in load.run().anomalies}
-        if case.kinds <= found:
+        if case.kinds & found:
             return
     pytest.fail(f"{case.mutant} was found as {sorted(found)}, and not as {sorted(case.kinds)}")
 
