@@ -12,8 +12,8 @@ VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
 DEMO_STAMP := $(VENV)/.headrace-demo-ready
-# Two at a time, file by file: each of the two processes starts the Spark session and the servers that its files need, once.
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time, since most tests wait for half of their time, file by file: each process starts the Spark session and the servers that its files need, once.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast test-all bench lint docs setup clean
 .DEFAULT_GOAL := test
