@@ -17,16 +17,19 @@ A plain copy of the directory of a log that is being written has parts of differ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptionError, InputError, TornCopy
 from headrace.log.file.checkpoint import CHECKPOINT_SUFFIX, checkpoint_name
-from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.disk import Disk, DiskFile, to_disk_error
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     JOURNAL_SUFFIX,
@@ -37,10 +40,11 @@ from headrace.log.file.maintenance import maintenance_lock, write_checkpoint
 from headrace.log.file.segment import (
     COMPACTED,
     EXCISED,
+    FRAME_HEADER_BYTES,
     SEGMENT_SUFFIX,
     body_is_sound,
     list_segments,
-    read_frames,
+    read_frame_header,
     read_segment_header,
     scan_headers,
 )
@@ -82,6 +86,7 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
         content = (log.store.journal_directory / checkpoint_name(lsn)).read_bytes()
         target.commit(lsn, base, content, state.commit, log.store.root)  # 3
     target.remove_others()  # 4
+    target.close()
     return BackupResult(
         commit=state.commit,
         files=target.files,
@@ -122,6 +127,7 @@ class _Target:
         self.disk, self.root = disk, root
         self.files = self.copied_bytes = 0
         self._known: set[Path] = set()
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="headrace backup")
 
     def check(self, source: Path) -> None:
         """Raise InputError unless the directory is empty, or a backup that nobody has written to
@@ -183,8 +189,11 @@ class _Target:
                     file.truncate(size)
                 if have < size:
                     _copy_range(original.fileno(), file, have, size)
-                    file.sync()
-                    self._verify(file, have, size)
+                    synced = self._syncing.submit(file.sync)  # meanwhile, the bytes are checked
+                    try:
+                        self._verify(file, have, size)
+                    finally:
+                        synced.result()
                     self.files += 1
                     self.copied_bytes += size - have
             finally:
@@ -192,10 +201,19 @@ class _Target:
 
     @staticmethod
     def _verify(file: DiskFile, start: int, size: int) -> None:
-        """Check the batches that were copied. Raises CorruptionError."""
-        header_bytes = read_segment_header(file).size
-        for position, header, body in read_frames(file, max(start, header_bytes), size):
-            if header is None or not body_is_sound(header, body):
+        """Check the batches that were copied. Raises CorruptionError. The file is mapped: to read
+        it would cost more than the checksums.
+        """
+        position = max(start, read_segment_header(file).size)
+        with mmap(file.descriptor, size, prot=PROT_READ) as mapped, memoryview(mapped) as content:
+            while position < size:
+                header = read_frame_header(content, position, position)
+                if header is not None:
+                    body_at = position + FRAME_HEADER_BYTES
+                    with content[body_at : body_at + header.body_bytes] as body:
+                        if body_is_sound(header, body):
+                            position += header.frame_bytes
+                            continue
                 raise CorruptionError(
                     f"{file.path} is damaged at byte {position}: so is what it was copied from.",
                     fix="see what `headrace log verify` says of the log.",
@@ -228,6 +246,9 @@ class _Target:
             self.root / "headrace.json", [(source / "headrace.json").read_bytes()]
         )
 
+    def close(self) -> None:
+        self._syncing.shutdown()
+
     def remove_others(self) -> None:
         """Remove topics and segments that the backup does not refer to."""
         topics = self.root / "topics"
@@ -250,17 +271,24 @@ def _is_begun_copy(original: int, file: DiskFile, have: int) -> bool:
 
 
 def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
+    """Copy bytes within the system: they are not read into this process."""
     position = start
     while position < stop:
-        data = os.pread(original, min(_COPY_BYTES, stop - position), position)
-        if not data:
+        try:
+            copied = os.copy_file_range(
+                original, file.descriptor, min(_COPY_BYTES, stop - position), position, position
+            )
+        except OSError as error:
+            if error.errno not in {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}:
+                raise to_disk_error(error, file.path) from error
+            data = os.pread(original, min(_COPY_BYTES, stop - position), position)
+            copied = file.write([data], position) - position
+        if not copied:
             raise CorruptionError(
                 f"{file.path.name} is shorter than it should be.",
                 fix="see what `headrace log verify` says of the log.",
             )
-        file.write([data], position)
-        file.sync()  # little by little: the syncs of writers would wait for a large one
-        position += len(data)
+        position += copied
 
 
 # Copies
