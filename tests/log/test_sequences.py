@@ -1,8 +1,13 @@
 """Stored sequence numbers, against a plain set."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headrace as hr
+from headrace.errors import OutOfOrder
 from headrace.log.sequences import MAX_RANGES, SequenceIndex, StoredSequences
 from headrace.log.values import OffsetRange
 
@@ -40,3 +45,17 @@ def test_an_index_finds_the_offsets_of_a_number_in_several_frames_and_partitions
     assert index.offsets(4) == {}
     assert 2 not in index
     assert 3 in index
+
+
+def test_a_number_that_was_stored_since_the_index_was_made_was_refused(tmp_path: Path) -> None:
+    with hr.open_log(f"file:{tmp_path}/log") as log:
+        log.create_topic("a", "n BIGINT")
+        with log.producer("a", id="loader") as producer:
+            for number in range(0, 400, 2):
+                producer.append([{"n": number}], sequence=number)
+            assert producer.append([{"n": 0}], sequence=0).duplicate
+            for number in range(400, 800, 2):
+                producer.append([{"n": number}], sequence=number)
+            assert producer.append([{"n": 402}], sequence=402).duplicate
+            with pytest.raises(OutOfOrder):
+                producer.append([{"n": 1}], sequence=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InputError, TornCopy
+from headrace.errors import CorruptionError, InputError, TornCopy
 from headrace.log.file import backup as backup_module
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
@@ -203,3 +203,94 @@ def test_a_copy_of_a_log_at_rest_opens_as_it_is(log: FileLog, tmp_path: Path) ->
     log.close()
     shutil.copytree(tmp_path / "log", tmp_path / "copy")
     assert check_whole(tmp_path / "copy") == 59
+
+
+def compacted_backup(log: FileLog, tmp_path: Path) -> Path:
+    """A backup of a table, which is compacted afterwards."""
+    log.create_table("t", "k BIGINT, v STRING", key="k", segment_bytes=2000, history="0 seconds")
+    for number in range(60):
+        log.producer("t").upsert([{"k": number % 3, "v": "x" * 100}])
+    log.backup(tmp_path / "backup")
+    log.maintain()
+    return tmp_path / "backup"
+
+
+def test_a_backup_that_is_stopped_while_it_copies_rewritten_segments_destroyed_the_one_before(
+    log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = compacted_backup(log, tmp_path)
+    with FileLog.open(tmp_path / "log") as other:
+        assert len(other.read("t").to_pylist()) < 60
+    with monkeypatch.context() as patch:
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(backup_module, "_copy_range", die)
+        with pytest.raises(KeyboardInterrupt):
+            log.backup(rows)
+    shutil.copytree(rows, tmp_path / "restored")
+    with FileLog.open(tmp_path / "restored") as restored:
+        assert len(restored.read("t").to_pylist()) == 60
+        assert restored.verify() == []
+    log.backup(rows)
+    with FileLog.open(rows) as restored:
+        assert restored.read("t").to_pylist() == log.read("t").to_pylist()
+        assert restored.verify() == []
+
+
+def segments_of(log: FileLog, topic: str) -> list[Path]:
+    return sorted((log.store.root / "topics").glob(f"{topic}~*/0/*.segment"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "newest"])
+def test_damage_of_the_log_was_copied_over_a_good_backup(
+    log: FileLog, tmp_path: Path, damage: str
+) -> None:
+    for number in range(40):
+        log.producer("a").append([{"n": number, "text": "x" * 2000}], partition=0)
+    log.backup(tmp_path / "backup")
+    victim = segments_of(log, "a")[-1 if damage == "newest" else 1]
+    if damage == "short":
+        victim.write_bytes(victim.read_bytes()[:-3000])
+    else:
+        victim.unlink()
+    log.cache.forget(log.topic_state("a").directory, 0)
+    with pytest.raises(CorruptionError):
+        log.backup(tmp_path / "backup")
+    with FileLog.open(tmp_path / "backup") as restored:
+        assert numbers(restored, "a") == list(range(40))
+
+
+def test_a_backup_of_another_log_into_the_same_directory_erased_the_first(
+    log: FileLog, tmp_path: Path
+) -> None:
+    transfer(log, 0)
+    log.backup(tmp_path / "backup")
+    with (
+        FileLog.open(tmp_path / "other") as other,
+        pytest.raises(InputError, match="of another log"),
+    ):
+        other.backup(tmp_path / "backup")
+    assert check_whole(tmp_path / "backup") == 0
+
+
+def test_a_backup_that_was_cut_within_a_batch_goes_on(log: FileLog, tmp_path: Path) -> None:
+    for number in range(20):
+        transfer(log, number)
+    log.backup(tmp_path / "backup")
+    copied = max((tmp_path / "backup").rglob("*.segment"), key=lambda path: path.stat().st_size)
+    copied.write_bytes(copied.read_bytes()[:-77])
+    log.backup(tmp_path / "backup")
+    assert check_whole(tmp_path / "backup") == 19
+
+
+def test_a_torn_copy_that_cannot_be_written_showed_half_transactions(
+    log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        transfer(log, number)
+    live_copy(log, tmp_path / "copy", first="journal")
+    monkeypatch.setattr("headrace.log.file.store.os.access", lambda *_: False)
+    with pytest.raises(TornCopy):
+        FileLog.open(tmp_path / "copy")

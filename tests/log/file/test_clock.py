@@ -101,3 +101,22 @@ def test_a_clock_that_steps_back_a_little_keeps_append_times_in_order(
         for number in range(3):
             log.producer("a").append([{"n": number}])
         assert len(set(times_us(log))) == 1
+
+
+def test_rows_of_a_clock_that_was_ahead_froze_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_us = [time.time_ns() // 1000 + 365 * 24 * HOUR_US]
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: now_us[0])
+    with FileLog.open(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA, retention="1 hour")
+        log.producer("a").append([{"n": 0}])
+        now_us[0] -= 365 * 24 * HOUR_US
+        log.producer("a").append([{"n": 1}])
+        now_us[0] += 4 * 24 * HOUR_US
+        log.maintain()
+        log.maintain()
+        assert log.read("a").to_pylist() == []
+        log.producer("a").append([{"n": 2}])
+        log.maintain()
+        assert [row["n"] for row in log.read("a").to_pylist()] == [2]

@@ -14,7 +14,11 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
-from headrace.log.file.maintenance import create_checkpoint, run_maintenance
+from headrace.log.file.maintenance import (
+    create_checkpoint,
+    maintenance_lock,
+    run_maintenance,
+)
 from headrace.log.file.store import now_us
 from headrace.testing.power_loss import RebootedDisk
 
@@ -397,3 +401,40 @@ def test_recovery_from_the_older_checkpoint_does_not_bring_merged_segments_back(
         assert read(log) == rows
         assert len(segments(log)) < 8
         assert [finding.kind for finding in log.verify()] in ([], ["corrupt"])
+
+
+def test_a_reader_whose_open_segment_was_merged_away_reported_damage(log: FileLog) -> None:
+    table(log, history="0 seconds")
+    change(log, random.Random(8), 30)
+    reader = log.partition_reader(log.topic_state("t"), 0)
+    expected = fold(read(log))
+    end = reader.state.end
+    change(log, random.Random(9), 100)
+    create_checkpoint(log)
+    create_checkpoint(log)
+    log.maintain()
+    frames = list(reader.frames(reader.state.segment, end, on_corrupt="raise"))
+    assert all(frame.first < end for frame in frames)
+    assert expected
+
+
+def test_rows_were_counted_wrongly_after_another_handle_merged_segments(
+    log: FileLog, tmp_path: Path
+) -> None:
+    changed_often(log)
+    with FileLog.open(tmp_path / "log") as other:
+        assert other.stats("t")[0].rows == len(read(other))
+        log.maintain()
+        assert other.stats("t")[0].rows == len(read(other)) == len(read(log))
+
+
+def test_trimming_during_a_merge_deleted_rows_that_were_to_stay(log: FileLog) -> None:
+    """Whoever keeps house removes the files; nobody else does meanwhile."""
+    changed_often(log)
+    before = segments(log)
+    with maintenance_lock(log, wait=True):
+        log.trim_topic("t", int(before[10].name[:20]) + 1)
+        assert segments(log) == before
+    log.maintain()
+    assert read(log)[0]["_offset"] > int(before[10].name[:20])
+    assert log.verify() == []

@@ -124,3 +124,45 @@ def test_a_log_that_is_open_goes_on_when_its_newest_journal_file_is_damaged(root
         assert numbers(log) == [*EXPECTED, 7000]
         check = log.producer("a", id="loader")
         assert check.append([{"n": -1}], sequence=NEW - 1).duplicate
+
+
+def test_a_salvaged_large_append_made_the_log_unusable_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It became a segment by being moved, which must not be tried again."""
+    monkeypatch.setattr("headrace.log.file.producer.MAX_COMMIT_BYTES", 1000)
+    monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 1000)
+    root = tmp_path / "log"
+    with FileLog.open(root) as log:
+        log.create_topic("a", SCHEMA)
+        create_checkpoint(log)
+        log.producer("a").append([{"n": number} for number in range(5000)])
+    garble_from(newest_journal(root), 100)
+    with FileLog.open(root) as log:
+        assert numbers(log) == list(range(5000))
+    for disk in (None, RebootedDisk()):
+        with FileLog.open(root, disk=disk) as log:
+            log.producer("a").append([{"n": 5000}])
+            assert numbers(log)[:5001] == list(range(5001))
+
+
+def test_a_stored_number_was_refused_after_damage_in_the_middle_of_the_journal(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "log"
+    with FileLog.open(root) as log:
+        log.create_topic("a", SCHEMA)
+        producer = log.producer("a", id="loader")
+        for number in range(10):
+            producer.append([{"n": number}], sequence=number)
+            if number == 5:
+                middle = newest_journal(root).stat().st_size - 20
+    path = newest_journal(root)
+    content = bytearray(path.read_bytes())
+    content[middle] ^= 0xFF
+    path.write_bytes(bytes(content))
+    for disk in (None, RebootedDisk()):
+        with FileLog.open(root, disk=disk) as log:
+            producer = log.producer("a", id="loader")
+            assert all(producer.append([{"n": -1}], sequence=n).duplicate for n in range(10))
+            assert numbers(log) == list(range(10))

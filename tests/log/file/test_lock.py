@@ -9,10 +9,11 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.errors import LockTimeout
+from headrace.errors import LockTimeout, RetryError
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
 from tests.log.file.other_processes import SCHEMA, append_from_threads, started
@@ -119,3 +120,41 @@ def test_a_killed_parents_forked_child_does_not_keep_the_lock(tmp_path: Path) ->
             assert time.monotonic() - started_s < 5
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_removed_before_the_rows_were_written_overwrote_anothers_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "log"
+    with FileLog.open(root) as log:
+        log.create_topic("a", SCHEMA)
+        decide = log.committer._decide
+
+        def robbed(*arguments: Any) -> Any:
+            drafts = decide(*arguments)
+            monkeypatch.undo()
+            (root / "journal" / "lock").unlink()
+            with FileLog.open(root) as newcomer:
+                newcomer.producer("a").append({"who": 2, "n": 2})
+            return drafts
+
+        monkeypatch.setattr(log.committer, "_decide", robbed)
+        with pytest.raises(RetryError, match="nothing was"):
+            log.producer("a").append({"who": 1, "n": 1})
+        assert [row["who"] for row in log.read("a").to_pylist()] == [2]
+        log.producer("a").append({"who": 1, "n": 1})
+        assert [row["who"] for row in log.read("a").to_pylist()] == [2, 1]
+
+
+def test_a_commit_that_was_durable_was_said_to_be_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark's file is locked by a process that was stopped."""
+    monkeypatch.setattr("headrace.log.file.disk.MAX_LOCK_WAIT_S", 0.2)
+    root = tmp_path / "log"
+    with FileLog.open(root) as log:
+        log.create_topic("a", SCHEMA)
+        lock = Disk().open(root / "journal" / "durable")
+        with lock.locked(), pytest.raises(RetryError, match="is not known"):
+            log.producer("a").append({"who": 1, "n": 1})
+        lock.close()

@@ -42,6 +42,8 @@ from headrace.log.file.segment import (
     EXCISED,
     FRAME_HEADER_BYTES,
     SEGMENT_SUFFIX,
+    Segment,
+    SegmentInfo,
     body_is_sound,
     list_segments,
     read_frame_header,
@@ -66,7 +68,8 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
     1. make a checkpoint: a state whose rows are all in synced segments
     2. copy what the directory does not have yet, and check every batch that was copied
     3. replace the directory's journal by one that has the checkpoint: now it is the new backup
-    4. remove what the new state does not refer to
+    4. put rewritten segments in the place of those before, and remove what the new state does not
+       refer to
 
     Whoever is stopped before step 3 leaves the backup before.
 
@@ -76,8 +79,8 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
     """
     started_s = time.monotonic()
     target = _Target(log.store.disk, destination)
-    target.check(log.store.root)
     with maintenance_lock(log, wait=True):
+        target.check(log.store.root)
         lsn, base, dumped = write_checkpoint(log)  # 1
         state = State.load(dumped)
         for topic in state.topics.values():  # 2
@@ -85,7 +88,7 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
                 _copy_partition(log, target, topic, number)
         content = (log.store.journal_directory / checkpoint_name(lsn)).read_bytes()
         target.commit(lsn, base, content, state.commit, log.store.root)  # 3
-    target.remove_others()  # 4
+        target.remove_others()  # 4
     target.close()
     return BackupResult(
         commit=state.commit,
@@ -101,23 +104,56 @@ def _copy_partition(log: LogHandle, target: _Target, topic: TopicState, number: 
     source = log.store.partition_directory(topic.directory, number)
     destination = target.root / "topics" / topic.directory / str(number)
     target.disk.make_directory(destination)
-    expected = partition.start
     infos = list_segments(source, partition.segment, begun=partition.position > 0)
     stops = [*(info.base for info in infos[1:]), partition.end]
-    for info, stop in zip(infos, stops, strict=False):  # no segment, no stop
-        if stop <= partition.start and info.base != partition.segment:
-            continue  # retention is about to remove it
-        if info.base > expected:
-            raise CorruptionError(
-                f"Offsets {expected} to {info.base - 1} of {topic.name}[{number}] are in no"
-                " segment.",
-                fix="see what `headrace log verify` says, and restore them from an older backup.",
-            )
+    wanted = [
+        (info, stop)
+        for info, stop in zip(infos, stops, strict=False)  # no segment, no stop
+        if stop > partition.start or info.base == partition.segment
+    ]
+    _check_whole(log, topic, number, wanted)
+    for info, _ in wanted:
         is_open = info.base == partition.segment and not info.commit
         size = partition.position if is_open else (source / info.name).stat().st_size
         target.copy(source / info.name, destination / info.name, size)
-        expected = stop
     target.disk.sync_directory(destination)
+
+
+def _check_whole(
+    log: LogHandle, topic: TopicState, number: int, wanted: list[tuple[SegmentInfo, int]]
+) -> None:
+    """Raise CorruptionError if segments lack offsets of a partition. A backup must not replace what
+    is whole by what is not.
+    """
+    partition = topic.partitions[number]
+    expected = partition.start
+    for info, stop in wanted:
+        if info.base > expected:
+            break
+        is_open = info.base == partition.segment and not info.commit
+        segment = Segment(
+            log.store.disk, log.store.partition_directory(topic.directory, number) / info.name
+        )
+        try:
+            end = partition.position if is_open else segment.file.size()
+            if segment.file.size() < end or segment.is_truncated:
+                break
+            reached = segment.header.stop
+            if not segment.may_have_gaps:
+                positions = segment.index(end, sealed=not is_open).positions
+                at = positions[-1] if positions else 0
+                frame = read_frame_header(segment.file.read(FRAME_HEADER_BYTES, at), 0, at)
+                reached = info.base + (frame.relative + frame.span if frame else 0)
+        finally:
+            segment.close()
+        expected = max(expected, stop if reached is None else min(reached, stop))
+        if expected < stop:
+            break
+    if expected < partition.end:
+        raise CorruptionError(
+            f"{topic.name}[{number}] has no segment with offset {expected}.",
+            fix="see what `headrace log verify` says, and restore it from an older backup.",
+        )
 
 
 class _Target:
@@ -127,6 +163,7 @@ class _Target:
         self.disk, self.root = disk, root
         self.files = self.copied_bytes = 0
         self._known: set[Path] = set()
+        self._rewritten: dict[Path, Path] = {}  # a new file -> the segment whose place it takes
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="headrace backup")
 
     def check(self, source: Path) -> None:
@@ -152,6 +189,11 @@ class _Target:
                 f"{self.root} has other things in it, and no backup.",
                 fix="name an empty or new directory.",
             )
+        if about["of"] != str(source.resolve()):
+            raise InputError(
+                f"{self.root} has a backup of another log, {about['of']}.",
+                fix="name another directory.",
+            )
         expected = {journal_name(about["base"]): FILE_HEADER_BYTES}
         journals = {
             path.name: path.stat().st_size
@@ -176,26 +218,36 @@ class _Target:
         return about
 
     def copy(self, source: Path, path: Path, size: int) -> None:
-        """Copy a segment up to a size. What is there already, of this very segment, stays."""
+        """Copy a segment up to a size. If the backup before has the beginning of it, the rest is
+        added, which the backup before does not see. If it has another segment of that name, that
+        one stays until the new backup is complete.
+        """
         self._known.add(path)
         with open(source, "rb") as original:
             file = self.disk.open(path, create=True)
+            have = file.size()
+            if not _is_begun_copy(original.fileno(), file, have):
+                file.close()
+                new = path.with_name(f".{path.name}.new")
+                self.disk.unlink(new)
+                self._rewritten[new] = path
+                file, have = self.disk.open(new, create=True), 0
             try:
-                have = file.size()
-                if not _is_begun_copy(original.fileno(), file, have):
-                    file.truncate(0)
-                    have = 0
                 if have > size:
-                    file.truncate(size)
+                    raise CorruptionError(
+                        f"{source} is shorter than its backup.",
+                        fix="see what `headrace log verify` says of the log.",
+                    )
                 if have < size:
-                    _copy_range(original.fileno(), file, have, size)
+                    start = _end_of_frames(file, have)
+                    _copy_range(original.fileno(), file, start, size)
                     synced = self._syncing.submit(file.sync)  # meanwhile, the bytes are checked
                     try:
-                        self._verify(file, have, size)
+                        self._verify(file, start, size)
                     finally:
                         synced.result()
                     self.files += 1
-                    self.copied_bytes += size - have
+                    self.copied_bytes += size - start
             finally:
                 file.close()
 
@@ -236,7 +288,7 @@ class _Target:
         about = {
             "version": VERSION,
             "what": "Headrace backup",
-            "of": str(source),
+            "of": str(source.resolve()),
             "commit": commit,
             "lsn": lsn,
             "base": base,
@@ -250,11 +302,18 @@ class _Target:
         self._syncing.shutdown()
 
     def remove_others(self) -> None:
-        """Remove topics and segments that the backup does not refer to."""
+        """Put rewritten segments in their places, and remove topics and segments that the backup
+        does not refer to.
+        """
         topics = self.root / "topics"
+        for new, path in self._rewritten.items():
+            self.disk.rename(new, path)
+            self.disk.sync_directory(path.parent)
         for path in topics.glob(f"*/*/*{SEGMENT_SUFFIX}"):
             if path not in self._known:
                 self.disk.unlink(path)
+        for path in topics.glob("*/*/.*.new"):
+            self.disk.unlink(path)
         for directory in topics.glob("*~*"):
             if not any(directory.rglob(f"*{SEGMENT_SUFFIX}")):
                 self.disk.remove_tree(directory)
@@ -270,6 +329,19 @@ def _is_begun_copy(original: int, file: DiskFile, have: int) -> bool:
     return os.pread(original, length, 0) == file.read(length, 0)
 
 
+def _end_of_frames(file: DiskFile, size: int) -> int:
+    """The end of the last whole batch of a begun copy; 0 if it has none."""
+    try:
+        end = read_segment_header(file).size
+    except CorruptionError:
+        return 0
+    for _, frame, after in scan_headers(file, end, size):
+        if frame is None:
+            break
+        end = after
+    return end if end <= size else 0
+
+
 def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
     """Copy bytes within the system: they are not read into this process."""
     position = start
@@ -281,6 +353,8 @@ def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
         except OSError as error:
             if error.errno not in {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}:
                 raise to_disk_error(error, file.path) from error
+            copied = 0
+        if not copied:  # this file system cannot do it
             data = os.pread(original, min(_COPY_BYTES, stop - position), position)
             copied = file.write([data], position) - position
         if not copied:

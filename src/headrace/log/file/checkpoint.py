@@ -321,6 +321,7 @@ class Replica:
                 damage.file,
             )
         self.lost_commits.add_from(self.state.commit + 1)
+        self.state.forget_sequences()
         self.lsn = damage.after if damage.after is not None else -(-stop // 8) * 8
 
     def _ends_too_early(self, limit: int | None, durable_lsn: int) -> bool:

@@ -18,6 +18,9 @@ from headrace.log.file.segment import Frame, new_segment_header, segment_name
 from headrace.log.file.state import Operation, State, TopicState
 from headrace.log.values import AppendResult, OffsetRange
 
+_CLOCK_ERROR_US = 5_000_000
+"""A segment that was opened so much later than now was opened by a clock that was wrong."""
+
 
 class StaleTopic(HeadraceError):
     """Rows were prepared for a topic that has changed since: they must be prepared again."""
@@ -134,7 +137,8 @@ class CommitDraft:
         size = sum(frame.frame_bytes for frame in frames)
         partition = topic.partitions[number]
         is_too_large = partition.position + size > topic.info.segment_bytes
-        is_too_old = self.time_us - partition.opened_us > topic.info.segment_us
+        age_us = self.time_us - partition.opened_us
+        is_too_old = age_us > topic.info.segment_us or age_us < -_CLOCK_ERROR_US
         if is_too_large or is_too_old:
             self.roll(topic, number)
             partition = topic.partitions[number]

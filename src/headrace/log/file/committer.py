@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from headrace.errors import BugError, HeadraceError, RetryError
+from headrace.errors import BugError, HeadraceError, LockTimeout, RetryError
 from headrace.log.file.commit_draft import CommitDraft
 from headrace.log.file.journal import COMMIT, encode_record
 from headrace.log.file.store import MAX_CLOCK_ERROR_US, Store
@@ -184,6 +184,7 @@ class Committer:
             before = newest.lsn
             try:
                 drafts = self._decide(group, newest)  # 1
+                self._check_lock()
                 self._write_rows(drafts)  # 2
                 self._check_lock()
                 end = self._write_journal(drafts, newest)  # 3
@@ -202,7 +203,10 @@ class Committer:
         if mark is None or mark.lsn < end:
             if not adoptions:
                 self._sync(journal)  # 4
-            self.store.marker.publish(end, synced=self.store.durable)  # 5
+            try:
+                self.store.marker.publish(end, synced=self.store.durable)  # 5
+            except LockTimeout as error:  # it is stored, and the next commit publishes it
+                raise _outcome_unknown(self.store, error) from error
             self.after_commit()
 
     def _check_lock(self) -> None:

@@ -90,18 +90,20 @@ class DiskFile:
         self.close()
 
     @contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+    def locked(self, *, wait: bool = True, timeout_s: float | None = None) -> Iterator[bool]:
         """Hold this file's lock against other processes and other open handles. Yields False if
-        the lock is taken and `wait` is false. Raises LockTimeout if it is taken for long.
+        the lock is taken and `wait` is false. Raises LockTimeout if it is taken for longer than
+        `timeout_s`, by default a minute.
 
         If somebody has removed the file, others lock the one that took its place: so does this.
         """
-        deadline_s = time.monotonic() + (MAX_LOCK_WAIT_S if wait else 0)
+        timeout_s = MAX_LOCK_WAIT_S if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + (timeout_s if wait else 0)
         while True:
             if not self._take_lock(deadline_s):
                 if wait:
                     raise LockTimeout(
-                        f"{self.path} has been locked for {MAX_LOCK_WAIT_S:.0f} s by"
+                        f"{self.path} has been locked for {timeout_s:.0f} s by"
                         f" {lock_holder(self.descriptor)}; nothing was stored.",
                         fix=(
                             "see whether that process is stopped or stuck, let it go on or end it,"
@@ -142,7 +144,7 @@ class DiskFile:
         """Whether this is still the file at its path."""
         try:
             at_path, ours = os.stat(self.path), os.fstat(self.descriptor)
-        except FileNotFoundError:
+        except OSError:
             return False
         return (at_path.st_dev, at_path.st_ino) == (ours.st_dev, ours.st_ino)
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ from headrace.log.file.segment import (
     list_segments,
     read_frames,
 )
+from headrace.log.file.store import MAX_CLOCK_ERROR_US
 from headrace.log.values import Finding
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def maintenance_lock(log: LogHandle, *, wait: bool) -> Iterator[bool]:
     log.store.lock_file()  # refuses a read-only log
     lock = log.store.disk.open_lock(log.store.journal_directory / "housekeeping")
     try:
-        with lock.locked(wait=wait) as is_ours:
+        with lock.locked(wait=wait, timeout_s=math.inf) as is_ours:
             yield is_ours
     finally:
         lock.close()
@@ -324,15 +325,16 @@ def trim_topic(log: LogHandle, name: str, offsets: Mapping[int, int]) -> dict[in
         return {number: partition.start for number, partition in enumerate(topic.partitions)}
 
     starts = log.committer.submit(decide)
-    topic = log.store.view().topic(name)
-    for number in offsets:
-        partition = topic.partitions[number]
-        segments = list_segments(
-            log.store.partition_directory(topic.directory, number),
-            partition.segment,
-            begun=partition.position > 0,
-        )
-        _remove_segments_before(log, topic, number, segments, partition.start)
+    with maintenance_lock(log, wait=False) as is_ours:  # otherwise the next maintenance does it
+        topic = log.store.view().topic(name)
+        for number in offsets if is_ours else ():
+            partition = topic.partitions[number]
+            segments = list_segments(
+                log.store.partition_directory(topic.directory, number),
+                partition.segment,
+                begun=partition.position > 0,
+            )
+            _remove_segments_before(log, topic, number, segments, partition.start)
     return starts
 
 
@@ -345,7 +347,8 @@ def _roll_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
     lifetime_us = info.segment_us
     if info.retention_us is not None:
         lifetime_us = min(lifetime_us, info.retention_us)
-    if partition.position and partition.end > partition.segment and age_us > lifetime_us:
+    is_too_old = age_us > lifetime_us or age_us < -MAX_CLOCK_ERROR_US  # from a clock ahead of ours
+    if partition.position and partition.end > partition.segment and is_too_old:
 
         def decide(draft: CommitDraft) -> None:
             current = draft.state.topic(topic.name)
@@ -371,8 +374,16 @@ def _retained_start(
     start = partition.start
     if topic.info.retention_us is not None:
         oldest_us = log.store.clock.now_us() - topic.info.retention_us
-        first_young = log.partition_reader(current, number).first_since(oldest_us)
-        start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
+        if log.store.view().went_back:
+            latest_us = log.store.clock.now_us() + MAX_CLOCK_ERROR_US
+            old = takewhile(
+                lambda item: not _has_times(log, topic, number, item[0], oldest_us, latest_us),
+                sealed,
+            )
+            start = max([start, *(stop for _, stop in old)])
+        else:
+            first_young = log.partition_reader(current, number).first_since(oldest_us)
+            start = max([start, *(stop for _, stop in sealed if stop <= first_young)])
     if topic.info.retention_bytes is not None:
         total = sum(_segment_size(log, topic, number, info) for info in segments)
         for info, stop in sealed:  # at least as much as was asked for stays, as on Kafka
@@ -381,6 +392,20 @@ def _retained_start(
                 break
             start = max(start, stop)
     return start
+
+
+def _has_times(
+    log: LogHandle, topic: TopicState, number: int, info: SegmentInfo, first_us: int, last_us: int
+) -> bool:
+    """Whether a segment has rows that were appended between two times. Times do not rise if a clock
+    was set back, and may lie ahead of now.
+    """
+    try:
+        segment = log.cache.segment(topic.directory, number, info.name)
+    except FileNotFoundError:
+        return False
+    times = segment.index(segment.file.size(), sealed=True).times
+    return any(first_us <= time_us <= last_us for time_us in times)
 
 
 def _segment_size(log: LogHandle, topic: TopicState, number: int, info: SegmentInfo) -> int:

@@ -335,13 +335,13 @@ class FileProducer(Producer):
         """The result of an append whose sequence number was stored long ago. Whoever repeats one
         usually repeats those behind it too, so what was found is kept.
         """
+        known = self.log.store.view().producers.get(self._name) or ProducerState()
         if sequence not in self._index:
             self._index = self.log.index_sequences(self.topic, self._hash, sequence)
+            self._index.stop = min(self._index.stop, known.last + 1)  # later ones came since
         offsets = self._index.offsets(sequence)
-        if not offsets:
-            known = self.log.store.view().producers.get(self._name) or ProducerState()
-            if not known.stored.status(sequence):
-                raise out_of_order(self.topic, self.id, sequence, known.last)
+        if not offsets and not known.stored.status(sequence):
+            raise out_of_order(self.topic, self.id, sequence, known.last)
         return AppendResult({self.topic: offsets}, commit=None, duplicate=True)
 
     def close(self) -> None:

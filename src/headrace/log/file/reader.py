@@ -150,6 +150,7 @@ class PartitionReader:
         self.topic = topic
         self.number = number
         self.state = topic.partitions[number]
+        self._open_is_merged = False
 
     def check_start(self, offset: int) -> None:
         """Raise OffsetOutOfRange for an offset from which this partition cannot be read."""
@@ -275,13 +276,24 @@ class PartitionReader:
 
     def count_rows(self) -> int:
         """The number of rows from the start to the end. What is damaged does not count."""
-        rows = 0
+        while True:
+            self.cache.forget(self.topic.directory, self.number)  # others may have merged segments
+            try:
+                return self._count_rows()
+            except _SegmentMerged:
+                continue
+
+    def _count_rows(self) -> int:
+        rows = covered = 0
         for name in self._segment_names():
             info = SegmentInfo.parse(name)
+            if info.base < covered:  # its rows are in the segment before
+                continue
             try:
                 segment = self._open_segment(info)
             except (CorruptionError, OffsetOutOfRange):
                 continue
+            covered = segment.header.stop or 0
             limit, _ = self._readable_bytes(segment)
             rows += segment.count_rows(limit)
             if info.base < self.state.start:
@@ -337,7 +349,8 @@ class PartitionReader:
 
     def _find_segment(self, offset: int) -> tuple[SegmentInfo | None, int]:
         """The segment that has an offset, and the offset at which the next one begins."""
-        if self.state.position and offset >= self.state.segment:  # the open segment: no listing
+        is_open = self.state.position and offset >= self.state.segment
+        if is_open and not self._open_is_merged:  # the open segment: no listing
             name = segment_name(self.state.segment)
             return SegmentInfo(name, self.state.segment), self.state.end
         names = self._segment_names()
@@ -357,6 +370,8 @@ class PartitionReader:
         except FileNotFoundError:
             self.cache.forget(self.topic.directory, self.number)
             self._check_retained(info.base)
+            # Since this reader began, its open segment may have been sealed and merged too.
+            self._open_is_merged = self._open_is_merged or info.base == self.state.segment
             found, _ = self._find_segment(info.base)
             if found is not None and found.base < info.base:
                 merged = self.cache.segment(self.topic.directory, self.number, found.name)

@@ -382,6 +382,8 @@ class State:
     def __init__(self) -> None:
         self.commit = 0
         self.time_us = 0
+        self.has_lost_commits = False
+        """Whether damage to the journal was skipped: what producers stored is not quite known."""
         self.went_back = False
         """Whether a commit was ever earlier than the one before: a clock was set back."""
         self.topics: dict[str, TopicState] = {}
@@ -540,13 +542,28 @@ class State:
 
     def _epoch(self, kind: str, name: str, epoch: int) -> None:
         if kind == "producer":
-            producer = self.producers.setdefault(name, ProducerState())
+            producer = self._producer(name)
             producer.epoch, producer.seen_us = epoch, self.time_us
         else:
             self.transactions[name], self.transactions_seen_us[name] = epoch, self.time_us
 
+    def forget_sequences(self) -> None:
+        """Records of the journal were lost: whether a number was stored must be asked of the frames
+        from now on.
+        """
+        self.has_lost_commits = True
+        for producer in self.producers.values():
+            producer.stored = StoredSequences(is_complete=False)
+
+    def _producer(self, name: str) -> ProducerState:
+        known = self.producers.get(name)
+        if known is None:
+            stored = StoredSequences(is_complete=not self.has_lost_commits)
+            known = self.producers[name] = ProducerState(stored=stored)
+        return known
+
     def _sequence(self, name: str, sequence: int, ranges: dict[str, list[int]]) -> None:
-        producer = self.producers.setdefault(name, ProducerState())
+        producer = self._producer(name)
         producer.last, producer.seen_us = sequence, self.time_us
         producer.stored = producer.stored.with_number(sequence)
         producer.recent = [

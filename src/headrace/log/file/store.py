@@ -68,6 +68,9 @@ class Recovery(Protocol):
     def salvage(self, store: Store, replica: Replica) -> None:
         """Restore it in memory only."""
 
+    def check_copy(self, store: Store, replica: Replica) -> None:
+        """Raise TornCopy if a copy lacks commits, or rows of commits."""
+
 
 class Store:
     """A log's directory, opened by this process. A directory that cannot be written has no lock
@@ -137,7 +140,20 @@ class Store:
             with store._lock_guard, store.lock_file().locked():
                 if not store.marker.is_current(store.marker.read()):  # nobody else was faster
                     recovery.recover(store)
+        if not writable and not accepts_torn_copy:
+            store._check_unwritable_copy()
         return store
+
+    def _check_unwritable_copy(self) -> None:
+        """Raise TornCopy for a copy that cannot be repaired here, and lacks something."""
+        mark = self.marker.read()
+        if mark is not None and mark.inode != self.marker.inode:
+            replica = Replica.open(self._view_journal, self.journal_directory)
+            try:
+                replica.advance(mark.lsn, durable_lsn=mark.lsn)
+            except MissingJournal as missing:
+                replica.skip_missing(missing.base, mark.lsn)
+            self._recovery.check_copy(self, replica)
 
     # The state
 
@@ -170,12 +186,14 @@ class Store:
 
     def _repair(self) -> bool:
         """Repair the journal by bringing the newest state up to date, and publish its end. Returns
-        False if another thread of this process is committing: its commit does so.
+        False if somebody else is committing: that commit does so.
         """
         if not self._lock_guard.acquire(blocking=False):
             return False
         try:
-            with self.lock_file().locked():
+            with self.lock_file().locked(wait=False) as is_ours:
+                if not is_ours:
+                    return False
                 newest = self._newest_replica()
                 newest.journal.file_at(newest.base).sync()
                 self.marker.publish(newest.lsn)
@@ -366,7 +384,7 @@ class Store:
         segment has been removed since.
         """
         staged = self.root / "staging" / adoption.file
-        if staged.exists():
+        if adoption.file and staged.exists():  # a salvaged segment was never moved again
             target = (
                 self.partition_directory(adoption.directory, adoption.partition) / adoption.name
             )
