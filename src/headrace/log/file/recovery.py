@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
-from headrace.log.file.backup import check_copy as check_copy
+from headrace.log.file.backup import check_copy
 from headrace.log.file.checkpoint import LostCommits, Replica, restore_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from headrace.log.file.state import Operation, TopicState
     from headrace.log.file.store import Store
 
+
+__all__ = ["append_record", "check_copy", "reconcile", "recover", "salvage"]
 
 logger = logging.getLogger("headrace.log")
 
