@@ -3,6 +3,7 @@ those that need Spark share the tests' session, as cells of one notebook would.
 """
 
 import runpy
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,5 +137,7 @@ def test_an_example_on_spark_prints_what_it_should(
 ) -> None:
     monkeypatch.setenv("FOLLOWERS", "1000")
     monkeypatch.setattr(type(spark), "stop", lambda _session: None)  # the session is shared
+    # Spark resolves it where its JVM was started: one of an earlier run would be resumed from.
+    shutil.rmtree("checkpoint", ignore_errors=True)
     run_example(name, tmp_path, monkeypatch)
     assert capsys.readouterr().out == EXPECTED_ON_SPARK[name]
