@@ -249,3 +249,25 @@ def test_a_directory_that_cannot_be_read(root: Path) -> None:
     root.chmod(0o700)
     printed = as_nobody('attempt("open", lambda: FileLog.open(sys.argv[1]))', str(root))
     assert printed == "open LogUnavailable True\n"
+
+
+def test_sealed_and_damaged_segments_of_a_read_only_directory_can_be_read(
+    public_directory: Path,
+) -> None:
+    """Neither an index nor a copy of the damaged bytes can be kept there."""
+    root = public_directory / "log"
+    with FileLog.open(root, mode=0o644) as log:
+        log.create_topic("a", SCHEMA, segment_bytes=1)
+        for n in range(4):
+            log.producer("a").append([{"n": n, "text": "x"}])
+    second = sorted(root.rglob("*.segment"))[1]
+    second.write_bytes(second.read_bytes()[:-20] + bytes(20))
+    script = """
+        log = FileLog.open(sys.argv[1])
+        print("rows", [row["n"] for row in log.read("a", on_corrupt="skip").to_pylist()])
+        attempt("damage", lambda: log.read("a").to_table())
+    """
+    assert as_nobody(script, str(root)).splitlines() == [
+        "rows [0, 2, 3]",
+        "damage CorruptBatch True",
+    ]

@@ -313,7 +313,7 @@ class Disk:
             finally:
                 file.close()
             self.rename(temporary, path)
-        except (OSError, DiskFull):
+        except (OSError, HeadraceError):
             self.unlink(temporary)
             raise
         if durable:

@@ -30,6 +30,7 @@ from headrace.errors import (
     BadPartition,
     CorruptBatch,
     CorruptionError,
+    HeadraceError,
     InputError,
     OffsetOutOfRange,
 )
@@ -427,7 +428,7 @@ def quarantine(store: Store, damage: CorruptBatch, reason: str) -> None:
                     content = source.read(_MAX_QUARANTINED_BYTES)
                 (directory / f"{name}.bytes").write_bytes(content)
             (directory / f"{name}.json").write_text(json.dumps(note) + "\n")
-    except OSError as error:
+    except (OSError, HeadraceError) as error:
         logger.warning("Could not put %s into quarantine: %s", name, error)
 
 

@@ -41,7 +41,7 @@ from headrace.columnar.columns import (
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE,
 )
-from headrace.errors import BadRows, CorruptionError, DiskFull, NewerFormat, RetryError
+from headrace.errors import BadRows, CorruptionError, HeadraceError, NewerFormat, RetryError
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.types.schema_history import NO_HISTORY, SchemaHistory
 from headrace.types.values import Misfit, cast_losslessly
@@ -771,7 +771,7 @@ class Segment:
                     [index.to_bytes(self.header.id)],
                     durable=False,
                 )
-        except (OSError, DiskFull):
+        except (OSError, HeadraceError):
             return
 
     def count_rows(self, end: int, before: int | None = None) -> int:
