@@ -333,7 +333,7 @@ def test_compaction_killed_before_it_removes_what_it_merged_loses_and_doubles_no
         def die(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr("headrace.log.file.compaction._remove_segment", die)
+        patch.setattr("headrace.log.file.compaction.remove_segment", die)
         with pytest.raises(KeyboardInterrupt):
             log.maintain()
     assert len(segments(log)) == count

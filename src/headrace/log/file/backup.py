@@ -21,8 +21,9 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing, suppress
 from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,6 @@ from headrace.log.file.journal import (
 )
 from headrace.log.file.maintenance import maintenance_lock, write_checkpoint
 from headrace.log.file.segment import (
-    COMPACTED,
-    EXCISED,
     FRAME_HEADER_BYTES,
     SEGMENT_SUFFIX,
     Segment,
@@ -50,7 +49,7 @@ from headrace.log.file.segment import (
     read_segment_header,
     scan_headers,
 )
-from headrace.log.file.state import State, TopicState
+from headrace.log.file.state import PartitionState, State, TopicState
 from headrace.log.values import BackupResult
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
         CorruptionError: The log is damaged. The backup before is as it was.
     """
     started_s = time.monotonic()
-    target = _Target(log.store.disk, destination)
-    with maintenance_lock(log, wait=True):
+    with maintenance_lock(log, wait=True), ThreadPoolExecutor(1) as syncing:
+        target = _Target(log.store.disk, destination, syncing)
         target.check(log.store.root)
         lsn, base, dumped = write_checkpoint(log)  # 1
         state = State.load(dumped)
@@ -89,7 +88,6 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
         content = (log.store.journal_directory / checkpoint_name(lsn)).read_bytes()
         target.commit(lsn, base, content, state.commit, log.store.root)  # 3
         target.remove_others()  # 4
-    target.close()
     return BackupResult(
         commit=state.commit,
         files=target.files,
@@ -107,64 +105,32 @@ def _copy_partition(log: LogHandle, target: _Target, topic: TopicState, number: 
     infos = list_segments(source, partition.segment, begun=partition.position > 0)
     stops = [*(info.base for info in infos[1:]), partition.end]
     wanted = [
-        (info, stop)
+        info
         for info, stop in zip(infos, stops, strict=False)  # no segment, no stop
         if stop > partition.start or info.base == partition.segment
     ]
-    _check_whole(log, topic, number, wanted)
-    for info, _ in wanted:
-        is_open = info.base == partition.segment and not info.commit
-        size = partition.position if is_open else (source / info.name).stat().st_size
+    for first, stop in _missing_offsets(log.store, topic, number, _stop_by_index):
+        # A backup must not replace what is whole by what is not.
+        raise CorruptionError(
+            f"Offsets {first} to {stop - 1} of {topic.name}[{number}] are in no segment.",
+            fix="see what `headrace log verify` says, and restore them from an older backup.",
+        )
+    for info in wanted:
+        size = (source / info.name).stat().st_size
+        if _is_open(info, partition):
+            size = partition.position
         target.copy(source / info.name, destination / info.name, size)
     target.disk.sync_directory(destination)
-
-
-def _check_whole(
-    log: LogHandle, topic: TopicState, number: int, wanted: list[tuple[SegmentInfo, int]]
-) -> None:
-    """Raise CorruptionError if segments lack offsets of a partition. A backup must not replace what
-    is whole by what is not.
-    """
-    partition = topic.partitions[number]
-    expected = partition.start
-    for info, stop in wanted:
-        if info.base > expected:
-            break
-        is_open = info.base == partition.segment and not info.commit
-        segment = Segment(
-            log.store.disk, log.store.partition_directory(topic.directory, number) / info.name
-        )
-        try:
-            end = partition.position if is_open else segment.file.size()
-            if segment.file.size() < end or segment.is_truncated:
-                break
-            reached = segment.header.stop
-            if not segment.may_have_gaps:
-                positions = segment.index(end, sealed=not is_open).positions
-                at = positions[-1] if positions else 0
-                frame = read_frame_header(segment.file.read(FRAME_HEADER_BYTES, at), 0, at)
-                reached = info.base + (frame.relative + frame.span if frame else 0)
-        finally:
-            segment.close()
-        expected = max(expected, stop if reached is None else min(reached, stop))
-        if expected < stop:
-            break
-    if expected < partition.end:
-        raise CorruptionError(
-            f"{topic.name}[{number}] has no segment with offset {expected}.",
-            fix="see what `headrace log verify` says, and restore it from an older backup.",
-        )
 
 
 class _Target:
     """The directory of a backup."""
 
-    def __init__(self, disk: Disk, root: Path) -> None:
-        self.disk, self.root = disk, root
+    def __init__(self, disk: Disk, root: Path, syncing: Executor) -> None:
+        self.disk, self.root, self._syncing = disk, root, syncing
         self.files = self.copied_bytes = 0
         self._known: set[Path] = set()
         self._rewritten: dict[Path, Path] = {}  # a new file -> the segment whose place it takes
-        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="headrace backup")
 
     def check(self, source: Path) -> None:
         """Raise InputError unless the directory is empty, or a backup that nobody has written to
@@ -194,13 +160,13 @@ class _Target:
                 f"{self.root} has a backup of another log, {about['of']}.",
                 fix="name another directory.",
             )
-        expected = {journal_name(about["base"]): FILE_HEADER_BYTES}
-        journals = {
+        sizes = {
             path.name: path.stat().st_size
             for path in (self.root / "journal").glob(f"*{JOURNAL_SUFFIX}")
         }
-        newer = {name for name in journals if name > journal_name(about["base"])}
-        if any(journals.get(name) != size for name, size in expected.items()) and not newer:
+        ours = journal_name(about["base"])
+        is_newer_begun = any(name > ours for name in sizes)  # by a backup that was stopped
+        if sizes.get(ours) != FILE_HEADER_BYTES and not is_newer_begun:
             raise InputError(
                 f"The backup in {self.root} has been written to since it was made.",
                 fix="it is a log of its own now: name another directory.",
@@ -298,9 +264,6 @@ class _Target:
             self.root / "headrace.json", [(source / "headrace.json").read_bytes()]
         )
 
-    def close(self) -> None:
-        self._syncing.shutdown()
-
     def remove_others(self) -> None:
         """Put rewritten segments in their places, and remove topics and segments that the backup
         does not refer to.
@@ -382,7 +345,7 @@ def check_copy(store: Store, replica: Replica) -> None:
         for number in range(len(topic.partitions)):
             missing += [
                 f"offsets {first} to {stop - 1} of {topic.name}[{number}]"
-                for first, stop in _missing_offsets(store, topic, number)
+                for first, stop in _missing_offsets(store, topic, number, _stop_by_headers)
             ]
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" * (len(missing) > 5))
@@ -397,7 +360,15 @@ def check_copy(store: Store, replica: Replica) -> None:
         )
 
 
-def _missing_offsets(store: Store, topic: TopicState, number: int) -> Iterator[tuple[int, int]]:
+# The offsets that segments have
+
+StopOf = Callable[[Segment, int, bool], int]
+"""(segment, position, whether it is sealed) -> the offset behind its last batch up to there."""
+
+
+def _missing_offsets(
+    store: Store, topic: TopicState, number: int, stop_of: StopOf
+) -> Iterator[tuple[int, int]]:
     """Ranges of offsets of a partition that its segments should have, and do not."""
     partition = topic.partitions[number]
     path = store.partition_directory(topic.directory, number)
@@ -406,32 +377,39 @@ def _missing_offsets(store: Store, topic: TopicState, number: int) -> Iterator[t
     for info, following in zip(infos, [*infos[1:], None], strict=False):
         if info.base > expected:
             yield expected, info.base
-        stop = _segment_stop(store, path / info.name, info.base)
-        if stop is None:
+        stop: int | None = info.base
+        is_open = _is_open(info, partition)
+        with suppress(CorruptionError), closing(Segment(store.disk, path / info.name)) as segment:
+            size = segment.file.size()
+            end = partition.position if is_open else size
+            if segment.may_have_gaps and not segment.is_truncated:
+                stop = segment.header.stop
+            elif end <= size and not segment.is_truncated:
+                stop = stop_of(segment, end, not is_open)
+        if stop is None:  # rows were removed from it, and nobody recorded where it ended
             stop = following.base if following else partition.end
         expected = max(expected, stop)
     if expected < partition.end:
         yield expected, partition.end
 
 
-def _segment_stop(store: Store, path: Path, base: int) -> int | None:
-    """The offset behind the last whole batch of a segment, by the headers of its batches; None if
-    rows were removed from it, and nobody recorded where it ended.
-    """
-    file = store.disk.open(path, write=False)
-    try:
-        header = read_segment_header(file)
-        if file.size() < header.end:
-            return base
-        if header.flags & (COMPACTED | EXCISED):
-            return header.stop
-        stop = base
-        for _, frame, _ in scan_headers(file, header.size, file.size()):
-            if frame is None:
-                return stop
-            stop = base + frame.relative + frame.span
-        return stop
-    except CorruptionError:
-        return base
-    finally:
-        file.close()
+def _is_open(info: SegmentInfo, partition: PartitionState) -> bool:
+    return info.base == partition.segment and not info.commit
+
+
+def _stop_by_headers(segment: Segment, end: int, _sealed: bool) -> int:
+    """By the headers of all batches: behind the first damage nothing counts."""
+    stop = segment.info.base
+    for _, frame, _ in scan_headers(segment.file, segment.header.size, end):
+        if frame is None:
+            break
+        stop = segment.info.base + frame.relative + frame.span
+    return stop
+
+
+def _stop_by_index(segment: Segment, end: int, sealed: bool) -> int:
+    """By the last batch that the index has, which is quick."""
+    positions = segment.index(end, sealed=sealed).positions
+    at = positions[-1] if positions else 0
+    frame = read_frame_header(segment.file.read(FRAME_HEADER_BYTES, at), 0, at)
+    return segment.info.base + (frame.relative + frame.span if frame else 0)

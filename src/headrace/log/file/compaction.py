@@ -182,13 +182,14 @@ def _open_segments(
     segments: list[Segment] = []
     for info in infos:
         if segments and info.base < (segments[-1].header.stop or 0):
-            _remove_segment(log, directory / info.name)
+            remove_segment(log, directory / info.name)
         else:
             segments.append(Segment(log.store.disk, directory / info.name))
     return segments
 
 
-def _remove_segment(log: LogHandle, path: Path) -> None:
+def remove_segment(log: LogHandle, path: Path) -> None:
+    """Unlink a segment's file, after its index."""
     log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
     log.store.disk.unlink(path)
 
@@ -379,7 +380,7 @@ class _Rewrite:
         self.log.store.disk.replace_file(first.path, buffers)
         self.log.store.disk.unlink(first.path.with_suffix(INDEX_SUFFIX))
         for segment in others:
-            _remove_segment(self.log, segment.path)
+            remove_segment(self.log, segment.path)
 
 
 def _sound_frames(segment: Segment) -> Iterator[tuple[FrameHeader, memoryview]]:

@@ -29,7 +29,12 @@ from headrace.log.file.checkpoint import (
     save_checkpoint,
 )
 from headrace.log.file.commit_draft import CommitDraft
-from headrace.log.file.compaction import compact_partition, compactable_segments, is_compacted
+from headrace.log.file.compaction import (
+    compact_partition,
+    compactable_segments,
+    is_compacted,
+    remove_segment,
+)
 from headrace.log.file.consumer import remove_dead_members
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
@@ -425,9 +430,7 @@ def _remove_segments_before(
     removed = 0
     for info, stop in zip(segments, stops, strict=False):
         if info.base < stop <= start:
-            path = directory / info.name
-            log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
-            log.store.disk.unlink(path)
+            remove_segment(log, directory / info.name)
             removed += 1
     if removed:
         log.cache.forget(topic.directory, number)
