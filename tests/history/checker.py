@@ -104,8 +104,6 @@ class Rules:
         has_snapshots: Whether an audit's ends are of one moment.
         shows_acknowledged: Whether a row is visible as soon as it is acknowledged. On Kafka the
             open transaction of a dead process holds back readers until it times out.
-        keeps_owners: Whether an older owner of a transaction id never gets it back. On Kafka a
-            client that failed is replaced by another, which takes the id from a newer owner.
     """
 
     topics: Mapping[str, TopicRules] = field(default_factory=dict)
@@ -114,7 +112,6 @@ class Rules:
     orders_writes: bool = True
     has_snapshots: bool = True
     shows_acknowledged: bool = True
-    keeps_owners: bool = True
 
 
 @dataclass(frozen=True)
@@ -636,8 +633,6 @@ def _zombie_writes(known: _Knowledge) -> Iterator[Anomaly]:
             opens[operation.id].append(operation)
     for operation in known.operations:
         if operation.id not in opens or not known.is_committed(operation):
-            continue
-        if operation.id.startswith("transaction/") and not known.rules.keeps_owners:
             continue
         own = [each for each in opens[operation.id] if each.process == operation.process]
         own = [each for each in own if each.invoked_ns < operation.invoked_ns]

@@ -151,7 +151,6 @@ class Load:
             orders_writes=self.is_embedded,
             has_snapshots=self.is_embedded,
             shows_acknowledged=self.is_embedded,
-            keeps_owners=self.is_embedded or bool(self.mutant),
         )
 
 

@@ -1,6 +1,6 @@
 """Small values that are stored in the same transaction as rows, in the compacted topic
-`__headrace.notes`: the notes of users, the progress of idempotent producers, and the tokens of
-committed transactions.
+`__headrace.notes`: the notes of users, the progress of idempotent producers, and the owners of
+transaction ids with the tokens of their committed transactions.
 
 The notes of users share partition 0, whose order makes compare-and-set possible (see
 `Notes.await_turn`). The entries of producers are spread over the other partitions, so that a
@@ -151,16 +151,19 @@ class Notes:
 
     # Transactions
 
-    def outcome(self, transaction_id: str) -> str | None:
-        """The token of the last committed transaction of an id."""
+    def transaction(self, id: str) -> tuple[str | None, str | None]:
+        """The owner of a transaction id, and the token of its last committed transaction. The owner
+        is None if an older Headrace, which records none, has the id.
+        """
         self.prepare()
-        key = _outcome_key(transaction_id)
+        key = _transaction_key(id)
         value = self._partitions[self._partition_of(key)].get(key)
-        return None if value is None else _load(value)["token"]
+        stored = {} if value is None else _load(value)
+        return stored.get("owner"), stored.get("token")
 
-    def outcome_record(self, transaction_id: str, token: str) -> Record:
-        key = _outcome_key(transaction_id)
-        value = json.dumps({"version": VERSION, "token": token}).encode()
+    def transaction_record(self, id: str, owner: str, token: str | None) -> Record:
+        key = _transaction_key(id)
+        value = json.dumps({"version": VERSION, "owner": owner, "token": token}).encode()
         return Record(NOTES_TOPIC, self._partition_of(key), key, value)
 
     def _partition_of(self, key: bytes) -> int:
@@ -176,8 +179,8 @@ def _progress_key(uid: str, producer_id: str) -> bytes:
     return f"producer:{uid}:{producer_id}".encode()
 
 
-def _outcome_key(transaction_id: str) -> bytes:
-    return f"transaction:{transaction_id}".encode()
+def _transaction_key(id: str) -> bytes:
+    return f"transaction:{id}".encode()
 
 
 def _load(value: bytes) -> dict[str, Any]:

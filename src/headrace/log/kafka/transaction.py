@@ -3,6 +3,10 @@ transaction holds back the readers of its partitions.
 
 A large transaction is the exception: beyond `MAX_BUFFERED_BYTES` its rows are sent before the
 commit, and readers of those partitions wait for its end.
+
+Kafka knows only which client of a transactional id is the newest. A client can fail and be replaced
+while its owner stays, so the owner of an id is recorded beside the outcome of its last transaction
+(`Notes.transaction`). Whoever replaces a client looks there first.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from headrace.errors import (
 )
 from headrace.log.api import Transaction
 from headrace.log.kafka.cluster import RESPONSE_SECONDS
+from headrace.log.kafka.config import logger
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.errors import FENCED, LOST_MEMBERSHIP, cause, error_code, translate_error
 from headrace.log.kafka.notes import NOTES_TOPIC
@@ -52,6 +57,7 @@ from headrace.names import check_name
 
 MAX_BUFFERED_BYTES = 64 << 20
 MIN_TIMEOUT_MS = 1_000  # the least that librdkafka accepts
+_MAX_CLAIMS = 5
 _ANY_VALUE = object()
 
 
@@ -96,9 +102,12 @@ class KafkaTransaction(Transaction):
     id.
     """
 
-    def __init__(self, connection: Connection, id: str, timeout_us: int, client: Producer) -> None:
+    def __init__(
+        self, connection: Connection, id: str, owner: str, timeout_us: int, client: Producer
+    ) -> None:
         self._connection = connection
         self.id = id
+        self._owner = owner
         self._timeout_us = timeout_us
         self._client = client
         self._is_client_usable = True
@@ -112,26 +121,66 @@ class KafkaTransaction(Transaction):
 
     @classmethod
     def begin(cls, connection: Connection, id: str, timeout: Duration) -> KafkaTransaction:
-        """Begin the first transaction of a new owner of the id, which fences older owners."""
+        """Begin the first transaction of a new owner of the id, which fences older owners.
+
+        An older owner that replaces its client at the same moment takes the id away once more,
+        sees the new owner's record and gives up: hence several attempts.
+        """
         check_name(id, what="transaction id")
         timeout_us = to_us(timeout, what="timeout")
         connection.notes.prepare()
-        return cls(connection, id, timeout_us, _open_client(connection, id, timeout_us))
+        owner = uuid.uuid4().hex
+        for _ in range(_MAX_CLAIMS):
+            client = _open_client(connection, id, timeout_us)
+            try:
+                client.begin_transaction()
+                record = connection.notes.transaction_record(id, owner, token=None)
+                send_records(client, [record], DeliveryReports())
+                commit_transaction(client, timeout_us / 1e6)
+            except KafkaException as error:
+                if error_code(abort_transaction(client, error)) not in FENCED:
+                    raise translate_error(error, f"begin the transaction {id!r}") from error
+            else:
+                return cls(connection, id, owner, timeout_us, client)
+        raise RetryError(
+            f"Others open transactions of the id {id!r} all the time.",
+            fix="give each owner an id of its own.",
+        )
 
     def next(self) -> KafkaTransaction:
         """The next transaction of this id, on the same client: opening a client costs as much as
         many transactions, and Kafka refuses a client that was fenced. A client that failed is
-        replaced.
+        replaced, unless the id has a newer owner.
         """
         self.abort()
         if self._fenced_error is not None:
             raise self._fenced_error
-        client = (
-            self._client
-            if self._is_client_usable
-            else _open_client(self._connection, self.id, self._timeout_us)
+        if not self._is_client_usable:
+            self._replace_client()
+        return KafkaTransaction(
+            self._connection, self.id, self._owner, self._timeout_us, self._client
         )
-        return KafkaTransaction(self._connection, self.id, self._timeout_us, client)
+
+    def _replace_client(self) -> None:
+        """Open another client of this id. Raises TransactionFenced if the id has a newer owner.
+
+        The owner is checked twice. Opening a client fences that of a newer owner, so it is not done
+        if one is known; and one may have come in between. That one finds out that it still is the
+        owner, and replaces its client.
+        """
+        self._check_owner()
+        self._client = _open_client(self._connection, self.id, self._timeout_us)
+        self._check_owner()
+        self._is_client_usable = True
+
+    def _check_owner(self) -> None:
+        owner, _ = self._connection.notes.transaction(self.id)
+        if owner != self._owner:
+            self._fenced_error = TransactionFenced(
+                f"The transaction id {self.id!r} has a newer owner: this one stores nothing more.",
+                fix="stop this owner, or use another id.",
+            )
+            raise self._fenced_error
 
     # Contents
 
@@ -256,7 +305,7 @@ class KafkaTransaction(Transaction):
                 ]
                 if offsets:
                     self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
-            outcome = self._connection.notes.outcome_record(self.id, token)
+            outcome = self._connection.notes.transaction_record(self.id, self._owner, token)
             send_records(self._client, [outcome], DeliveryReports())  # 3
             if self._contents.notes:
                 self._send_notes()  # 4
@@ -306,17 +355,23 @@ class KafkaTransaction(Transaction):
             raise
 
     def _to_error(self, error: KafkaException) -> HeadraceError:
-        """The error to raise for an error of Kafka. Kafka fences a transaction that timed out just
-        like one with a newer owner; the deadline shows which it is.
+        """The error to raise for an error of Kafka. Kafka fences a transaction that timed out, and
+        one whose id an older owner tried to use, just like one with a newer owner.
         """
         if error_code(error) in FENCED and time.monotonic() > self._deadline:
             return self._timed_out()
         if error_code(error) in FENCED:
-            self._fenced_error = TransactionFenced(
-                f"The transaction id {self.id!r} has a newer owner; nothing of this one is stored.",
-                fix="stop this owner, or use another id.",
+            try:
+                self._check_owner()
+            except TransactionFenced as fenced:
+                return fenced
+            except HeadraceError as unknown:
+                logger.info("The owner of %r cannot be read: %s", self.id, unknown)
+            return RetryError(
+                f"Another client used the transaction id {self.id!r}; nothing of this transaction"
+                " is stored.",
+                fix="repeat it in the next transaction: tx.next().",
             )
-            return self._fenced_error
         if error_code(error) in LOST_MEMBERSHIP:
             for _, positions in self._contents.offsets:
                 if (consumer := _handle(positions)) is not None:
@@ -368,7 +423,8 @@ class KafkaTransaction(Transaction):
 
     def _after_failed_commit(self, error: KafkaException, token: str) -> None:
         """Settle a commit that failed. If its outcome is unknown, a new client of the same id
-        forces Kafka to decide it, and the stored token then shows whether it was committed.
+        forces Kafka to decide it, and the stored token then shows whether it was committed. A newer
+        owner has decided it too, but stores its own tokens: then it stays unknown.
         """
         self._is_client_usable = False
         if cause(error).txn_requires_abort():
@@ -376,9 +432,8 @@ class KafkaTransaction(Transaction):
         if error_code(error) in FENCED or cause(error).txn_requires_abort():
             raise self._to_error(error) from error
         try:
-            self._client = _open_client(self._connection, self.id, self._timeout_us)
-            self._is_client_usable = True
-            committed = self._connection.notes.outcome(self.id) == token
+            self._replace_client()
+            committed = self._connection.notes.transaction(self.id) == (self._owner, token)
         except HeadraceError:
             raise RetryError(
                 f"The outcome of the transaction {self.id!r} is unknown: {cause(error).str()}.",
