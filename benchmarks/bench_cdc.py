@@ -27,6 +27,7 @@ from tests.servers.database_server import ServerUnavailable
 from tests.servers.postgres_server import PostgresServer, find_program
 
 CHANGES = 1_200_000
+CHOICES = 300_000
 SNAPSHOT_ROWS = 2_000_000
 LARGE = 2_000_000
 ROUNDS = 3
@@ -63,6 +64,7 @@ def results() -> Iterator[Result]:
         connection.autocommit = True
         bench = Bench(server, connection.cursor(), root)
         yield bench.streaming()
+        yield bench.choices()
         yield bench.snapshot()
         yield bench.latency()
         yield bench.memory()
@@ -86,11 +88,16 @@ class Bench:
     def log(self, name: str) -> str:
         return f"file:{self.root / name}"
 
-    def begun(self, name: str) -> hr.cdc.Capture:
+    def begun(self, name: str, rules: dict[str, Any] | None = None) -> hr.cdc.Capture:
         """A capture whose slot is there: what comes next stays in the WAL for it."""
-        capture = hr.cdc.postgres(self.server.url, name=name, snapshot=False, log=self.log(name))
+        capture = self._capture(name, rules or {})
         capture.run(until_caught_up=True)
         return capture
+
+    def _capture(self, name: str, rules: dict[str, Any]) -> hr.cdc.Capture:
+        return hr.cdc.postgres(
+            self.server.url, name=name, snapshot=False, log=self.log(name), **rules
+        )
 
     def streaming(self) -> Result:
         """Single-row changes, all in the WAL before anybody reads: each in a transaction of its
@@ -124,6 +131,36 @@ class Bench:
             bar=bar,
             better="higher",
             params={"changes": CHANGES, "rounds": ROUNDS},
+        )
+
+    def choices(self) -> Result:
+        """Changes streamed with columns left out and masked and rows filtered, and without."""
+        rules = {
+            "exclude": ["items.amount"],
+            "mask": {"items.name": "***"},
+            "where": {"items": "customer > 10"},
+        }
+        self.cursor.execute("TRUNCATE items")
+        names = [f"{kind}{number}" for number in range(ROUNDS) for kind in ("chosen", "whole")]
+        for name in names:
+            self.begun(name, rules if name.startswith("chosen") else {})
+        self._write(1, CHOICES)
+        rates: dict[str, list[float]] = {"chosen": [], "whole": []}
+        for name in names:
+            kind = name.rstrip("0123456789")
+            capture = self._capture(name, rules if kind == "chosen" else {})
+            rates[kind].append(CHOICES / seconds(lambda c=capture: c.run(until_caught_up=True)))  # type: ignore[misc]
+            capture.remove()
+        return judged(
+            "cdc",
+            "changes with columns masked and rows filtered",
+            "changes/s",
+            statistics.median(rates["chosen"]),
+            "all columns and rows",
+            statistics.median(rates["whole"]),
+            bar=0.8,
+            better="higher",
+            params={"changes": CHOICES, "rounds": ROUNDS},
         )
 
     def _peer(self) -> tuple[str, Any]:

@@ -233,9 +233,8 @@ def celebrity_view() -> Iterator[Result]:
                 continue
             seconds.append(time.perf_counter() - started)
             assert run.runner.views is not None
-            assert run.runner.views.reader.sql(
-                "SELECT count(*) AS n FROM timeline"
-            ).to_pylist() == [{"n": FOLLOWERS * (post + 1)}]
+            with run.runner.views.reader.snapshot() as snap:
+                assert snap.count("timeline") == FOLLOWERS * (post + 1)
     note(f"seconds {[round(each, 2) for each in seconds]}")
     yield limited(
         "joins_tables",

@@ -74,7 +74,7 @@ def our_latencies(root: Path, spark: SparkSession) -> list[float]:
     assert runner.views is not None
     deadline = time.perf_counter() + WARM_UP_SECONDS + SECONDS
     while time.perf_counter() < deadline:
-        newest = runner.views.reader.sql("SELECT max(number) AS n FROM newest").to_pylist()[0]["n"]
+        newest = max(runner.views.reader.table("newest")["number"].to_pylist(), default=None)
         if newest is not None and (not seen or newest > seen[-1][0]):
             seen.append((newest, time.perf_counter()))
         time.sleep(0.005)

@@ -1,9 +1,12 @@
 """Sinks: a million rows by key into Postgres against a bare COPY into an identical table, into
-Redis against a bare pipelined HSET; and a batch that the target has already.
+Redis against a bare pipelined HSET; a batch that the target has already; and into Iceberg and an
+object store against Parquet files in a local directory.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from headrace.sinks.topic_follower import TopicFollower
 from tests.servers.database_server import ServerUnavailable
 from tests.servers.postgres_server import PostgresServer
 from tests.servers.redis_server import RedisServer
+from tests.servers.s3_server import S3Server
 
 ROWS = 1_000_000
 SCHEMA = "id BIGINT, customer BIGINT, status STRING, amount DOUBLE"
@@ -180,10 +184,44 @@ def redis_results(log: hr.Log) -> Iterator[Result]:
         yield again(sink, log, "redis")
 
 
+# Files
+
+
+def lake_results(log: hr.Log, directory: Path) -> Iterator[Result]:
+    """Iceberg and Parquet in an object store against Parquet in a local directory."""
+    local = hr.sinks.parquet(directory / "local")
+    iceberg = hr.sinks.iceberg(
+        "lake",
+        properties={
+            "type": "sql",
+            "uri": f"sqlite:///{directory / 'catalog.db'}",
+            "warehouse": f"file://{directory / 'warehouse'}",
+        },
+    )
+    (directory / "warehouse").mkdir()
+    with S3Server() as server:
+        os.environ.update(server.environment)
+        sinks = {"iceberg": iceberg, "parquet in S3": hr.sinks.parquet(server.new_bucket())}
+        for kind, sink in sinks.items():
+            yield compare(
+                "sinks",
+                f"{kind}, rows by key",
+                "rows/s",
+                ours=functools.partial(sink_rate, sink, log),
+                peer="Parquet files in a local directory",
+                theirs=functools.partial(sink_rate, local, log),
+                bar=0.5,
+                better="higher",
+                repeats=3,
+                warmups=0,
+            )
+
+
 def results() -> Iterator[Result]:
     try:
         with filled_log() as log, TemporaryDirectory() as directory:
             yield from postgres_results(log, Path(directory))
             yield from redis_results(log)
+            yield from lake_results(log, Path(directory))
     except (ServerUnavailable, ImportError) as error:
         raise Unavailable(str(error)) from error

@@ -28,7 +28,7 @@ metrics = hr.Pipeline("metrics")
 values = metrics.topic(
     "values",
     schema=SCHEMA,
-    event_time=hr.EventTime("received_at", delay="2 seconds", idle="5 seconds"),
+    event_time=hr.EventTime("received_at", delay="2 seconds", idle="5 seconds", max_ahead="1 hour"),
     retention="14 days",
 )
 timers = values.where("kind = 'timer'")

@@ -55,6 +55,7 @@ def from_devices(topic: str, columns: str, *, idle: str) -> hr.Stream:
         device="device",
         delay="1 second",
         idle=idle,
+        max_ahead="1 day",
     )
     return shop.topic(
         topic,
@@ -81,7 +82,9 @@ payments = shop.topic(
     "payments",
     schema="payment_id BIGINT, card STRING, amount DOUBLE, bank STRING, paid_at TIMESTAMP",
     key="card",
-    event_time=hr.EventTime("paid_at", delay="2 seconds", producer="bank", idle="10 minutes"),
+    event_time=hr.EventTime(
+        "paid_at", delay="2 seconds", producer="bank", idle="10 minutes", max_ahead="1 day"
+    ),
     partitions=2,
 )
 rates = shop.table(

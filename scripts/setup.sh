@@ -117,13 +117,18 @@ ensure_rabbitmq() {
     apt_install_optional rabbitmq-server || say "RabbitMQ is missing: tests against a real one are skipped. To fix: apt-get install rabbitmq-server"
 }
 
+ensure_mosquitto() {
+    if have mosquitto || [ -x /usr/sbin/mosquitto ]; then return; fi
+    apt_install_optional mosquitto || say "Mosquitto is missing: tests of the MQTT example are skipped. To fix: apt-get install mosquitto"
+}
+
 ensure_python
 ensure_venv
 if [ "$purpose" = demo ]; then
     install_package .
     ensure_java
 else
-    install_package '.[dev,kafka,registry,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]'
+    install_package '.[dev,kafka,registry,connect,postgres,mysql,redis,search,delta,iceberg,objectstore,events,zeromq,amqp]'
     ensure_java
     ensure_maven
     ensure_postgres
@@ -131,6 +136,7 @@ else
     ensure_redis
     ensure_chromium
     ensure_rabbitmq
+    ensure_mosquitto
     ensure_curl
 fi
 if [ -n "$worth_another_try" ]; then

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from headrace.events import CommandRefused, Handler, open_store
-from headrace.events.event import COLUMNS
+from headrace.events.event import fit_copy
 from headrace.log import open_log
 from headrace.log.api import Log, Transaction
 
@@ -177,6 +177,7 @@ class Shoppers:
             None if log.address.startswith("file:") else open_log(f"file:{home / 'carts-log'}")
         )
         self._store = open_store(self._own or log, STORE)
+        self._log = log
         self._passing_on = None if self._own is None else log.producer(STORE, id="demo-carts")
         self._handler: Handler[Any] = Handler(self._store, shop.CARTS)
         self._carts = [f"cart-{number}" for number in range(OPEN_CARTS)]
@@ -221,8 +222,11 @@ class Shoppers:
         if self._passing_on is None or self._own is None:
             return
         rows = self._own.read(STORE, 0, self._passing_on.last_sequence + 1).to_table()
+        if not rows.num_rows:
+            return
+        copied = fit_copy(rows, self._log, STORE)
         for at, offset in enumerate(rows["_offset"].to_pylist()):
-            self._passing_on.append(rows.slice(at, 1).select(COLUMNS), sequence=offset)
+            self._passing_on.append(copied.slice(at, 1), sequence=offset)
 
 
 # The warehouse: a consumer group that packs a parcel for each order. The parcels and how far it has

@@ -4,9 +4,10 @@
 
     log          open_log, Log, Producer, Consumer, Queue, Transaction, Message, Batches,
                  AppendResult, Offsets, TopicInfo, GroupInfo, PartitionLag, spark
-    pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time,
-                 tumbling, hopping, sliding, session, late, agg, pattern, search, shed
-    edges        cdc, gateways, sinks, alerts, events
+    pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time, file_table,
+                 Processor, state, timer, udf, tumbling, hopping, sliding, session, late, agg,
+                 over, pattern, search, shed
+    edges        cdc, sources, gateways, sinks, alerts, events
     errors       errors
 
 A name is loaded when it is first used (PEP 562): importing the package starts no JVM and loads no
@@ -22,15 +23,19 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import alerts, cdc, events, gateways, sinks
+    from headrace import alerts, cdc, events, gateways, sinks, sources
+    from headrace.expressions.user_functions import udf
     from headrace.log import open_log
     from headrace.log.api import Batches, Consumer, Log, Message, Producer, Queue, Transaction
     from headrace.log.spark.session import spark
     from headrace.log.values import AppendResult, GroupInfo, Offsets, PartitionLag, TopicInfo
+    from headrace.operators import row_functions as over
     from headrace.operators.aggregates import functions as agg
+    from headrace.operators.processors.processor import Processor, state, timer
     from headrace.operators.windows import late_policy as late
     from headrace.operators.windows.specs import hopping, session, sliding, tumbling
     from headrace.pipeline import document_search as search
+    from headrace.pipeline.file_table import file_table
     from headrace.pipeline.patterns import pattern
     from headrace.pipeline.pipeline import Pipeline, shed
     from headrace.pipeline.stream import Stream, Table
@@ -44,12 +49,15 @@ _MODULES = {
     "events": "headrace.events",
     "gateways": "headrace.gateways",
     "late": "headrace.operators.windows.late_policy",
+    "over": "headrace.operators.row_functions",
     "search": "headrace.pipeline.document_search",
     "sinks": "headrace.sinks",
+    "sources": "headrace.sources",
 }
 """Public names that are modules, and where they are."""
 
 _NAMES_BY_MODULE = {
+    "headrace.expressions.user_functions": ("udf",),
     "headrace.log": ("open_log",),
     "headrace.log.api": (
         "Batches",
@@ -62,7 +70,9 @@ _NAMES_BY_MODULE = {
     ),
     "headrace.log.spark.session": ("spark",),
     "headrace.log.values": ("AppendResult", "GroupInfo", "Offsets", "PartitionLag", "TopicInfo"),
+    "headrace.operators.processors.processor": ("Processor", "state", "timer"),
     "headrace.operators.windows.specs": ("hopping", "session", "sliding", "tumbling"),
+    "headrace.pipeline.file_table": ("file_table",),
     "headrace.pipeline.patterns": ("pattern",),
     "headrace.pipeline.pipeline": ("Pipeline", "shed"),
     "headrace.pipeline.stream": ("Stream", "Table"),
@@ -82,6 +92,7 @@ __all__ = [
     "Offsets",
     "PartitionLag",
     "Pipeline",
+    "Processor",
     "Producer",
     "Queue",
     "Stream",
@@ -95,10 +106,12 @@ __all__ = [
     "device_time",
     "errors",
     "events",
+    "file_table",
     "gateways",
     "hopping",
     "late",
     "open_log",
+    "over",
     "pattern",
     "processing_time",
     "search",
@@ -106,8 +119,12 @@ __all__ = [
     "shed",
     "sinks",
     "sliding",
+    "sources",
     "spark",
+    "state",
+    "timer",
     "tumbling",
+    "udf",
 ]
 
 

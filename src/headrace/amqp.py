@@ -4,13 +4,17 @@ sink that publishes to an exchange (`sinks.amqp_target`). A password in the addr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import struct
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigurationError, HeadraceError, InputError, MissingExtra, RetryError
 from headrace.secrets import is_named, secret
 
+logger = logging.getLogger("headrace.amqp")
 TIMEOUT_S = 10.0
 HEARTBEAT_S = 30
 
@@ -109,6 +113,77 @@ def connect(url: str) -> Any:
     """
     pika = driver()
     try:
-        return pika.BlockingConnection(connection_parameters(url))
+        return pika.BlockingConnection(connection_parameters(url), _impl_class=_connection_class())
     except (pika.exceptions.AMQPError, OSError) as error:
         raise connection_failure(url, error) from None
+
+
+# Messages with headers that pika cannot read
+
+
+@lru_cache(maxsize=1)
+def _connection_class() -> Any:
+    """Return pika's connection, but that a message whose headers cannot be read comes without them.
+
+    A header may have a time beyond the year 9999 (milliseconds where AMQP has seconds) or a number
+    that is not finite. Pika raises an error for it while it reads from the socket, and the broker
+    delivers the message again whenever somebody connects: one such message would stop a queue.
+    """
+    from pika.adapters.select_connection import SelectConnection
+    from pika.connection import Connection
+
+    unreadable = (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        OSError,
+        struct.error,
+        driver().exceptions.InvalidFieldTypeException,
+    )
+
+    read: Callable[[Any], Any] = vars(Connection)["_read_frame"]
+
+    def read_frame(self: Any) -> Any:
+        try:
+            return read(self)
+        except unreadable as error:
+            frame = _without_headers(self._frame_buffer)
+            if frame is None:
+                raise
+            logger.warning("The unreadable headers of a message are left out: %s", error)
+            return frame
+
+    return type("HeaderTolerantConnection", (SelectConnection,), {"_read_frame": read_frame})
+
+
+def _without_headers(buffer: bytes) -> tuple[int, Any] | None:
+    """Return the size of the frame at the start of a buffer, and the frame without the message's
+    headers; None if it is no frame of a message's properties.
+    """
+    from pika import frame, spec
+
+    kind, channel, size = struct.unpack_from(">BHL", buffer)
+    if kind != spec.FRAME_HEADER:
+        return None
+    stop = spec.FRAME_HEADER_SIZE + size
+    content = buffer[spec.FRAME_HEADER_SIZE : stop]
+    (body_size,) = struct.unpack_from(">Q", content, 4)
+    properties = content[12:]
+    (flags,) = struct.unpack_from(">H", properties)
+    if not flags & spec.BasicProperties.FLAG_HEADERS:
+        return None
+    start = 2
+    for flag in (
+        spec.BasicProperties.FLAG_CONTENT_TYPE,
+        spec.BasicProperties.FLAG_CONTENT_ENCODING,
+    ):
+        if flags & flag:
+            start += 1 + properties[start]
+    (table_size,) = struct.unpack_from(">I", properties, start)
+    remaining = (
+        struct.pack(">H", flags & ~spec.BasicProperties.FLAG_HEADERS)
+        + properties[2:start]
+        + properties[start + 4 + table_size :]
+    )
+    message = frame.Header(channel, body_size, spec.BasicProperties().decode(remaining))
+    return stop + spec.FRAME_END_SIZE, message

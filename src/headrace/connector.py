@@ -23,11 +23,14 @@ Each consists of three parts, and so does one that you write yourself:
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from inspect import signature
 from threading import Event
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import (
@@ -42,6 +45,8 @@ from headrace.retry import Backoff
 
 BACKOFF = Backoff(first_s=0.2, longest_s=30.0)
 """Pauses between two sessions of a connector whose other system is away."""
+CATCH_UP_PATIENCE_S = 60.0
+"""How long a run that is to catch up goes on while the other system is away."""
 STATUS_INTERVAL_S = 1.0
 """How often a running connector reports its status."""
 
@@ -108,27 +113,121 @@ def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+@dataclass(frozen=True)
+class PluginGroup:
+    """Connectors that other packages bring, as entry points of one group.
+
+    The name of an entry point is the scheme of the URLs that it handles. It refers to a function
+    `declare(url, **settings)` that returns the declaration.
+
+        [project.entry-points."headrace.sinks"]
+        mongodb = "headrace_mongodb:sink"
+
+    Attributes:
+        name: The group, such as "headrace.sinks".
+        returns: The class of what its functions return.
+    """
+
+    name: str
+    returns: type[Connector]
+
+    def schemes(self) -> list[str]:
+        """Return the schemes of the installed plugins."""
+        return sorted({point.name for point in entry_points(group=self.name)})
+
+    def declare(self, scheme: str, url: str, settings: Mapping[str, Any]) -> Connector:
+        """Declare a connector by the plugin that handles a scheme.
+
+        Args:
+            scheme: The scheme, one of `schemes`.
+            url: The whole URL.
+            settings: Passed on to the plugin's function.
+
+        Raises:
+            ConfigurationError: Two packages handle the scheme, the plugin cannot be imported, or it
+                returns something else.
+            InputError: The plugin has no such setting.
+        """
+        (point, *others) = entry_points(group=self.name, name=scheme)
+        owners = [owner.dist.name if owner.dist else owner.value for owner in (point, *others)]
+        if others:
+            raise ConfigurationError(
+                f"Several packages handle {scheme}: {', '.join(sorted(owners))}.",
+                fix="uninstall all but one of them.",
+            )
+        try:
+            declare = point.load()
+        except Exception as error:
+            raise ConfigurationError(
+                f"The plugin for {scheme}:, {point.value} of the package {owners[0]}, cannot be"
+                f" imported: {error}",
+                fix=f"install what it needs, or another version of {owners[0]}.",
+            ) from error
+        _check_plugin_settings(declare, settings, owner=owners[0], scheme=scheme)
+        declared = declare(url, **settings)
+        if not isinstance(declared, self.returns):
+            raise ConfigurationError(
+                f"The plugin for {scheme}: of the package {owners[0]} returned"
+                f" {type(declared).__name__}, not {self.returns.__name__}.",
+                fix=f"let {point.value} return a {self.returns.__name__}.",
+            )
+        return declared
+
+
+def _check_plugin_settings(
+    declare: Callable[..., object], settings: Mapping[str, Any], *, owner: str, scheme: str
+) -> None:
+    parameters = signature(declare).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters][1:]
+    for setting in settings:
+        if setting not in known:
+            raise InputError(
+                f"{scheme}: of the package {owner} has no setting {setting!r}:"
+                f" {nearest(setting, known)}"
+            )
+
+
 def build_from_url(
-    url: str, builders: Mapping[str, Callable[[str], Built]], *, what: str, examples: str
+    url: str,
+    builders: Mapping[str, Callable[[str], Built]],
+    *,
+    plugins: PluginGroup,
+    settings: Mapping[str, Any],
+    what: str,
+    examples: str,
 ) -> Built:
     """Declare a connector by the scheme of its URL.
 
     Args:
         url: Such as `sqlite:shop.db` or `postgresql://user@host/database`.
         builders: By scheme, a function that takes the whole URL.
+        plugins: Where other schemes are looked up. A plugin cannot replace one of `builders`.
+        settings: What a plugin gets besides the URL.
         what: What the URL should name, for the error.
         examples: URLs that would do, for the error.
 
     Raises:
-        InputError: No builder has that scheme.
+        InputError: Neither a builder nor a plugin has that scheme.
+        ConfigurationError: The plugin cannot be used.
     """
     scheme = urlsplit(url).scheme
-    if scheme not in builders:
-        shown = f"{scheme}:" if scheme else repr(url)
-        raise InputError(
-            f"{shown} is not {what}: {nearest(scheme, builders)}", fix=f"give {examples}."
-        )
-    return builders[scheme](url)
+    if scheme in builders:
+        return builders[scheme](url)
+    installed = plugins.schemes()
+    if scheme in installed:
+        return cast("Built", plugins.declare(scheme, url, settings))
+    shown = f"{scheme}:" if scheme else repr(url)
+    raise InputError(
+        f"{shown} is not {what}: {nearest(scheme, [*builders, *installed])}",
+        fix=(
+            f"give {examples}; or install the package that brings {scheme}: (its entry point is in"
+            f" the group {plugins.name})."
+            if scheme
+            else f"give {examples}."
+        ),
+    )
 
 
 def without_scheme(url: str) -> str:
@@ -188,6 +287,7 @@ def run_sessions(
     status: ConnectorStatus,
     report: Callable[[], None],
     logger: logging.Logger,
+    patience_s: float = math.inf,
 ) -> None:
     """Run one session after the other until one is complete or `stopped` is set.
 
@@ -202,7 +302,10 @@ def run_sessions(
         status: Where failures are recorded. The session records success.
         report: Shows the status to whoever watches.
         logger: The logger of the connector's package.
+        patience_s: How long failures in a row may go on. The failure after which the next session
+            would begin later is raised; a pause that the other side asked for is made once.
     """
+    failing_since_s = 0.0
     while not stopped.is_set():
         try:
             if session():
@@ -213,6 +316,12 @@ def run_sessions(
             status.record_failure(error.message)
             asked_s = error.wait_s if isinstance(error, TargetUnavailable) else 0.0
             pause_s = BACKOFF.pause_s(status.failures, min_s=asked_s)
+            if status.failures == 1:
+                failing_since_s = time.monotonic()
+            failing_s = time.monotonic() - failing_since_s
+            if failing_s + pause_s > max(patience_s, asked_s + 1.0):
+                report()
+                raise
             logger.warning("%s stopped: %s\nTrying again in %.1f s.", what, error, pause_s)
             report()
             stopped.wait(pause_s)

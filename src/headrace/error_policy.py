@@ -7,7 +7,9 @@ The parameter means the same wherever it occurs (`select`, `where`, `with_column
     "divert"    the row goes to dead letters, with the reason
     "stop"      the run ends with an error that names the row's step
 
-A call that cannot follow one of them refuses it when it is declared, and says which it supports.
+A custom aggregate that raises on a row has no value that could be null: "null" too ends the run
+then. A call that cannot follow one of them refuses it when it is declared, and says which it
+supports.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ what to do now. It never advises something that would lose data.
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -30,6 +33,14 @@ class HeadraceError(Exception):
         super().__init__(f"{message}\n  To fix: {fix}" if fix else message)
         self.message = message
         self.fix = fix
+
+
+def user_trace(error: BaseException, max_frames: int = 3) -> str:
+    """The last lines of the user's own code that led to an error, as a traceback shows them."""
+    package = f"{Path(__file__).parent}{os.sep}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(package)]
+    return "".join(traceback.format_list(own[-max_frames:]))
 
 
 class InputError(HeadraceError, ValueError):
@@ -228,6 +239,46 @@ class ExpressionFailed(InputError):
         self.row = row
 
 
+class FunctionFailed(InputError):
+    """A user's function raised, or returned something that does not fit. Correct the function or
+    the row, or choose `errors="divert"`.
+    """
+
+    def __init__(
+        self, *, step: str, function: str, row: dict[str, Any], where: str, cause: str, trace: str
+    ) -> None:
+        super().__init__(
+            f"{function} of the step {step!r} failed on the row {row!r}{where}:"
+            f" {cause}\n{trace}".rstrip(),
+            fix=(
+                "correct the function or the row and run again, or send such rows to dead letters"
+                ' with errors="divert".'
+            ),
+        )
+        self.step = step
+        self.row = row
+
+
+class ProcessorFailed(InputError):
+    """A processor raised, or emitted or set something that does not fit. Correct the processor or
+    the row, or send such rows to dead letters with `errors="divert"`.
+    """
+
+    def __init__(
+        self, *, step: str, method: str, row: dict[str, Any] | None, cause: str, trace: str
+    ) -> None:
+        where = "" if row is None else f" on {row!r}"
+        super().__init__(
+            f"{method} of the step {step!r} failed{where}: {cause}\n{trace}".rstrip(),
+            fix=(
+                "correct the processor or the row and run again, or send such rows to dead letters"
+                ' with errors="divert".'
+            ),
+        )
+        self.step = step
+        self.row = row
+
+
 class BadPattern(PlanError):
     """A pattern cannot be read, or can never match. Correct it."""
 
@@ -244,6 +295,10 @@ class DuplicateStep(PlanError):
 
 class CyclicPlan(PlanError):
     """A step would need its own result. Break the cycle."""
+
+
+class NoFingerprint(PlanError):
+    """Edits of Python code of a plan could not be noticed. Give the code a version."""
 
 
 class StreamOnly(PlanError):
@@ -482,13 +537,25 @@ class VersionConflict(RetryError):
     """
 
     def __init__(self, entity: str, expected: int, current: int) -> None:
-        wanted = "to be new" if expected == 0 else f"at version {expected}"
+        wanted = {0: "to be new", -2: "to have events"}.get(expected, f"at version {expected}")
         super().__init__(
             f"The entity {entity!r} is at version {current}, but was expected {wanted}; nothing was"
             " stored.",
             fix="load it again and decide anew; `handle` does that by itself.",
         )
         self.entity, self.expected, self.current = entity, expected, current
+
+
+class SubscriptionFenced(FencedError):
+    """Another process has moved the position of a subscription. Stop, or open it again to go on
+    where the other one is; nothing was stored.
+    """
+
+
+class ProcessFailed(ConfigurationError):
+    """A process manager's function raised an error, or gave what cannot be stored. Correct it and
+    start again; the event is read again, and nothing of it was stored.
+    """
 
 
 class EventIdConflict(InputError):
@@ -572,7 +639,8 @@ class ExcisionRefused(ConfigurationError):
             f"The subject {subject!r} cannot be excised everywhere, and nothing was"
             f" changed:\n{listed}",
             fix=(
-                "resolve each of these, and run this again. To retire a pipeline that is not needed"
-                " any more, delete its topic __ticks.NAME and its state directory."
+                "resolve each of these, and run this again. A pipeline that is not needed any more"
+                " can be given up with retire=['NAME'] (--retire NAME): its state and views go,"
+                " and cannot be computed again."
             ),
         )

@@ -24,8 +24,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 _MAX_DOUBLINGS = 30
+LONGEST_RETRY_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,20 @@ class CircuitBreaker:
         else:
             pause_s = self.CLOSED_BACKOFF.pause_s(self.failures, min_s=min_s)
         self._next_attempt_s = self._clock_s() + pause_s
+
+
+def retry_after_s(retry_after: str | None) -> float:
+    """Return how long a `Retry-After` header asks us to wait, at most an hour. It is a number of
+    seconds or a date.
+    """
+    if retry_after is None:
+        return 0.0
+    try:
+        wait_s = (
+            float(retry_after)
+            if retry_after.strip().isdigit()
+            else parsedate_to_datetime(retry_after).timestamp() - time.time()
+        )
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(wait_s, 0.0), LONGEST_RETRY_AFTER_S)

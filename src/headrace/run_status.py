@@ -12,12 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from headrace.atomic_file import write_atomically
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, CorruptionError, NewerFormat
 
 FILE = "status.json"
 PLAN_FILE = "plan.json"
@@ -48,6 +48,8 @@ class Status:
     failures: int = 0
     last_error: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Step -> the "keys" and "bytes" of its state, without the garbage in its files."""
     ingests: dict[str, str] = field(default_factory=dict)
     """Ingest -> its state in words."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -116,7 +118,9 @@ def write_status(directory: Path, status: Status) -> None:
 
 
 def running_elsewhere(directory: Path) -> Status | None:
-    """The status of a run in another process with this state directory, if there is one."""
+    """The status of a run in another process with this state directory, if there is one. Raises
+    CorruptionError if the status is damaged, so that nobody can tell.
+    """
     if not (directory / FILE).exists():
         return None
     status = read_status(directory)
@@ -125,16 +129,41 @@ def running_elsewhere(directory: Path) -> Status | None:
 
 
 def read_status(directory: Path) -> Status:
-    """The status in a state directory. Raises ConfigurationError if no pipeline has run with it."""
-    stored = read_status_fields(directory)
-    if stored is None:
-        raise _never_run(directory)
-    return Status(**stored)
+    """The status in a state directory.
+
+    Raises:
+        ConfigurationError: No pipeline has run with the directory, or a newer Headrace wrote it.
+        CorruptionError: The file is damaged.
+    """
+    path = directory / FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _never_run(directory) from None
+    try:
+        stored = json.loads(content)
+        if stored["version"] > VERSION:
+            raise NewerFormat(
+                f"{path} was written by a newer Headrace (format {stored['version']}, this one"
+                f" reads {VERSION}).",
+                fix="upgrade headrace.",
+            )
+        known = {each.name for each in fields(Status)}
+        return Status(**{name: value for name, value in stored.items() if name in known})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = repr(error) if content else "it is empty, as a loss of power can leave it"
+        raise CorruptionError(
+            f"{path}, the status of the last run, is damaged: {what}.",
+            fix=(
+                "run the pipeline: each run writes the file anew, within seconds. Nothing else"
+                " depends on it; the pipeline's state and its log are not affected."
+            ),
+        ) from error
 
 
 def read_status_fields(directory: Path) -> dict[str, Any] | None:
     """The status in a state directory as its fields, which may be those of another version of
-    Headrace; None if no pipeline has run with it.
+    Headrace; None if there is none that can be read.
     """
     try:
         status = json.loads((directory / FILE).read_text())

@@ -26,6 +26,7 @@ from headrace.errors import InputError
 from headrace.gateways.inbox import GatewayStatus
 from headrace.gateways.metrics import LOST, GatewayReporter
 from headrace.log import dead_letters as dead
+from headrace.log.capture_reports import CaptureReporter
 
 SECOND_US = 1_000_000
 NOW_US = 1_800_000_000 * SECOND_US
@@ -97,6 +98,8 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
         GatewayReporter(log),
     )
     reporter.report(door, NOW_US)
+    shop = {"behind_bytes": 5, "lag_seconds": 2.5, "retained_bytes": 7, "stopped": {"t": "gone"}}
+    CaptureReporter(log, "shop").report({**shop, "snapshot_rows": 30, "snapshot_about": 100})
     measurements, state, now_s = (
         Measurements(log, [tmp_path / "shop.state"]),
         tmp_path / "shop.state",
@@ -110,16 +113,21 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
         state,
         watermarks=watermarks,
         counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5},
+        views={"minutes": {"newest": now_s - 40.0}, "empty": {"newest": None}},
     )
     first = measurements.measure(now_s)
     assert set(first) == set(MEASURES)
     assert first["lag rows"]["billing/orders/0"] == 3
+    captured = ("capture bytes", "capture seconds", "retained bytes", "stopped tables")
+    assert [first[measure]["capture/shop"] for measure in captured] == [5, 2.5, 7, 1]
+    assert first["snapshot rows"] == {"capture/shop": 70}
     assert (first["behind rows"], first["dead letters"], first["status age"]) == (
         {"shop": 7.0},
         {"orders": 1},
         {"shop": 0.0},
     )
     assert first["watermark age"] == {"shop/orders": 90.0}
+    assert first["view age"] == {"shop/minutes": 40.0}
     assert (first["late rows"], first["failed batches"]) == ({"shop/window": 0.0}, {"shop": 0.0})
     status(state, counts={"window.late": 25, "orders.shed": 100}, failures=3)
     reporter.report(replace(door, dropped=12, refused=4, details={LOST: 5}), NOW_US)
@@ -205,3 +213,50 @@ def test_changes_are_recorded_once_over_restarts(log: hr.Log) -> None:
         ("watch", "watch", "firing", 1),
         ("watch", "watch", "resolved", 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("lag rows > 0 of biling", "'biling', and a group of that name does not exist.*billing"),
+        ("lag rows > 0 of orders", "'orders', and a group"),
+        ("dead letters > 0 of order", "'order', and a topic.*orders"),
+        ("refused rows > 0 of door", "'door', and a gateway"),
+        ("watermark age > 1 minute of payments", "'payments', and an input.*orders"),
+        ("late rows > 1 of minute", "'minute', and a step.*minutes.window"),
+        ("view age > 1 minute of days", "'days', and a view.*minutes"),
+        ("behind rows > 1 of shops", "'shops', and a pipeline.*shop"),
+        ("status age > 1 minute of minutes", "'minutes', and a pipeline"),
+    ],
+)
+def test_a_rule_about_what_does_not_exist_watched_in_silence(
+    log: hr.Log, tmp_path: Path, rule: str, message: str
+) -> None:
+    with log.consumer("orders", "billing") as consumer:
+        consumer.commit()
+    log.reset_group("billing", "orders", "earliest")
+    state = tmp_path / "shop.state"
+    state.mkdir()
+    nodes = [
+        {"id": "orders", "kind": "topic"},
+        {"id": "minutes.window", "kind": "window"},
+        {"id": "view minutes", "kind": "view"},
+    ]
+    plan = {"version": 1, "pipeline": "shop", "nodes": nodes}
+    (state / "plan.json").write_text(json.dumps(plan))
+    measurements = Measurements(log, [state])
+    right = [
+        "lag rows > 0 of billing",
+        "dead letters > 0 of orders",
+        "dead letters > 0 of minutes.window",
+        "watermark age > 1 minute of shop/orders",
+        "late rows > 1 of minutes.window",
+        "view age > 1 minute of minutes",
+        "behind rows > 1 of shop",
+        "lag rows > 7",
+    ]
+    measurements.check_subjects([parse_rule(text) for text in right])
+    with pytest.raises(InputError, match=message):
+        measurements.check_subjects([parse_rule(rule)])
+    with pytest.raises(InputError, match="(?s)does not exist.*To fix:"):
+        Measurements(log, []).check_subjects([parse_rule(rule)])

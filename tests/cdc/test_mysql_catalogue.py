@@ -6,12 +6,12 @@ import pytest
 
 from headrace.cdc.mysql_source.catalogue import (
     add_transaction,
-    connection_settings,
     format_mysql_gtids,
     parse_mariadb_gtids,
     parse_mysql_gtids,
 )
 from headrace.errors import ConfigurationError
+from headrace.mysql import connection_settings
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"
 

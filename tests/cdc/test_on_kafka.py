@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.cdc.capture import CaptureLoop
 from headrace.errors import TransactionFenced
 from headrace.log.dead_letters import read_dead_letters
-from tests.cdc.captures import caught_up, do, folded, table
+from tests.cdc.captures import caught_up, check_two_that_start_at_once, do, folded, table
 from tests.servers.kafka_broker import KafkaBroker
 
 
@@ -90,3 +90,9 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
             (dead_letter["source_offset"], "no envelope" in dead_letter["row"])
             for dead_letter in read_dead_letters(log, topic)
         ] == [(4, True)]
+
+
+@pytest.mark.kafka
+def test_two_captures_that_start_at_once_share_no_topic(kafka_broker: KafkaBroker) -> None:
+    with hr.open_log(kafka_broker.address) as log:
+        check_two_that_start_at_once(log, "cdc-owners.")

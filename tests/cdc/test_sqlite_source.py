@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capture import CaptureLoop, request_snapshot
+from headrace.cdc.capture import CaptureLoop
 from headrace.cdc.declaration import Capture
 from headrace.cdc.sqlite_source import SqliteSource
+from headrace.cdc.state import request_snapshot
 from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, TransactionFenced
 from headrace.log.file.log import FileLog

@@ -35,7 +35,7 @@ class Watched(hr.agg.CustomAggregate):
     def add(self, states, groups, values):
         here = Path(HERE)
         if (here / "broken").exists():
-            raise ValueError("broken on purpose")
+            raise OSError("broken on purpose")
         if (here / "slow").exists():
             (here / "busy").touch()
             time.sleep(float((here / "slow").read_text()))

@@ -242,6 +242,8 @@ class TransactionsContract(ContractBase):
             tx.append(events, event(1))
             tx.set_note(note, "ä 1")
         assert log.note(note) == other.note(note) == "ä 1"
+        assert log.notes(note[:-1]) == other.notes(note) == {note: "ä 1"}
+        assert log.notes(f"{note} ") == {}
         with other.transaction(name("job")) as tx:
             tx.set_note(note, None)
         assert log.note(note) is None

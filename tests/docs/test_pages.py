@@ -43,7 +43,12 @@ def the_joins_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["corrected"].key == ("order_id",)
     assert names["placed"].key == ("order_id",)
     assert set(names["timeline"].key) == {"post", "follower", "author"}
-    assert [output.name for output in names["shop"].plan().outputs] == ["best", "taxed"]
+    assert [output.name for output in names["shop"].plan().outputs] == [
+        "winners",
+        "best",
+        "taxed",
+        "dearest",
+    ]
 
 
 def the_windows_are_what_the_page_says(names: dict[str, Any]) -> None:
@@ -122,6 +127,20 @@ def the_patterns_are_what_the_page_says(names: dict[str, Any]) -> None:
     names["bank"].plan().check_kernels()
 
 
+def the_functions_are_what_the_page_says(names: dict[str, Any]) -> None:
+    assert names["tags"].schema.names == ["order_id", "tag"]
+    assert names["cents"].schema.names == ["order_id", "cents"]
+    assert names["exploded"].schema.names == ["order_id", "customer", "amount", "n", "tag"]
+    for name in ("tags", "cents", "exploded"):
+        names["shop"].write(name, names[name])
+    names["shop"].plan().check_kernels()
+
+
+def the_processors_are_what_the_page_says(names: dict[str, Any]) -> None:
+    assert [name for name in ("reminders", "fast", "unpaid") if names[name].key != ("cart",)] == []
+    assert names["noon"].year == 2026
+
+
 def the_searches_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["alerts"].schema.names[-4:] == ["subscription", "query", "reader", "score"]
     assert names["digests"].schema.names[-1] == "matches"
@@ -138,7 +157,8 @@ def the_gateways_are_what_the_page_says(names: dict[str, Any]) -> None:
 
 
 def the_alerts_are_what_the_page_says(names: dict[str, Any]) -> None:
-    (alert,) = names["shop"].alerts.values()
+    alert, slump = names["shop"].alerts.values()
+    assert (slump.name, slump.by) == ("slump", ("region",))
     assert (alert.name, alert.topic, alert.every_us, len(alert.to)) == (
         "spike",
         "alert.spike",
@@ -157,6 +177,8 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "concepts/event-sourcing.md": events_are_what_the_page_says,
     "concepts/patterns.md": the_patterns_are_what_the_page_says,
     "concepts/search.md": the_searches_are_what_the_page_says,
+    "how-to/functions.md": the_functions_are_what_the_page_says,
+    "concepts/processors.md": the_processors_are_what_the_page_says,
     "edges/gateways.md": the_gateways_are_what_the_page_says,
     "edges/alerts.md": the_alerts_are_what_the_page_says,
 }

@@ -22,6 +22,7 @@ CONCEPTS = [
     "joins",
     "patterns",
     "search",
+    "processors",
     "change-capture",
     "event-sourcing",
     "exactly-once",

@@ -1,5 +1,5 @@
-"""A pipeline with every kind of join, rows for it, and what its views must show: for the tests that
-disturb it and those that kill it.
+"""A pipeline with every kind of join and functions over frames, rows for it, and what its views
+must show: for the tests that disturb it and those that kill it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ def joined(name: str = "joined") -> hr.Pipeline:
         "corrected",
         orders.join(rates.as_of("at"), on="region", how="left", late_versions="correct"),
     )
+    before = orders.join(payments, on="id", before="1 minute", until="at", suffix="_paid")
+    pipeline.write("paid_before", before, partitions=2)
+    frames = orders.over("who", rows=3, order_by=["region", "id desc"], gap="3 minutes")
+    steps = frames.aggregate(
+        number=hr.over.row_number(),
+        regions=hr.agg.collect("region"),
+        total=hr.agg.sum("id"),
+        next=hr.over.lead("id", within="1 minute"),
+    )
+    pipeline.write("steps", steps, partitions=2)
     pipeline.view("rate_history", rates.history())
     timeline = posts.join(follows, on="author")
     pipeline.view("timeline", timeline)
@@ -66,7 +76,7 @@ def joined(name: str = "joined") -> hr.Pipeline:
 
 
 TOPICS, VIEWS = (
-    ("paid", "with_city", "taxed"),
+    ("paid", "with_city", "taxed", "paid_before", "steps"),
     (
         "corrected",
         "rate_history",

@@ -135,6 +135,8 @@ def test_invalid_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
             True,
         ), "nothing runs"
         assert asked(client, {"uri": "a"})[0] == 400
+        status, printed = asked(client, {"why": "no url"}, wait="60s")
+        assert (status, "lacks the column 'url'" in printed["message"]) == (400, True)
         assert asked(client, ["a"])[0] == 400
         assert (
             client.ask("POST", "/ask/reach", b"{", {"Content-Type": "application/json"}).status

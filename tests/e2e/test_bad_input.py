@@ -376,23 +376,23 @@ def test_a_null_key_is_diverted_and_counted_and_the_others_go_on(tmp_path: Path)
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     stream = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
-    pipeline.view("counts", stream.group_by("k").aggregate(n=hr.agg.count(), name="counted"))
+    pipeline.view("newest", stream.to_table("k", name="keyed"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("orders", [{"k": 1, "v": 1}, {"k": None, "v": 2}, {"k": 1, "v": 3}])
         test.settle()
-        assert test.view("counts") == [{"k": 1, "n": 2}]
-        (dead_letter,) = read_dead_letters(test.log, "counted")
+        assert test.view("newest") == [{"k": 1, "v": 3}]
+        (dead_letter,) = read_dead_letters(test.log, "keyed")
         assert (
             dead_letter["place"],
             dead_letter["source_partition"],
             dead_letter["source_offset"],
             dead_letter["tick"],
-        ) == ("step counted", 0, 1, 1)
+        ) == ("step keyed", 0, 1, 1)
         assert dead_letter["reason"] == "its key is null"
         assert '"v":2' in dead_letter["row"]
         assert test.runner.last_result is not None
-        assert test.runner.last_result.counts["counted.diverted"] == 1
-        assert test.runner.last_result.counts["counted.rows_in"] == 2
+        assert test.runner.last_result.counts["keyed.diverted"] == 1
+        assert test.runner.last_result.counts["keyed.rows_in"] == 2
 
 
 @pytest.mark.spark

@@ -38,6 +38,8 @@ def shop(*outputs: str, totals: Any = None, retention_bytes: int | None = None) 
     counts = orders.group_by("k").aggregate(n=hr.agg.count(), name="counts")
     if "counts" in outputs:
         pipeline.view("counts", counts)
+    if "newest" in outputs:
+        pipeline.view("newest", orders.to_table("k", name="newest"))
     if "counted" in outputs:
         pipeline.write("counted", counts)
     if "totals" in outputs:
@@ -150,16 +152,16 @@ def test_time_does_not_go_back_when_an_output_joins(tmp_path: Path, added_later:
 
 
 def test_dead_letters_are_written_once_whichever_query_meets_the_row(tmp_path: Path) -> None:
-    with started(tmp_path, shop("counts")) as test:
+    with started(tmp_path, shop("counts", "newest")) as test:
         test.feed("orders", [{"k": None, "v": 1}, {"k": 1, "v": 1}])
         test.feed("clicks", [{"k": 1, "at": None}, {"k": 1, "at": NOON}])
         test.settle()
-        assert len(read_dead_letters(test.log, "counts")) == 1
+        assert len(read_dead_letters(test.log, "newest")) == 1
         lose_views(test)
         test.settle()
-        assert values(test, "counts") == {1: 1}
-        assert len(read_dead_letters(test.log, "counts")) == 1, "built again, but emitted before"
-        edit(test, shop("counts", "minutes"))
+        assert values(test, "counts") == {None: 1, 1: 1}
+        assert len(read_dead_letters(test.log, "newest")) == 1, "built again, but emitted before"
+        edit(test, shop("counts", "newest", "minutes"))
         test.settle()
         assert len(read_dead_letters(test.log, "clicks")) == 1, (
             "the leading query did not read them"
@@ -169,13 +171,24 @@ def test_dead_letters_are_written_once_whichever_query_meets_the_row(tmp_path: P
 def test_a_plan_that_does_not_fit_leaves_the_runner_at_work_alone(tmp_path: Path) -> None:
     other = hr.Pipeline("shop")
     orders = other.topic("orders", schema="k BIGINT, v BIGINT")
-    other.view("counts", orders.group_by("k").aggregate(n=hr.agg.count("v"), name="counts"))
-    with started(tmp_path, shop("counts")) as test:
+    other.write("counted", orders.group_by("k").aggregate(n=hr.agg.count("v"), name="counts"))
+    with started(tmp_path, shop("counts", "counted")) as test:
         feed(test)
         with pytest.raises(PlanChanged, match="counts"):
             Runner.start(other.plan(), test.log, test.spark, test.state)
         feed(test)
         assert values(test, "counts") == {0: 2}
+
+
+def test_a_view_whose_aggregate_was_edited_is_rebuilt(tmp_path: Path) -> None:
+    with started(tmp_path, shop("counts", "totals")) as test:
+        feed(test, 2)
+        other = hr.Pipeline("shop")
+        orders = other.topic("orders", schema="k BIGINT, v BIGINT")
+        other.view("counts", orders.group_by("k").aggregate(n=hr.agg.sum("v"), name="counts"))
+        edit(test, other)
+        feed(test)
+        assert values(test, "counts") == {0: 30}
 
 
 def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_start(

@@ -101,10 +101,10 @@ def test_a_pipeline_runs_through_spark_connect(tmp_path: Path) -> None:
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer.pop("session").startswith("pyspark.sql.connect.")
     assert answer == {
-        "ratios": {"x": [1, 3.0], "y": [2, 3.0]},
-        "nulls": {"x": 3.0, "y": 3.0},
+        "ratios": {"x": [1, 3.0], "y": [2, 3.0], "null": [1, 6.0]},
+        "nulls": {"x": 3.0, "y": 3.0, "null": 6.0},
         "adults": [1],
         "large": [["x", 1, 3.0, "insert"], ["y", 2, 3.0, "insert"]],
         "failed": [1, 1],
-        "without a key": 2,
+        "without a key": 0,
     }

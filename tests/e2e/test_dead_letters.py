@@ -97,30 +97,32 @@ def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(
     sums = items.group_by("k").aggregate(v=hr.agg.sum("w"), name="sums")
     pipeline.view("view", sums.with_columns(x="100 / v", errors="divert", name="quotient"))
     with PipelineTest(pipeline, tmp_path, spark_with_quotients()) as test:
-        test.feed("items", [{"k": key, "w": key % 3} for key in range(30)])
-        test.settle()
+        # The first batch with a row that fails is computed again; Spark computes the next ones.
+        for first in (0, 30):
+            runs.clear()
+            test.feed("items", [{"k": first + key, "w": key % 3} for key in range(30)])
+            test.settle()
         assert runs == {("sums", 0): 1, ("sums", 1): 1}
-        assert len(test.view("view")) == 20
-        assert len(read_dead_letters(test.log, "quotient")) == 10
+        assert len(test.view("view")) == 40
+        assert len(read_dead_letters(test.log, "quotient")) == 20
 
 
-def test_a_row_without_a_group_is_dead_lettered_on_insert_and_not_on_delete(tmp_path: Path) -> None:
+def test_a_row_without_a_key_is_dead_lettered_on_insert_and_not_on_delete(tmp_path: Path) -> None:
+    """A table's topic has a primary key, which is never null."""
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.table("items", schema="id BIGINT, g STRING", key="id")
-    pipeline.view("counts", items.group_by("g").aggregate(n=hr.agg.count(), name="counted"))
+    pipeline.write("counts", items.group_by("g").aggregate(n=hr.agg.count(), name="counted"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         for group in (None, "a", None):
             test.feed("items", [{"id": 2, "g": group}])
             test.settle()
-        assert [dead_letter["tick"] for dead_letter in read_dead_letters(test.log, "counted")] == [
-            1,
-            3,
-        ]
+        found = read_dead_letters(test.log, "counts.topic")
+        assert [dead_letter["tick"] for dead_letter in found] == [1, 3]
         test.feed("items", [{"id": 2, "g": None, "_change_type": "delete"}])
         test.settle()
-        assert len(read_dead_letters(test.log, "counted")) == 2
-        assert test.runner.leading.entry.counts["counted.diverted"] == 2
+        assert len(read_dead_letters(test.log, "counts.topic")) == 2
+        assert test.runner.leading.entry.counts["counts.topic.diverted"] == 2
 
 
 def test_dead_letters_are_written_in_pieces(
@@ -131,7 +133,7 @@ def test_dead_letters_are_written_in_pieces(
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")
     items = pipeline.topic("items", schema="k BIGINT, v BIGINT, text STRING", partitions=1)
-    pipeline.view("counts", items.group_by("k").aggregate(n=hr.agg.count(), name="counted"))
+    pipeline.view("newest", items.to_table("k", name="keyed"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         keys = pa.array([None if number % 2 else 1 for number in range(2_000)], pa.int64())
         test.feed(
@@ -141,8 +143,8 @@ def test_dead_letters_are_written_in_pieces(
             ),
         )
         test.settle()
-        assert test.view("counts") == [{"k": 1, "n": 1_000}]
-        found = read_dead_letters(test.log, "counted")
+        assert [(row["k"], row["v"]) for row in test.view("newest")] == [(1, 1_998)]
+        found = read_dead_letters(test.log, "keyed")
         assert [dead_letter["source_offset"] for dead_letter in found] == list(range(1, 2_000, 2))
         assert {dead_letter["reason"] for dead_letter in found} == {"its key is null"}
         assert f'"v":{found[7]["source_offset"]},' in found[7]["row"]

@@ -82,9 +82,7 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
         for a, b in pairs
         if (b, a) in pairs
     ]
-    known = Counter(
-        row["city"] for row in readers if row["city"] is not None
-    )  # a group's key is not null: such rows become dead letters
+    known = Counter(row["city"] for row in readers)  # a null city is a group, as in SQL
     return {
         "readers": shown(readers),
         "cities_of_readers": shown([{"city": each, "n": n} for each, n in known.items()]),
@@ -99,16 +97,18 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
 
 
 def fame_expected(posts: list[Row], follows: list[Row]) -> dict[str, Counter[str]]:
-    """Two counts, joined; and the two with the most readers, nobody counted as less than one."""
-    written, followed = (
-        Counter(row["author"] for row in rows if row["author"] is not None)
-        for rows in (posts, follows)
-    )
+    """Two counts, joined; and the two with the most readers, nobody counted as less than one. Posts
+    without an author are a group, which matches nothing, and comes last among equals.
+    """
+    written, followed = (Counter(row["author"] for row in rows) for rows in (posts, follows))
     fame = [
         {"author": each, "posts": written.get(each), "readers": followed.get(each)}
         for each in {*written, *followed}
     ]
-    famous = sorted(fame, key=lambda row: (-(row["readers"] or 0), row["author"]))[:2]
+    famous = sorted(
+        fame,
+        key=lambda row: (-(row["readers"] or 0), row["author"] is None, row["author"] or 0),
+    )[:2]
     return {"fame": shown(fame), "famous": shown(famous)}
 
 

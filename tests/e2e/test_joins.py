@@ -368,14 +368,6 @@ def test_invalid_joins_are_refused_with_advice() -> None:
             r"Both sides of the step tall.join have a column 'name'(.|\n)*suffix=",
         ),
         (lambda: tall.join(wide, on="k", suffix=""), "two columns 'name'(.|\n)*another suffix="),
-        (
-            lambda: tall.distinct("k").join(wide.distinct("k"), on="k", how="full"),
-            'there can be nulls(.|\n)*how="left"',
-        ),
-        (
-            lambda: outer.join(outer.select("a", "b", "k AS k2"), on=["a", "b"], how="full"),
-            "The step tall.select.join.join joins tables in whose keys there can be nulls",
-        ),
         (lambda: tall.top(3, by=""), 'by="revenue"'),
         (lambda: tall.distinct("nme"), "did you mean 'Name'"),
     ]

@@ -403,3 +403,41 @@ def test_a_match_in_the_making_is_bounded(tmp_path: Path) -> None:
     ):
         test.feed("payments", rows)
         test.settle()
+
+
+def small_payments(rows: str, after: str) -> hr.Pipeline:
+    pipeline = hr.Pipeline("bank")
+    pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+    query = f"""SELECT card, match_number, amount, classifier, n FROM payments MATCH_RECOGNIZE (
+        PARTITION BY card ORDER BY paid_at MEASURES count(small.*) AS n {rows}
+        AFTER MATCH {after} PATTERN (small* large?)
+        DEFINE small AS amount < 10, large AS amount > sum(small.amount))"""
+    pipeline.write("found", pipeline.sql(query))
+    return pipeline
+
+
+@pytest.mark.parametrize("omitted", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_patterns_that_may_match_nothing_were_refused(
+    tmp_path: Path, omitted: bool, shards: int
+) -> None:
+    """`large` fits no row without a small one before it, since its sum is null then."""
+    clause = f"ALL ROWS PER MATCH {'OMIT' if omitted else 'SHOW'} EMPTY MATCHES"
+    pipeline = small_payments(clause, "SKIP PAST LAST ROW")
+    amounts = [50, 1, 2, 30, 60, 3, 70]
+    with PipelineTest(pipeline, tmp_path, shards=shards) as test:
+        for number, amount in enumerate(amounts):
+            test.feed("payments", [payment(7, amount, number)])
+            test.settle(1)
+        test.settle(final=True)
+        found = [row[2:6] for row in test.rows("found")]
+    everything = [
+        (1, 50.0, None, 0),
+        (2, 1.0, "small", 1),
+        (2, 2.0, "small", 2),
+        (2, 30.0, "large", 2),
+        (3, 60.0, None, 0),
+        (4, 3.0, "small", 1),
+        (4, 70.0, "large", 1),
+    ]
+    assert found == [row for row in everything if not omitted or row[2] is not None]

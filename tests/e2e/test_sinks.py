@@ -87,3 +87,20 @@ def keeps_a_database_equal(tmp_path: Path) -> None:
         declared(tmp_path / "other.db", address, create=False).run(
             state=tmp_path / "state", master="local[2]"
         )
+
+
+def test_a_pipeline_that_only_has_a_sink_of_an_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes nothing, and keeps the target equal to the topic."""
+    monkeypatch.setattr("headrace.runtime.run.RunSession._start", lambda _session: PlainSpark())
+    address, path = f"file:{tmp_path / 'log'}", tmp_path / "reports.db"
+    shop = hr.Pipeline("shop", log=address)
+    orders = shop.topic("orders", schema="id BIGINT, region STRING", key="id")
+    shop.sink(hr.sinks.sqlite(path), orders)
+    with hr.open_log(address) as log:
+        log.create_topic("orders", "id BIGINT, region STRING", key="id")
+        with log.producer("orders") as producer:
+            producer.append([{"id": 1, "region": "eu"}])
+    shop.run(state=tmp_path / "state", until_caught_up=True, master="local[2]")
+    assert asked(path, "SELECT id, region FROM orders") == [(1, "eu")]

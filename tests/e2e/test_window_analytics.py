@@ -401,3 +401,48 @@ def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: P
     }
     assert best == {"north": (12.0, 2), "south": (1.0, 1)}
     assert emitted == ["insert", "insert", "update_preimage", "update_postimage"]
+
+
+def test_columns_named_like_those_of_buffers_ended_the_run(tmp_path: Path) -> None:
+    """Buffered rows have columns of their own, which must not meet the user's."""
+    pipeline = hr.Pipeline("names")
+    schema = "k STRING, _time BIGINT, _id BIGINT, _mark BIGINT, _bits BIGINT, at TIMESTAMP"
+    rows = pipeline.topic("rows", schema=schema, key="k", event_time="at")
+    changes = pipeline.table("changes", schema=schema, key="k", event_time="at")
+    correct = hr.late.correct("1 hour")
+    for name, source, window in (
+        ("sessions", rows, hr.session("1 minute")),
+        ("sliding", rows, hr.sliding("1 minute")),
+        ("tumbling", changes, hr.tumbling("1 minute")),
+        ("of_table", changes, hr.session("1 minute")),
+    ):
+        grouped = source.window(window, late=correct).group_by("k")
+        pipeline.view(
+            name,
+            grouped.aggregate(all=hr.agg.collect("_time"), most=hr.agg.max_by("_mark", "_id")),
+        )
+    matches = rows.match(
+        "a b",
+        define={"b": "b._time > a._time AND b._mark > a._id"},
+        measures={"sum": "a._time + b._mark + a._bits"},
+        within="1 hour",
+    )
+    pipeline.write("matches", matches)
+    pipeline.write("joined", rows.join(changes, on="k", suffix="_t"))
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with PipelineTest(pipeline, tmp_path) as test:
+        for number in range(4):
+            at = noon + timedelta(seconds=10 * number)
+            row = {"k": "a", "_time": number, "_id": number, "_mark": 10, "_bits": 5, "at": at}
+            test.feed("changes", [row])
+            test.feed("rows", [row])
+            test.settle()
+        test.settle(final=True)
+        (session,) = test.view("sessions")
+        assert (session["all"], session["most"]) == ([0, 1, 2, 3], 10)
+        assert [0, 1, 2, 3] in [row["all"] for row in test.view("sliding")]
+        assert [row["all"] for row in test.view("of_table")] == [[0]]
+        assert [row["all"] for row in test.view("tumbling")] == [[0]]
+        assert [row["sum"] for row in test.log.read("matches").to_pylist()] == [15, 17]
+        joined = test.log.read("joined").to_pylist()
+        assert [(row["_time"], row["_id_t"]) for row in joined] == [(n, n) for n in range(4)]

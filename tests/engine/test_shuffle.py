@@ -11,7 +11,7 @@ import pytest
 from headrace.engine.context import TopicTarget
 from headrace.engine.outputs import PackForTopic, count_tick_rows
 from headrace.engine.shard import pack_by_partition
-from headrace.engine.shuffle import labels, pack, spark_hash, unpack
+from headrace.engine.shuffle import blobs_stay_here, labels, pack, spark_hash, to_blob, unpack
 
 ROWS = 1_000
 BOUND = 20_000
@@ -39,6 +39,7 @@ def rows() -> pa.Table:
             "n": pa.array(range(ROWS)),
             "text": pa.array(["x" * 500] * ROWS),
             "_tick": pa.array([1] * ROWS),
+            "_partition": pa.array([n % 3 for n in range(ROWS)], pa.int32()),
         }
     )
 
@@ -119,3 +120,14 @@ def test_rows_with_more_than_two_gib_of_text_are_all_counted_to_their_ticks() ->
     assert count_tick_rows(table, TopicTarget("t", (), 1)) == {"0": [[1, 1_000], [2, 1_200]]}
     counts = count_tick_rows(table, TopicTarget("t", ("n",), 3))
     assert sum(count for found in counts.values() for _, count in found) == 2_200
+
+
+def test_large_blobs_of_text_are_compressed_where_they_leave_the_process() -> None:
+    batch = pa.record_batch({"text": ["the same text again and again"] * 100_000})
+    sent = to_blob(batch)
+    with blobs_stay_here():
+        kept = to_blob(batch)
+    assert len(sent) < 0.5 * len(kept)
+    assert to_blob(batch) == sent
+    for blob in (sent, kept):
+        assert pa.ipc.open_stream(blob).read_all().to_batches() == [batch]

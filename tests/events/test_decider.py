@@ -264,7 +264,7 @@ def test_an_unknown_event_type_is_named(event: RecordedEvent, message: str) -> N
 def test_a_value_that_is_no_event_is_refused(store: EventStore) -> None:
     with pytest.raises(BadEvent, match="A str is no event"):
         Handler(store, replace(TOTALS, decide=lambda _command, _total: ["Added"])).handle("a", 1)
-    with pytest.raises(BadEvent, match="A object cannot be written"):
+    with pytest.raises(BadEvent, match="A object cannot be stored"):
         Handler(store, replace(TOTALS, decide=lambda _command, _total: [Added(object())])).handle(  # type: ignore[arg-type]
             "a", 1
         )

@@ -26,6 +26,7 @@ from eventsourcing.projection import Projection, ProjectionRunner
 from eventsourcing.tests import persistence as theirs
 from eventsourcing.utils import Environment
 
+import headrace as hr
 from headrace.events.eventsourcing import (
     HeadraceAggregateRecorder,
     HeadraceApplicationRecorder,
@@ -212,3 +213,80 @@ def test_versions_must_ascend_and_texts_can_be_ids(tmp_path: Path) -> None:
 def test_a_wrong_environment_is_named(env: dict[str, str], message: str) -> None:
     with pytest.raises(OSError, match=message):
         HeadraceFactory(Environment(env=env))
+
+
+class Account(Aggregate):
+    @event("Opened")
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.balance = 0
+
+    @event("Paid")
+    def pay(self, amount: int) -> None:
+        self.balance += amount
+
+
+class Accounts(Application[UUID]):
+    is_snapshotting_enabled = True
+
+
+def subject_of(stored: StoredEvent) -> str | None:
+    return "ada" if b"ada" in stored.state else None
+
+
+def test_a_snapshot_of_an_older_version_was_refused(tmp_path: Path) -> None:
+    env = {"PERSISTENCE_MODULE": MODULE, "HEADRACE_LOG": f"file:{tmp_path / 'log'}"}
+    accounts = Accounts(env=env)
+    account = Account("ada")
+    for _ in range(9):
+        account.pay(5)
+    accounts.save(account)
+    for version in (8, 3, 10, 5):
+        accounts.take_snapshot(account.id, version=version)
+        snapshots = accounts.snapshots
+        assert snapshots is not None
+        taken = [each.originator_version for each in snapshots.get(account.id)]
+        assert taken == sorted(taken)
+        assert version in taken
+    for version in range(1, 11):
+        at: Account = accounts.repository.get(account.id, version=version)
+        assert (at.version, at.balance) == (version, 5 * (version - 1))
+    accounts.close()
+    again = Accounts(env=env)
+    at = again.repository.get(account.id)
+    assert at.balance == 45
+    recorder = again.factory.aggregate_recorder(purpose="snapshots")
+    with pytest.raises(IntegrityError, match="There is a snapshot"):
+        recorder.insert_events(list(recorder.select_events(account.id, lte=3)))
+    again.close()
+
+
+@pytest.mark.parametrize("setting", ["originator", f"{__name__}:subject_of"])
+def test_events_of_the_library_had_no_subject_and_could_not_be_excised(
+    tmp_path: Path, setting: str
+) -> None:
+    env = {
+        "PERSISTENCE_MODULE": MODULE,
+        "HEADRACE_LOG": f"file:{tmp_path / 'log'}",
+        "HEADRACE_SUBJECT": setting,
+    }
+    accounts = Accounts(env=env)
+    hers, his = Account("ada lovelace"), Account("ben")
+    his.pay(3)
+    accounts.save(hers, his)
+    accounts.take_snapshot(hers.id)
+    accounts.close()
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        subject = str(hers.id) if setting == "originator" else "ada"
+        for name in ("accounts_snapshots", "accounts_events"):
+            with hr.events.open_store(log, name) as store:
+                excised = [event.subject for event in store.read()]
+                assert subject in excised
+                done = hr.events.excise(
+                    store, subject, values=["ada lovelace"] if "events" in name else []
+                )
+                assert done.events >= 1
+    again = Accounts(env=env)
+    assert again.repository.get(his.id).balance == 3
+    assert hers.id not in again.repository
+    again.close()

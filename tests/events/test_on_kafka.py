@@ -12,7 +12,7 @@ import pytest
 import headrace as hr
 from headrace.errors import NotSupported
 from headrace.events import Event, EventStore, open_store
-from headrace.events.event import SCHEMA
+from headrace.events.event import COLUMNS, FIRST_SCHEMA, SCHEMA, fit_copy
 from headrace.log.api import Log
 from tests.servers.kafka_broker import KafkaBroker
 
@@ -79,6 +79,9 @@ def copy(store: EventStore, target: Log, *, max_events: int | None = None) -> No
                 "type_version": event.type_version,
                 "id": event.id,
                 "subject": event.subject,
+                "correlation_id": event.correlation_id,
+                "causation_id": event.causation_id,
+                "metadata": None if event.metadata is None else json.dumps(event.metadata),
             }
             producer.append(
                 [row | {"data": json.dumps(event.data), "state": None}], sequence=event.offset
@@ -100,3 +103,25 @@ def test_a_copy_has_each_event_once_and_in_order(tmp_path: Path, kafka_broker: K
             (row["entity"], row["version"], row["type"]) for row in target.read("bank").to_pylist()
         ]
         assert copied == [(event.entity, event.version, event.type) for event in store.read()]
+
+
+@pytest.mark.parametrize("old", [FIRST_SCHEMA, SCHEMA])
+@pytest.mark.parametrize("new", [FIRST_SCHEMA, SCHEMA])
+@pytest.mark.kafka
+def test_a_copy_fits_topics_with_and_without_metadata(
+    tmp_path: Path, kafka_broker: KafkaBroker, old: str, new: str
+) -> None:
+    with (
+        hr.open_log(f"file:{tmp_path / 'log'}") as log,
+        hr.open_log(kafka_broker.address) as target,
+    ):
+        topic = tmp_path.name  # the broker is shared
+        log.create_topic("bank", old, key="entity", partitions=1)
+        target.create_topic(topic, new, key="entity", partitions=1)
+        with open_store(log, "bank") as store, target.producer(topic, id=topic) as producer:
+            for start, correlation_id in enumerate((None, "c")):
+                store.append("a", Event("Went", correlation_id=correlation_id))
+                rows = log.read("bank", 0, start).to_table()
+                producer.append(fit_copy(rows, target, topic), sequence=start)
+        rows = target.read(topic).to_table()
+        assert rows.select(COLUMNS)["correlation_id"].to_pylist() == [None, "c"]

@@ -134,7 +134,8 @@ REFUSED = [
     ("/topics/orders", b"nonsense", JSON, 400, "does not fit", "not JSON"),
     ("/topics/orders", b"x", {"Content-Type": "text/plain"}, 415, "content type", "text/plain"),
     ("/topics/orders", b"x", {}, 415, "content type", "content type"),
-    ("/topics/orders", b"x", {**JSON, "Content-Encoding": "gzip"}, 415, "content type", "gzip"),
+    ("/topics/orders", b"x", {**JSON, "Content-Encoding": "br"}, 415, "content type", "br"),
+    ("/topics/orders", b"x", {**JSON, "Content-Encoding": "gzip"}, 400, "malformed", "cut off"),
     ("/topics/ordres", b"{}", JSON, 404, "unknown topic", "did you mean 'orders'?"),
     (
         "/topics/orders",

@@ -3,50 +3,21 @@ that name what they send.
 """
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 import headrace as hr
 from tests.gateways.conftest import order_ids
+from tests.gateways.processes import killed, out, started
 from tests.gateways.senders import LINES, post
 from tests.servers.database_server import free_port
 from tests.servers.rabbitmq_server import RabbitmqServer
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.process
-
-
-def started(*arguments: object, log: hr.Log) -> subprocess.Popen[str]:
-    """The command itself, as a user starts it; returns when it takes rows."""
-    command = [
-        sys.executable,
-        "-m",
-        "headrace.cli",
-        "gateway",
-        *map(str, arguments),
-        "--log",
-        log.address,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert "Accepting rows" in out(process).readline()
-    return process
-
-
-def out(process: subprocess.Popen[str]) -> IO[str]:
-    assert process.stdout is not None
-    return process.stdout
-
-
-def killed(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait(30)
-    out(process).close()
 
 
 class Sender(threading.Thread):

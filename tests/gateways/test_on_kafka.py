@@ -50,6 +50,41 @@ def test_posted_rows_are_there_once(log: hr.Log) -> None:
     assert order_ids(log, topic) == list(range(50))
 
 
+def test_two_gateways_at_once_store_each_request_once(
+    log: hr.Log, kafka_broker: KafkaBroker
+) -> None:
+    topic = log.create_topic(fresh("orders"), "order_id BIGINT", partitions=2).name
+    answers: list[list[bool]] = [[], []]
+
+    def send(address: str, found: list[bool], together: threading.Barrier) -> None:
+        for number in range(10):
+            together.wait(60)
+            body, headers = b'{"order_id": %d}' % number, {**LINES, "Idempotency-Key": f"k{number}"}
+            code, answer = post(address, f"/topics/{topic}", body, headers)
+            assert code == 200, answer
+            found.append("repeated" in answer)
+
+    with (
+        hr.open_log(kafka_broker.address) as other_log,
+        hr.gateways.http(topic, port=0, name=fresh("one")).open(log) as one,
+        hr.gateways.http(topic, port=0, name=fresh("other")).open(other_log) as other,
+    ):
+        together = threading.Barrier(2)
+        senders = [
+            threading.Thread(target=send, args=(each.address, found, together))
+            for each, found in zip((one, other), answers, strict=True)
+        ]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(120)
+    assert [sorted(pair) for pair in zip(*answers, strict=True)] == [[False, True]] * 10
+    assert order_ids(log, topic) == list(range(10))
+    with hr.gateways.http(topic, port=0, name=fresh("third")).open(log) as third:
+        conflict = {**LINES, "Idempotency-Key": "k3"}
+        assert post(third.address, f"/topics/{topic}", b'{"order_id": 4}', conflict)[0] == 409
+
+
 def test_a_watch_sees_the_rows_that_a_gateway_refuses(log: hr.Log) -> None:
     name, stop, addresses = fresh("metrics"), threading.Event(), queue.Queue[str]()
     gateway = hr.gateways.statsd(fresh("values"), port=0, flush=None, name=name)

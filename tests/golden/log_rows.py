@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 import headrace as hr
-from headrace.events import Decider, Event, open_store
+from headrace.events import Decider, Event, RecordedEvent, open_store
 from tests.golden.shop import Row, plain
 
 # A topic of every type
@@ -160,15 +160,29 @@ def _settings(topic: hr.TopicInfo) -> dict[str, Any]:
     return {name: getattr(topic, name) for name in _SETTINGS}
 
 
+_SINCE = {"correlation_id", "causation_id", "metadata"}
+"""Fields that events of the recorded format do not have: they must read as None."""
+
+
+def _event_fields(event: RecordedEvent) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in event._asdict().items()
+        if name not in _SINCE or value is not None
+    }
+
+
 def event_contents(log: hr.Log) -> Any:
     """Every event of the store, by entity and in the global order."""
     with open_store(log, "bank") as store:
         entities = store.entities()
-        loaded = {name: [event._asdict() for event in store.load(name)] for name, _ in entities}
+        loaded = {
+            name: [_event_fields(event) for event in store.load(name)] for name, _ in entities
+        }
         return plain(
             {
                 "entities": entities,
                 "loaded": loaded,
-                "all": [event._asdict() for event in store.read()],
+                "all": [_event_fields(event) for event in store.read()],
             }
         )

@@ -11,7 +11,7 @@ import json
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from functools import cache
@@ -27,6 +27,7 @@ from headrace.events import NEW, Event, Handler, open_store
 from headrace.log import dead_letters as dead
 from headrace.log.file import liveness
 from headrace.log.file.consumer import FileConsumer
+from headrace.runtime.query_assignment import former_steps, known_names
 from headrace.testing.pipelines import PipelineTest
 from tests.golden import log_rows
 from tests.golden.clock import Clock, clock_at
@@ -308,14 +309,28 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return outcome(test)
 
 
-def assert_same(actual: Any, expected: Any) -> None:
+LOST = {"placed", "placed_topic"}
+"""Outputs of a full join. Headrace 0.1 lost a row of it when the partner went: it emitted the
+insert of the unmatched row before the delete of the matched one, under the same key.
+"""
+BY_TIME = {
+    "totals", "totals_topic", "minutes", "minutes_topic", "compared", "newest", "devices.sqlite",
+    "placed", "placed_topic",
+}  # fmt: skip
+"""Outputs with `first`, `last` or `to_table`, which went by arrival. A pipeline that began so goes
+on so; a fresh one goes by event time.
+"""
+
+
+def assert_same(actual: Any, expected: Any, *, but: Collection[str] = ()) -> None:
     """Compare two outcomes part by part, so that a failure names the view or topic."""
     assert actual.keys() == expected.keys()
     for kind, parts in expected.items():
         if isinstance(parts, dict):
             assert actual[kind].keys() == parts.keys()
             for name, part in parts.items():
-                assert actual[kind][name] == part, f"{kind} {name}"
+                if name not in but:
+                    assert actual[kind][name] == part, f"{kind} {name}"
         else:
             assert actual[kind] == parts, kind
 
@@ -329,8 +344,26 @@ def test_a_pipeline_goes_on_as_if_it_had_never_stopped(
         assert_same(outcome(test), recorded()["before"])
         feed(test, AFTER, clock, at_once=True)
         after = outcome(test)
-    assert_same(after, recorded()["after"])
-    assert_same(after, fresh)
+    assert_same(after, recorded()["after"], but=LOST)
+    assert_same(after, fresh, but=BY_TIME)
+    assert after["views"]["placed"] == fresh["views"]["placed"]
+    assert len(after["views"]["placed"]) == len(recorded()["after"]["views"]["placed"]) + 4
+
+
+def test_steps_go_on_with_the_results_they_began_with(log_root: Path, log: hr.Log) -> None:
+    """Null is no group of theirs; `first`, `last` and `to_table` go by arrival."""
+    declared = shop(log_root).plan()
+    plan = known_names(declared, log)
+    former = former_steps(declared, plan)
+    assert {"totals.aggregate", "minutes.window", "newest.to_table", "unique.dedupe"} <= set(former)
+    assert "tiers.distinct" not in former
+    for name in former:
+        assert not plan.step(name).allows_null_keys
+    details = {name: plan.step(name).details() for name in former}
+    assert "by=" not in str(details["totals.aggregate"]["aggregates"])
+    assert "by" not in details["newest.to_table"]
+    again = known_names(plan, log)
+    assert again.describe() == plan.describe()
 
 
 def test_the_recorded_ticks_are_replayed(root: Path, clock: Clock) -> None:
@@ -341,8 +374,9 @@ def test_the_recorded_ticks_are_replayed(root: Path, clock: Clock) -> None:
         views = {name: replayed.view(f"{name}.again") for name in recorded()["before"]["views"]}
         topics = {name: replayed.rows(f"{name}.again") for name in recorded()["before"]["topics"]}
         replayed.close()
-    assert_same({"views": plain(views)}, {"views": recorded()["before"]["views"]})
-    assert_same({"topics": plain(topics)}, {"topics": recorded()["before"]["topics"]})
+    before = recorded()["before"]
+    assert_same({"views": plain(views)}, {"views": before["views"]}, but=BY_TIME)
+    assert_same({"topics": plain(topics)}, {"topics": before["topics"]}, but=BY_TIME)
 
 
 def test_sinks_go_on_behind_what_their_targets_have(root: Path, clock: Clock) -> None:

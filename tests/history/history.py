@@ -97,6 +97,7 @@ class Operation:
         starts: An audit's first offsets.
         ends: An audit's end offsets, all of one moment where the log promises that.
         is_final: An audit that read everything, after all other processes had ended.
+        rows_removed: How many rows a run of maintenance compacted away.
     """
 
     process: str
@@ -114,6 +115,7 @@ class Operation:
     starts: dict[Partition, int] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     is_final: bool = False
+    rows_removed: int = 0
     error: str = ""
 
     @property
@@ -237,7 +239,8 @@ class History:
 
 def _read_operations(path: Path) -> list[Operation]:
     operations: dict[int, Operation] = {}
-    for text in path.read_text().splitlines():
+    *lines, _unfinished = path.read_text().split("\n")
+    for text in lines:
         line = json.loads(text)
         if line["event"] == "invoke":
             operations[line["op"]] = _invoked(line)
@@ -276,6 +279,7 @@ def _apply(operation: Operation, line: Mapping[str, Any]) -> None:
         operation.completed_ns = line["time"]
         operation.is_repeat = line.get("repeat", False)
         operation.is_final = line.get("final", False)
+        operation.rows_removed = line.get("rows_removed", 0)
         operation.error = line.get("error", "")
         operation.starts = {(topic, number): at for topic, number, at in line.get("starts", ())}
         operation.ends = {(topic, number): at for topic, number, at in line.get("ends", ())}

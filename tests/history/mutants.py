@@ -231,6 +231,15 @@ def kafka_no_transaction_fence() -> None:
     open_client = _patch(transaction, "_open_client", strange)
 
 
+def kafka_owner_is_not_compared() -> None:
+    """An owner of a transaction id whose client was fenced opens another one, and so takes the id
+    back from its newer owner.
+    """
+    from headrace.log.kafka.transaction import KafkaTransaction
+
+    _patch(KafkaTransaction, "_check_owner", lambda _: None)
+
+
 def kafka_offsets_before_rows() -> None:
     """A group's offsets are committed by its member, and then the rows in a transaction."""
     from headrace.log.kafka.transaction import KafkaTransaction
@@ -279,6 +288,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         early_retention,
         compaction_keeps_the_oldest,
         kafka_no_transaction_fence,
+        kafka_owner_is_not_compared,
         kafka_offsets_before_rows,
     )
 }

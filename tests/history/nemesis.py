@@ -22,8 +22,18 @@ from tests.history.client import ClientSettings, run
 from tests.history.faults import DISK_FULL, clock_file
 from tests.history.history import WORK
 
-SOON_S = 60.0
-"""How long a process may take to start, to do something, or to end: long, on a busy machine."""
+SOON_S = 120.0
+"""How long a process may take to start or to do something: long, on a busy machine."""
+LOCKED_S = 10.0
+"""How long nobody finishes anything while a process is stopped inside the log's lock."""
+MORE_S = 300.0
+"""How much longer the nemesis goes on, at most, for what the load has not met yet."""
+MORE_PAUSE_S = 1.0
+"""How long it then rests: a slow machine needs the time to meet it."""
+PRELOADED = ("tests.history.client", "headrace.log.kafka", "pandas")
+"""What a process imports before it works, so that it need not when it is started. PyArrow imports
+pandas where it is installed.
+"""
 KEEPS_ID = ("write", "move", "copy")
 """Roles whose processes own an id, and so can be taken over."""
 
@@ -39,12 +49,15 @@ class Player:
     def history(self) -> Path:
         return self.settings.directory / f"{self.settings.process}.history"
 
-    def has_worked(self) -> bool:
-        """Whether it has done more, in this life, than to open what it needs and to wait."""
+    def work_done(self) -> int:
+        """How often it has done more, in this life, than to open what it needs and to wait."""
         try:
-            return f'"{WORK}": true' in self.history.read_text()
+            return self.history.read_text().count(f'"{WORK}": true')
         except FileNotFoundError:
-            return False
+            return 0
+
+    def has_worked(self) -> bool:
+        return self.work_done() > 0
 
     def signal(self, number: signal.Signals) -> None:
         if self.process.is_alive() and self.process.pid is not None:
@@ -63,7 +76,7 @@ class Cast:
     def __post_init__(self) -> None:
         # No process may inherit another one's open files.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.history.client"])
+        self._context.set_forkserver_preload(list(PRELOADED))
 
     def start_all(self) -> None:
         for settings in self.parts:
@@ -144,26 +157,44 @@ class Nemesis:
         self._chance = Random(seed)
         self._victims = victims
         self._faults: list[Callable[[], None]] = [getattr(self, name) for name in faults]
+        self._order: list[Callable[[], None]] = []
         self.struck: Counter[str] = Counter()
         """How often each fault met a process at work, by fault and role."""
 
-    def run(self, seconds: float, *, pause_s: float) -> None:
-        """Wait until everybody has worked. Then strike for so long, each fault at least once."""
+    def run(
+        self, seconds: float, *, pause_s: float, is_enough: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Wait until everybody has worked. Then strike for so long, and on until each fault has met
+        somebody at work and the load has met enough else.
+        """
         for player in self._cast.players.values():
             assert self._until(player.has_worked), f"{player.settings.process} does nothing"
         deadline = time.monotonic() + seconds
-        order: list[Callable[[], None]] = []
-        rounds = 0
-        while rounds < len(self._faults) or time.monotonic() < deadline:
-            self._cast.restart_ended()
-            if self._faults:
-                order = order or self._chance.sample(self._faults, len(self._faults))
-                order.pop()()
-            rounds += 1
-            time.sleep(self._chance.uniform(0, 2 * pause_s))
+        while time.monotonic() < deadline:
+            self._strike(self._faults, pause_s)
+        deadline += MORE_S
+        while (missed := self._missed()) or not is_enough():
+            if time.monotonic() > deadline:
+                return
+            self._strike(missed or self._faults, max(pause_s, MORE_PAUSE_S / 2))
+
+    def _strike(self, faults: Sequence[Callable[[], None]], pause_s: float) -> None:
+        """One fault. All have had their turn before one has another."""
+        self._cast.restart_ended()
+        if faults:
+            self._order = [fault for fault in self._order if fault in faults]
+            self._order = self._order or self._chance.sample(faults, len(faults))
+            self._order.pop()()
+        time.sleep(self._chance.uniform(0, 2 * pause_s))
+
+    def _missed(self) -> list[Callable[[], None]]:
+        """The faults that met nobody yet."""
+        return [fault for fault in self._faults if not self.struck[fault.__name__]]
 
     def _victim(self, roles: Sequence[str] = ()) -> Player | None:
-        """A process that has worked in this life; those that were struck least come first."""
+        """A process that has worked in this life: one of those that were struck least if it works
+        soon, else whoever does.
+        """
         players = [
             player
             for player in self._cast.players.values()
@@ -177,7 +208,7 @@ class Nemesis:
         for player in players[: max(2, len(players) // 2)]:
             if self._until(player.has_worked, 5.0):
                 return player
-        return None
+        return next((player for player in players if player.has_worked()), None)
 
     def _until(self, condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
         deadline = time.monotonic() + seconds
@@ -223,26 +254,41 @@ class Nemesis:
         """Stop an owner of an id, start its successor, and let the old one go on when the new one
         has worked.
         """
-        for _ in range(3):
-            zombie = self._victim(KEEPS_ID)
-            if zombie is not None and self._take_over(zombie):
-                self._count("take_over", zombie)
-                return
+        zombie = self._victim(KEEPS_ID)
+        if zombie is not None and self._take_over(zombie):
+            self._count("take_over", zombie)
 
     def _take_over(self, zombie: Player) -> bool:
         """Returns whether the successor worked while its predecessor was stopped. One that was
-        stopped inside the log's lock holds up everybody.
+        stopped inside the log's lock holds up everybody, and goes on at once.
         """
         zombie.signal(signal.SIGSTOP)
         try:
+            if not self._is_anybody_writing(zombie):
+                return False
             successor = self._cast.start(zombie.settings)
-            has_worked = self._until(successor.has_worked, 3.0)
-        finally:
             self._cast.zombies.append(zombie)
+            has_worked = self._until(successor.has_worked)
+        finally:
             zombie.signal(signal.SIGCONT)
         self._until(lambda: not zombie.process.is_alive(), 2.0)
         self._cast.check(zombie)
         return has_worked
+
+    def _is_anybody_writing(self, stopped: Player) -> bool:
+        """Whether another process finishes something that takes the log's lock, and soon."""
+        others = [
+            player
+            for player in self._cast.players.values()
+            if player is not stopped and player.settings.role in KEEPS_ID
+        ]
+        if not others:
+            return True
+        before = {player.history: player.work_done() for player in others}
+        return self._until(
+            lambda: any(player.work_done() > before[player.history] for player in others),
+            LOCKED_S,
+        )
 
     def set_clock(self) -> None:
         """The wall clock of a process jumps, and stays there until it is set again."""

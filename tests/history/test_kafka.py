@@ -29,7 +29,7 @@ def load(broker: KafkaBroker, directory: Path, seconds: float) -> Load:
 
 
 def test_a_short_history_is_sound(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    run_rounds(load(kafka_broker, tmp_path, 10.0), 0)
+    run_rounds(load(kafka_broker, tmp_path, 5.0), 0)
 
 
 @pytest.mark.slow

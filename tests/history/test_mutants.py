@@ -17,8 +17,10 @@ from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.process
 
-ATTEMPTS = 6
-"""How many loads a defect has to show in. Nearly all show in the first one."""
+ATTEMPTS = 20
+"""How many loads a defect has to show in. Nearly all show in the first one; those that need a
+process to be stopped at one moment may take several.
+"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ CASES = [
 KAFKA_CASES = [
     Case("kafka_no_transaction_fence", {Kind.ZOMBIE_WRITE}, MOVE, ("take_over",), pace_s=0.03),
     pytest.param(
+        Case("kafka_owner_is_not_compared", {Kind.ZOMBIE_WRITE}, MOVE, ("take_over",), pace_s=0.03),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
         Case(
             "kafka_offsets_before_rows", {Kind.LOST_EFFECT}, WRITE | COPY, ("kill",) * 3, ("copy",)
         ),
@@ -137,5 +143,5 @@ def test_a_load_finds_nothing_in_the_healthy_log(case: Case, tmp_path: Path) -> 
 
 
 def test_every_mutant_has_a_load() -> None:
-    on_kafka = {"kafka_no_transaction_fence", "kafka_offsets_before_rows"}
+    on_kafka = {name for name in MUTANTS if name.startswith("kafka_")}
     assert {case.mutant for case in CASES} | on_kafka == set(MUTANTS)

@@ -124,6 +124,17 @@ def aggregated(spec: AggregateSpec, schema: pa.Schema, rows: list[Row]) -> Any:
     everything = [row[spec.column] for row in rows]
     values = [value for value in everything if value is not None]
     kind = schema.field(spec.column).type
+    if spec.kind in {"min_by", "max_by"}:
+        counted = [row for row in rows if row[spec.option("by")] is not None]
+        sign = 1 if spec.kind == "max_by" else -1
+        ranked = sorted(counted, key=lambda row: row[spec.option("by")] * sign)
+        return ranked[-1][spec.column] if ranked else None
+    if spec.kind == "count_distinct" and spec.option("more"):
+        names = (spec.column, *spec.option("more"))
+        found = [tuple(plain(row[name]) for name in names) for row in rows]
+        return len({repr(each) for each in found if None not in each})
+    if spec.kind == "collect_set":
+        return sorted({plain(value) for value in values}, key=in_order)
     if spec.kind in {"first", "last"}:
         considered = values if spec.option("ignore_nulls") else everything
         return (considered[0] if spec.kind == "first" else considered[-1]) if considered else None
@@ -228,10 +239,28 @@ def in_order(value: Any) -> Any:
     )
 
 
+def variance_of(spec: AggregateSpec, _: pa.DataType, values: list[Any]) -> Any:
+    exact = [Fraction(float(value)) for value in values]
+    fewer = 0 if spec.option("population") else 1
+    if len(exact) <= fewer:
+        return None
+    mean = sum(exact, Fraction(0)) / len(exact)
+    squares = sum(((value - mean) ** 2 for value in exact), Fraction(0))
+    return to_double(squares / (len(exact) - fewer))
+
+
+def median_of(_: AggregateSpec, __: pa.DataType, values: list[Any]) -> Any:
+    ordered = sorted((plain(float(value)) for value in values), key=in_order)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return low if low == high else 0.5 * low + 0.5 * high
+
+
 OF_VALUES: dict[str, Callable[[AggregateSpec, pa.DataType, list[Any]], Any]] = {
     "sum": sum_of,
     "avg": avg_of,
     "stddev": stddev_of,
+    "variance": variance_of,
+    "median": median_of,
     "min": extreme_of(largest=False),
     "max": extreme_of(largest=True),
 }

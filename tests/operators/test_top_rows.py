@@ -243,3 +243,26 @@ def test_different_rows(data: st.DataObject) -> None:
         folded(rows, history.ticks[tick])
         view = fold(pa.concat_tables(emitted), ["k", "v"])
         assert set(view) == {(row["k"], row["v"]) for row in rows.values()}
+
+
+def test_ties_of_composite_keys_went_by_the_length_of_their_values() -> None:
+    schema = pa.schema([("name", pa.string()), ("part", pa.string()), ("v", pa.int64())])
+    names = ["Google", "Facebook", "", None, "Go", "Facebook"]
+    rows = [
+        {"name": name, "part": part, "v": 1, "_tick": 1, "_change_type": "insert"}
+        for name, part in zip(names, ["a", "b", "c", "d", "e", "a"], strict=True)
+    ]
+    fields = [*schema, pa.field("_tick", pa.int64()), pa.field("_change_type", pa.string())]
+    changes = pa.Table.from_pylist(rows, pa.schema(fields))
+
+    def first(count: int, **options: Any) -> set[tuple[Any, Any]]:
+        kernel = TopKernel("top", schema, ["name", "part"], n=count, by=[("v", True)], **options)
+        emitted = kernel.step(MemoryState(), changes).to_pylist()
+        return {(row["name"], row["part"]) for row in emitted}
+
+    in_order = [
+        (None, "d"), ("", "c"), ("Facebook", "a"), ("Facebook", "b"), ("Go", "e"), ("Google", "a"),
+    ]  # fmt: skip
+    for count in range(1, len(in_order) + 1):
+        assert first(count) == set(in_order[:count])
+    assert ("Google", "a") in first(3, key_by_length=True), "as state of earlier versions has it"

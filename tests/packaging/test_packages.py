@@ -37,6 +37,8 @@ EXTRAS = {
     "search": "tantivy, snowballstemmer",
     "events": "eventsourcing, cryptography",
     "delta": "deltalake",
+    "iceberg": "pyiceberg.catalog.sql",
+    "objectstore": "obstore",
     "connect": "pyspark.sql.connect.session",
 }
 """What can be imported once an extra is installed."""

@@ -15,7 +15,7 @@ import pytest
 import headrace as hr
 from headrace.pipeline.pipeline import Pipeline, shed
 from headrace.pipeline.relation import Relation
-from headrace.pipeline.stream import GroupedRows, Rows, Stream, Table, WindowedRows
+from headrace.pipeline.stream import FramedRows, GroupedRows, Rows, Stream, Table, WindowedRows
 from headrace.pipeline.view import View
 from headrace.plan.event_time import EventTime, device_time, processing_time
 from headrace.plan.plan import PipelinePlan
@@ -28,6 +28,7 @@ CLASSES: tuple[type, ...] = (
     Table,
     GroupedRows,
     WindowedRows,
+    FramedRows,
     View,
     hr.search.Search,
 )
@@ -44,6 +45,12 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     hr.late.drop,
     hr.late.correct,
     hr.late.divert,
+    hr.file_table,
+    hr.over.lag,
+    hr.over.lead,
+    hr.over.row_number,
+    hr.over.rank,
+    hr.over.dense_rank,
     *(getattr(hr.agg, name) for name in hr.agg.__all__ if name[0].islower()),
 )
 DOCUMENTED_CLASSES = (Pipeline, Stream, Table, View, EventTime, PipelinePlan, hr.search.Search)

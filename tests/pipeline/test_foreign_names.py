@@ -36,8 +36,9 @@ CASES = [
     ("orderBy", "top("),
     ("limit", "top("),
     ("distinct", "dedupe("),
-    ("top", "to_table(key).top("),
     ("merge", "join("),
+    ("rolling", "over("),
+    ("shift", "hr.over.lag("),
     ("withWatermark", "hr.EventTime("),
     ("writeStream", "pipeline.write("),
     ("show", "pipeline.view("),
@@ -55,9 +56,7 @@ def test_a_stream_says_what_to_write_instead(shop: Shop, name: str, instead: str
     assert instead in error.value.fix
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"), [case for case in CASES if case[0] not in {"distinct", "top"}]
-)
+@pytest.mark.parametrize(("name", "instead"), [case for case in CASES if case[0] != "distinct"])
 def test_a_table_says_what_to_write_instead(shop: Shop, name: str, instead: str) -> None:
     table: Any = shop.customers
     with pytest.raises(UnknownOperation, match=f"The table customers has no '{name}'") as error:
@@ -117,7 +116,7 @@ def test_suggested_names_exist(kinds: tuple[type, ...], replacements: dict[str, 
         name for kind in (*kinds, Stream, Table, GroupedRows, hr.Pipeline) for name in dir(kind)
     }
     known |= {"EventTime", "sum", "count", "avg", "min", "max", "custom", "correct", "divert"}
-    known |= {"tumbling", "print", "coalesce", "to_pandas"}
+    known |= {"tumbling", "print", "coalesce", "to_pandas", "lag"}
     for name, instead in replacements.items():
         called = set(re.findall(r"(\w+)\(", instead)) - known
         assert not called, f"{name}: {called}"

@@ -57,7 +57,9 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a{3,1}", {}, BadPattern, "not below the lower one.\n    a{3,1}\n     ^"),
     ("a @ b", {}, BadPattern, "'@' means nothing here.\n    a @ b\n      ^"),
     ("(a?)* b", {}, BadPattern, "repeated for ever"),
-    ("a* b?", {}, BadPattern, "nothing at all would match"),
+    ("(a b)*?", {}, BadPattern, "prefers to match nothing at all"),
+    ("a* b?", {"after_match": "no skip"}, BadPattern, "every row would match it"),
+    ("a* $", {"within": "1 minute"}, BadPattern, "may be left out, and that ends with an absence"),
     ("a !b", {}, BadPattern, "no time until which it must be absent"),
     ("a $", {}, BadPattern, "no time until which it must be absent"),
     ("a !b c", {}, BadPattern, "write -> before this one"),
@@ -305,6 +307,21 @@ def test_sql_gives_the_same_plan() -> None:
         )
     )
     assert plain.schema.names == ["card", "twice"]
+
+
+def test_sql_orders_rows_of_one_time() -> None:
+    pipeline, payments = bank()
+    query = QUERY.replace("ORDER BY paid_at", "ORDER BY paid_at, AMOUNT DESC, shop")
+    subsets = {"both": ("small", "big")}
+    more: dict[str, Any] = {"after_match": "skip to last small", "subsets": subsets}
+    ordered = pipeline.sql(query).step
+    assert ordered == fraud(payments, order_by=["amount desc", "shop"], **more).step
+    assert ordered != fraud(payments, **more).step
+    assert "shop" in ordered.input.schema.names
+    with pytest.raises(UnknownColumn):
+        pipeline.sql(QUERY.replace("ORDER BY paid_at", "ORDER BY paid_at, nope"))
+    with pytest.raises(BadQuery, match="no order of a column"):
+        pipeline.sql(QUERY.replace("ORDER BY paid_at", "ORDER BY paid_at, amount + 1"))
 
 
 def test_sql_without_a_partition_is_one_sequence() -> None:

@@ -62,7 +62,7 @@ def test_event_time_has_defaults_that_keep_time_moving() -> None:
         0,
         None,
         60_000_000,
-        86_400_000_000,
+        0,
     )
     assert not plain.delay_given
     assert hr.EventTime("at", delay="0 seconds").delay_given

@@ -5,6 +5,8 @@ around it.
 import pytest
 
 from headrace.errors import BadExpression, BadRows, DiskFull, LogUnavailable
+from headrace.operators.changelog import MalformedChangelog
+from headrace.operators.kernel import AggregateFailed, GroupFull, PatternFull
 from headrace.runtime.failures import failure_reason, is_permanent
 
 WORKER = """An exception was thrown from the Python worker:
@@ -90,6 +92,11 @@ def test_what_is_shown_is_bounded() -> None:
             ),
             True,
         ),
+        (Captured(WORKER), True),
+        (AggregateFailed(step="s", aggregate="a", row=None, cause="bad", trace=""), True),
+        (GroupFull(step="s", aggregate="a", group={}, max_values=1), True),
+        (PatternFull(step="s"), True),
+        (MalformedChangelog("A row that is absent is removed."), True),
         (LogUnavailable("The broker does not answer."), False),
         (DiskFull("No room."), False),
         (Captured(CHAINED), False),

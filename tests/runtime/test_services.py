@@ -2,6 +2,7 @@
 Without Spark: the topics are written by hand.
 """
 
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -89,6 +90,52 @@ def test_what_is_no_sink() -> None:
     with pytest.raises(PlanError, match=r"not a str[\s\S]*hr.sinks"):
         shop.sink("sqlite:x.db", orders)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="table=…"):
-        shop.sink(hr.sinks.sqlite("x.db"), orders)
-    shop.sink(hr.sinks.sqlite("x.db", table="orders"), orders)
-    assert [output.name for output in shop.plan().outputs] == ["orders.sqlite"]
+        shop.sink(hr.sinks.sqlite("x.db"), orders.where("id > 1"))
+    shop.sink(hr.sinks.sqlite("x.db", table="large"), orders.where("id > 1"))
+    assert [output.name for output in shop.plan().outputs] == ["large.sqlite"]
+
+
+def test_a_sink_of_an_input_follows_its_topic_and_stores_no_copy(tmp_path: Path) -> None:
+    """Its rows were written to a second topic, and read from there."""
+    shop = hr.Pipeline("shop")
+    orders = shop.topic("orders", schema="id BIGINT, city STRING", key="id")
+    shop.sink(hr.sinks.sqlite(tmp_path / "a.db"), orders)
+    shop.sink(hr.sinks.sqlite(tmp_path / "a.db", table="newest", key="id"), orders)
+    shop.view("cities", orders.group_by("city").aggregate(n=hr.agg.count()))
+    assert [output.name for output in shop.plan().outputs] == ["cities"]
+    sinks = {name: sink.follows for name, sink in shop.sinks.items()}
+    assert sinks == {"orders.sqlite": "orders", "newest.sqlite": "orders"}
+    address = f"file:{tmp_path / 'log'}"
+    with hr.open_log(address) as log:
+        # The topic has a column more than the pipeline declares.
+        log.create_topic("orders", "id BIGINT, city STRING, secret STRING", key="id")
+        with log.producer("orders") as producer:
+            producer.append(
+                [
+                    {"id": 1, "city": "Oslo", "secret": "x"},
+                    {"id": 1, "city": "Rome", "secret": None},
+                ]
+            )
+    with run_sinks(shop.sinks, address, threading.Event(), until_caught_up=True):
+        pass
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        rows = db.execute("SELECT * FROM orders ORDER BY _offset").fetchall()
+        assert rows == [(1, "Oslo", 0, 0), (1, "Rome", 0, 1)]
+        assert db.execute("SELECT * FROM newest").fetchall() == [(1, "Rome")]
+    for sink in shop.sinks.values():
+        assert sink.check("orders", log=address).is_equal
+
+
+def test_a_sink_of_an_input_is_a_copy_only_when_asked_for() -> None:
+    shop = hr.Pipeline("shop")
+    orders = shop.topic("orders", schema="id BIGINT")
+    stamped = shop.topic("stamped", schema="id BIGINT", event_time=hr.processing_time())
+    with pytest.raises(PlanError, match="retention cannot be given here"):
+        shop.sink(hr.sinks.sqlite("x.db"), orders, retention="1 day")
+    shop.sink(hr.sinks.sqlite("x.db"), orders, topic="copy", retention="1 day")
+    shop.sink(hr.sinks.sqlite("x.db", table="stamped"), stamped)  # a column is added when read
+    large = orders.where("id > 5")
+    shop.write("large", large)
+    shop.sink(hr.sinks.sqlite("x.db", table="large"), large, topic="large")
+    assert [output.name for output in shop.plan().outputs] == ["copy", "stamped.sqlite", "large"]
+    assert {sink.follows for sink in shop.sinks.values()} == {None}

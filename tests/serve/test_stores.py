@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.run_status import VERSION
 from headrace.serve.stores import SERVED_FILE, switch
 from headrace.views.store import ViewStore
 from tests.cli.conftest import Run, address, run
@@ -365,6 +366,7 @@ def write_run(state: Path, updated: float) -> None:
         0,
     )
     status = {
+        "version": VERSION,
         **figures,
         "pipeline": "shop",
         "process": os.getpid(),

@@ -12,7 +12,10 @@ import pytest
 
 from headrace.errors import ConfigurationError
 from headrace.serve import subscriptions as snapshots
+from headrace.serve.channels import SourceReset
 from headrace.serve.requests import Limits
+from headrace.serve.stores import ViewStores
+from headrace.serve.subscriptions import ViewEventSource
 from headrace.views.store import ViewStore
 from tests.serve.conftest import Client, ReceivedEvent, Start, receive
 from tests.views.store_contract import COUNTS, changes, inserts, update
@@ -341,7 +344,7 @@ def test_a_subscriber_that_falls_behind_the_ring_is_dropped() -> None:
         nothing: Any = None  # the source is not asked
         channel = Channel(nothing, 0, Limits(ring_events=4))
         channel.publish(1, [StreamEvent("1", pa.table({}), b"1")])
-        got, listening = [], channel.listen(0, None)
+        got, listening = [], channel.listen(0, None, nothing)
         got.append(await anext(listening))
         channel.publish(9, [StreamEvent(str(n), pa.table({}), b"%d" % n) for n in range(2, 10)])
         with pytest.raises(SlowSubscriber):
@@ -397,3 +400,21 @@ def test_a_snapshot_is_written_once_for_all_who_come_while_nothing_changes(
     with client.follow("/views/counts/changes") as subscriber:
         assert receive(subscriber).id == "5"
     assert len(written) == 4
+
+
+def test_subscribers_of_a_view_that_was_emptied_followed_rows_of_another_meaning(
+    tmp_path: Path,
+) -> None:
+    with ViewStore.open(tmp_path / "views.db") as store:
+        store.declare("counts", COUNTS, ("k",))
+        store.commit(3, 1, {"counts": inserts(3, (1, 1))})
+        stores = ViewStores(tmp_path)
+        try:
+            source = ViewEventSource(stores.locate("counts"), stores)
+            assert source.start() == 3
+            store.rebuild(["counts"], 2, at_tick=None)
+            store.commit(9, 2, {"counts": changes(*update(9, (1, 5), (1, 6)))})
+            with pytest.raises(SourceReset):
+                source.read(3)
+        finally:
+            stores.close()

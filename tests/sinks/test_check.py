@@ -15,7 +15,7 @@ import pytest
 import headrace as hr
 from headrace.columnar.columns import HIDDEN_DDL
 from headrace.sinks import check, sqlite_target
-from tests.sinks.sink_contract import caught_up
+from headrace.testing.sink_contract import caught_up
 
 UNCHANGED = '{"body": {"unchanged": true}}'
 

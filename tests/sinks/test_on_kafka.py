@@ -16,20 +16,18 @@ from headrace.errors import SinkFenced
 from headrace.log.dead_letters import read_dead_letters
 from headrace.sinks.checkpoint import new_owner
 from headrace.sinks.sqlite_target import SqliteTarget
-from tests.cdc.conftest import Postgres
-from tests.servers.kafka_broker import KafkaBroker
-from tests.sinks.sink_contract import (
+from headrace.testing.sink_contract import (
     ACCOUNTS,
     STEPS,
-    Died,
     account,
     caught_up,
     next_batch,
     no_dead_letters,
     rows_of,
-    run_and_die,
-    strike,
 )
+from headrace.testing.strikes import StrikePoint, Struck, strike, sync_and_die
+from tests.cdc.conftest import Postgres
+from tests.servers.kafka_broker import KafkaBroker
 from tests.sinks.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.kafka
@@ -72,8 +70,8 @@ def test_struck_at_each_step(
     for number, step in enumerate(STEPS):
         change(log, accounts, chance, number)
         with monkeypatch.context() as patch:
-            strike(patch, SqliteTarget, *step)
-            with pytest.raises(Died):
+            strike(patch, StrikePoint(SqliteTarget, *step))
+            with pytest.raises(Struck):
                 caught_up(sink, log, accounts)
         assert sink.check(accounts, log=log.address).is_equal
         caught_up(sink, log, accounts)
@@ -123,8 +121,8 @@ def test_rows_to_a_webhook(log: hr.Log, accounts: str, monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             from headrace.sinks.webhook_target import WebhookTarget
 
-            strike(patch, WebhookTarget, *step)
-            with pytest.raises(Died):
+            strike(patch, StrikePoint(WebhookTarget, *step))
+            with pytest.raises(Struck):
                 caught_up(sink, log, accounts)
     caught_up(sink, log, accounts)
     expected = {str(row["id"]): row["amount"] for row in hr.cdc.fold(log, accounts).to_pylist()}
@@ -141,7 +139,8 @@ def test_killed_at_each_step_into_postgres(log: hr.Log, accounts: str, postgres:
     sink, chance = replace(hr.sinks.postgres(postgres.url), table="accounts"), random.Random(2)
     for number, step in enumerate(STEPS):
         change(log, accounts, chance, number)
-        assert run_and_die(sink, log.address, (PostgresTarget, *step), accounts) == -signal.SIGKILL
+        point = StrikePoint(PostgresTarget, *step)
+        assert sync_and_die(sink, log.address, accounts, point) == -signal.SIGKILL
         assert sink.check(accounts, log=log.address).is_equal
         caught_up(sink, log, accounts)
         assert_equal(sink, log, accounts)

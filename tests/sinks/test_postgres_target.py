@@ -14,10 +14,16 @@ import headrace as hr
 from headrace.errors import ConfigurationError, TargetMismatch
 from headrace.log.dead_letters import read_dead_letters
 from headrace.sinks.sync import SinkLoop
+from headrace.testing.sink_contract import (
+    SinkContract,
+    account,
+    assert_equal_to_log,
+    caught_up,
+    rows_of,
+)
 from tests.cdc.conftest import Postgres
 from tests.cdc.conftest import started as start_server
 from tests.servers.postgres_server import PostgresServer
-from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up, rows_of
 
 pytest.importorskip("psycopg")
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import InputError
+from headrace.errors import InputError, TargetMismatch
 from headrace.log.dead_letters import read_dead_letters
 from headrace.sinks.sync import SinkLoop
+from headrace.testing.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 from tests.servers.redis_server import RedisServer
-from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 
 redis = pytest.importorskip("redis")
 
@@ -116,6 +116,41 @@ def test_a_server_that_has_forgotten_is_filled_again(
         stop.set()
         thread.join(20)
         assert_equal_to_log(sink, log, "accounts")
+
+
+def test_a_checkpoint_key_of_another_type_ends_the_sync_with_what_to_do(
+    redis_server: RedisServer, client: Any, tmp_path: Path
+) -> None:
+    """WRONGTYPE was taken for a server that is away, and tried again for ever."""
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_table("accounts", "id BIGINT", key="id")
+        client.rpush("headrace:sink:accounts", "somebody else's")
+        with pytest.raises(TargetMismatch, match=r"is a list[\s\S]*table=…"):
+            caught_up(hr.sinks.redis(redis_server.url), log, "accounts")
+
+
+@pytest.mark.parametrize("encoding", ["hash", "json"])
+def test_a_check_goes_on_past_keys_that_are_no_rows(
+    redis_server: RedisServer, client: Any, tmp_path: Path, encoding: str
+) -> None:
+    """A key of another type, and values that are not those of the column."""
+    sink = hr.sinks.redis(redis_server.url, encoding=encoding)
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_table("accounts", "id BIGINT, day DATE", key="id")
+        with log.producer("accounts") as producer:
+            producer.upsert([{"id": number, "day": None} for number in range(2000)])
+        caught_up(sink, log, "accounts")
+        client.delete("accounts:7", "accounts:8", "accounts:9")
+        client.rpush("accounts:7", "no row")
+        if encoding == "hash":
+            client.hset("accounts:8", mapping={"id": "8", "day": "some day"})
+        else:
+            client.set("accounts:8", '{"id": 8, "day": "some day"}')
+        compared = sink.check("accounts", log=log.address)
+        assert compared.counts == {"missing": 3, "extra": 0, "different": 0}
+        assert compared.unreadable == 2
+        assert "'accounts:7'" in " ".join(compared.unreadable_examples)
+        assert "some day" in " ".join(compared.unreadable_examples)
 
 
 def test_an_unknown_encoding() -> None:

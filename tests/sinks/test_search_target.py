@@ -7,8 +7,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError
+from headrace.testing.sink_contract import SinkContract, account, caught_up
+from headrace.testing.strikes import StrikePoint
 from tests.cli.conftest import Run, run
-from tests.sinks.sink_contract import SinkContract, account, caught_up
 
 pytest.importorskip("tantivy")
 from headrace.sinks.search_target import SearchTarget, search
@@ -17,7 +18,10 @@ __all__ = ["run"]
 
 
 class TestSearch(SinkContract):
-    points = ((SearchTarget, "_commit", "before", 1), (SearchTarget, "_commit", "after", 1))
+    points = (
+        StrikePoint(SearchTarget, "_commit", "before", 1),
+        StrikePoint(SearchTarget, "_commit", "after", 1),
+    )
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

@@ -14,15 +14,14 @@ from headrace.log.dead_letters import read_dead_letters, replay
 from headrace.sinks import base as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
 from headrace.sinks.sync import SinkLoop
-from tests.sinks.sink_contract import (
-    Died,
+from headrace.testing.sink_contract import (
     SinkContract,
     account,
     assert_equal_to_log,
     caught_up,
     rows_of,
-    strike,
 )
+from headrace.testing.strikes import StrikePoint, Struck, strike
 
 
 class TestSqlite(SinkContract):
@@ -147,8 +146,8 @@ class TestSqlite(SinkContract):
             producer.upsert([{**account(1), "name": None}, account(2)])
         for _ in range(2):
             with monkeypatch.context() as patch:
-                strike(patch, SqliteTarget, "write_checkpoint", "before", 1)
-                with pytest.raises(Died):
+                strike(patch, StrikePoint(SqliteTarget, "write_checkpoint", "before", 1))
+                with pytest.raises(Struck):
                     caught_up(sink, log, "accounts")
         caught_up(sink, log, "accounts")
         assert [
@@ -165,3 +164,30 @@ def test_misspelt_settings_and_kinds() -> None:
         hr.sinks.from_url("sqlit:x.db")
     with pytest.raises(InputError, match="did you mean 'merge'"):
         hr.sinks.sqlite("x.db", mode="merg")
+
+
+def test_a_check_goes_on_past_values_that_are_not_of_the_column(tmp_path: Path) -> None:
+    """It ended with the converter's error, whatever else was wrong."""
+    sink = hr.sinks.sqlite(tmp_path / "target.db")
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_table("accounts", "id BIGINT, day DATE, amount DECIMAL(9, 2)", key="id")
+        with log.producer("accounts") as producer:
+            producer.upsert([{"id": number, "day": None, "amount": 1} for number in range(100)])
+        caught_up(sink, log, "accounts")
+        with sqlite3.connect(tmp_path / "target.db") as db:
+            db.execute("UPDATE accounts SET day = 'some day' WHERE id = 7")
+            db.execute("UPDATE accounts SET amount = 'much' WHERE id = 50")
+            db.execute("DELETE FROM accounts WHERE id = 60")
+        compared = sink.check("accounts", log=log.address)
+        assert compared.counts == {"missing": 3, "extra": 0, "different": 0}
+        assert compared.unreadable == 2
+        assert [
+            "some day" in compared.unreadable_examples[0],
+            "much" in compared.unreadable_examples[1],
+        ] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "search"])
+def test_a_url_of_an_object_store_is_no_path(kind: str) -> None:
+    with pytest.raises(InputError, match=f"hr.sinks.{kind} cannot write to s3://bucket/x"):
+        hr.sinks.from_url(f"{kind}:s3://bucket/x")

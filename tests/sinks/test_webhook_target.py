@@ -3,6 +3,7 @@ repeats; receivers that are away, slow, refuse, redirect or talk nonsense; which
 to.
 """
 
+import itertools
 import json
 import socket
 import threading
@@ -24,6 +25,7 @@ from headrace.errors import (
     TargetUnavailable,
 )
 from headrace.log.dead_letters import read_dead_letters
+from headrace.retry import retry_after_s
 from headrace.sinks.base import SinkSpec
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.sinks.sync import SinkLoop
@@ -32,10 +34,10 @@ from headrace.sinks.webhook_target import (
     WebhookSender,
     WebhookTarget,
     resolve,
-    retry_after_s,
 )
+from headrace.testing.sink_contract import SinkContract, account, caught_up
+from headrace.testing.strikes import StrikePoint
 from headrace.types.json_codec import decode_rows
-from tests.sinks.sink_contract import SinkContract, account, caught_up
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 
 SECRET = "a secret of some length"
@@ -84,10 +86,10 @@ def open_readable(sink: SinkSpec, shape: Any) -> Readable:
 class TestWebhook(SinkContract):
     is_atomic = False
     points = (
-        (WebhookTarget, "_post", "before", 1),
-        (WebhookTarget, "_post", "after", 1),
-        (WebhookTarget, "_store", "before", 1),
-        (WebhookTarget, "_store", "after", 1),
+        StrikePoint(WebhookTarget, "_post", "before", 1),
+        StrikePoint(WebhookTarget, "_post", "after", 1),
+        StrikePoint(WebhookTarget, "_store", "before", 1),
+        StrikePoint(WebhookTarget, "_store", "after", 1),
     )
 
     @pytest.fixture
@@ -158,6 +160,37 @@ def test_a_receiver_that_is_busy_is_given_the_time_it_asks_for(payments: Payment
     assert payments.sent() == [0, 1, 2, 3, 4, 5]
     assert (status.refused, payments.receiver.repeats) == (0, 0)
     assert times[1] - times[0] >= 1.0
+
+
+def pauses_s(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """How long the sink waited between sessions."""
+    return [record.args[2] for record in caplog.records if "Trying again" in record.msg]  # type: ignore[index, misc]
+
+
+def test_a_receiver_that_fails_now_and_then_is_not_given_longer_and_longer_pauses(
+    payments: Payments, caplog: pytest.LogCaptureFixture
+) -> None:
+    """3% of answers were 503: a sink of 100 rows a batch took hours, since no batch was whole."""
+    answers = itertools.count(1)
+    payments.receiver.behave = lambda _headers, _rows: (503, {}) if next(answers) % 33 == 0 else OK
+    payments.add(*range(1000))
+    status = caught_up(payments.sink, payments.log, "payments").status
+    assert payments.sent() == list(range(1000))
+    assert (status.refused, status.failures, payments.receiver.repeats) == (0, 0, 0)
+    assert pauses_s(caplog) == []
+
+
+def test_a_session_that_made_progress_is_no_failure_in_a_row(
+    payments: Payments, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails so often that sessions end, each behind where the one before ended."""
+    answers = itertools.count()
+    payments.receiver.behave = lambda _headers, _rows: (503, {}) if next(answers) % 15 > 8 else OK
+    payments.add(*range(60))
+    caught_up(payments.sink, payments.log, "payments")
+    assert payments.sent() == list(range(60))
+    assert len(pauses_s(caplog)) >= 5
+    assert max(pauses_s(caplog)) <= 1.0
 
 
 def test_refused_rows_become_dead_letters(payments: Payments) -> None:
@@ -314,6 +347,12 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(receiver: Webhoo
         "0.0.0.0",
         "2130706433",
         "224.0.0.1",
+        "192.0.0.8",
+        "192.88.99.1",
+        "[fec0::1]",
+        "[64:ff9b:1::a00:1]",
+        "[::127.0.0.1]",
+        "[::ffff:0:127.0.0.1]",
     ],
 )
 def test_internal_addresses_are_refused_unless_allowed(host: str) -> None:

@@ -7,7 +7,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError, CorruptionError, DiskFull, NewerFormat, RetryError
 from headrace.types.schema import parse_schema
+from headrace.types.sqlite_codec import from_key_values, null_key, to_values
 from headrace.views import file as view_file
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
@@ -195,6 +200,8 @@ def test_readers_never_see_half_a_commit(open_store: OpenStore) -> None:
         thread.start()
     for tick in range(2, 60):
         moved, k = tick - 1, tick % 10
+        while len(looks) < tick // 5 and any(thread.is_alive() for thread in threads):
+            time.sleep(0.001)  # so that some look between two commits
         before = {view: store.reader.get(view, k) or {} for view in ("first", "second")}
         store.commit(
             tick,
@@ -266,9 +273,9 @@ def test_readers_in_other_processes_see_what_was_committed(
 def test_a_newer_format_is_refused(path: Path, open_store: OpenStore) -> None:
     open_store().close()
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
-    with pytest.raises(NewerFormat, match="format 2; this version of Headrace reads up to 1"):
+    with pytest.raises(NewerFormat, match="format 3; this version of Headrace reads up to 2"):
         ViewStore.open(path)
     with pytest.raises(NewerFormat), ViewReader(path) as reader:
         reader.views()
@@ -384,3 +391,70 @@ def test_a_commit_is_on_disk_before_it_returns(path: Path, open_store: OpenStore
     assert store._db is not None
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+# Format 1
+
+
+ODD_KEYS: list[tuple[str, list[Any]]] = [
+    ("DECIMAL(10, 2)", [Decimal("-9.50"), Decimal("9.50"), Decimal("100.00"), None]),
+    ("DECIMAL(38, 10)", [Decimal("-9.5"), Decimal("9.5"), Decimal("1e20"), None]),
+    ("DATE", [date(1, 1, 1), date(1969, 1, 1), date(2026, 1, 1), None]),
+    ("TIMESTAMP", [datetime(1969, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), None]),
+]
+
+
+def as_format_1(path: Path, schema: pa.Schema) -> None:
+    """Turn a store with the one view `odd` back into what the format before was."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        rows = db.execute("SELECT c0, c1 FROM _rows_1 ORDER BY c0").fetchall()
+        db.execute("DROP TABLE _rows_1")
+        db.execute("CREATE TABLE _rows_1 (c0 TEXT, c1 INTEGER, PRIMARY KEY (c0)) WITHOUT ROWID")
+        nulls = null_key(schema.field("k").type)
+        keys = from_key_values([None if k == nulls else k for k, _ in rows], schema.field("k").type)
+        for key, (_, n) in zip(to_values(keys), rows, strict=True):
+            db.execute("INSERT INTO _rows_1 VALUES (?, ?)", (b"" if key is None else key, n))
+        db.execute("CREATE VIEW odd AS SELECT c0 AS k, c1 AS n FROM _rows_1")
+        db.execute("ALTER TABLE _views DROP COLUMN generation")
+        db.execute("PRAGMA user_version = 1")
+        db.execute("COMMIT")
+
+
+@pytest.mark.parametrize(("kind", "keys"), ODD_KEYS, ids=[kind for kind, _ in ODD_KEYS])
+@pytest.mark.parametrize("is_reader", [False, True], ids=["writer", "reader"])
+def test_a_store_of_format_1_is_converted(
+    path: Path, kind: str, keys: list[Any], is_reader: bool
+) -> None:
+    schema = parse_schema(f"k {kind}, n BIGINT")
+    with ViewStore.open(path) as store:
+        store.declare("odd", schema, ("k",))
+        store.commit(
+            1, 1, {"odd": inserts(1, *((k, n) for n, k in enumerate(keys)), schema=schema)}
+        )
+    as_format_1(path, schema)
+    if is_reader:
+        with ViewReader(path) as reader:
+            assert reader.table("odd")["n"].to_pylist() == list(range(len(keys)))
+            assert reader.sql("SELECT n FROM odd ORDER BY k NULLS LAST")["n"].to_pylist() == list(
+                range(len(keys))
+            )
+    with ViewStore.open(path) as store:
+        store.declare("odd", schema, ("k",))
+        for n, key in enumerate(keys):
+            assert store.reader.get("odd", (key,)) == {"k": key, "n": n}
+        store.commit(2, 1, {"odd": changes((2, "delete", (keys[0], 0)), schema=schema)})
+        assert store.reader.table("odd")["k"].to_pylist() == keys[1:]
+
+
+@pytest.mark.parametrize(("kind", "keys"), ODD_KEYS, ids=[kind for kind, _ in ODD_KEYS])
+def test_ranges_of_decimal_keys_went_by_their_text(path: Path, kind: str, keys: list[Any]) -> None:
+    schema = parse_schema(f"k {kind}, n BIGINT")
+    with ViewStore.open(path) as store:
+        store.declare("odd", schema, ("k",))
+        shuffled = [*enumerate(keys)][::-1]
+        store.commit(1, 1, {"odd": inserts(1, *((k, n) for n, k in shuffled), schema=schema)})
+        assert store.reader.table("odd")["k"].to_pylist() == keys
+        for n, key in enumerate(keys[:-1]):
+            assert store.reader.scan("odd", start=key)["k"].to_pylist() == keys[n:]
+            assert store.reader.scan("odd", stop=key)["k"].to_pylist() == keys[:n]

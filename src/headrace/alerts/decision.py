@@ -229,6 +229,26 @@ class AlertState:
 # ends is sent then.
 
 
+def erase_rows(note: str, is_erased: Callable[[str], bool]) -> str:
+    """The state of an alert without the rows, keys and groups that are erased. Positions stay, so
+    no row is read again; what fires and was erased resolves without a word.
+    """
+    state = AlertState.from_json(note)
+    before = state.to_json()
+    state.active = {
+        key: text for key, text in state.active.items() if not (is_erased(key) or is_erased(text))
+    }
+    state.groups = {name: group for name, group in state.groups.items() if not is_erased(name)}
+    for group in state.groups.values():
+        for rows in (group.fired, group.resolved):
+            kept = MessageRows.from_stored(
+                [text for text in rows.shown if not is_erased(text)], rows.more
+            )
+            rows.shown, rows.size_bytes = kept.shown, kept.size_bytes
+    after = state.to_json()
+    return note if after == before else after
+
+
 def _silence_note(pipeline: str, alert: str) -> str:
     return f"silence.{pipeline}.{alert}"
 

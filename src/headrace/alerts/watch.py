@@ -5,7 +5,7 @@ A rule is one line, such as `lag rows > 10000 of billing` or `watermark age > 5 
 for 30 seconds`. In the order in which data flows:
 
     WatchRule      a parsed rule
-    Measurements   the current values: consumer lag, dead letters, gateways, status of pipelines
+    Measurements   the current values: consumer lag, dead letters, gateways, captures, pipelines
     RuleStates     which rules fire for which subjects; a change must hold for a while
     Watcher        the loop: measure, update the states, record changes in the topic `alerts`
 
@@ -34,7 +34,8 @@ from headrace.errors import BadDuration, ConfigurationError, InputError, RetryEr
 from headrace.gateways.metrics import GatewayReports
 from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
-from headrace.run_status import read_status_fields
+from headrace.log.capture_reports import read_capture_reports
+from headrace.run_status import read_plan, read_status_fields
 
 # Rules
 
@@ -48,11 +49,24 @@ DROPPED = "dropped rows"
 REFUSED = "refused rows"
 FAILED = "failed batches"
 DEAD = "dead letters"
+CAPTURE_BYTES = "capture bytes"
+CAPTURE_SECONDS = "capture seconds"
+RETAINED_BYTES = "retained bytes"
+STOPPED_TABLES = "stopped tables"
+SNAPSHOT_ROWS = "snapshot rows"
+CAPTURE_AGE = "capture age"
 STATUS_AGE = "status age"
+VIEW_AGE = "view age"
 LOG_MEASURES = {
     LAG_ROWS: "a group",
     LAG_SECONDS: "a group",
     REFUSED: "a gateway",
+    CAPTURE_BYTES: "a capture",
+    CAPTURE_SECONDS: "a capture",
+    RETAINED_BYTES: "a capture",
+    STOPPED_TABLES: "a capture",
+    SNAPSHOT_ROWS: "a capture",
+    CAPTURE_AGE: "a capture",
     DEAD: "a topic, step or sink",
 }
 """What is measured in the log, and the kind of its subjects."""
@@ -63,9 +77,18 @@ PIPELINE_MEASURES = {
     DROPPED: "a topic, or a gateway",
     FAILED: "a pipeline",
     STATUS_AGE: "a pipeline",
+    VIEW_AGE: "a view",
 }
 """What is measured in the state directories of pipelines, and the kind of its subjects."""
-IN_SECONDS = {LAG_SECONDS, WATERMARK, STATUS_AGE}
+IN_SECONDS = {LAG_SECONDS, CAPTURE_SECONDS, CAPTURE_AGE, WATERMARK, STATUS_AGE, VIEW_AGE}
+_OF_CAPTURES = {
+    CAPTURE_BYTES,
+    CAPTURE_SECONDS,
+    RETAINED_BYTES,
+    STOPPED_TABLES,
+    SNAPSHOT_ROWS,
+    CAPTURE_AGE,
+}
 PER_MINUTE = {LATE, DROPPED, REFUSED, FAILED}
 """What is counted over the last minute; everything else is the current value."""
 MEASURES = (*LOG_MEASURES, *PIPELINE_MEASURES)
@@ -188,6 +211,48 @@ class Measurements:
         self._has_measured = True
         return values
 
+    def check_subjects(self, rules: Sequence[WatchRule]) -> None:
+        """Check that there is what each rule is about. Raises InputError: a rule about a misspelt
+        name would never fire.
+        """
+        for rule in rules:
+            if rule.subject is None:
+                continue
+            known = sorted(set(self._subjects(rule.measure)))
+            if any(rule.applies_to(subject) for subject in known):
+                continue
+            needs_state = rule.measure in PIPELINE_MEASURES or rule.measure == DEAD
+            fix = "correct the name, or leave out `of`."
+            if needs_state and not self._states:
+                fix = (
+                    "correct the name; or name the state directory of the pipeline that has it:"
+                    " --state shop.state."
+                )
+            kind = {**LOG_MEASURES, **PIPELINE_MEASURES}[rule.measure]
+            names = dict.fromkeys(name for subject in known for name in subject.split("/"))
+            raise InputError(
+                f"The rule {rule.text!r} is about {rule.subject!r}, and {kind} of that name does"
+                f" not exist: {nearest(rule.subject, names)}",
+                fix=fix,
+            )
+
+    def _subjects(self, measure: str) -> Iterator[str]:
+        """What a rule of a measure can be about, also if it has no value yet."""
+        if measure in {LAG_ROWS, LAG_SECONDS}:
+            yield from self._log.groups()
+            for lag in self._log.lag():
+                yield f"{lag.group}/{lag.topic}/{lag.partition}"
+        if measure in {DROPPED, REFUSED}:
+            yield from (f"gateway/{name}" for name in self._gateways.read())
+        if measure in _OF_CAPTURES:
+            yield from (f"capture/{name}" for name in read_capture_reports(self._log))
+        if measure == DEAD:
+            yield from self._log.topics()
+            yield from (topic.of for topic in dead_letters.dead_topics(self._log))
+        if measure in PIPELINE_MEASURES or measure == DEAD:
+            for state in self._states:
+                yield from _subjects_of_pipeline(state, measure)
+
     def _read(self, now_s: float) -> Iterator[tuple[str, str, float]]:
         for lag in self._log.lag():
             subject = f"{lag.group}/{lag.topic}/{lag.partition}"
@@ -198,6 +263,8 @@ class Measurements:
         for name, counts in self._gateways.read().items():
             yield DROPPED, f"gateway/{name}", counts["dropped"] + counts["lost"]
             yield REFUSED, f"gateway/{name}", counts["refused"]
+        for name, report in read_capture_reports(self._log).items():
+            yield from _read_capture(f"capture/{name}", report, now_s)
         for state in self._states:
             if (status := read_status_fields(state)) is not None:
                 yield from _read_pipeline(status, now_s)
@@ -218,14 +285,44 @@ class Measurements:
         return total - samples[0][1]
 
 
+def _subjects_of_pipeline(state: Path, measure: str) -> Iterator[str]:
+    """A pipeline, and its inputs, steps and sinks, or its views."""
+    plan = read_plan(state) or {}
+    pipeline = (read_status_fields(state) or plan).get("pipeline")
+    if pipeline is None:
+        return
+    yield str(pipeline)
+    if measure in {BEHIND, FAILED, STATUS_AGE}:
+        return
+    for node in plan.get("nodes", ()):
+        if (node["kind"] == "view") == (measure == VIEW_AGE):
+            name = str(node["id"]).rpartition(" ")[2]
+            yield name if measure == DEAD else f"{pipeline}/{name}"
+
+
+def _read_capture(
+    subject: str, report: Mapping[str, Any], now_s: float
+) -> Iterator[tuple[str, str, float]]:
+    """What a capture last reported."""
+    yield CAPTURE_BYTES, subject, float(report["behind_bytes"] or 0)
+    yield CAPTURE_SECONDS, subject, float(report["lag_seconds"] or 0.0)
+    yield RETAINED_BYTES, subject, float(report["retained_bytes"] or 0)
+    yield STOPPED_TABLES, subject, float(len(report["stopped"]))
+    yield SNAPSHOT_ROWS, subject, float(max(0, report["snapshot_about"] - report["snapshot_rows"]))
+    yield CAPTURE_AGE, subject, now_s - report["at"]
+
+
 def _read_pipeline(status: dict[str, Any], now_s: float) -> Iterator[tuple[str, str, float]]:
     pipeline = str(status["pipeline"])
     yield BEHIND, pipeline, float(status.get("rows_behind", 0))
     yield FAILED, pipeline, float(status.get("failures", 0))
     yield STATUS_AGE, pipeline, now_s - float(status["updated"])
     for name, watermark in status.get("watermarks", {}).items():
-        if watermark.get("watermark_us") is not None:
+        if watermark.get("watermark_us") is not None and not watermark.get("ended"):
             yield WATERMARK, f"{pipeline}/{name}", now_s - watermark["watermark_us"] / 1e6
+    for name, freshness in status.get("views", {}).items():
+        if freshness.get("newest") is not None:
+            yield VIEW_AGE, f"{pipeline}/{name}", now_s - freshness["newest"]
     for counter, count in status.get("counts", {}).items():
         name, _, kind = counter.rpartition(".")
         if kind in {"late", "shed"}:

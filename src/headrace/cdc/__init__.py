@@ -11,7 +11,10 @@ In the order in which changes flow:
   databases, each of which delivers its stream of changes in parts.
 - `base`: what a source is, the items of its stream, and how to write another one.
 - `capture`: the loop that moves parts from the source to the log and confirms them; snapshots.
+- `selection`: which columns and rows of a table its topic has.
+- `row_counts`: tables without a key, whose equal rows are counted.
 - `writer`: the log's side: one transaction with rows and position.
+- `state`: the note with the position and the snapshots' progress, and requests for snapshots.
 - `topics`: the topics of captured tables, their columns, and `fold`, which reads them back.
 
 `headrace.connector` has what captures share with gateways and sinks.

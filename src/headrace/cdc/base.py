@@ -34,12 +34,14 @@ import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, HIDDEN_FIELDS
 from headrace.connector import InboundConnector
-from headrace.errors import ConfigurationError, InputError
+from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.log.dead_letters import DeadLetter
 from headrace.types.schema import RESERVED_COLUMNS, parse_schema
 
 logger = logging.getLogger("headrace.cdc")
 DEFAULT_CHUNK_ROWS = 50_000
+INITIAL, NEVER, WHEN_NEEDED, ONLY = "initial", "never", "when_needed", "only"
+SNAPSHOT_MODES = (INITIAL, NEVER, WHEN_NEEDED, ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,22 @@ class CaptureSpec(InboundConnector):
         prefix: Put in front of the topics' names.
         partitions: How many partitions a new topic gets.
         preimages: Whether the row before an update is stored too.
-        snapshot: Whether the rows that are in a table already are read first.
+        topic: A template of the topics' names, with `{schema}` and `{table}`; by default the
+            table's name, after the schema's unless that is `public`.
+        snapshot: When the rows that are in a table already are read: "initial" (or True) first,
+            "never" (or False), "when_needed" also when the database has lost what follows the
+            position, "only" without following changes.
         chunk_rows: The most rows of one chunk of a snapshot.
         outbox: A table whose rows are events, for topics named by their `aggregate_type`.
+        include: Columns as `table.column`. Of a table of which any is named, only those and the
+            key are captured.
+        exclude: Columns that are not captured.
+        mask: By column, the text that stands in its place.
+        hash: Columns that are replaced by the SHA-256 of `salt` and the value.
+        salt: A secret in front of what is hashed.
+        where: By table, a condition; only rows for which it is true are captured.
+        schema_topic: A topic for the changes of tables' columns.
+        transaction_topic: A topic with one row for each transaction.
     """
 
     noun: ClassVar[str] = "capture"
@@ -66,14 +81,34 @@ class CaptureSpec(InboundConnector):
     prefix: str = ""
     partitions: int = 1
     preimages: bool = False
-    snapshot: bool = True
+    topic: str | None = None
+    snapshot: bool | str = True
     chunk_rows: int = DEFAULT_CHUNK_ROWS
     outbox: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    mask: Mapping[str, str] = field(default_factory=dict)
+    hash: tuple[str, ...] = ()
+    salt: str = field(default="", repr=False)
+    where: Mapping[str, str] = field(default_factory=dict)
+    schema_topic: str | None = None
+    transaction_topic: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chunk_rows < 1 or self.partitions < 1:
             raise InputError("chunk_rows and partitions must be at least 1.")
+        if self.snapshot_mode not in SNAPSHOT_MODES:
+            raise InputError(
+                f"snapshot={self.snapshot!r}: {nearest(str(self.snapshot), SNAPSHOT_MODES)}"
+            )
+
+    @property
+    def snapshot_mode(self) -> str:
+        """When existing rows are read: one of `SNAPSHOT_MODES`."""
+        if isinstance(self.snapshot, bool):
+            return INITIAL if self.snapshot else NEVER
+        return self.snapshot
 
     def open(self) -> CaptureSource:
         """Open the source. It must be started before it is polled."""
@@ -131,7 +166,47 @@ class CaptureSource(Protocol):
         """Remove what capture created in the database. Returns descriptions of it."""
 
 
+class PositionLost(ConfigurationError):
+    """The database has not, or may not have, what follows the position. Everything has to be read
+    again: start over. A capture with `snapshot="when_needed"` does that by itself.
+    """
+
+
 # Tables
+
+
+@dataclass(frozen=True)
+class TableStorage:
+    """Where a table's rows are. It shows that rows came, went or were rewritten without a change in
+    the stream: a partition was attached or truncated, a column was given another type.
+
+        parts = {"orders_2026 16402 16402"}, files = "16400", definition = "9f3c…"
+
+    A source that cannot tell has none.
+    """
+
+    parts: tuple[str, ...] = ()
+    """What the rows are in. When one is another, rows came or went."""
+    empty_parts: tuple[str, ...] = ()
+    """Those that have never had a row. A new one brings none."""
+    files: str = ""
+    definition: str = ""
+    """Rows were rewritten if both are other ones. Files alone change when a table is compacted,
+    definitions alone when a default is set.
+    """
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> TableStorage:
+        return TableStorage(
+            tuple(raw["parts"]), tuple(raw["empty_parts"]), raw["files"], raw["definition"]
+        )
+
+    def was_rewritten_since(self, before: TableStorage) -> bool:
+        """Return whether rows may have changed without a change in the stream."""
+        went = {*before.parts} - {*self.parts}
+        came = {*self.parts} - {*before.parts} - {*self.empty_parts}
+        is_rewritten = self.files != before.files and self.definition != before.definition
+        return bool(went or came) or is_rewritten
 
 
 @dataclass(frozen=True)
@@ -143,6 +218,12 @@ class TableShape:
     """Names, and types in Spark's DDL."""
     key: tuple[str, ...]
     """The columns that identify a row."""
+    storage: TableStorage | None = field(default=None, compare=False)
+    """Where the rows are. If it shows that they changed unseen, the table is read again."""
+    copies: str | None = None
+    """For a table without a key, whose key is a digest of the row: the column with the number of
+    rows that are equal. Its changes are inserts and deletes of single rows, with a null there.
+    """
 
     def key_in(self, own_names: Sequence[str]) -> tuple[str, ...]:
         """Return the key's columns under the source's own names, given its names of all columns."""
@@ -215,6 +296,8 @@ class ChunkRequest:
     """The key after which the chunk begins; None for the first chunk."""
     rows: int
     """The most rows."""
+    condition: str | None = None
+    """An SQL expression: only rows for which it is true."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +311,10 @@ class SnapshotChunk:
     after: Sequence[Any] | None
     """The key of the last row, in a form that JSON can hold; None if there was no row."""
     is_last: bool
+    is_first: bool = False
+    """Whether a snapshot begins with it, also if rows were read before: what those were is
+    forgotten.
+    """
 
 
 @dataclass(frozen=True)
@@ -253,11 +340,28 @@ class Truncation:
 
 
 @dataclass(frozen=True)
+class TableStopped:
+    """A table cannot be followed from here on: it was dropped, or altered too much. Its topic stays
+    as it is, and the other tables go on. Once it can be captured again, `tables` has it again; it
+    is followed when somebody requests a snapshot of it.
+    """
+
+    table: str
+    reason: str
+    """What happened, and what to do."""
+    is_gone: bool = False
+    """Whether it does not exist any more. It is followed as soon as there is one of its name."""
+
+
+@dataclass(frozen=True)
 class TopicRows:
-    """Rows for a topic that is not a table: events of an outbox, or logical messages."""
+    """Rows for a topic that is no captured table: events of an outbox, logical messages, or what a
+    source of rows reads.
+    """
 
     topic: str
-    ddl: str
+    ddl: str | None
+    """The columns with which a missing topic is created; None if it exists."""
     key: str
     rows: pa.RecordBatch
 
@@ -272,7 +376,15 @@ class DeadRecords:
     dead_letters: tuple[DeadLetter, ...]
 
 
-StreamItem = TableChanges | SnapshotChunk | SchemaChange | Truncation | TopicRows | DeadRecords
+StreamItem = (
+    TableChanges
+    | SnapshotChunk
+    | SchemaChange
+    | Truncation
+    | TableStopped
+    | TopicRows
+    | DeadRecords
+)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,16 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from headrace.cdc.base import CaptureSource, CaptureSpec
-from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
+from headrace.cdc.base import NEVER, CaptureSource, CaptureSpec
+from headrace.cdc.selection import selection_of
+from headrace.cdc.topics import topic_name
+from headrace.connector import (
+    PluginGroup,
+    as_tuple,
+    build_from_url,
+    check_settings,
+    without_scheme,
+)
 from headrace.durations import to_us
 from headrace.error_policy import DIVERT, STOP, check_error_policy
 from headrace.errors import InputError, nearest
@@ -50,6 +58,7 @@ class Capture(CaptureSpec):
         Raises:
             ConfigurationError: The database lacks what capture needs, or has lost changes. The
                 message says what to do.
+            RetryError: With `until_caught_up`, the database was away for a minute.
             TransactionFenced: Another process runs the same capture.
 
         Example:
@@ -91,9 +100,16 @@ def sqlite(
         name: Of the capture, under which its position is stored; by default the file's name.
         **settings: As for every capture. `log`: the log's address. `prefix`: put in front of the
             topics' names. `partitions`: of a new topic. `preimages`: whether the row before an
-            update is stored too. `snapshot`: whether to begin with the rows that are there.
-            `chunk_rows`: the most rows of one chunk of the snapshot. `outbox`: a table whose rows
-            are events, for topics named by their `aggregate_type`.
+            update is stored too. `snapshot`: "initial" begins with the rows that are there,
+            "never" does not, "when_needed" reads all again when the database has lost what follows
+            the position, "only" does not follow changes. `chunk_rows`: the most rows of one chunk
+            of the snapshot. `outbox`: a table whose rows are events, for topics named by their
+            `aggregate_type`. `topic`: a template of the topics' names, with `{schema}` and
+            `{table}`. `include`, `exclude`, `hash`: columns as `table.column` that alone are
+            captured, are not captured, or are replaced by the SHA-256 of `salt` and the value.
+            `mask`: by column, the text in its place. `where`: by table, a condition that its rows
+            must meet. `schema_topic`, `transaction_topic`: topics for the changes of tables'
+            columns, and for one row a transaction.
 
     Returns:
         The capture, which opens nothing until it is run.
@@ -115,7 +131,13 @@ def _open_sqlite(capture: CaptureSpec) -> CaptureSource:
 
 
 def postgres(
-    url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any
+    url: str,
+    *,
+    tables: Sequence[str] = (),
+    name: str | None = None,
+    publication: str | None = None,
+    slot: str | None = None,
+    **settings: Any,
 ) -> Capture:
     """Declare a capture of a Postgres database, by logical replication. Needs the extra `postgres`.
 
@@ -124,6 +146,9 @@ def postgres(
         tables: The tables to capture, as `schema.table` or a pattern such as `sales.*`; all of them
             by default.
         name: Of the capture, under which its position is stored; by default the database's name.
+        publication: A publication that exists and is used as it is: its tables, columns and rows
+            are captured. By default the capture makes one.
+        slot: A replication slot that exists and is used as it is. By default the capture makes one.
         **settings: As for every capture, see `hr.cdc.sqlite`.
 
     Returns:
@@ -136,14 +161,21 @@ def postgres(
         >>> shop = hr.cdc.postgres("postgresql://app@db/shop", tables=["orders"], log="file:data")
     """
     name = name or _database_name(url)
-    return _capture("postgres", name, _open_postgres, tables, settings, url=url)
+    options = {"url": url, "publication": publication, "slot": slot}
+    return _capture("postgres", name, _open_postgres, tables, settings, **options)
 
 
 def _open_postgres(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.postgres_source.source import PostgresSource
 
+    options = capture.options
     return PostgresSource.open(
-        capture.options["url"], capture.name, capture.tables, prefix=capture.prefix
+        options["url"],
+        capture.name,
+        capture.tables,
+        prefix=capture.prefix,
+        publication=options.get("publication"),
+        slot=options.get("slot"),
     )
 
 
@@ -197,7 +229,12 @@ def mysql(
 def _open_mysql(capture: CaptureSpec) -> CaptureSource:
     from headrace.cdc.mysql_source.source import MysqlSource
 
-    return MysqlSource.open(capture.options["url"], capture.name, capture.tables)
+    return MysqlSource.open(
+        capture.options["url"],
+        capture.name,
+        capture.tables,
+        snapshot=capture.snapshot_mode != NEVER,
+    )
 
 
 def polling(
@@ -327,7 +364,24 @@ def _database_name(url: str) -> str:
     return urlsplit(url).path.strip("/") or "database"
 
 
-_SETTINGS = ("log", "prefix", "partitions", "preimages", "snapshot", "chunk_rows", "outbox")
+_SETTINGS = (
+    "log",
+    "prefix",
+    "topic",
+    "partitions",
+    "preimages",
+    "snapshot",
+    "chunk_rows",
+    "outbox",
+    "include",
+    "exclude",
+    "mask",
+    "hash",
+    "salt",
+    "where",
+    "schema_topic",
+    "transaction_topic",
+)
 
 
 def _capture(
@@ -343,9 +397,15 @@ def _capture(
         raise InputError(
             f"tables must be a list, not {tables!r}.", fix=f"write tables=[{tables!r}]."
         )
-    return Capture(
+    for rules in ("include", "exclude", "hash"):
+        if rules in settings:
+            settings = {**settings, rules: as_tuple(settings[rules])}
+    capture = Capture(
         name=name, kind=kind, opener=opener, tables=tuple(tables), options=options, **settings
     )
+    selection_of(capture)
+    topic_name("schema.table", capture.prefix, capture.topic)
+    return capture
 
 
 def from_url(
@@ -354,7 +414,9 @@ def from_url(
     """Declare the capture that a URL stands for, as `headrace capture` does.
 
     Args:
-        url: `sqlite:PATH`, or `postgresql://`, `mariadb://` or `mysql://USER@HOST/DATABASE`.
+        url: `sqlite:PATH`, or `postgresql://`, `mariadb://` or `mysql://USER@HOST/DATABASE`; or
+            another scheme that an installed package handles, by an entry point of the group
+            `headrace.sources`.
         tables: The tables to capture; all of them by default.
         name: Of the capture, under which its position is stored.
         **settings: As for every capture, see `hr.cdc.sqlite`.
@@ -379,9 +441,16 @@ def from_url(
         "mariadb": with_url(mariadb),
         "mysql": with_url(mysql),
     }
+    given = {
+        **({"tables": tables} if tables else {}),
+        **({"name": name} if name else {}),
+        **settings,
+    }
     return build_from_url(
         url,
         builders,
+        plugins=PluginGroup("headrace.sources", Capture),
+        settings={**given, **settings},
         what="a database that can be captured",
         examples="sqlite:PATH, or postgres://, mariadb:// or mysql://USER@HOST/DATABASE",
     )

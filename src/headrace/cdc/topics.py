@@ -10,6 +10,7 @@ type changes continues under a name with the type appended (`amount__bigint`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +18,23 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.cdc.base import TableShape
+from headrace.cdc.base import TableChanges, TableShape, TopicRows
 from headrace.columnar.columns import (
     CHANGE_TYPE,
+    COMMITTED_AT,
     DELETE,
     HIDDEN_DDL,
     HIDDEN_FIELDS,
     MARKS,
     OFFSET_COLUMN,
+    ORDER,
     PARTITION_COLUMN,
+    POSITION,
+    TIMESTAMP_TYPE,
+    TRANSACTION,
     UPDATE_PREIMAGE,
 )
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, InputError
 from headrace.log.api import Log
 from headrace.log.values import TopicInfo
 from headrace.operators.changelog import fill_unchanged_values
@@ -38,11 +44,24 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9._-]")
 _HIDDEN_NAMES = {each.name for each in HIDDEN_FIELDS}
 
 
-def topic_name(table: str, prefix: str) -> str:
+def topic_name(table: str, prefix: str, template: str | None = None) -> str:
     """Return the name of a table's topic: `public.orders` is `orders`, other schemas are part of
-    the name.
+    the name. A template such as `{schema}_{table}` says otherwise.
+
+    Raises:
+        InputError: The template has other fields.
     """
-    return prefix + _UNUSABLE.sub("_", table.removeprefix("public."))
+    if template is None:
+        return prefix + _UNUSABLE.sub("_", table.removeprefix("public."))
+    schema, _, name = table.rpartition(".")
+    try:
+        topic = template.format(schema=schema, table=name)
+    except (KeyError, IndexError, ValueError):
+        raise InputError(
+            f"The template {template!r} of topics' names cannot be filled in.",
+            fix="use {schema} and {table}, as in topic='{schema}_{table}'.",
+        ) from None
+    return prefix + _UNUSABLE.sub("_", topic)
 
 
 @dataclass(frozen=True)
@@ -167,9 +186,28 @@ def live_keys(
             that is not committed yet.
     """
     key = list(log.topic(topic).key)
-    columns = [*key, CHANGE_TYPE, PARTITION_COLUMN, OFFSET_COLUMN]
-    # The last change of each key. It is folded while it is read, to bound memory. A key
-    # stays in one partition, so its offsets are the order of its changes.
+    newest = _newest_changes(log, topic, [])
+    if written:
+        newest = _fold_written(newest, written, key)
+    alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
+    if before is not None:
+        alive = pc.and_(alive, _is_before(newest, before))
+    return newest.filter(alive).select(key)
+
+
+def live_rows(log: Log, topic: str, *, values: Sequence[str]) -> pa.Table:
+    """Return the keys whose newest change is not a delete, with some values of that change."""
+    newest = _newest_changes(log, topic, values)
+    alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
+    return newest.filter(alive).select([*log.topic(topic).key, *values])
+
+
+def _newest_changes(log: Log, topic: str, values: Sequence[str]) -> pa.Table:
+    """Return the last change of each key. It is folded while it is read, to bound memory. A key
+    stays in one partition, so its offsets are the order of its changes.
+    """
+    key = list(log.topic(topic).key)
+    columns = [*key, *values, CHANGE_TYPE, PARTITION_COLUMN, OFFSET_COLUMN]
     batches = log.read(topic, columns=columns)
     folded: pa.Table | None = None
     waiting: list[pa.RecordBatch] = [
@@ -181,13 +219,7 @@ def live_keys(
         rows += batch.num_rows
         if rows >= _FOLD_ROWS:
             folded, waiting, rows = _fold_newest(folded, waiting, key), [], 0
-    newest = _fold_newest(folded, waiting, key) if waiting or folded is None else folded
-    if written:
-        newest = _fold_written(newest, written, key)
-    alive = pc.not_equal(newest[CHANGE_TYPE], DELETE)
-    if before is not None:
-        alive = pc.and_(alive, _is_before(newest, before))
-    return newest.filter(alive).select(key)
+    return _fold_newest(folded, waiting, key) if waiting or folded is None else folded
 
 
 def _fold_newest(
@@ -254,3 +286,93 @@ def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
         return rows.select(columns)
     rows = _fold_newest(None, rows.combine_chunks().to_batches(), list(info.key))
     return rows.filter(pc.not_equal(rows[CHANGE_TYPE], DELETE)).select(columns)
+
+
+# Topics about a capture: changes of tables' columns, and transactions. Their rows are written in
+# the same transactions of the log as the changes they are about:
+#
+#     schema_topic        table         topic  columns                          before
+#                         public.items  items  [["id", "BIGINT"], ["n", "INT"]] [["id", "BIGINT"]]
+#
+#     transaction_topic   transaction  position  committed_at  changes  tables
+#                         745          98…       12:00:00      3        {"public.items": 3}
+
+SCHEMA_DDL = "`table` STRING, topic STRING, columns STRING, before STRING"
+TRANSACTION_DDL = (
+    "transaction BIGINT, position BIGINT, committed_at TIMESTAMP, changes BIGINT, tables STRING"
+)
+_SCHEMA_FIELDS = pa.schema(
+    [(name, pa.string()) for name in ("table", "topic", "columns", "before")]
+)
+_TRANSACTION_FIELDS = pa.schema(
+    [
+        ("transaction", pa.int64()),
+        ("position", pa.int64()),
+        ("committed_at", TIMESTAMP_TYPE),
+        ("changes", pa.int64()),
+        ("tables", pa.string()),
+    ]
+)
+
+
+class MetadataTopics:
+    """Collects what the topics about one capture get. Without their names there are none."""
+
+    def __init__(self, schema_topic: str | None, transaction_topic: str | None) -> None:
+        self._schema_topic = schema_topic
+        self._transaction_topic = transaction_topic
+        self._counts: list[tuple[str, pa.Table]] = []
+        """By table, the changes of transactions that have not ended."""
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+    def schema_change(
+        self, shape: TableShape, topic: str, before: Sequence[Sequence[str]]
+    ) -> list[TopicRows]:
+        """Return the row about a table whose columns have changed, or that is new."""
+        if self._schema_topic is None:
+            return []
+        row = {
+            "table": shape.name,
+            "topic": topic,
+            "columns": json.dumps(shape.columns),
+            "before": json.dumps(before) if before else None,
+        }
+        rows = pa.RecordBatch.from_pylist([row], schema=_SCHEMA_FIELDS)
+        return [TopicRows(self._schema_topic, SCHEMA_DDL, "table", rows)]
+
+    def add_changes(self, changes: TableChanges) -> None:
+        """Count changes by transaction."""
+        if self._transaction_topic is None:
+            return
+        keys = [TRANSACTION, POSITION, COMMITTED_AT]
+        rows = pa.Table.from_batches([changes.rows]).select([*keys, ORDER])
+        counts = rows.group_by(keys).aggregate([(ORDER, "count_distinct")])
+        self._counts.append((changes.table, counts))
+
+    def ended_transactions(self) -> list[TopicRows]:
+        """Return a row for each transaction that was counted; all of them have ended."""
+        if self._transaction_topic is None or not self._counts:
+            return []
+        transactions: dict[tuple[object, ...], dict[str, int]] = {}
+        for table, counts in self._counts:
+            for row in counts.to_pylist():
+                key = (row[TRANSACTION], row[POSITION], row[COMMITTED_AT])
+                tables = transactions.setdefault(key, {})
+                tables[table] = tables.get(table, 0) + row[f"{ORDER}_count_distinct"]
+        self._counts.clear()
+        rows = [
+            {
+                "transaction": transaction,
+                "position": position,
+                "committed_at": committed_at,
+                "changes": sum(tables.values()),
+                "tables": json.dumps(tables),
+            }
+            for (transaction, position, committed_at), tables in sorted(
+                transactions.items(), key=lambda entry: str(entry[0][1]).zfill(20)
+            )
+        ]
+        batch = pa.RecordBatch.from_pylist(rows, schema=_TRANSACTION_FIELDS)
+        return [TopicRows(self._transaction_topic, TRANSACTION_DDL, "transaction", batch)]

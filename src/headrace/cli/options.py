@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,6 +117,17 @@ def parse_seconds(text: str, *, option: str) -> float:
         return to_us(text) / 1_000_000
     except BadDuration as error:
         raise typer.BadParameter(f"{error.message} {error.fix}", param_hint=option) from None
+
+
+def parse_settings(options: Sequence[str]) -> dict[str, str]:
+    """The settings that options such as `--option "every=5 seconds"` name."""
+    settings = {}
+    for text in options:
+        setting, equals, value = text.partition("=")
+        if not equals or not setting.isidentifier():
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--option")
+        settings[setting] = value
+    return settings
 
 
 def confirm(question: str, *, to: str) -> None:

@@ -248,20 +248,47 @@ class RunProgress:
         if self.last is None or not self.last.batches:
             return "There was nothing to process."
         seconds = time.monotonic() - self._started_s
-        return (
+        line = (
             f"Caught up at tick {self.last.tick:,}: {count_text(self.rows, 'row')} in"
             f" {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."
         )
+        return f"{line}\n{self.still_open()}".rstrip()
+
+    def still_open(self) -> str:
+        """What waits for event time at the end of a run, as a line; empty if nothing does."""
+        if self.last is None:
+            return ""
+        due = {step for query in self.last.queries.values() for step in query["due_us"]}
+        counted: dict[str, str] = {}
+        for kind, what in ((".windows_waiting", "window"), (".keys_waiting", "key")):
+            for name, count in sorted(self.last.counts.items()):
+                if name.endswith(kind) and count > 0:
+                    step = name.removesuffix(kind)
+                    rows = " with rows that wait" if what == "key" else ""
+                    counted[step] = f"{count_text(count, what)} of {step}{rows}"
+        texts = [*counted.values(), *(f"rows of {step}" for step in sorted(due - counted.keys()))]
+        if not texts:
+            return ""
+        return (
+            f"Still open, until event time goes on: {', '.join(texts)}. A final run (--final) emits"
+            " them."
+        )
 
 
-class HasRows(Protocol):
-    """A status that counts rows."""
+class ConnectorProgress(Protocol):
+    """The status of a capture or a sink: the rows that it has moved, and what fails."""
 
     @property
     def rows(self) -> int: ...
 
+    @property
+    def failures(self) -> int: ...
 
-LongRunningStatus = TypeVar("LongRunningStatus", bound=HasRows)
+    @property
+    def error(self) -> str | None: ...
+
+
+LongRunningStatus = TypeVar("LongRunningStatus", bound=ConnectorProgress)
 
 
 @dataclass
@@ -289,9 +316,18 @@ class StatusLines(Generic[LongRunningStatus]):
         else:
             print(self.line(status, rate), file=sys.stderr, flush=True)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the run ended while the other system was away."""
+        return self.last is not None and self.last.error is not None
+
     def summary(self) -> str:
+        """The line at the end of the run."""
         rows = self.last.rows if self.last else 0
+        done = f"{count_text(rows, 'row')} in {seconds_text(time.monotonic() - self._started_s)}."
+        if self.last is None or self.last.error is None:
+            return f"ended cleanly; {done}"
         return (
-            f"ended cleanly; {count_text(rows, 'row')} in"
-            f" {seconds_text(time.monotonic() - self._started_s)}."
+            f"stopped while it could not work; {done} It failed"
+            f" {count_text(self.last.failures, 'time')} in a row, last: {self.last.error}"
         )

@@ -214,7 +214,10 @@ COMMANDS = (
         "Show the messages of alerts, and silence an alert for a while.",
     ),
     CommandEntry(
-        "events", "log.events", "app", "Event stores: list, history, state, digest, excise, forget."
+        "events",
+        "log.events",
+        "app",
+        "Event stores: list, history, state, digest, truncate, excise, forget, rotate-key.",
     ),
     CommandEntry("search", "log.search", "search", "Search an index, with the best matches first."),
     CommandEntry(

@@ -6,7 +6,8 @@ In the order in which a batch flows:
 - `ticks`: the pipeline's logical time; the journal of ticks, cutting new ones, control records
 - `context`: what the tasks of a batch need to know
 - `reader`: the offset ranges to read for some ticks
-- `watermarks`: how far event time has come; event times of rows where they are read
+- `event_times`: event times of rows where they are read, and how far each may move time
+- `watermarks`: how far event time has come
 - `job_graph`: what a batch computes, as nodes that can be run in several ways
 - `map_tasks`: the functions before the shuffle: reading, row-local steps, packing, filtering
 - `shuffle`: how rows reach their shards

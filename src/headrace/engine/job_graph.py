@@ -20,7 +20,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from headrace.engine.shuffle import heartbeat_of, shard_of
+from headrace.engine.shuffle import blobs_stay_here, heartbeat_of, shard_of
 
 Batches = Iterable[pa.RecordBatch]
 TaskFunction = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -132,8 +132,9 @@ def run_whole(root: JobNode) -> None:
     begins, as in Spark: shards need the event times that all readers have reported.
     """
     kept: dict[int, list[pa.RecordBatch]] = {}
-    for _ in _rows(root, kept):
-        pass
+    with blobs_stay_here():
+        for _ in _rows(root, kept):
+            pass
 
 
 def _rows(node: JobNode, kept: dict[int, list[pa.RecordBatch]]) -> Batches:

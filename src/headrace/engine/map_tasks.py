@@ -30,10 +30,10 @@ from headrace.columnar.columns import (
 )
 from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.dead_letters import Diverter, this_task
+from headrace.engine.event_times import EventTimes, with_metadata, with_tick_times
 from headrace.engine.reader import TopicRange
 from headrace.engine.reports import JobFiles, mark_needs_spark, write_report
 from headrace.engine.shuffle import heartbeat, pack
-from headrace.engine.watermarks import EventTimes, with_tick_times
 from headrace.errors import ExpressionFailed
 from headrace.expressions.evaluator import Filter, RowStep
 from headrace.operators.kernel import BroadcastKernel
@@ -64,6 +64,8 @@ class InputReader:
     job: JobFiles
     time_column: str | None = None
     """The name of a column to add, with the time of each row's tick."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Columns to add behind it: their names, and the columns of the log that they have."""
     steps: tuple[RowStep, ...] = ()
     """Row-local steps that Python computes as Spark would."""
     shedding: LoadShedder | None = None
@@ -79,6 +81,14 @@ class InputReader:
             read_bytes += rows.nbytes
             if self.time_column is not None:
                 rows = with_tick_times(rows, topic_range, self.time_column)
+            if self.metadata:
+                position = len(topic_range.stored_columns) + (self.time_column is not None)
+                rows = with_metadata(
+                    rows,
+                    self.metadata,
+                    position,
+                    append_times=not self.watermark.follows_ticks,
+                )
             rows = times.usable(rows)
             # A shed row still counts for the watermark: it happened.
             if self.shedding is not None:

@@ -12,14 +12,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
 from headrace.columnar.buffers import split_table
-from headrace.columnar.columns import OFFSET_COLUMN, ORDER_FIELDS, PARTITION_COLUMN, RANK, TICK
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    OFFSET_COLUMN,
+    ORDER_FIELDS,
+    PARTITION_COLUMN,
+    RANK,
+    TICK,
+)
 from headrace.columnar.keys import encode_keys
 from headrace.columnar.sort import key_codes, row_order
 from headrace.engine.context import BatchContext, TopicTarget
+from headrace.engine.dead_letters import Diverter
 from headrace.engine.reports import write_report, write_rows
 from headrace.engine.shard import pack_by_partition, topic_partitions
 from headrace.engine.shuffle import gather, labels, unpack
@@ -54,25 +63,61 @@ class WriteTopic:
         label, ports = unpack(batches)
         tables = [table for port_tables in ports.values() for table in port_tables]
         if label is not None and tables:
+            task = labels(self.context.shards).index(label)
             rows = self._sort(pa.concat_tables(tables).combine_chunks())
+            if CHANGE_TYPE in rows.column_names:
+                rows = self._with_key(rows, task)
+            if not rows.num_rows:
+                return
             order_columns = [field.name for field in ORDER_FIELDS]
             plain = rows.drop_columns([name for name in rows.column_names if name in order_columns])
-            staged = shared_log(Address(self.context.log)).stage(
-                self.target.name,
-                plain.to_batches(),
-                partition=None if self.target.key else 0,  # as `topic_partitions`
-                directory=str(self.context.job_directory),
-                group=self.context.job,
-            )
+            staged = [
+                shared_log(Address(self.context.log)).stage(
+                    self.target.name,
+                    part.to_batches(),
+                    partition=partition,
+                    directory=str(self.context.job_directory),
+                    group=self.context.job,
+                )
+                for partition, part in self._by_partition(rows, plain)
+            ]
+            files = {p: file for part in staged for p, file in part.partitions.items()}
             report = {
-                "topic": staged.topic,
-                "rows": staged.rows,
-                "partitions": {str(p): list(file) for p, file in staged.partitions.items()},
+                "topic": staged[0].topic,
+                "rows": sum(part.rows for part in staged),
+                "partitions": {str(p): list(file) for p, file in files.items()},
                 "ticks": count_tick_rows(rows, self.target),
             }
-            task = labels(self.context.shards).index(label)
             write_report(self.context.files, f"topic-{self.target.name}-{task}", report)
         yield from ()
+
+    def _by_partition(
+        self, rows: pa.Table, plain: pa.Table
+    ) -> Iterator[tuple[int | None, pa.Table]]:
+        """The plain rows to stage: with a key, all of them, which the log partitions as every
+        producer's; without one, those of each partition.
+        """
+        if self.target.key or self.target.partitions == 1:
+            yield None if self.target.key else 0, plain
+            return
+        partitions = _partitions_of(rows, self.target)
+        for partition in np.flatnonzero(np.bincount(partitions)).tolist():
+            is_mine = partitions == partition
+            yield partition, plain if is_mine.all() else plain.filter(pa.array(is_mine))
+
+    def _with_key(self, rows: pa.Table, task: int) -> pa.Table:
+        """The rows that a table's topic can have: its primary key is never null. A row with a null
+        key, such as that of the group null, becomes a dead letter.
+        """
+        if not any(rows[name].null_count for name in self.target.key):
+            return rows
+        diverter = Diverter(self.context.files, dead_letters_of(self.target.name))
+        with_key = [
+            diverter.divert_null_keys(batch, self.target.key, nulls=False)
+            for batch in rows.to_batches()
+        ]
+        diverter.finish(f"topic-{task}")
+        return pa.Table.from_batches(with_key, schema=rows.schema)
 
     def _sort(self, rows: pa.Table) -> pa.Table:
         columns = [rows[TICK].to_numpy()]
@@ -83,10 +128,14 @@ class WriteTopic:
         return rows if order is None else rows.take(pa.array(order))
 
 
+def dead_letters_of(topic: str) -> str:
+    """The name under which rows that a derived topic cannot have are counted and kept."""
+    return f"{topic}.topic"
+
+
 def count_tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
     """Partition -> [tick, number of rows]. The rows are sorted by tick."""
-    keys = rows.select([TICK, *target.key])  # all columns might not fit into one batch
-    partitions = np.concatenate([topic_partitions(batch, target) for batch in split_table(keys)])
+    partitions = _partitions_of(rows, target)
     ticks = rows[TICK].to_numpy()
     starts = np.flatnonzero(np.append(True, ticks[1:] != ticks[:-1]))
     tick_rows: dict[str, list[list[int]]] = {}
@@ -97,6 +146,14 @@ def count_tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[
         for partition in np.flatnonzero(counts).tolist():
             tick_rows.setdefault(str(partition), []).append([tick, int(counts[partition])])
     return tick_rows
+
+
+def _partitions_of(rows: pa.Table, target: TopicTarget) -> npt.NDArray[np.int32]:
+    """The partition of each row."""
+    # All columns might not fit into one batch.
+    ordered = [] if target.partitions == 1 else [PARTITION_COLUMN]
+    keys = rows.select(list(target.key) or ordered or [TICK])
+    return np.concatenate([topic_partitions(batch, target) for batch in split_table(keys)])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from headrace.columnar.columns import (
     OFFSET_COLUMN,
     ORDER_FIELDS,
     PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
 )
 from headrace.engine.ticks import Tick
 from headrace.errors import BadRows
@@ -50,6 +51,8 @@ class TopicRange:
     times_us: tuple[int, ...] = ()
     declared: pa.Schema | None = None
     """The columns as the pipeline declares them. The topic may have wider ones by now."""
+    append_times: bool = False
+    """Whether rows come with their append times, in a last column."""
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
@@ -59,7 +62,8 @@ class TopicRange:
     def read(
         self, log_address: str, counts: Counter[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows: the user's columns, then the order columns (tick, rank, partition, offset).
+        """The rows: the user's columns, then the order columns (tick, rank, partition, offset), and
+        the append time if it is asked for.
 
         Records of other programs that do not fit the topic become its dead letters. At the end,
         `counts` has their number (`diverted`), and how often fields that the topic does not have
@@ -67,6 +71,8 @@ class TopicRange:
         """
         log = shared_log(Address(log_address))
         names = [*self.columns, PARTITION_COLUMN, OFFSET_COLUMN]
+        if self.append_times:
+            names.append(TIMESTAMP_COLUMN)
         batches = log.read(
             self.topic, self.partition, self.start, self.stop, columns=names
         ).with_dead_letters()
@@ -118,9 +124,11 @@ class TopicRange:
         ]
         columns = [batch.column(name) for name in self.columns]
         fields = [batch.schema.field(name) for name in self.columns]
-        return pa.RecordBatch.from_arrays(
-            [*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS])
-        )
+        arrays, schema = [*columns, *order], [*fields, *ORDER_FIELDS]
+        if self.append_times:
+            arrays.append(batch.column(TIMESTAMP_COLUMN))
+            schema.append(batch.schema.field(TIMESTAMP_COLUMN))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(schema))
 
 
 def min_range_rows(log_address: str) -> int:
@@ -140,6 +148,7 @@ def topic_ranges(
     parts: int,
     min_rows: int = 1,
     declared: pa.Schema | None = None,
+    append_times: bool = False,
 ) -> list[TopicRange]:
     """The ranges to read of one input for the ticks after `before`.
 
@@ -166,6 +175,7 @@ def topic_ranges(
                 ends=tuple(tick.end(topic, partition) for tick in ticks),
                 times_us=tuple(tick.time_us for tick in ticks),
                 declared=declared,
+                append_times=append_times,
             )
             for low, high in pairwise(cuts)
             if high > low

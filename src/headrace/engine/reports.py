@@ -30,6 +30,10 @@ from headrace.log.values import Staged
 _NEEDS_SPARK = "needs-spark"
 
 
+STATE_KEYS, STATE_BYTES = ".state_keys", ".state_bytes"
+"""How the counts end whose sum over all batches is the size of a step's state."""
+
+
 class JobFiles(Protocol):
     """Where the tasks of a job put what they produce, under names: rows, reports, and the newest
     event times that the shards behind a shuffle need.

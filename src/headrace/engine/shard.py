@@ -18,13 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import split_table
-from headrace.columnar.columns import OFFSET_COLUMN, ORDER_FIELDS, PARTITION_COLUMN, RANK, TICK
-from headrace.columnar.keys import KEY_GROUPS, encode_keys, key_groups
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    OFFSET_COLUMN,
+    ORDER_FIELDS,
+    PARTITION_COLUMN,
+    RANK,
+    TICK,
+)
+from headrace.columnar.keys import KEY_GROUPS, as_array, encode_keys, key_groups
 from headrace.columnar.sort import row_order
 from headrace.engine.context import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.dead_letters import Diverter
+from headrace.engine.event_times import with_event_times
 from headrace.engine.reader import DERIVED
-from headrace.engine.reports import JobFiles, write_report, write_rows
+from headrace.engine.reports import (
+    STATE_BYTES,
+    STATE_KEYS,
+    JobFiles,
+    write_report,
+    write_rows,
+)
 from headrace.engine.shuffle import (
     heartbeat,
     labels,
@@ -37,12 +51,19 @@ from headrace.engine.shuffle import (
 from headrace.engine.state.files import to_ranges
 from headrace.engine.state.step_state import StepState
 from headrace.engine.state.task_state import TaskState, open_task_state, whole_state
-from headrace.engine.watermarks import BatchWatermarks, with_event_times
+from headrace.engine.watermarks import BatchWatermarks
 from headrace.errors import RetryError
 from headrace.log.dead_letters import PENDING_SCHEMA, rows_to_json_column
 from headrace.log.partitioning import partitions_by_key
 from headrace.operators.aggregates.partial_aggregation import PARTIAL
-from headrace.operators.kernel import DeadLetterBuffer, GaugedKernel, SideOutputKernel, TimedKernel
+from headrace.operators.kernel import (
+    AGGREGATE,
+    REASON,
+    DeadLetterBuffer,
+    GaugedKernel,
+    SideOutputKernel,
+    TimedKernel,
+)
 from headrace.operators.windows.late_rows import LateRowCounter, LateRowKernel
 
 _MAX_ROWS_A_BATCH = 100_000
@@ -186,13 +207,18 @@ class ShardFunction:
 
 def state_report(state: TaskState, stages: Iterable[StageSpec]) -> dict[str, Any]:
     """Make the state of some stages durable. Returns the part of a report that is about it."""
-    new_ids, changed_keys = state.write()
+    new_ids, growth = state.write()
+    changed_keys = {step: grown.changed_keys for step, grown in growth.items()}
+    counts = {
+        f"{stage.name}.keys": sum(changed_keys.get(step.name, 0) for step in stage.steps)
+        for stage in stages
+    }
+    for step, grown in growth.items():
+        counts[f"{step}{STATE_KEYS}"] = grown.new_keys
+        counts[f"{step}{STATE_BYTES}"] = grown.new_bytes
     return {
         "ids": {step: to_ranges(ids) for step, ids in new_ids.items()},
-        "key_counts": {
-            f"{stage.name}.keys": sum(changed_keys.get(step.name, 0) for step in stage.steps)
-            for stage in stages
-        },
+        "key_counts": counts,
         "how": state.how,
     }
 
@@ -211,7 +237,7 @@ def _run_kernel(
         tables = [
             inputs.get(port, hosted.schema.empty_table()) for port, hosted in enumerate(step.inputs)
         ]
-        input_watermarks = [watermarks.of(hosted.watermarks) for hosted in step.inputs]
+        input_watermarks = watermarks.of_ports([hosted.watermarks for hosted in step.inputs])
         return step.kernel.step_timed(state, tables, input_watermarks)
     tables = [rows for rows in inputs.values() if rows.num_rows]
     if not tables:
@@ -237,6 +263,8 @@ def take_side_outputs(steps: Iterable[HostedStep], job: JobFiles) -> dict[str, A
                 report["counts"][f"{step.name}.{metric}"] = count
         for aggregate, count in getattr(kernel, "unknown_results", {}).items():
             report["counts"][f"{step.name}.{aggregate}.unknown"] = count
+        for aggregate, count in getattr(kernel, "left_out", {}).items():
+            report["counts"][f"{step.name}.{aggregate}.left_out"] = count
         if isinstance(rejected := getattr(kernel, "dead_letters", None), DeadLetterBuffer):
             _take_dead_letters(step.name, rejected.take(), job, report)
         if isinstance(kernel, LateRowKernel):
@@ -253,7 +281,8 @@ def _take_dead_letters(step: str, rows: pa.Table, job: JobFiles, report: dict[st
     """Rows that an aggregate rejected. They have no partition and offset: the kernel gets none."""
     if not rows.num_rows:
         return
-    names = [name for name in rows.column_names if not name.startswith("_")]
+    system = {TICK, CHANGE_TYPE, AGGREGATE, REASON}
+    names = [name for name in rows.column_names if name not in system]
     dead_letters = pa.Table.from_arrays(
         [
             rows_to_json_column(rows.select(names)),
@@ -284,7 +313,7 @@ def _take_late_rows(
         ]
     rows = late.take_rows()
     if step.late_topic is not None and rows.num_rows:
-        names = [field.name for field in step.inputs[0].schema if not field.name.startswith("_")]
+        names = [name for name in rows.schema.names if name not in {TICK, CHANGE_TYPE, REASON}]
         report["side_outputs"][step.late_topic] = write_rows(
             job, f"late-{step.name}", rows.select([*names, TICK])
         )
@@ -319,11 +348,15 @@ def with_order_columns(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
 def topic_partitions(
     batch: pa.RecordBatch, topic: TopicTarget
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The partition of each row: by its key, as every producer chooses it. Rows without a key all
-    go to partition 0, which keeps their order.
+    """The partition of each row: by its key, as every producer chooses it. Rows without a key go by
+    the partition that they were read from, and those of a stage by their key group: both keep their
+    order, and neither depends on the number of shards.
     """
-    if not topic.key:
+    if not topic.key and topic.partitions == 1:
         return np.zeros(batch.num_rows, np.int32)
+    if not topic.key:
+        sources = as_array(batch.column(PARTITION_COLUMN)).to_numpy()
+        return np.asarray(sources % topic.partitions, np.int32)
     return partitions_by_key(batch, topic.key, topic.partitions)
 
 
@@ -334,8 +367,8 @@ def pack_by_partition(
     p % shards == t.
     """
     for batch in split_table(rows):
-        partitions = topic_partitions(batch, topic)
-        for task in range(shards):
-            part = batch.filter(pa.array(partitions % shards == task))
-            if part.num_rows:
-                yield packed_rows([labels(shards)[task]], port, [to_blob(part)])
+        tasks = topic_partitions(batch, topic) % shards
+        for task in np.flatnonzero(np.bincount(tasks)).tolist():
+            is_mine = tasks == task
+            part = batch if is_mine.all() else batch.filter(pa.array(is_mine))
+            yield packed_rows([labels(shards)[task]], port, [to_blob(part)])

@@ -12,6 +12,8 @@ and 1 go to the same of two partitions, which leaves half the machine idle), so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import count
 
@@ -169,6 +171,19 @@ def shard_of(label: int, shards: int) -> int:
     return labels(shards).index(label)
 
 
+_stays_here: ContextVar[bool] = ContextVar("_stays_here", default=False)
+
+
+@contextmanager
+def blobs_stay_here() -> Iterator[None]:
+    """Say that blobs do not leave this process, which makes compressing them a waste."""
+    token = _stays_here.set(True)
+    try:
+        yield
+    finally:
+        _stays_here.reset(token)
+
+
 def to_blob(batch: pa.RecordBatch) -> bytes:
     """Encode a batch. A large one that is mostly text is compressed: blobs are copied several times
     on their way through Spark, and text shrinks to half.
@@ -179,7 +194,8 @@ def to_blob(batch: pa.RecordBatch) -> bytes:
         for column in batch.columns
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
     )
-    compress = size > _MIN_COMPRESSED_BYTES and 2 * text_bytes > size
+    is_large_text = size > _MIN_COMPRESSED_BYTES and 2 * text_bytes > size
+    compress = is_large_text and not _stays_here.get()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED if compress else None) as writer:
         writer.write_batch(batch)

@@ -31,6 +31,7 @@ from headrace.operators.kernel import UNSTARTED, Watermarks
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
 _SHED = "__shed"  # reserved name among a tick's ends: the topics that are shed in that tick
+_ENDED = "__ended"  # reserved name among a tick's ends: event time has ended
 _WHOLE_EVERY = 64  # every so many ticks, one is stored whole
 _NEAR = 256  # among so many offsets there is at least one whole tick
 MAX_CACHED_TICKS = 10_000
@@ -47,6 +48,10 @@ class Tick:
     ends: Ends
     shed: frozenset[str] = frozenset()
     """Topics whose rows are sampled in this tick because the pipeline is too far behind."""
+    is_ended: bool = False
+    """Whether event time ended with this tick or an earlier one: all that waits for a watermark is
+    emitted, and a row of a later tick is late.
+    """
 
     def end(self, topic: str, partition: int) -> int:
         return self.ends.get(topic, {}).get(partition, 0)
@@ -96,6 +101,8 @@ class TickJournal:
             stored: dict[str, Any] = dict(ends)
             if tick.shed:
                 stored[_SHED] = dict.fromkeys(sorted(tick.shed), 1)
+            if tick.is_ended:
+                stored[_ENDED] = {}
             rows.append(
                 {
                     "tick": tick.number,
@@ -205,6 +212,7 @@ def _read_tick(row: Mapping[str, Any], before: Tick | None) -> Tick:
     """A tick from its row in the journal: whole, or the difference to the one before."""
     stored = json.loads(row["ends"])
     shed = frozenset(stored.pop(_SHED, ()))
+    is_ended = stored.pop(_ENDED, None) is not None
     ends: Ends = {
         topic: {int(p): end for p, end in parts.items()} for topic, parts in stored.items()
     }
@@ -212,7 +220,7 @@ def _read_tick(row: Mapping[str, Any], before: Tick | None) -> Tick:
         # Ends that did not change are shared between ticks, so that many ticks need little memory.
         changed = {topic: {**before.ends.get(topic, {}), **parts} for topic, parts in ends.items()}
         ends = {**before.ends, **changed}
-    return Tick(row["tick"], row["time_us"], ends, shed)
+    return Tick(row["tick"], row["time_us"], ends, shed, is_ended)
 
 
 def _changed_ends(before: Ends, after: Ends) -> Ends:
@@ -280,7 +288,9 @@ def next_ticks(
     newest = _Moment(now_us, _advanced_ends(last.ends, ends))
     rows = rows_between(last.ends, newest.ends)
     if not rows:
-        return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
+        time_us = max(last.time_us, now_us)
+        forced_tick = Tick(last.number + 1, time_us, newest.ends, is_ended=last.is_ended)
+        return [forced_tick] if forced else []
     is_small = likely_row_bytes is not None and rows * likely_row_bytes <= MAX_BYTES_A_TICK / 4
     if rows >= _FEW_ROWS and not is_small:
         row_bytes = sample_row_bytes(log, last.ends, newest.ends)
@@ -291,9 +301,15 @@ def next_ticks(
         cuts = islice(_cut_backlog(log, last, newest, max_rows), MAX_TICKS_AT_ONCE)
     ticks: list[Tick] = []
     for cut in cuts:
-        last = Tick(last.number + 1, max(last.time_us, cut.time_us), cut.ends)
+        time_us = max(last.time_us, cut.time_us)
+        last = Tick(last.number + 1, time_us, cut.ends, is_ended=last.is_ended)
         ticks.append(last)
     return ticks
+
+
+def final_tick(last: Tick, now_us: int) -> Tick:
+    """The tick after `last` that ends event time. It has no rows."""
+    return Tick(last.number + 1, max(last.time_us, now_us), last.ends, is_ended=True)
 
 
 def sample_row_bytes(log: Log, before: Ends, after: Ends) -> float:

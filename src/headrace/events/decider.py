@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,13 +25,16 @@ from headrace.errors import (
     InputError,
     VersionConflict,
 )
-from headrace.events.codec import Codec, Upcaster, from_json, to_json
+from headrace.events.codec import Codec, Upcaster, event_codec
 from headrace.events.event import Event, RecordedEvent, check_entity, parse_events
-from headrace.events.store import EventStore
+from headrace.events.snapshot import SnapshotCodec
+from headrace.events.store import EventStore, removed_before
+from headrace.events.truncation import truncate
 from headrace.log.values import AppendResult
 from headrace.retry import Backoff
 
 if TYPE_CHECKING:
+    from headrace.events.index import IndexView
     from headrace.events.privacy.vault import Vault
 
 
@@ -58,6 +61,15 @@ class Decider(Generic[S]):
         snapshot_every: After how many events a snapshot is stored; None for no snapshots.
         upcasters: By type and version of an event, a function that returns its data in the next
             version.
+        state: The type of states, such as `Empty | Open | Closed`. By default, what `evolve` is
+            annotated to return, or else the type of `initial`.
+        state_upcasters: By state version, a function that returns a snapshot's JSON in the next
+            one. Snapshots of earlier versions are then used, which entities need whose early
+            events were truncated.
+
+    Raises:
+        ConfigurationError: An event class, or the type of states, has values that would not be
+            read back as they were stored.
 
     """
 
@@ -69,6 +81,8 @@ class Decider(Generic[S]):
     state_version: int = 1
     snapshot_every: int | None = 100
     upcasters: Mapping[tuple[str, int], Upcaster] = field(default_factory=dict)
+    state: Any = None
+    state_upcasters: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name.encode()) > 90:
@@ -78,6 +92,22 @@ class Decider(Generic[S]):
                 f"snapshot_every is {self.snapshot_every}.",
                 fix="give 1 or more, or None for no snapshots.",
             )
+        for kind in self.events:
+            if is_dataclass(kind):
+                event_codec(kind)
+        if self.snapshot_every is not None:
+            self.snapshot_codec()
+
+    def snapshot_codec(self) -> SnapshotCodec[S]:
+        """How states are stored. ConfigurationError if they cannot be."""
+        return SnapshotCodec(
+            name=self.name,
+            hint=self.state,
+            initial=self.initial,
+            evolve=self.evolve,
+            state_version=self.state_version,
+            upcasters=self.state_upcasters,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,20 +133,35 @@ class Handler(Generic[S]):
     ) -> None:
         self.store, self.decider, self.vault = store, decider, vault
         self.codec = Codec(decider.events, upcasters=decider.upcasters, vault=vault)
+        self._snapshots = decider.snapshot_codec() if decider.snapshot_every is not None else None
         self._states: OrderedDict[str, tuple[int, S]] = OrderedDict()
         self._generation = store.by_entity.generation
         self._guard = threading.Lock()
         # Threads that handle commands of one entity take turns, which avoids conflicts.
         self._entity_locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def handle(self, entity: str, command: Any, *, id: str | None = None) -> CommandResult[S]:
+    def handle(
+        self,
+        entity: str,
+        command: Any,
+        *,
+        id: str | None = None,
+        caused_by: RecordedEvent | None = None,
+        correlation_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> CommandResult[S]:
         """Load the entity, decide, and append the events; once more if another process was faster.
 
         Args:
             entity: The entity's name.
             command: Passed to the decider.
             id: Identifies the command. A command that comes again gets the same result, and changes
-                nothing.
+                nothing. It is the causation id of its events.
+            caused_by: The event that led to this command: its events have its correlation id, and
+                its id as their causation id.
+            correlation_id: What the events have in common with others; by default that of
+                `caused_by`, or else the command's id.
+            metadata: JSON that is stored with each event.
 
         Returns:
             The new state, its version, and the events.
@@ -132,29 +177,32 @@ class Handler(Generic[S]):
 
         """
         check_entity(entity)
+        context = _context(id, caused_by, correlation_id, metadata)
         with self._entity_locks[hash(entity) % _LOCKS]:
             for attempt in range(_MAX_ATTEMPTS):
                 try:
-                    return self._attempt(entity, command, id)
+                    return self._attempt(entity, command, id, context)
                 except VersionConflict:
                     if attempt + 1 == _MAX_ATTEMPTS:
                         raise
                     time.sleep(_CONFLICT_BACKOFF.pause_s(attempt + 1))
         raise AssertionError
 
-    def _attempt(self, entity: str, command: Any, id: str | None) -> CommandResult[S]:
+    def _attempt(
+        self, entity: str, command: Any, id: str | None, context: dict[str, Any]
+    ) -> CommandResult[S]:
         known = None if id is None else self._previous_result(entity, id)
         if known is not None:
             return known
         version, state = self._load(entity)
         things = self._decide(entity, command, state)
         events = [
-            self.codec.to_event(thing, id=None if id is None else f"{id}/{at}")
+            replace(self.codec.to_event(thing, id=None if id is None else f"{id}/{at}"), **context)
             for at, thing in enumerate(things)
         ]
         if not events:
             return CommandResult(state, version, (), self.store.position())
-        after = self._fold(entity, state, list(map(self.codec.sealed, things, events)))
+        after = self._fold(entity, state, list(map(self.codec.as_stored, events)))
         try:
             appended = self.store.append(entity, events, expected=version)
         except EventIdConflict:  # the same command in another process, which decided otherwise
@@ -253,7 +301,8 @@ class Handler(Generic[S]):
             The version and the state.
 
         Raises:
-            InputError: Both `version` and `at` are given, or `version` is negative.
+            InputError: Both `version` and `at` are given, or `version` is negative; or the events
+                of then were truncated.
         """
         check_entity(entity)
         if version is not None and (at is not None or version < 0):
@@ -270,6 +319,64 @@ class Handler(Generic[S]):
                 fix=f"give 0 to {newest}.",
             )
         return self._folded(entity, wanted)
+
+    def take_snapshot(self, entity: str, *, version: int | None = None) -> int:
+        """Store a snapshot of an entity now, whatever `snapshot_every` is.
+
+        Args:
+            entity: The entity's name.
+            version: As of this version; by default the newest.
+
+        Returns:
+            The version of the snapshot.
+
+        Raises:
+            BadEvent: The state cannot be stored.
+        """
+        as_of, state = self.versioned_state(entity, version=version)
+        codec = self._snapshots or self.decider.snapshot_codec()
+        content = codec.encode(as_of, state)
+        self.store.by_entity.put_snapshot(entity, self.decider.name, content)
+        self.store.by_entity.flush()
+        return as_of
+
+    def truncate(self, entity: str, *, before: int) -> int:
+        """Remove an entity's events before a version, for good, if its state does not need them:
+        the events from that version on lead to the same state by themselves.
+
+        Args:
+            entity: The entity's name.
+            before: The first version that stays: that of an event which says all that those before
+                it said, such as a balance that is carried forward.
+
+        Returns:
+            How many events were removed; see `hr.events.truncate`.
+
+        Raises:
+            UnknownEntity: The entity has no events.
+            InputError: `before` is not a version of the entity, or its state would be another one.
+            DeciderFailed: `evolve` does not take the events that stay without those before them.
+
+        Example:
+            >>> accounts.truncate("account-17", before=901)
+            900
+
+        """
+        check_entity(entity)
+        first = self.store.load(entity, after=before - 1, limit=1)
+        if first and first[0].version == before:
+            newest, state = self._folded(entity, None)
+            left = self.store.load(entity, after=before - 1, upto=newest)
+            alone = self._fold(
+                entity, self.decider.initial, [self.codec.from_recorded(event) for event in left]
+            )
+            if alone != state:
+                raise InputError(
+                    f"Without its events before version {before}, the state of {entity!r} would be"
+                    f" {alone!r:.200} instead of {state!r:.200}.",
+                    fix="append an event that says all that they said, and truncate before it.",
+                )
+        return truncate(self.store, entity, before=before)
 
     def history(self, entity: str) -> list[tuple[RecordedEvent, Any]]:
         """Return each stored event of an entity with its instance."""
@@ -298,25 +405,38 @@ class Handler(Generic[S]):
         with event_index.look(end=end) as look:
             version, state = (
                 known
-                or self._snapshot(look.snapshot(entity, self.decider.name), upto)
+                or self._snapshot(entity, look.snapshot(entity, self.decider.name), upto)
                 or (0, self.decider.initial)
             )
             found = parse_events(entity, look.texts(entity, version, upto))
+            if upto and not version and not found:
+                self._check_not_removed(entity, look, upto)
             newest = (
                 max(version, look.head(entity)) if upto is None else version
             )  # the newest events may have been excised
         state = self._fold(entity, state, [self.codec.from_recorded(event) for event in found])
         return (max(found[-1].version, newest) if found else newest), state
 
-    def _snapshot(self, content: bytes | None, upto: int | None) -> tuple[int, S] | None:
-        stored = None if content is None else json.loads(content)
-        if (
-            stored is None
-            or stored["state_version"] != self.decider.state_version
-            or (upto is not None and stored["version"] > upto)
-        ):
-            return None
-        return stored["version"], from_json(type(self.decider.initial), stored["state"])
+    @staticmethod
+    def _check_not_removed(entity: str, look: IndexView, upto: int) -> None:
+        later = parse_events(entity, look.texts(entity, upto, limit=1))
+        if later:
+            raise removed_before(entity, later[0].version, f"version {upto}")
+
+    @property
+    def snapshot_failures(self) -> int:
+        """How many snapshots could not be stored or read; their states were folded from events."""
+        return 0 if self._snapshots is None else self._snapshots.failures
+
+    def _snapshot(
+        self, entity: str, content: bytes | None, upto: int | None
+    ) -> tuple[int, S] | None:
+        stored = (
+            None
+            if content is None or self._snapshots is None
+            else self._snapshots.decode(entity, content)
+        )
+        return None if stored is None or (upto is not None and stored[0] > upto) else stored
 
     def _keep(self, entity: str, version: int, state: S, *, since: int) -> None:
         """Cache a state; every so many events, on disk too."""
@@ -329,14 +449,34 @@ class Handler(Generic[S]):
                 self._states.popitem(last=False)
         every = self.decider.snapshot_every
         if every is not None and version // every > since // every:
-            content = {
-                "state_version": self.decider.state_version,
-                "version": version,
-                "state": to_json(state),
-            }
-            self.store.by_entity.put_snapshot(
-                entity, self.decider.name, json.dumps(content, separators=(",", ":")).encode()
-            )
+            self._store_snapshot(entity, version, state)
+
+    def _store_snapshot(self, entity: str, version: int, state: S) -> None:
+        """Store a snapshot, if that is possible: the events are stored in any case."""
+        if self._snapshots is None:
+            return
+        content = self._snapshots.try_encode(entity, version, state)
+        if content is not None:
+            self.store.by_entity.put_snapshot(entity, self.decider.name, content)
+
+
+def _context(
+    id: str | None,
+    caused_by: RecordedEvent | None,
+    correlation_id: str | None,
+    metadata: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What is stored with each event of a command, besides the event."""
+    causation_id = id
+    if caused_by is not None:
+        cause = caused_by.id or f"{caused_by.entity}/{caused_by.version}"
+        causation_id = cause
+        correlation_id = correlation_id or caused_by.correlation_id or cause
+    return {
+        "correlation_id": correlation_id or id,
+        "causation_id": causation_id,
+        "metadata": metadata,
+    }
 
 
 # Hashes of ranges of entities, to compare two stores that should hold the same: a replica, a
@@ -396,9 +536,9 @@ def range_of(entity: str, ranges: int) -> int:
 
 def state_bytes(handler: Handler[Any], entity: str) -> bytes:
     """Return the state of an entity as bytes, which are the same in every process."""
-    return _line(
-        [handler.decider.name, handler.decider.state_version, to_json(handler.state(entity))]
-    )
+    decider = handler.decider
+    state = decider.snapshot_codec().to_json(handler.state(entity))
+    return _line([decider.name, decider.state_version, state])
 
 
 _line: Callable[[Any], bytes] = lambda value: (  # noqa: E731

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -21,10 +21,15 @@ from headrace.errors import BadEvent
 from headrace.log.values import AppendResult
 from headrace.types.schema import parse_schema
 
+if TYPE_CHECKING:
+    from headrace.log.api import Log
+
 NEW = 0
 """Expect that the entity has no events yet."""
 ANY = -1
 """Expect nothing: append behind whatever there is."""
+EXISTS = -2
+"""Expect that the entity has events, whatever its version is."""
 MAX_NAME_BYTES = 400
 MAX_EVENTS_AN_APPEND = 100_000
 _written = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
@@ -41,6 +46,9 @@ class Event:
         subject: The person whom it is about: `excise` removes it, and its personal fields are
             encrypted with the subject's key.
         type_version: The version of the form of `data`.
+        correlation_id: What all events of one piece of work have in common, such as a request.
+        causation_id: The id of the command or event that led to this one.
+        metadata: JSON about the event that is not part of it, such as who asked for it.
 
     """
 
@@ -49,6 +57,9 @@ class Event:
     id: str | None = None
     subject: str | None = None
     type_version: int = 1
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
 
 
 class RecordedEvent(NamedTuple):
@@ -66,6 +77,14 @@ class RecordedEvent(NamedTuple):
     subject: str | None
     data: dict[str, Any]
     state: str | None = None  # the bytes of another library's event, as Latin-1
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def category(self) -> str:
+        """The kind of its entity: what is before the first hyphen of its name."""
+        return self.entity.partition("-")[0]
 
     @property
     def time(self) -> datetime:
@@ -102,6 +121,13 @@ class Draft(NamedTuple):
     subject: str | None
     data: str | None
     state: bytes | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    metadata: str | None = None
+
+    @property
+    def has_metadata(self) -> bool:
+        return (self.correlation_id, self.causation_id, self.metadata) != (None, None, None)
 
 
 def check_entity(entity: Any) -> str:
@@ -122,10 +148,10 @@ def check_entity(entity: Any) -> str:
 
 
 def check_expected(expected: Any, entity: str) -> int:
-    if not isinstance(expected, int) or isinstance(expected, bool) or expected < ANY:
+    if not isinstance(expected, int) or isinstance(expected, bool) or expected < EXISTS:
         raise BadEvent(
             f"The expected version of {entity!r} is {expected!r}.",
-            fix="give the version that you loaded, events.NEW or events.ANY.",
+            fix="give the version that you loaded, events.NEW, events.EXISTS or events.ANY.",
         )
     return expected
 
@@ -137,7 +163,13 @@ def draft(event: Any, entity: str) -> Draft:
             f"A {type(event).__name__} was given as an event of {entity!r}.",
             fix="give events.Event('Opened', {...}), or let a decider's codec make it.",
         )
-    for what, value in (("type", event.type), ("id", event.id), ("subject", event.subject)):
+    for what, value in (
+        ("type", event.type),
+        ("id", event.id),
+        ("subject", event.subject),
+        ("correlation_id", event.correlation_id),
+        ("causation_id", event.causation_id),
+    ):
         optional = what != "type" and value is None
         if not optional and (
             not isinstance(value, str)
@@ -154,21 +186,33 @@ def draft(event: Any, entity: str) -> Draft:
         raise BadEvent(
             f"The type_version of {event.type!r} is {event.type_version!r}.", fix="count from 1."
         )
-    return Draft(event.type, event.type_version, event.id, event.subject, _text(event, entity))
+    return Draft(
+        type=event.type,
+        type_version=event.type_version,
+        id=event.id,
+        subject=event.subject,
+        data=_text(event, entity, "data", event.data),
+        correlation_id=event.correlation_id,
+        causation_id=event.causation_id,
+        metadata=(
+            None if event.metadata is None else _text(event, entity, "metadata", event.metadata)
+        ),
+    )
 
 
-def _text(event: Event, entity: str) -> str:
+def _text(event: Event, entity: str, what: str, content: Mapping[str, Any]) -> str:
     try:
-        text = _written(event.data)
+        text = _written(content)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadEvent(
-            f"The event {event.type!r} of {entity!r} cannot be written as JSON: {error}.",
+            f"The {what} of the event {event.type!r} of {entity!r} cannot be written as JSON:"
+            f" {error}.",
             fix="use texts, numbers, booleans, None, lists and dicts; or a dataclass with a codec.",
         ) from error
     if not text.startswith("{"):
         raise BadEvent(
-            f"The data of the event {event.type!r} of {entity!r} is a {type(event.data).__name__}.",
+            f"The {what} of the event {event.type!r} of {entity!r} is a {type(content).__name__}.",
             fix="give a dict.",
         )
     return text
@@ -176,19 +220,51 @@ def _text(event: Event, entity: str) -> str:
 
 # Rows and index entries
 
-SCHEMA = (
+FIRST_SCHEMA = (
     "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING, data"
     " STRING, state BINARY"
 )
+"""The columns of stores that have no metadata yet; they get them with the first event that has."""
+METADATA_SCHEMA = "correlation_id STRING, causation_id STRING, metadata STRING"
+SCHEMA = f"{FIRST_SCHEMA}, {METADATA_SCHEMA}"
+FIRST_ARROW: pa.Schema = parse_schema(FIRST_SCHEMA)
 ARROW: pa.Schema = parse_schema(SCHEMA)
 COLUMNS: list[str] = ARROW.names
 _TYPES = [field.type for field in ARROW]
+
+
+def is_event_schema(schema: pa.Schema) -> bool:
+    """Whether a topic has the columns of an event store."""
+    return bool(schema.equals(ARROW) or schema.equals(FIRST_ARROW))
+
+
+def fit_copy(rows: pa.Table, target: Log, topic: str) -> pa.Table:
+    """Return a store's rows with the columns of the topic that they are copied to. Either may have
+    no columns for metadata; the topic gets them when rows have values in them.
+    """
+    names = target.topic(topic).arrow_schema.names
+    if any(
+        name in rows.column_names and rows[name].null_count < rows.num_rows
+        for name in ARROW.names[len(FIRST_ARROW) :]
+        if name not in names
+    ):
+        target.alter_topic(topic, add_columns=METADATA_SCHEMA)
+        names = ARROW.names
+    for field_ in ARROW:
+        if field_.name in names and field_.name not in rows.column_names:
+            rows = rows.append_column(field_, pa.nulls(rows.num_rows, field_.type))
+    return rows.select([name for name in COLUMNS if name in names])
+
+
 _ONE_NULL = [pa.nulls(1, kind) for kind in _TYPES]
 _INT32, _INT64, _OFFSETS = (
     struct.Struct("<i").pack,
     struct.Struct("<q").pack,
     struct.Struct("<ii").pack,
 )
+
+
+_ID_AT = COLUMNS.index("id") - COLUMNS.index("type")
 
 
 class Entry(NamedTuple):
@@ -201,10 +277,10 @@ class Entry(NamedTuple):
     text: str
 
 
-def batch(rows: Sequence[tuple[str, int, Draft]]) -> pa.RecordBatch:
-    """Return rows of (entity, version, event) as a batch."""
+def batch(rows: Sequence[tuple[str, int, Draft]], schema: pa.Schema = ARROW) -> pa.RecordBatch:
+    """Return rows of (entity, version, event) as a batch, with the columns of a store's schema."""
     if len(rows) == 1:
-        return _one(*rows[0])
+        return _one(*rows[0], schema)
     events = [event for _, _, event in rows]
     columns: list[list[Any]] = [
         [entity for entity, _, _ in rows],
@@ -216,13 +292,15 @@ def batch(rows: Sequence[tuple[str, int, Draft]]) -> pa.RecordBatch:
         [event.subject for event in events],
         [event.data for event in events],
         [event.state for event in events],
+        [event.correlation_id for event in events],
+        [event.causation_id for event in events],
+        [event.metadata for event in events],
     ]
-    return pa.RecordBatch.from_arrays(
-        [_array(values, kind) for values, kind in zip(columns, _TYPES, strict=True)], schema=ARROW
-    )
+    arrays = [_array(values, kind) for values, kind in zip(columns, _TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays[: len(schema)], schema=schema)
 
 
-def _one(entity: str, version: int, event: Draft) -> pa.RecordBatch:
+def _one(entity: str, version: int, event: Draft, schema: pa.Schema) -> pa.RecordBatch:
     """Return one row as a batch. Most commands have one event, so its buffers are written directly,
     which is faster.
     """
@@ -235,13 +313,16 @@ def _one(entity: str, version: int, event: Draft) -> pa.RecordBatch:
         event.subject,
         event.data,
         event.state,
+        event.correlation_id,
+        event.causation_id,
+        event.metadata,
     )
     return pa.RecordBatch.from_arrays(
         [
             _ONE_NULL[at] if value is None else _one_array(value, _TYPES[at])
-            for at, value in enumerate(values)
+            for at, value in enumerate(values[: len(schema)])
         ],
-        schema=ARROW,
+        schema=schema,
     )
 
 
@@ -275,6 +356,9 @@ def entry(entity: str, version: int, event: Draft, offset: int, time_us: int) ->
         event.subject,
         event.data,
         event.state,
+        event.correlation_id,
+        event.causation_id,
+        event.metadata,
     )
     return Entry(entity, version, offset, event.id, text)
 
@@ -287,16 +371,9 @@ def entries(
         stored.column(name).to_pylist() if name in stored.schema.names else [None] * stored.num_rows
         for name in COLUMNS
     )
-    for offset, time_us, entity, version, kind, kind_version, event_id, subject, data, state in zip(
-        offsets, times_us, *columns, strict=True
-    ):
-        yield Entry(
-            entity,
-            version,
-            offset,
-            event_id,
-            _row_text(offset, time_us, version, kind, kind_version, event_id, subject, data, state),
-        )
+    for offset, time_us, entity, version, *fields in zip(offsets, times_us, *columns, strict=True):
+        event_id = fields[_ID_AT]
+        yield Entry(entity, version, offset, event_id, _row_text(offset, time_us, version, *fields))
 
 
 def _row_text(
@@ -309,8 +386,16 @@ def _row_text(
     subject: str | None,
     data: str | None,
     state: bytes | None,
+    correlation_id: str | None,
+    causation_id: str | None,
+    metadata: str | None,
 ) -> str:
     rest = "" if state is None else "," + json.dumps(state.decode("latin-1"))
+    if correlation_id or causation_id or metadata:
+        rest = (
+            f"{rest or ',null'},{_quoted(correlation_id)},{_quoted(causation_id)},"
+            f"{metadata or 'null'}"
+        )
     return (
         f"[{offset},{time_us},{version},{json.dumps(kind)},{kind_version},{_quoted(id)},"
         f"{_quoted(subject)},{data or '{}'}{rest}]"

@@ -5,18 +5,22 @@ embedded log.
 HEADRACE_LOG says which log (`file:PATH`). Each application has a topic of its own, whose offsets,
 counted from 1, are its notification ids; snapshots have another. How far a process application has
 come is a note of the log, stored in the same commit as its events. Versions of an aggregate must
-ascend.
+ascend; those of its snapshots need not, so that `take_snapshot(id, version=…)` works for any.
+
+HEADRACE_SUBJECT says whom an event is about, so that `headrace events excise` finds it:
+`originator` for the aggregate's id, or a topic of the library (`module:function`) that takes a
+StoredEvent and returns a text, or None.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from uuid import UUID
 
-from headrace.errors import HeadraceError, MissingExtra
+from headrace.errors import BadEvent, HeadraceError, MissingExtra
 from headrace.events.event import Draft, RecordedEvent, entry, parse_events
 from headrace.events.store import EventStore, open_store, prepare_rows
 from headrace.log import open_log
@@ -57,11 +61,25 @@ class _Refused(HeadraceError):
     """Raised under the log's lock; becomes the library's IntegrityError."""
 
 
+SubjectFunction = Callable[[StoredEvent], str | None]
+"""Whom an event is about; None if it is about nobody."""
+
+
 class HeadraceAggregateRecorder(AggregateRecorder):
     """Events of aggregates, or their snapshots, in one topic."""
 
-    def __init__(self, store: EventStore, *, id_type: IdType = "uuid") -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        id_type: IdType = "uuid",
+        subject: SubjectFunction | None = None,
+        is_ascending: bool = True,
+    ) -> None:
         self._store, self._id_type = store, id_type
+        self._subject = subject
+        self._is_ascending = is_ascending
+        """Whether a version must be newer than those before it; otherwise it must be another."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any
@@ -78,7 +96,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             (
                 str(event.originator_id),
                 event.originator_version,
-                Draft(event.topic, 1, None, None, None, event.state),
+                Draft(event.topic, 1, None, self._subject_of(event), None, event.state),
             )
             for event in stored_events
         ]
@@ -131,7 +149,28 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             )
         return offsets
 
+    def _subject_of(self, event: StoredEvent) -> str | None:
+        subject = None if self._subject is None else self._subject(event)
+        if subject is not None and not isinstance(subject, str):
+            raise BadEvent(
+                f"The subject of the event {event.topic!r} is {subject!r}.",
+                fix="let the function that HEADRACE_SUBJECT names return a text, or None.",
+            )
+        return subject or None
+
+    def _check_new(self, rows: Sequence[tuple[str, int, Draft]]) -> None:
+        """Snapshots may be taken as of any version, each once."""
+        seen: set[tuple[str, int]] = set()
+        with self._store.by_entity.look() as look:
+            for entity, version, _ in rows:
+                if (entity, version) in seen or look.texts(entity, version - 1, version):
+                    raise _Refused(f"There is a snapshot of {entity!r} at version {version}.")
+                seen.add((entity, version))
+
     def _check_versions(self, rows: Sequence[tuple[str, int, Draft]]) -> None:
+        if not self._is_ascending:
+            self._check_new(rows)
+            return
         newest: dict[str, int] = {}
         with self._store.by_entity.look() as look:
             for entity, version, _ in rows:
@@ -160,10 +199,12 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             texts = (
                 look.texts(entity, -1 if gt is None else gt, lte) if lte is None or lte >= 0 else []
             )
-        chosen = (texts[::-1] if desc else texts)[:limit]
+        events = parse_events(entity, texts)
+        if not self._is_ascending:
+            events.sort(key=lambda event: event.version)
         return [
             StoredEvent(self._id(event), event.version, event.type, _state(event))
-            for event in parse_events(entity, chosen)
+            for event in (events[::-1] if desc else events)[:limit]
         ]
 
     def _id(self, event: RecordedEvent) -> UUID | str:
@@ -238,8 +279,16 @@ class HeadraceSubscription(ListenNotifySubscription[HeadraceApplicationRecorder]
 class HeadraceTrackingRecorder(TrackingRecorder):
     """How far others' notifications were processed, as notes of the log."""
 
-    def __init__(self, store: EventStore, *, id_type: IdType = "uuid") -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        id_type: IdType = "uuid",
+        subject: SubjectFunction | None = None,
+    ) -> None:
         self._store, self._id_type = store, id_type
+        self._subject = subject
+        self._is_ascending = True
 
     def insert_tracking(self, tracking: Tracking) -> None:
         def decide(draft: CommitDraft) -> None:
@@ -270,6 +319,7 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
     """Opens the log that HEADRACE_LOG names, and gives each application its topics."""
 
     HEADRACE_LOG = "HEADRACE_LOG"
+    HEADRACE_SUBJECT = "HEADRACE_SUBJECT"
     ORIGINATOR_ID_TYPE = "ORIGINATOR_ID_TYPE"
 
     def __init__(self, env: Environment | EnvType | None) -> None:
@@ -283,8 +333,20 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
         self._id_type = cast(IdType, self.env.get(self.ORIGINATOR_ID_TYPE, "uuid").lower())
         if self._id_type not in {"uuid", "text"}:
             raise OSError(f"{self.ORIGINATOR_ID_TYPE} is {self._id_type!r}; use 'uuid' or 'text'.")
+        self._subject = self._subject_function()
         self.log = cast("FileLog", open_log(address))
         self._stores: dict[str, EventStore] = {}
+
+    def _subject_function(self) -> SubjectFunction | None:
+        topic = self.env.get(self.HEADRACE_SUBJECT)
+        if not topic:
+            return None
+        if topic.lower() == "originator":
+            return lambda event: str(event.originator_id)
+        function = resolve_topic(topic)
+        if not callable(function):
+            raise OSError(f"{self.HEADRACE_SUBJECT} is {topic!r}, which is no function.")
+        return cast("SubjectFunction", function)
 
     def _store(self, purpose: str) -> EventStore:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{self.env.name.lower() or 'stored'}_{purpose}")
@@ -293,7 +355,12 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
         return self._stores[name]
 
     def aggregate_recorder(self, purpose: str = "events") -> AggregateRecorder:
-        return HeadraceAggregateRecorder(self._store(purpose), id_type=self._id_type)
+        return HeadraceAggregateRecorder(
+            self._store(purpose),
+            id_type=self._id_type,
+            subject=self._subject,
+            is_ascending=purpose != "snapshots",
+        )
 
     def application_recorder(self) -> ApplicationRecorder:
         return self._chosen(self.APPLICATION_RECORDER_TOPIC, HeadraceApplicationRecorder)
@@ -315,7 +382,7 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
         chosen: type[R] = resolve_topic(topic) if topic else kind
         if not issubclass(chosen, kind):
             raise OSError(f"{variable} is {topic!r}, which is no {kind.__name__}.")
-        return chosen(self._store("events"), id_type=self._id_type)
+        return chosen(self._store("events"), id_type=self._id_type, subject=self._subject)
 
     def close(self) -> None:
         for store in self._stores.values():

@@ -15,6 +15,7 @@ import os
 import shutil
 import threading
 import time
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from hashlib import sha256
@@ -201,16 +202,35 @@ class IndexReader:
         key = cursor.key()
         return int.from_bytes(key[-_NUMBER:], "big") if found and key[:-_NUMBER] == prefix else None
 
-    def texts(self, entity: str, after: int, upto: int | None) -> list[str]:
+    def texts(
+        self,
+        entity: str,
+        after: int,
+        upto: int | None,
+        *,
+        backwards: bool = False,
+        limit: int | None = None,
+    ) -> list[str]:
         """Return the texts of an entity's events after one version, up to another."""
         cursor = self._txn.cursor(db=self._index._events)  # noqa: SLF001
         stop = (
             _key(entity, upto) if upto is not None else entity.encode() + b"\0" + b"\xff" * _NUMBER
         )
         found: list[str] = []
-        if cursor.set_range(_key(entity, after + 1)):
+        first = _key(entity, after + 1)
+        if backwards:
+            # The first key behind the range, or none: the one before it is the newest in it.
+            is_behind = cursor.set_range(stop + b"\0")
+            if not (cursor.prev() if is_behind else cursor.last()):
+                return found
+            for key, value in cursor.iterprev():
+                if key < first or (limit is not None and len(found) >= limit):
+                    break
+                found.append(value.decode())
+            return found
+        if cursor.set_range(first):
             for key, value in cursor.iternext():
-                if key > stop:
+                if key > stop or (limit is not None and len(found) >= limit):
                     break
                 found.append(value.decode())
         return found
@@ -311,21 +331,19 @@ class RecentEvents:
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
-        self._of.setdefault(entry.entity, []).append(entry)
+        of_entity = self._of.setdefault(entry.entity, [])
+        if of_entity and of_entity[-1].version > entry.version:  # a snapshot of an older version
+            insort(of_entity, entry, key=lambda each: each.version)
+        else:
+            of_entity.append(entry)
         if entry.id is not None:
             self._ids[entry.id] = entry
         self.end = entry.offset + 1
 
     def since(self, entity: str, version: int, offset: int) -> list[Entry]:
-        """Return an entity's events after a version, from an offset on, newest first. Versions and
-        offsets grow together.
-        """
-        return list(
-            takewhile(
-                lambda entry: entry.version > version and entry.offset >= offset,
-                reversed(self._of.get(entity, ())),
-            )
-        )
+        """Return an entity's events after a version, from an offset on, newest first."""
+        newer = takewhile(lambda entry: entry.version > version, reversed(self._of.get(entity, ())))
+        return [entry for entry in newer if entry.offset >= offset]
 
     def newest(self, entity: str) -> Entry | None:
         known = self._of.get(entity)
@@ -645,13 +663,27 @@ class IndexView:
     def head(self, entity: str) -> int:
         return self.newest(entity) or 0
 
-    def texts(self, entity: str, after: int = 0, upto: int | None = None) -> list[str]:
-        newer = [
+    def texts(
+        self,
+        entity: str,
+        after: int = 0,
+        upto: int | None = None,
+        *,
+        backwards: bool = False,
+        limit: int | None = None,
+    ) -> list[str]:
+        newest = [
             entry.text
-            for entry in reversed(self._newer(entity, after))
+            for entry in self._newer(entity, after)
             if upto is None or entry.version <= upto
         ]
-        return self._reading.texts(entity, after, upto) + newer
+        if backwards:
+            left = None if limit is None else max(0, limit - len(newest))
+            return newest[:limit] + self._reading.texts(
+                entity, after, upto, backwards=True, limit=left
+            )
+        older = self._reading.texts(entity, after, upto, limit=limit)
+        return (older + newest[::-1])[:limit]
 
     def locate(self, id: str) -> tuple[str, int, int] | None:
         found = self._tail.with_id(id)

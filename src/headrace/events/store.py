@@ -12,14 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, cast
 
 from headrace.durations import to_time_us, to_us
 from headrace.errors import BadEvent, EventIdConflict, InputError, NotSupported, VersionConflict
 from headrace.events import event as event_module
 from headrace.events.event import (
     ANY,
-    ARROW,
+    EXISTS,
+    METADATA_SCHEMA,
     SCHEMA,
     Change,
     Draft,
@@ -30,9 +32,11 @@ from headrace.events.event import (
     batch,
     entry,
     events_from_rows,
+    is_event_schema,
     parse_events,
 )
 from headrace.events.index import EventIndex, IndexView, event_index
+from headrace.events.subscription import EventFilter, EventSubscription
 from headrace.log.api import Closeable, Log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 from headrace.log.file.segment import encode_rows
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 
 
 _POLL_BACKOFF = Backoff(first_s=0.002, longest_s=0.05, jitter=0.0)
+_BACKWARDS_OFFSETS = 1_000
+"""How many offsets are read at a time, from the end on."""
 Drafted = Sequence[tuple[str, int, Sequence[Draft]]]
 """(entity, expected version, events) of each entity in an append."""
 
@@ -75,7 +81,7 @@ def open_store(log: Log, name: str) -> EventStore:
     if (
         info.partitions != 1
         or info.is_table
-        or not info.arrow_schema.equals(ARROW)
+        or not is_event_schema(info.arrow_schema)
         or info.compact
         or info.retention_us
         or info.retention_bytes
@@ -126,7 +132,7 @@ class EventStore(Closeable):
             entity: The entity's name.
             events: One event, or several, which are stored together.
             expected: The version that the entity must have: the one that was loaded, `NEW` for an
-                entity without events, or `ANY`.
+                entity without events, `EXISTS` for one with events, or `ANY`.
 
         Returns:
             Where the events are, and the entity's new version.
@@ -144,8 +150,20 @@ class EventStore(Closeable):
             [Change(entity, [events] if isinstance(events, Event) else list(events), expected)]
         )
 
-    def commit(self, changes: Iterable[Change]) -> EventAppendResult:
-        """Append events of several entities, all or none. See `append`."""
+    def commit(
+        self, changes: Iterable[Change], *, subscription: EventSubscription | None = None
+    ) -> EventAppendResult:
+        """Append events of several entities, all or none. See `append`.
+
+        Args:
+            changes: The events of each entity, with the version it must have.
+            subscription: Its position is stored in the same commit, so that events made from
+                others' are stored once however often their reader is killed.
+
+        Raises:
+            SubscriptionFenced: Another process has moved the subscription's position.
+
+        """
         drafted = [
             (
                 event_module.check_entity(change.entity),
@@ -154,19 +172,33 @@ class EventStore(Closeable):
             )
             for change in changes
         ]
-        return self.commit_drafted(drafted)
+        return self.commit_drafted(drafted, subscription)
 
-    def commit_drafted(self, drafted: Drafted) -> EventAppendResult:
+    def commit_drafted(
+        self, drafted: Drafted, subscription: EventSubscription | None = None
+    ) -> EventAppendResult:
         """Internal: append prepared events of several entities in one commit."""
         _check(drafted)
         if not any(events for _, _, events in drafted):
+            if subscription is not None:
+                subscription.commit()
             return self._nothing(drafted, self._index.refresh())
-        if not self._index.is_near() or any(expected == ANY for _, expected, _ in drafted):
+        if not self._index.is_near() or any(expected < 0 for _, expected, _ in drafted):
             self._index.refresh()
-        writing = _PendingAppend(self, drafted)
+        if "metadata" not in self.topic_state.info.arrow_schema.names and any(
+            event.has_metadata for _, _, events in drafted for event in events
+        ):
+            self._add_metadata_columns()
+        writing = _PendingAppend(self, drafted, subscription)
         answer = writing.commit()
         self._index.flush_if_due()
         return answer
+
+    def _add_metadata_columns(self) -> None:
+        """A store of an earlier Headrace gets the columns for metadata when they are needed."""
+        if "metadata" not in self.log.topic(self.topic).arrow_schema.names:
+            self.log.alter_topic(self.topic, add_columns=METADATA_SCHEMA)
+        self.reload()
 
     def _nothing(self, drafted: Drafted, end: int) -> EventAppendResult:
         with self._index.look(end=end) as look:
@@ -176,14 +208,24 @@ class EventStore(Closeable):
 
     # Reading
 
-    def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[RecordedEvent]:
+    def load(
+        self,
+        entity: str,
+        *,
+        after: int = 0,
+        upto: int | None = None,
+        backwards: bool = False,
+        limit: int | None = None,
+    ) -> list[RecordedEvent]:
         """Return an entity's events in order, after one version and up to another. The cost depends
-        on the entity's own events only.
+        on the entity's own events only, and with a limit on those that are returned.
 
         Args:
             entity: The entity's name.
             after: The version after which to begin.
             upto: The last version; by default the newest.
+            backwards: Whether the newest come first.
+            limit: Return at most so many; by default all.
 
         Example:
             >>> for event in store.load("account-17"):
@@ -195,7 +237,7 @@ class EventStore(Closeable):
         event_module.check_entity(entity)
         end = self._index.refresh()
         with self._index.look(end=end) as look:
-            texts = look.texts(entity, after, upto)
+            texts = look.texts(entity, after, upto, backwards=backwards, limit=_limit(limit))
         return parse_events(entity, texts)
 
     def version(self, entity: str) -> int:
@@ -204,9 +246,14 @@ class EventStore(Closeable):
         return self._index.newest(entity, end=self._index.refresh()) or 0
 
     def version_at(self, entity: str, at: datetime | str | float) -> int:
-        """Return the version that an entity had at a time."""
+        """Return the version that an entity had at a time. InputError if its events of then were
+        truncated.
+        """
         time_us = to_time_us(at)
-        versions = [event.version for event in self.load(entity) if event.time_us <= time_us]
+        events = self.load(entity)
+        versions = [event.version for event in events if event.time_us <= time_us]
+        if not versions and events and events[0].version > 1:
+            raise removed_before(entity, events[0].version, f"{at}")
         return versions[-1] if versions else 0
 
     def entities(self, prefix: str = "") -> list[tuple[str, int]]:
@@ -215,12 +262,44 @@ class EventStore(Closeable):
         with self._index.look(end=end) as look:
             return look.entities(prefix)
 
-    def read(self, start: int = 0, stop: int | None = None) -> Iterator[RecordedEvent]:
-        """Yield all entities' events in the global order, from one offset up to another, by default
-        the current end.
+    def read(
+        self,
+        start: int | str = 0,
+        stop: int | None = None,
+        *,
+        backwards: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[RecordedEvent]:
+        """Yield events in their order: of all entities, or of one.
+
+        Args:
+            start: The offset at which to begin, for all entities' events in the global order; or
+                the name of an entity, for its events.
+            stop: The offset, or the version, before which to end; by default the current end.
+            backwards: Whether the newest come first.
+            limit: Yield at most so many; by default all.
+
+        Example:
+            >>> newest = next(store.read("account-17", backwards=True, limit=1))
+
         """
+        if isinstance(start, str):
+            upto = None if stop is None else stop - 1
+            yield from self.load(start, upto=upto, backwards=backwards, limit=limit)
+            return
+        batches = self._backwards(start, stop) if backwards else self._forwards(start, stop)
+        yield from islice(batches, _limit(limit))
+
+    def _forwards(self, start: int, stop: int | None) -> Iterator[RecordedEvent]:
         for rows in self.log.read(self.topic, 0, start, stop):
             yield from events_from_rows(rows)
+
+    def _backwards(self, start: int, stop: int | None) -> Iterator[RecordedEvent]:
+        at = self.end() if stop is None else min(stop, self.end())
+        while at > start:
+            first = max(start, at - _BACKWARDS_OFFSETS)
+            yield from reversed(list(self._forwards(first, at)))
+            at = first
 
     def follow(self, start: int = 0, *, idle: Duration | None = None) -> Iterator[RecordedEvent]:
         """Yield all entities' events in the global order, and wait for new ones. Ends when none
@@ -242,6 +321,43 @@ class EventStore(Closeable):
                 return
             empty_polls += 1
             time.sleep(_POLL_BACKOFF.pause_s(empty_polls))
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        start: int | Literal["beginning", "now"] = "beginning",
+        category: str | None = None,
+        entity: str | None = None,
+        types: Iterable[str] = (),
+    ) -> EventSubscription:
+        """Open a subscription: it yields all events that fit, stored and new, and keeps its
+        position in the log under a name.
+
+        Args:
+            name: Of the subscription; whoever opens it again goes on at its stored position.
+            start: Where a new one begins: with the first event, with those to come, or at an
+                offset.
+            category: Only entities whose name begins with it and a hyphen.
+            entity: Only this entity.
+            types: Only these types of events.
+
+        Returns:
+            The subscription.
+
+        Example:
+            >>> subscription = store.subscribe("mailer", category="account")
+            >>> for event in subscription.poll(timeout="1 second"):
+            ...     send_mail(event)
+            >>> subscription.commit()
+
+        """
+        return EventSubscription.open(
+            self,
+            name,
+            start=start,
+            event_filter=EventFilter(category=category, entity=entity, types=frozenset(types)),
+        )
 
     def end(self) -> int:
         """Return the offset that the next event will have."""
@@ -271,9 +387,25 @@ class EventStore(Closeable):
             self._index.close()
 
 
+def removed_before(entity: str, first_version: int, wanted: str) -> InputError:
+    """The error for a state as of before an entity's first event that is left."""
+    return InputError(
+        f"The state of {entity!r} as of {wanted} is not known: its events before version"
+        f" {first_version} were removed.",
+        fix=f"ask for version {first_version} or a later one.",
+    )
+
+
+def _limit(limit: int | None) -> int | None:
+    if limit is not None and limit < 0:
+        raise InputError(f"The limit of events is {limit}.", fix="give 0 or more.")
+    return limit
+
+
 def prepare_rows(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
     """Encode rows of (entity, version, event) as the log stores them."""
-    frames = list(encode_rows(batch(rows), compression=topic.info.compression))
+    stored = batch(rows, topic.info.arrow_schema)
+    frames = list(encode_rows(stored, compression=topic.info.compression))
     return PreparedRows(
         topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames}
     )
@@ -284,7 +416,10 @@ class _PendingAppend:
     versions that are likely; under the lock they are encoded again if those are wrong.
     """
 
-    def __init__(self, store: EventStore, drafted: Drafted) -> None:
+    def __init__(
+        self, store: EventStore, drafted: Drafted, subscription: EventSubscription | None
+    ) -> None:
+        self._subscription = subscription
         self.log, self.topic, self._index = store.log, store.topic, store.by_entity
         self._store, self.drafted = store, drafted
         self._heads = self._guess()
@@ -292,7 +427,7 @@ class _PendingAppend:
 
     def _guess(self) -> dict[str, int]:
         return {
-            entity: expected if expected != ANY else self._index.newest(entity) or 0
+            entity: expected if expected >= 0 else self._index.newest(entity) or 0
             for entity, expected, _ in self.drafted
         }
 
@@ -309,7 +444,10 @@ class _PendingAppend:
     def commit(self) -> EventAppendResult:
         while True:
             try:
-                return self.log.committer.submit(self._decide, size=self._rows.size)
+                result = self.log.committer.submit(self._decide, size=self._rows.size)
+                if self._subscription is not None:
+                    self._subscription.was_stored()
+                return result
             except StaleTopic:
                 self._store.reload()
                 self._rows = self._prepare()
@@ -324,10 +462,14 @@ class _PendingAppend:
         """
         draft.check_fresh(self._rows)
         self._index.catch_up(draft)  # 1
+        if self._subscription is not None:
+            self._subscription.check(draft)
         if any(event.id is not None for _, _, events in self.drafted for event in events):
             with self._index.look() as look:
                 repeated = self._repeated(look)  # 2
             if repeated is not None:
+                if self._subscription is not None:
+                    self._subscription.store_in(draft)
                 return repeated
         heads = {entity: self._index.newest(entity) or 0 for entity, _, _ in self.drafted}
         _check_versions(self.drafted, heads)  # 3
@@ -335,6 +477,8 @@ class _PendingAppend:
             self._heads = heads
             self._rows = self._prepare()
         draft.append(self._rows)  # 4
+        if self._subscription is not None:
+            self._subscription.store_in(draft)
         place = draft.offsets[self.topic][0]
         self._index.add(self._entries(place.start, draft.time_us))
         versions = {entity: heads[entity] + len(events) for entity, _, events in self.drafted}
@@ -402,7 +546,8 @@ def _check(drafted: Drafted) -> None:
 
 def _check_versions(drafted: Drafted, heads: Mapping[str, int]) -> None:
     for entity, expected, _ in drafted:
-        if expected not in {ANY, heads[entity]}:
+        fits = expected in {ANY, heads[entity]} or (expected == EXISTS and heads[entity] > 0)
+        if not fits:
             raise VersionConflict(entity, expected, heads[entity])
 
 

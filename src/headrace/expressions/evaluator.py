@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar import json_fields
 from headrace.columnar.buffers import Mask
 from headrace.columnar.columns import ORDER_FIELDS
+from headrace.expressions import arrow_functions
 
 Values = Any
 """A column, or a single value that stands for all rows."""
@@ -128,7 +130,49 @@ class JsonNumber:
         )
 
 
-Node = ColumnReference | Constant | Operation | Cast | JsonField | JsonNumber
+@dataclass(frozen=True)
+class FunctionCall:
+    """A function of `arrow_functions`, of one column and parameters that are written out. Raises
+    `json_fields.NeedsSpark` at values that are Spark's.
+    """
+
+    name: str
+    operand: Node
+    parameters: tuple[Any, ...]
+    type: pa.DataType
+
+    def evaluate(self, inputs: Inputs, failures: Failures | None = None) -> Values:
+        values = self.operand.evaluate(inputs, failures)
+        return arrow_functions.FUNCTIONS[self.name](values, *self.parameters)
+
+
+@dataclass(frozen=True)
+class Infallible:
+    """An expression, of which batches without a failure are computed here. A row on which it fails
+    is for Spark to count: it raises `json_fields.NeedsSpark`.
+    """
+
+    operand: Node
+    type: pa.DataType
+
+    def evaluate(self, inputs: Inputs, _: Failures | None = None) -> Values:
+        failures = Failures(np.zeros(inputs.num_rows, np.bool_))
+        values = self.operand.evaluate(inputs, failures)
+        if failures.rows.any():
+            raise json_fields.NeedsSpark
+        return values
+
+
+Node = (
+    ColumnReference
+    | Constant
+    | Operation
+    | Cast
+    | JsonField
+    | JsonNumber
+    | FunctionCall
+    | Infallible
+)
 
 
 def operation(name: str, *operands: Node) -> Operation:
@@ -298,6 +342,7 @@ OPERATIONS: dict[str, Callable[[Sequence[Values], Failures | None], Values]] = {
     "coalesce": lambda values, _: pc.coalesce(*_common_numbers(values)),
     "least": lambda values, _: pc.min_element_wise(*_common_numbers(values)),
     "greatest": lambda values, _: pc.max_element_wise(*_common_numbers(values)),
+    "concat": lambda values, _: pc.binary_join_element_wise(*values, ""),
     "like": lambda values, _: pc.match_like(values[0], values[1].as_py()),
     "lower": lambda values, _: pc.utf8_lower(values[0]),
     "upper": lambda values, _: pc.utf8_upper(values[0]),
@@ -416,4 +461,5 @@ class Filter:
         return rows.filter(is_true)
 
 
-RowStep = Projection | Filter
+RowStep = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""A row-local step over rows with their order columns: a `Projection`, a `Filter`, a look-up."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
@@ -92,6 +94,39 @@ def _without_name(text: str, tree: exp.Alias) -> str:
         if before[-3:].lower().endswith("as") and not before[-3:-2].isalnum()
         else before
     )
+
+
+def parsed_text(text: str, columns: Collection[str], *, where: str) -> Any:
+    """An expression's tree in plain values: two texts that differ in spaces, brackets, comments or
+    the case of keywords have the same. Names of columns stay as they are written.
+
+    Args:
+        text: The expression.
+        columns: The columns that it may read.
+        where: How errors call the step.
+    """
+    return ["column", text] if text in columns else _plain_tree(parse_sql(text, where=where))
+
+
+def _plain_tree(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_plain_tree(each) for each in node]
+    if not isinstance(node, exp.Expr):
+        return str(node)
+    if isinstance(node, exp.Paren):  # the tree says what belongs together
+        return _plain_tree(node.this)
+    if isinstance(node, exp.Column) and set(node.args) - {"this"} == {
+        name for name, value in node.args.items() if name != "this" and not value
+    }:
+        return ["column", node.name]
+    arguments = {
+        name: _plain_tree(value)
+        for name, value in sorted(node.args.items())
+        if value not in (None, False, []) and name != "quoted"
+    }
+    if isinstance(node, exp.Anonymous):
+        arguments["this"] = str(node.this).lower()
+    return [type(node).__name__, arguments]
 
 
 def safe(text: str, schema: pa.Schema) -> str:

@@ -19,7 +19,7 @@ what is promised.
 
 from __future__ import annotations
 
-from headrace.gateways.declaration import Gateway, amqp, http, statsd, zeromq
+from headrace.gateways.declaration import Gateway, amqp, from_url, http, statsd, zeromq
 from headrace.gateways.signatures import hook
 
-__all__ = ["Gateway", "amqp", "hook", "http", "statsd", "zeromq"]
+__all__ = ["Gateway", "amqp", "from_url", "hook", "http", "statsd", "zeromq"]

@@ -37,6 +37,8 @@ at once, and without a pause both sides would do nothing else.
 class AmqpGatewayServer(ThreadedGatewayServer):
     """Consumes one queue."""
 
+    has_ids = True
+
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._url = gateway.options["url"]
@@ -104,13 +106,14 @@ class AmqpGatewayServer(ThreadedGatewayServer):
     def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         self._messages += 1
         self._redelivered += bool(method.redelivered)
+        message_id = _text(properties.message_id)
         metadata = {
-            "message_id": properties.message_id,
-            "routing_key": method.routing_key,
-            "exchange": method.exchange,
-            "content_type": properties.content_type,
+            "message_id": message_id,
+            "routing_key": _text(method.routing_key),
+            "exchange": _text(method.exchange),
+            "content_type": _text(properties.content_type),
             "headers": {
-                str(name): str(value) for name, value in (properties.headers or {}).items()
+                _text(name): _text(value) for name, value in (properties.headers or {}).items()
             },
         }
         content = parse_content(body, self.gateway.options["format"], metadata)
@@ -120,7 +123,7 @@ class AmqpGatewayServer(ThreadedGatewayServer):
             rows=row_count(content),
             size=len(body),
             received_us=now_us(),
-            id=properties.message_id or None,
+            id=message_id or None,
             payload=body,
             done=lambda result: self._done.append((channel, method.delivery_tag, result)),
         )
@@ -158,3 +161,10 @@ class AmqpGatewayServer(ThreadedGatewayServer):
             logger.warning(
                 "The gateway %s could not close its connection: %s", self.gateway.name, error
             )
+
+
+def _text(value: Any) -> str | None:
+    """Return a property or a header as text. Pika gives one that is not UTF-8 as bytes."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return None if value is None else str(value)

@@ -10,14 +10,13 @@ A kind that receives in a loop subclasses `ThreadedGatewayServer` and implements
             while not self.stopped.is_set():
                 line = read_line(timeout_s=0.1)
                 if line:
-                    content = parse_content(line, JSON, {})
-                    self.inbox.submit(
-                        Submission(self.gateway.topics[0], content, row_count(content),
-                                   len(line), now_us(), payload=line),
-                        self.stopped)
+                    self.accept(line)
 
-    with hr.gateways.http("orders", port=0).open(log) as server:
-        print(server.address, server.status())
+    Gateway(kind="lines", name="lines", opener=LineServer, topics=("orders",)).run(log="file:data")
+
+Policies for overload, dead letters, repeats by ids, counts and metrics are done here. The tests
+that every gateway should pass are in `headrace.testing.gateway_contract`. An entry point of the
+group `headrace.gateways` makes `headrace gateway open` know its URLs (`connector.PluginGroup`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from typing import Any, ClassVar, Self
 
 from headrace.connector import STATUS_INTERVAL_S, InboundConnector, Interval
 from headrace.errors import InputError, nearest
+from headrace.gateways.idempotency import KeyRetention
 from headrace.gateways.inbox import (
+    ArrowRows,
     Content,
     GatewayCounters,
     GatewayStatus,
@@ -40,6 +41,7 @@ from headrace.gateways.inbox import (
     JsonRows,
     OverloadPolicy,
     PlainRows,
+    Submission,
 )
 from headrace.gateways.metrics import GatewayReporter
 from headrace.gateways.writer import GatewayWriter
@@ -64,6 +66,7 @@ class GatewaySpec(InboundConnector):
         opener: Makes the server, and imports the packages that it needs.
         topics: The topics that rows are appended to.
         policy: What happens when the log is slower than the senders.
+        keys: How many ids of requests and messages are remembered, and for how long.
         received: The column that gets the time at which a row was received, in topics that have it.
         schemas: The columns of topics that the gateway creates if they are missing.
     """
@@ -74,6 +77,7 @@ class GatewaySpec(InboundConnector):
     opener: Callable[[GatewaySpec, Log], GatewayServer] = field(repr=False, compare=False)
     topics: tuple[str, ...] = ()
     policy: OverloadPolicy = field(default_factory=OverloadPolicy)
+    keys: KeyRetention | None = None
     received: str = "received_at"
     schemas: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -98,6 +102,8 @@ class GatewayServer(Closeable):
     """Whether an append that fails for a moment is tried again here. False if the sender gets an
     answer, and can try again itself.
     """
+    has_ids = False
+    """Whether what is received may have ids by which repeats are recognised."""
     address = ""
 
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
@@ -107,7 +113,13 @@ class GatewayServer(Closeable):
         self.stopped = Event()
         self.failure: BaseException | None = None
         """What ended receiving, if anything did."""
-        self._writer = GatewayWriter(log, gateway.name, received=gateway.received)
+        self._writer = GatewayWriter(
+            log,
+            gateway.name,
+            received=gateway.received,
+            keys=gateway.keys,
+            has_ids=self.has_ids,
+        )
         self._reporter = GatewayReporter(log)
 
     # What a kind of gateway implements
@@ -129,6 +141,40 @@ class GatewayServer(Closeable):
         return None
 
     # The same for all kinds
+
+    def accept(
+        self,
+        payload: bytes,
+        *,
+        topic: str | None = None,
+        id: str | None = None,
+        format: str = "json",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Hand a message to the inbox, for a thread that receives. Where the policy blocks, wait
+        until there is room. A message that does not fit its topic becomes a dead letter.
+
+        Args:
+            payload: What was received.
+            topic: The topic; by default the gateway's first one.
+            id: By which a repeat is recognised, if the kind of gateway `has_ids`.
+            format: `JSON` (an object, an array of objects, or lines) or `RAW`.
+            metadata: Further columns of a raw message.
+
+        Returns:
+            Whether it was accepted. If not, it is counted as refused or dropped.
+        """
+        content = parse_content(payload, format, metadata or {})
+        submission = Submission(
+            topic=topic or self.gateway.topics[0],
+            content=content,
+            rows=row_count(content),
+            size=len(payload),
+            received_us=now_us(),
+            id=id,
+            payload=payload,
+        )
+        return self.inbox.submit(submission, self.stopped)
 
     def __enter__(self) -> Self:
         self.prepare_topics()
@@ -254,5 +300,5 @@ def parse_content(body: bytes, format: str, metadata: Mapping[str, Any]) -> Cont
 
 
 def row_count(content: Content) -> int:
-    assert isinstance(content, JsonLines | JsonRows | PlainRows)
+    assert not isinstance(content, ArrowRows)
     return len(content.values)

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from headrace.connector import as_tuple, check_settings
+from headrace.connector import PluginGroup, as_tuple, build_from_url, check_settings
 from headrace.durations import to_us
 from headrace.errors import DuplicateStep, InputError, nearest
 from headrace.gateways.base import RAW, GatewaySpec, check_format
+from headrace.gateways.idempotency import DEFAULT_KEEP, DEFAULT_KEYS, key_retention
 from headrace.gateways.inbox import BLOCK, DEFAULT_BYTES, DEFAULT_ROWS, overload_policy
 from headrace.gateways.signatures import RAW_SCHEMA, Hook
+from headrace.http.proxies import PublicUrl, TrustedProxies
 from headrace.log.values import Duration
 
 if TYPE_CHECKING:
@@ -76,7 +79,16 @@ _RAW_AMQP = (
     " headers MAP<STRING, STRING>, received_at TIMESTAMP"
 )
 DEFAULT_BODY_BYTES = 8 << 20
-_SETTINGS = ("log", "policy", "max_rows", "max_bytes", "patience", "received")
+_SETTINGS = (
+    "log",
+    "policy",
+    "max_rows",
+    "max_bytes",
+    "patience",
+    "received",
+    "max_keys",
+    "keep_keys",
+)
 
 
 def http(
@@ -87,11 +99,18 @@ def http(
     hooks: Sequence[Hook] = (),
     token_file: str | Path | None = None,
     body_bytes: int = DEFAULT_BODY_BYTES,
+    connections: int = 10_000,
+    client_connections: int | None = 1_000,
+    head_timeout: Duration = "10 seconds",
+    body_timeout: Duration = "20 seconds",
+    proxies: str | Sequence[str] = (),
+    public_url: str | None = None,
+    drain: Duration = "0 seconds",
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """Declare a gateway for `POST /topics/NAME` with JSON, JSON lines, or, for hooks, any body. A
-    request is answered when its rows are durable.
+    """Declare a gateway for `POST /topics/NAME` with JSON, JSON lines, CSV, or, for hooks, any
+    body. A request is answered when its rows are durable.
 
     Args:
         topics: The topics that may be posted to.
@@ -101,13 +120,27 @@ def http(
         hooks: Topics for webhooks, see `hr.gateways.hook`.
         token_file: A file with the token that senders must have; by default it is in the
             environment's HEADRACE_TOKEN.
-        body_bytes: The most bytes in a request's body.
+        body_bytes: The most bytes in a request's body, as it comes and decompressed.
+        connections: The most connections; fewer where the system allows fewer open files. Where
+            there are more, those that have been without a complete request for longest are closed.
+        client_connections: The most connections of one address (of IPv6, of a /64 network) that is
+            no trusted proxy; None for no such limit.
+        head_timeout: How long the head of a request may take.
+        body_timeout: How long a body may take; one that comes with at least 1 KiB a second may take
+            longer.
+        proxies: Addresses or networks of reverse proxies whose `X-Forwarded-For` is believed.
+        public_url: The URL under which a proxy makes the gateway public, with the prefix of its
+            paths. A token or signatures are needed then.
+        drain: How long requests are still accepted when the gateway stops and is not ready any
+            more, for a load balancer to notice.
         name: Of the gateway; a second process with the same name takes over from the first.
         **settings: As for every gateway. `log`: the log's address. `policy`: what happens when the
             log is slower than the senders: "block", "buffer", "drop newest" or "drop oldest".
             `max_rows` and `max_bytes`: how much may wait for the log. `patience`: how long a sender
             that gets an answer waits for it. `received`: the column that gets the time of receipt,
-            in topics that have it; `received_at` by default.
+            in topics that have it; `received_at` by default. `max_keys` and `keep_keys`: how many
+            ids of requests or messages are remembered for each topic, and for how long; 500,000
+            and 24 hours by default.
 
     Returns:
         The gateway, which opens nothing until it is run.
@@ -121,6 +154,8 @@ def http(
     """
     if not 1 <= body_bytes <= 1 << 30:
         raise InputError("body_bytes must be from 1 to 1 GiB.")
+    if connections < 1 or (client_connections is not None and client_connections < 1):
+        raise InputError("A gateway must allow at least one connection.")
     by_topic = {hook.topic: hook for hook in hooks}
     if len(by_topic) < len(hooks):
         raise DuplicateStep("Two hooks are for one topic.", fix="give each a topic of its own.")
@@ -130,6 +165,13 @@ def http(
         "hooks": by_topic,
         "token_file": None if token_file is None else Path(token_file),
         "body_bytes": body_bytes,
+        "connections": connections,
+        "client_connections": client_connections,
+        "head_s": to_us(head_timeout, what="head_timeout") / 1e6,
+        "body_s": to_us(body_timeout, what="body_timeout") / 1e6,
+        "proxies": TrustedProxies.parse(as_tuple(proxies)),
+        "public_url": None if public_url is None else PublicUrl.parse(public_url),
+        "drain_s": to_us(drain, what="drain") / 1e6,
     }
     schemas = {hook.topic: RAW_SCHEMA for hook in hooks if hook.raw}
     return _gateway(
@@ -343,6 +385,48 @@ def _open_amqp(gateway: GatewaySpec, log: Log) -> GatewayServer:
     return AmqpGatewayServer(gateway, log)
 
 
+def from_url(url: str, *, topics: str | Sequence[str], **settings: Any) -> Gateway:
+    """Declare the gateway that a URL stands for, as `headrace gateway open` does.
+
+    Args:
+        url: `http://HOST:PORT`, `statsd://HOST:PORT`, or another scheme that an installed package
+            handles, by an entry point of the group `headrace.gateways`.
+        topics: The topics that rows are appended to.
+        **settings: As for every gateway, see `hr.gateways.http`, and those of its kind.
+
+    Returns:
+        The gateway, which opens nothing until it is run.
+
+    Raises:
+        InputError: The URL names no gateway, or a setting cannot be used.
+
+    Example:
+        >>> hr.gateways.from_url("http://127.0.0.1:8766", topics="orders", log="file:data")
+    """
+    parts = urlsplit(url)
+    names = as_tuple(topics)
+
+    def listening(port: int) -> dict[str, Any]:
+        return {
+            "host": parts.hostname or "127.0.0.1",
+            "port": port if parts.port is None else parts.port,
+            **settings,
+        }
+
+    builders: dict[str, Callable[[str], Gateway]] = {
+        "http": lambda _url: http(names, **listening(HTTP_PORT)),
+        "statsd": lambda _url: statsd(*names, **listening(STATSD_PORT)),
+    }
+    return build_from_url(
+        url,
+        builders,
+        plugins=PluginGroup("headrace.gateways", Gateway),
+        settings={"topics": names, **settings},
+        what="a gateway",
+        examples="http://HOST:PORT or statsd://HOST:PORT",
+    )
+
+
 def _gateway(
     kind: str,
     name: str,
@@ -360,12 +444,16 @@ def _gateway(
         max_bytes=settings.pop("max_bytes", DEFAULT_BYTES),
         patience=settings.pop("patience", "30 seconds"),
     )
+    keys = key_retention(
+        settings.pop("max_keys", DEFAULT_KEYS), settings.pop("keep_keys", DEFAULT_KEEP)
+    )
     return Gateway(
         name=name,
         kind=kind,
         opener=opener,
         topics=tuple(dict.fromkeys(topics)),
         policy=policy,
+        keys=keys,
         schemas=schemas or {},
         options=options,
         **settings,

@@ -1,8 +1,9 @@
 """The HTTP gateway: `POST /topics/NAME`, answered when the rows are durable.
 
-A request passes `http.access.AccessMiddleware` (who may send), then the numbered steps of
-`PostHandler._store`: the format of the body, room for it, the body, its signature, its rows, and
-the wait for the log. Requests that wait together are appended together.
+A request passes `http.connections` (what a connection may cost before its request is complete),
+`http.access.AccessMiddleware` (who may send), then the numbered steps of `PostHandler._store`: its
+head, its body, its signature, its rows, room for them, and the wait for the log. Requests that wait
+together are appended together. Nothing is reserved in the inbox before a request is complete.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -26,160 +27,81 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, nearest
 from headrace.gateways.base import GatewayServer, GatewaySpec, now_us, row_count
+from headrace.gateways.http_bodies import (
+    CSV,
+    IDENTITY,
+    RAW,
+    TSV,
+    BodyFormat,
+    ClientDisconnected,
+    RequestMetadata,
+    body_content,
+    check_length,
+    decompress,
+    digest,
+    hold,
+    read_body,
+)
+from headrace.gateways.idempotency import OTHER_BODY
 from headrace.gateways.inbox import (
     FULL,
     Admission,
     Content,
     Fate,
-    JsonLines,
-    JsonRows,
-    PlainRows,
     Submission,
     SubmissionResult,
 )
 from headrace.gateways.metrics import metrics
 from headrace.gateways.signatures import BadSignature, Hook, SignatureCheck
-from headrace.http.access import AccessMiddleware, check_listening, find_token, is_loopback
+from headrace.http.access import (
+    HEALTH_PATHS,
+    AccessMiddleware,
+    check_listening,
+    find_token,
+    is_loopback,
+)
+from headrace.http.connections import ConnectionLimits, GuardedConnection, connection_of
 from headrace.http.prometheus import MEDIA_TYPE
+from headrace.http.proxies import PathPrefix, PublicUrl, TrustedProxies
 from headrace.http.responses import JSON_HEADERS, Refused, error_response, json_response
 from headrace.http.server import HttpServer, listen
 from headrace.log.api import Log
-from headrace.types.json_codec import JsonMismatch, parse_json
 
-# Bodies of requests
-
-LINES, JSON, RAW = "lines", "json", "raw"
-_LINES_TYPES = {
-    "application/x-ndjson",
-    "application/ndjson",
-    "application/jsonl",
-    "application/x-jsonlines",
-    "application/json-lines",
-}
 _ID_HEADERS = ("idempotency-key", "webhook-id", "x-github-delivery")
-_SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie"}
 MAX_ID_CHARACTERS = 255
+CONVERTERS = 2
+"""How many large bodies are decompressed and parsed at a time, in threads of their own."""
+SMALL_BYTES = 64 << 10
+"""A body up to this size is parsed at once, without a thread."""
 
 
-class ClientDisconnected(Exception):
-    """The sender closed the connection before its body was complete."""
-
-
-def body_format(headers: Headers) -> str:
-    """Return the format of a body by its content type: JSON, or JSON lines."""
-    if headers.get("content-encoding", "identity") != "identity":
-        raise Refused(
-            415,
-            f"The content encoding {headers['content-encoding'][:40]!r} is not supported.",
-            fix="send the body without encoding.",
-        )
-    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type in _LINES_TYPES:
-        return LINES
-    if content_type == "application/json" or content_type.endswith("+json"):
-        return JSON
-    raise Refused(
-        415,
-        f"The content type {content_type[:80]!r} is not supported.",
-        fix="send application/json, or application/x-ndjson for JSON lines.",
-    )
-
-
-def reserved_bytes(headers: Headers, max_bytes: int) -> int:
-    """Return how many bytes to reserve for a body: its content length, or the most that is allowed
-    if the sender does not say.
+def request_id(headers: Headers) -> tuple[str | None, bool]:
+    """Return the id by which a repeat of a request is recognised, if it has one, and whether the
+    sender promises the same body with it.
     """
-    text = headers.get("content-length")
-    if text is None:
-        return max_bytes
-    length = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else max_bytes + 1
-    if length > max_bytes:
-        raise too_large(max_bytes)
-    return length
-
-
-def too_large(max_bytes: int) -> Refused:
-    return Refused(413, f"The body has more than {max_bytes:,} bytes.", fix="send it in parts.")
-
-
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise too_large(max_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def count_rows(receive: Receive, format: str, max_bytes: int) -> int:
-    """Read a body for which there is no room, and return how many rows it has: lines are counted,
-    anything else is one row.
-    """
-    lines = size = 0
-    last = b"\n"
-    while True:
-        message = await receive()
-        part: bytes = message.get("body", b"")
-        lines += part.count(b"\n")
-        size += len(part)
-        last = part[-1:] or last
-        if (
-            message["type"] == "http.disconnect"
-            or size > max_bytes
-            or not message.get("more_body", False)
-        ):
-            break
-    return max(1, lines + (last != b"\n")) if format == LINES else 1
-
-
-def body_content(format: str, body: bytes, metadata: Mapping[str, Any]) -> Content:
-    """Return the rows of a body; a raw one with its metadata."""
-    if format == RAW:
-        return PlainRows([{"body": body, **metadata}])
-    if format == LINES:
-        return JsonLines([line for line in body.split(b"\n") if line and not line.isspace()])
-    if body.lstrip()[:1] != b"[":
-        return JsonLines([body.strip()])
-    try:
-        parsed = parse_json(body)
-    except JsonMismatch as error:
-        raise Refused(
-            400, f"The body cannot be read: {error}.", fix="send an object, or an array of objects."
-        ) from None
-    return JsonRows(parsed)
+    for name in _ID_HEADERS:
+        if value := headers.get(name):
+            if len(value) > MAX_ID_CHARACTERS:
+                raise Refused(
+                    400,
+                    f"The id of the request has more than {MAX_ID_CHARACTERS} characters.",
+                    fix="send a shorter one.",
+                )
+            return value, name == _ID_HEADERS[0]
+    return None, False
 
 
 @dataclass(frozen=True)
-class RequestMetadata:
-    """Columns of a raw body that come from its request."""
+class RequestHead:
+    """What the head of a request says, as far as it matters here."""
 
-    content_type: str | None
-    headers: dict[str, str]
-    query: str
-
-    @classmethod
-    def of(cls, headers: Headers, query: bytes) -> RequestMetadata:
-        public = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
-        return cls(headers.get("content-type"), public, query.decode("latin-1"))
-
-
-def request_id(headers: Headers) -> str | None:
-    """Return the id by which a repeat of a request is recognised, if it has one."""
-    header = next((value for name in _ID_HEADERS if (value := headers.get(name))), None)
-    if header is not None and len(header) > MAX_ID_CHARACTERS:
-        raise Refused(
-            400,
-            f"The id of the request has more than {MAX_ID_CHARACTERS} characters.",
-            fix="send a shorter one.",
-        )
-    return header
+    topic: str
+    format: BodyFormat
+    id: str | None
+    is_digested: bool
+    """Whether the same id with another body is a conflict."""
+    headers: Headers
+    query: bytes
 
 
 _PREFIX = "/topics/"
@@ -190,19 +112,24 @@ class HttpGatewayServer(GatewayServer):
     """Serves `POST /topics/NAME`, `GET /health` and `GET /metrics`."""
 
     retries_appends = False
+    has_ids = True
     _server: HttpServer
+    is_draining = False
 
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._host: str = gateway.options["host"]
         self._hooks: dict[str, Hook] = gateway.options["hooks"]
         self._token = find_token(gateway.options["token_file"])
+        self._public: PublicUrl | None = gateway.options["public_url"]
+        self._proxies: TrustedProxies = gateway.options["proxies"]
+        self._drain_s: float = gateway.options["drain_s"]
         checks = {name: SignatureCheck(hook) for name, hook in self._hooks.items()}
         self._posts = PostHandler(self, checks)
         open_topics = [name for name in gateway.topics if name not in self._signed]
         if open_topics or not is_loopback(self._host):
             check_listening(
-                self._host,
+                self._host if self._public is None else self._public.host,
                 self._token if open_topics else "signed",
                 what=f"append to {', '.join(open_topics)}",
             )
@@ -219,6 +146,8 @@ class HttpGatewayServer(GatewayServer):
         try:
             routes = [
                 Route("/health", self._health, methods=["GET"]),
+                Route("/health/live", self._health, methods=["GET"]),
+                Route("/health/ready", self._readiness, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ]
             other_routes = Starlette(
@@ -232,12 +161,17 @@ class HttpGatewayServer(GatewayServer):
                 host=self._host,
                 token=self._token,
                 signed=signed,
+                public=self._public,
+                open_paths=HEALTH_PATHS,
             )
+            prefix = "" if self._public is None else self._public.path
             self._server = HttpServer(
-                RejectionCounter(app, self),
+                PathPrefix(RejectionCounter(app, self), prefix),
                 listening,
                 host=self._host,
                 name=f"gateway {self.gateway.name}",
+                limits=self._limits(),
+                grace_s=self.gateway.policy.patience_s + 1,
             )
             self._server.start()
         except BaseException:
@@ -245,13 +179,51 @@ class HttpGatewayServer(GatewayServer):
             raise
         self.address = self._server.address
 
+    def _limits(self) -> ConnectionLimits:
+        options, policy = self.gateway.options, self.gateway.policy
+        held_bytes = max(policy.bytes, 4 * options["body_bytes"])
+        return ConnectionLimits(
+            connections=options["connections"],
+            client_connections=options["client_connections"],
+            head_s=options["head_s"],
+            body_s=options["body_s"],
+            body_bytes=options["body_bytes"],
+            held_bytes=held_bytes,
+            client_held_bytes=max(held_bytes // 2, options["body_bytes"]),
+            proxies=self._proxies,
+        )
+
     def stop(self) -> None:
+        """Say that this gateway is not ready any more, and accept requests for `drain`, in which
+        whoever balances the load notices; then finish those that have begun.
+        """
+        self.is_draining = True
+        if self._drain_s and self.failure is None and not self.inbox.ended.is_set():
+            time.sleep(self._drain_s)
         self._server.stop()
 
+    def details(self) -> dict[str, int]:
+        if not hasattr(self, "_server"):
+            return {}
+        guard = self._server.guard
+        return {"connections": guard.open_connections, "connections_closed": guard.closed}
+
     async def _health(self, _request: Request) -> Response:
+        """Whether the process works: if not, a new one should take its place."""
         is_running = not self.inbox.ended.is_set()
         status = "ok" if is_running else "ended"
         return json_response({"status": status}, 200 if is_running else 503)
+
+    async def _readiness(self, _request: Request) -> Response:
+        """Whether requests should be sent here."""
+        if self.inbox.ended.is_set():
+            return json_response({"status": "ended"}, 503)
+        if self.is_draining:
+            return json_response({"status": "draining"}, 503)
+        failures = self.counters.failures
+        return json_response(
+            {"status": "log fails" if failures else "ok"}, 503 if failures else 200
+        )
 
     async def _metrics(self, _request: Request) -> Response:
         return PlainTextResponse(metrics([self.status()]), media_type=MEDIA_TYPE)
@@ -336,6 +308,7 @@ class PostHandler:
         self._patience_s = gateway.policy.patience_s
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._converters = asyncio.Semaphore(CONVERTERS)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette):  # type: ignore[no-untyped-def]  # noqa: ANN201 - Starlette's own form
@@ -354,7 +327,12 @@ class PostHandler:
                 {
                     "type": "http.response.start",
                     "status": 200,
-                    "headers": [*JSON_HEADERS, (b"content-length", b"%d" % len(body))],
+                    "headers": [
+                        *JSON_HEADERS,
+                        (b"content-length", b"%d" % len(body)),
+                        # Whoever keeps connections open, such as a proxy, moves on while it drains.
+                        *([(b"connection", b"close")] if self._server.is_draining else []),
+                    ],
                 }
             )
             await send({"type": "http.response.body", "body": body})
@@ -362,40 +340,49 @@ class PostHandler:
     async def _store(self, scope: Scope, receive: Receive) -> bytes:
         """Store the rows of a request, and return the body of the response.
 
-        1. Find the topic and the format of the body.
-        2. Reserve room for the body.
-        3. Read the body, and check its signature.
-        4. Reserve room for its rows.
+        1. Check the head: the topic, the format, and what of a signature is there.
+        2. Receive the body. The connection's guard bounds how slow and how large it may be, and
+           counts its bytes until step 5.
+        3. Check its signature, decompress it, and parse its rows.
+        4. Reserve room for the rows and their bytes in the inbox.
         5. Wait until the rows are durable.
         """
-        headers = Headers(scope=scope)
+        connection = connection_of(scope)
         try:
-            topic = self._topic(unquote(scope["path"][len(_PREFIX) :]))
-            is_raw = topic in self._hooks and self._hooks[topic].raw
-            body_kind = RAW if is_raw else body_format(headers)  # 1
-            size = reserved_bytes(headers, self._max_bytes)
-            sender_id = request_id(headers)
-        except HeadraceError as error:
-            self._counters.record_rejected(1, _reason(error))
-            raise
-        admission = await self._reserve(0, size)  # 2
-        if admission is not Admission.accepted:
-            rows = await count_rows(receive, body_kind, self._max_bytes)
-            fate = Fate.dropped if admission is Admission.dropped else Fate.refused
-            self._counters.record_rejected(rows, FULL, fate)
-            raise _no_room()
-        try:
-            submission = await self._read_submission(
-                scope, receive, headers, topic, body_kind, sender_id
-            )  # 3
+            try:
+                head = self._check_head(scope)  # 1
+                if connection is not None:
+                    connection.set_client(head.headers)
+                body = await read_body(receive, connection, self._max_bytes, self._patience_s)  # 2
+                submission = await self._submission(head, body, connection)  # 3
+            except HeadraceError as error:
+                self._counters.record_rejected(1, _reason(error))
+                raise
             self._counters.record_received(submission.rows)
-            admission = await self._reserve(submission.rows, 0)  # 4
-            self._check_admitted(submission, admission)
-        except BaseException:
-            self._server.inbox.release(0, size)
-            raise
-        submission.size = size
+            admission = await self._reserve(submission.rows, submission.size)  # 4
+            if admission is not Admission.accepted:
+                self._server.inbox.reject(submission, admission)
+                raise _no_room()
+        finally:
+            if connection is not None:
+                connection.release()
         return await self._append(submission)  # 5
+
+    def _check_head(self, scope: Scope) -> RequestHead:
+        headers = Headers(scope=scope)
+        topic = self._topic(scope["path"][len(_PREFIX) :])
+        is_raw = topic in self._hooks and self._hooks[topic].raw
+        body_format = BodyFormat(RAW) if is_raw else BodyFormat.of(headers)
+        check_length(headers, self._max_bytes)
+        sender_id, is_digested = request_id(headers)
+        if topic in self._checks:
+            try:
+                self._checks[topic].check_head(headers)
+            except BadSignature as error:
+                raise _unsigned(error) from None
+        return RequestHead(
+            topic, body_format, sender_id, is_digested, headers, scope["query_string"]
+        )
 
     def _topic(self, name: str) -> str:
         topics = self._server.gateway.topics
@@ -407,45 +394,53 @@ class PostHandler:
             )
         return name
 
-    async def _read_submission(
-        self,
-        scope: Scope,
-        receive: Receive,
-        headers: Headers,
-        topic: str,
-        format: str,
-        id: str | None,
+    async def _submission(
+        self, head: RequestHead, body: bytes, connection: GuardedConnection | None
     ) -> Submission:
-        try:
-            body = await read_body(receive, self._max_bytes)
-            received_us = now_us()
-            signed_id = self._checks[topic].check(headers, body) if topic in self._checks else None
-            metadata: dict[str, Any] = {}
-            if format == RAW:
-                metadata = asdict(RequestMetadata.of(headers, scope["query_string"]))
-            content = body_content(format, body, metadata)
-        except BadSignature as error:
-            self._counters.record_rejected(1, "signature")
-            raise Refused(
-                401,
-                str(error),
-                fix="sign the body with the secret that this hook has, and send it at once.",
-            ) from None
-        except HeadraceError as error:
-            self._counters.record_rejected(1, _reason(error))
-            raise
+        received_us = now_us()
+        topic = head.topic
+        signed_id = None
+        if topic in self._checks:
+            try:
+                signed_id = self._checks[topic].check(head.headers, body)
+            except BadSignature as error:
+                raise _unsigned(error) from None
+        if (
+            head.format.encoding == IDENTITY
+            and len(body) <= SMALL_BYTES
+            and (head.format.kind not in {CSV, TSV})
+        ):
+            rows_body, content = self._parse(head, body)
+        else:
+            async with self._converters:
+                rows_body, content = await asyncio.to_thread(self._parse, head, body)
+        if connection is not None and len(rows_body) > len(body):
+            more = len(rows_body) - len(body)
+            await hold(connection, more, self._patience_s, is_last=True)
         rows = row_count(content)
         if not rows:
-            self._counters.record_rejected(1, "empty")
-            raise Refused(400, "The body has no row.", fix="send at least one.")
+            raise Refused(400, "The body has no row.", fix="send at least one.", reason="empty")
+        is_digested = head.is_digested and signed_id is None and head.id is not None
         return Submission(
             topic=topic,
             content=content,
             rows=rows,
-            size=len(body),
+            size=len(rows_body),
             received_us=received_us,
-            id=signed_id or id,
+            id=signed_id or head.id,
+            digest=digest(head.format, rows_body) if is_digested else None,
         )
+
+    def _parse(self, head: RequestHead, body: bytes) -> tuple[bytes, Content]:
+        """Return the decompressed body and its rows."""
+        body = decompress(body, head.format.encoding, self._max_bytes)
+        metadata: dict[str, Any] = {}
+        columns: list[str] = []
+        if head.format.kind == RAW:
+            metadata = asdict(RequestMetadata.of(head.headers, head.query))
+        elif head.format.kind == CSV:
+            columns = self._server.log.topic(head.topic).columns
+        return body, body_content(head.format.kind, body, metadata=metadata, columns=columns)
 
     async def _reserve(self, rows: int, size: int) -> Admission:
         """Reserve room in the inbox. Where the policy blocks, requests wait in the order in which
@@ -464,11 +459,6 @@ class PostHandler:
                     self._waiters.remove(waiter)
                 return Admission.refused
         return admission
-
-    def _check_admitted(self, submission: Submission, admission: Admission) -> None:
-        if admission is not Admission.accepted:
-            self._server.inbox.reject(submission, admission)
-            raise _no_room()
 
     def wake_waiters(self) -> None:
         """Wake requests that wait for room. Called by the inbox, from its thread."""
@@ -524,6 +514,15 @@ def _set_result(
         loop.call_soon_threadsafe(settle)
 
 
+def _unsigned(error: BadSignature) -> Refused:
+    return Refused(
+        401,
+        str(error),
+        fix="sign the body with the secret that this hook has, and send it at once.",
+        reason="signature",
+    )
+
+
 def _no_room() -> Refused:
     return Refused(
         503,
@@ -540,6 +539,10 @@ def _response(submission: Submission, result: SubmissionResult) -> bytes:
         return json.dumps({**body, "repeated": True}).encode()
     if result.is_temporary:
         raise Refused(503, result.message, fix="come back in a moment.")
+    if result.reason == OTHER_BODY:
+        raise Refused(
+            409, result.message, fix="send other rows under another key; nothing was stored."
+        )
     raise Refused(
         404 if result.reason == "unknown topic" else 400,
         result.message,
@@ -547,12 +550,16 @@ def _response(submission: Submission, result: SubmissionResult) -> bytes:
     )
 
 
-_REASONS = {400: "malformed", 404: "unknown topic", 413: "too large", 415: "content type"}
+_REASONS = {
+    400: "malformed",
+    404: "unknown topic",
+    413: "too large",
+    415: "content type",
+    503: FULL,
+}
 
 
 def _reason(error: HeadraceError) -> str:
-    return (
-        _REASONS.get(error.status, f"HTTP {error.status}")
-        if isinstance(error, Refused)
-        else type(error).__name__
-    )
+    if not isinstance(error, Refused):
+        return type(error).__name__
+    return error.reason or _REASONS.get(error.status, f"HTTP {error.status}")

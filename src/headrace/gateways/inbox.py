@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from itertools import chain
 from threading import Condition, Event, Lock, Thread
 from typing import Any, Self, TypeAlias
 
@@ -23,6 +24,7 @@ from headrace.durations import to_us
 from headrace.errors import HeadraceError, InputError, RetryError, nearest
 from headrace.log.values import Duration
 from headrace.retry import Backoff
+from headrace.types.text import TextRow
 
 logger = logging.getLogger("headrace.gateways")
 MAX_APPEND_ROWS, MAX_APPEND_BYTES = 100_000, 4 << 20
@@ -118,13 +120,20 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
+class CsvRows:
+    """Rows of CSV as text, by the columns of its heading."""
+
+    values: list[TextRow]
+
+
+@dataclass(frozen=True)
 class ArrowRows:
     """Rows that are Arrow data."""
 
     batch: pa.RecordBatch
 
 
-Content: TypeAlias = JsonLines | JsonRows | PlainRows | ArrowRows
+Content: TypeAlias = JsonLines | JsonRows | PlainRows | CsvRows | ArrowRows
 
 
 class Fate(StrEnum):
@@ -171,6 +180,8 @@ class Submission:
     received_us: int
     id: str | None = None
     """By which a repeat is recognised."""
+    digest: bytes | None = None
+    """Of what was sent, if the same id with something else is a conflict."""
     payload: bytes | None = None
     """What was received, for a dead letter if it cannot be used; None if the sender gets an
     answer.
@@ -273,6 +284,13 @@ class GatewayCounters:
 
 # The queue
 
+
+class UnfitRows(Exception):
+    """Submissions cannot be appended together, because some do not fit the topic; nothing of them
+    was stored. One that is alone is refused instead.
+    """
+
+
 Write = Callable[[list[Submission]], list[SubmissionResult]]
 
 
@@ -294,7 +312,8 @@ class Inbox:
     Args:
         policy: The bounds, and what happens beyond them.
         counters: Counts what becomes of rows.
-        write: Appends submissions of one topic, and returns what became of each.
+        write: Appends submissions of one topic, and returns what became of each, or raises
+            UnfitRows.
         retries_appends: Whether an append that fails for a moment is tried again here, because the
             sender gets no answer. After a minute of failures in a row the inbox ends: the error is
             in `failure`, and `ended` is set.
@@ -319,6 +338,10 @@ class Inbox:
         self._on_room = on_room
         self._changed = Condition()
         self._queue: deque[Submission] = deque()
+        self._groups: deque[list[Submission]] = deque()
+        """Submissions that left the queue, in groups that are appended together: those of one topic
+        with ids, and those without.
+        """
         self._rows = 0
         self._bytes = 0
         self._is_closing = False
@@ -426,8 +449,13 @@ class Inbox:
     def _run(self) -> None:
         try:
             while submissions := self._dequeue():
-                for topic in dict.fromkeys(submission.topic for submission in submissions):
-                    self._append([each for each in submissions if each.topic == topic])
+                groups: dict[tuple[str, bool], list[Submission]] = {}
+                for submission in submissions:
+                    key = submission.topic, submission.id is not None
+                    groups.setdefault(key, []).append(submission)
+                self._groups.extend(groups.values())
+                while self._groups:
+                    self._append(self._groups.popleft())
         except BaseException as error:
             self.failure = error
             self._refuse_all(error)
@@ -467,6 +495,10 @@ class Inbox:
             try:
                 results = self._write(submissions)
                 self.counters.record_success()
+            except UnfitRows:
+                middle = len(submissions) // 2
+                self._groups.extendleft([submissions[middle:], submissions[:middle]])
+                return
             except RetryError as error:
                 self.counters.record_failure(error.message)
                 logger.warning("The gateway %s cannot append: %s", self.counters.gateway, error)
@@ -477,7 +509,7 @@ class Inbox:
                     time.sleep(BACKOFF.pause_s(self.counters.failures))
                 else:
                     results = [_log_failure(error)] * len(submissions)
-            except HeadraceError as error:
+            except BaseException as error:
                 self._finish(submissions, [_log_failure(error)] * len(submissions))
                 raise
         self._finish(submissions, results)
@@ -493,7 +525,8 @@ class Inbox:
 
     def _refuse_all(self, error: BaseException) -> None:
         with self._changed:
-            submissions = list(self._queue)
+            submissions = [*chain.from_iterable(self._groups), *self._queue]
+            self._groups.clear()
             self._queue.clear()
             self._is_closing = True
             if self._frees_before_append:

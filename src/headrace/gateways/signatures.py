@@ -123,6 +123,18 @@ class SignatureCheck:
         self._hook = hook
         self._keys = [_key(secret("secret", each), hook) for each in hook.secrets]
 
+    def check_head(self, headers: Headers, now_s: float | None = None) -> None:
+        """Check what can be checked before the body has come: whether there is a signature, and
+        whether it says that it is of the time window.
+
+        Raises:
+            BadSignature: No body could make the request acceptable.
+        """
+        if self._hook.signature is not None:
+            parts = PARTS[self._hook.signature](headers)
+            if parts.at is not None:
+                _check_time(parts.at, self._hook.window_s, time.time() if now_s is None else now_s)
+
     def check(self, headers: Headers, body: bytes, now_s: float | None = None) -> str | None:
         """Check a request, and return the id that is part of what was signed; None if there is
         none. Who repeats a request cannot change it.
@@ -155,28 +167,70 @@ def _key(text: str, hook: Hook) -> bytes:
         ) from None
 
 
-def _github(
-    headers: Headers, body: bytes, keys: Sequence[bytes], _window_s: float, _now_s: float
-) -> str | None:
+@dataclass(frozen=True)
+class SignatureParts:
+    """What the headers of a request say of its signature."""
+
+    given: tuple[str, ...]
+    """Signatures, of which one must be right."""
+    at: str | None = None
+    """When it was made, if that is signed."""
+    identity: str = ""
+    """What identifies the request, if that is signed."""
+
+
+def _github_parts(headers: Headers) -> SignatureParts:
     given = headers.get("x-hub-signature-256", "")
     if not given.startswith("sha256="):
         raise BadSignature("There is no X-Hub-Signature-256: sha256=….")
-    _compare(
-        [given.removeprefix("sha256=")], [hmac.digest(key, body, "sha256").hex() for key in keys]
+    return SignatureParts((given.removeprefix("sha256="),))
+
+
+def _stripe_parts(headers: Headers) -> SignatureParts:
+    parts = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
+    given = tuple(value.strip() for name, _, value in parts if name.strip() == "v1")
+    at = next((value.strip() for name, _, value in parts if name.strip() == "t"), "")
+    if not given or not at:
+        raise BadSignature("There is no Stripe-Signature: t=…,v1=….")
+    return SignatureParts(given, at)
+
+
+def _standard_parts(headers: Headers) -> SignatureParts:
+    identity, at = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    given = tuple(
+        part.removeprefix("v1,")
+        for part in headers.get("webhook-signature", "").split()
+        if part.startswith("v1,")
     )
+    if not identity or not at or not given:
+        raise BadSignature(
+            "webhook-id, webhook-timestamp and webhook-signature: v1,… must all be there."
+        )
+    return SignatureParts(given, at, identity)
+
+
+PARTS: dict[str, Callable[[Headers], SignatureParts]] = {
+    "github": _github_parts,
+    "stripe": _stripe_parts,
+    "standard": _standard_parts,
+}
+
+
+def _github(
+    headers: Headers, body: bytes, keys: Sequence[bytes], _window_s: float, _now_s: float
+) -> str | None:
+    parts = _github_parts(headers)
+    _compare(parts.given, [hmac.digest(key, body, "sha256").hex() for key in keys])
     return None
 
 
 def _stripe(
     headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float
 ) -> str | None:
-    parts = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
-    given = [value.strip() for name, _, value in parts if name.strip() == "v1"]
-    at = next((value.strip() for name, _, value in parts if name.strip() == "t"), "")
-    if not given or not at:
-        raise BadSignature("There is no Stripe-Signature: t=…,v1=….")
+    parts = _stripe_parts(headers)
+    at = parts.at or ""
     signed = at.encode() + b"." + body
-    _compare(given, [hmac.digest(key, signed, "sha256").hex() for key in keys])
+    _compare(parts.given, [hmac.digest(key, signed, "sha256").hex() for key in keys])
     _check_time(at, window_s, now_s)
     return f"stripe-{_event_id(body) or hashlib.sha256(body).hexdigest()}"
 
@@ -196,20 +250,13 @@ def _event_id(body: bytes) -> str | None:
 def _standard(
     headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float
 ) -> str | None:
-    identity, at = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-    given = [
-        part.removeprefix("v1,")
-        for part in headers.get("webhook-signature", "").split()
-        if part.startswith("v1,")
-    ]
-    if not identity or not at or not given:
-        raise BadSignature(
-            "webhook-id, webhook-timestamp and webhook-signature: v1,… must all be there."
-        )
-    signed = f"{identity}.{at}.".encode() + body
-    _compare(given, [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys])
+    parts = _standard_parts(headers)
+    at = parts.at or ""
+    signed = f"{parts.identity}.{at}.".encode() + body
+    right = [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys]
+    _compare(parts.given, right)
     _check_time(at, window_s, now_s)
-    return identity
+    return parts.identity
 
 
 def _compare(given: Sequence[str], right: Sequence[str]) -> None:
@@ -226,8 +273,8 @@ def _compare(given: Sequence[str], right: Sequence[str]) -> None:
 
 
 def _check_time(at: str, window_s: float, now_s: float) -> None:
-    """Raise BadSignature if a signature is outside the time window. Called when the signature is
-    right: before that, the time may be forged.
+    """Raise BadSignature if a signature is outside the time window. That it is inside says
+    something only when the signature is right: before that, the time may be forged.
     """
     if not (at.isascii() and at.isdigit() and len(at) < 16):
         raise BadSignature("The time of the signature is not a number of seconds.")

@@ -11,14 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import ConfigurationError, MissingExtra
-from headrace.gateways.base import (
-    GatewaySpec,
-    ThreadedGatewayServer,
-    now_us,
-    parse_content,
-    row_count,
-)
-from headrace.gateways.inbox import Submission
+from headrace.gateways.base import GatewaySpec, ThreadedGatewayServer
 from headrace.log.api import Log
 
 HIGH_WATER_MESSAGES = 1_000
@@ -88,13 +81,4 @@ class ZeromqGatewayServer(ThreadedGatewayServer):
     def _submit(self, parts: list[bytes]) -> None:
         self._messages += 1
         subject = parts[0].decode(errors="replace") if len(parts) > 1 else None
-        content = parse_content(parts[-1], self.gateway.options["format"], {"subject": subject})
-        submission = Submission(
-            topic=self.gateway.topics[0],
-            content=content,
-            rows=row_count(content),
-            size=sum(map(len, parts)),
-            received_us=now_us(),
-            payload=parts[-1],
-        )
-        self.inbox.submit(submission, self.stopped)
+        self.accept(parts[-1], format=self.gateway.options["format"], metadata={"subject": subject})

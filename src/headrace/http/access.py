@@ -5,8 +5,10 @@ another origin can read from it, or make a browser send it requests.
   made to resolve to this machine (DNS rebinding) learns nothing.
 - `Origin` and `Sec-Fetch-Site`, which browsers send and pages cannot forge, must be the server's
   own.
-- With a token, every request but `/health` and the dashboard's page must send it in
-  `Authorization: Bearer`.
+- With a token, every request but those for health, and for what else the server holds no data in,
+  must send it in `Authorization: Bearer`.
+
+Behind a reverse proxy, the host and the origin of the public URL are the server's own too.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import ConfigurationError
+from headrace.http.proxies import PublicUrl
 from headrace.http.responses import Refused, error_response
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
 SHORTEST_TOKEN = 16
-# The dashboard's page holds no data: it requests that with the token.
-_PUBLIC_PATHS = {"/health", "/", "/board.js", "/drawing.js", "/board.css", "/icon.svg"}
+HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""Paths that anybody may request: they say nothing of the data."""
 _HARMLESS_SITES = {None, "same-origin", "none"}
 
 
@@ -75,15 +78,31 @@ def check_listening(host: str, token: str | None, *, what: str = "read the views
 
 
 class AccessMiddleware:
-    """ASGI middleware that refuses requests before anything else sees them. `signed` are paths
-    whose requests carry a signature of the sender; they may come under any host name, such as that
-    of a proxy.
+    """ASGI middleware that refuses requests before anything else sees them.
+
+    Args:
+        app: The application.
+        host: The address that the server listens on.
+        token: What requests must send, if there is a token.
+        signed: Paths whose requests carry a signature of the sender. They may come under any host
+            name, such as that of a proxy.
+        public: The URL under which a proxy makes the server public.
+        open_paths: Paths that need no token.
     """
 
     def __init__(
-        self, app: ASGIApp, *, host: str, token: str | None, signed: frozenset[str] = frozenset()
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        token: str | None,
+        signed: frozenset[str] = frozenset(),
+        public: PublicUrl | None = None,
+        open_paths: frozenset[str] = HEALTH_PATHS,
     ) -> None:
         self._app = app
+        self._open_paths = open_paths
+        self._public = public
         self._token = token
         self._signed = signed
         self._is_loopback = is_loopback(host)
@@ -103,20 +122,22 @@ class AccessMiddleware:
         if path in self._signed:
             return
         host = headers.get("host", "")
-        if self._is_loopback and not is_loopback(host_name(host)):
+        is_public = self._public is not None and host.lower() == self._public.host
+        if self._is_loopback and not is_public and not is_loopback(host_name(host)):
             raise Refused(
                 403, f"This server is not {host!r}.", fix="address it as localhost or 127.0.0.1."
             )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        own_origins = {host.lower()} | ({self._public.host} if self._public is not None else set())
         if (
-            origin is not None and origin.partition("://")[2].lower() != host.lower()
+            origin is not None and origin.partition("://")[2].lower() not in own_origins
         ) or site not in _HARMLESS_SITES:
             raise Refused(
                 403,
                 f"A page of another origin ({origin or site}) may not send requests.",
                 fix="serve the page from this origin, or send the request from a program.",
             )
-        if self._token is not None and path not in _PUBLIC_PATHS:
+        if self._token is not None and path not in self._open_paths:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(
                 token.strip().encode(), self._token.encode()

@@ -25,9 +25,11 @@ JSON_HEADERS = [(b"cache-control", b"no-store"), (b"content-type", b"application
 class Refused(HeadraceError):
     """A request is refused with a certain HTTP status."""
 
-    def __init__(self, status: int, message: str, *, fix: str = "") -> None:
+    def __init__(self, status: int, message: str, *, fix: str = "", reason: str = "") -> None:
         super().__init__(message, fix=fix)
         self.status = status
+        self.reason = reason
+        """A few words for counters, if the status does not say enough."""
 
 
 def json_response(

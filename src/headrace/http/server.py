@@ -6,36 +6,75 @@ The server of views (`headrace.serve.server`) and the HTTP gateway
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import threading
 import time
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.errors import ConfigurationError, RetryError
+from headrace.http.connections import ConnectionGuard, ConnectionLimits, GuardedConnection
 
 _START_S = 20.0
-_BACKLOG = 2_048
-_IDLE_S = 75
-"""How long a connection may be idle. It is longer than clients usually keep one: a connection that
-is closed just when the next request comes is an error for its sender.
-"""
+_BACKLOG = 1_024
+GRACE_S = 5.0
+"""How long running requests may take after `stop`."""
 
 
 class PortTaken(ConfigurationError):
     """The port is in use. Choose another one, or 0 for any that is free."""
 
 
-class HttpServer:
-    """Serves an ASGI application on a socket that listens."""
+class _GuardedServer(uvicorn.Server):
+    """Watches over the deadlines of its connections for as long as it runs."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, *, host: str, name: str) -> None:
+    def __init__(self, config: uvicorn.Config, guard: ConnectionGuard) -> None:
+        super().__init__(config)
+        self._guard = guard
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._sweeper = asyncio.get_running_loop().create_task(self._guard.run())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._sweeper.cancel()
+
+
+class HttpServer:
+    """Serves an ASGI application on a socket that listens.
+
+    Args:
+        app: The application.
+        listening: The socket, from `listen`.
+        host: The host in the server's address.
+        name: The thread's name.
+        limits: What connections may cost.
+        grace_s: How long running requests may take after `stop`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listening: socket.socket,
+        *,
+        host: str,
+        name: str,
+        limits: ConnectionLimits | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        limits = limits or ConnectionLimits()
+        self.guard = ConnectionGuard(limits)
+        protocol: Any = partial(GuardedConnection, guard=self.guard)
         config = uvicorn.Config(
             app,
+            http=cast("type[asyncio.Protocol]", protocol),
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -43,13 +82,14 @@ class HttpServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=5,
-            h11_max_incomplete_event_size=32 << 10,
+            timeout_keep_alive=int(limits.idle_s) + 1,  # the guard closes it before
+            timeout_graceful_shutdown=int(grace_s),
+            backlog=_BACKLOG,
         )
         self._listening = listening
         self._host = host
-        self._server = uvicorn.Server(config)
+        self._grace_s = grace_s
+        self._server = _GuardedServer(config, self.guard)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listening]}, name=name, daemon=True
         )
@@ -75,9 +115,9 @@ class HttpServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop accepting connections, and wait for running requests for a few seconds."""
+        """Stop accepting connections, and wait for running requests for `grace_s`."""
         self._server.should_exit = True
-        self._thread.join(_START_S)
+        self._thread.join(self._grace_s + _START_S)
         self._listening.close()
 
     def __enter__(self) -> Self:

@@ -1697,6 +1697,22 @@ class Log(Closeable):
             ```
         """
 
+    @abstractmethod
+    def notes(self, prefix: str) -> dict[str, str]:
+        """Read all notes whose names begin alike.
+
+        Args:
+            prefix: What the names begin with.
+
+        Returns:
+            The notes' texts by name.
+
+        Example:
+            ```python
+            log.notes("imported.")
+            ```
+        """
+
     # Maintenance
 
     @abstractmethod

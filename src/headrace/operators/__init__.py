@@ -12,6 +12,7 @@ The engine (`engine/shard.py`) and `headrace.testing` host kernels; `plan` build
 - `aggregates/`: aggregates per group, and `hr.agg`.
 - `windows/`: aggregates per group and window, `hr.late`, and window comparison.
 - `latest_rows`: the latest row of each key, by arrival or by event time.
+- `hold`: the rows of a table that have been there for a while (`for_` of alerts).
 - `top_rows`: the first rows of each group, and the distinct rows.
 - `joins/`: streams and tables, joined.
 - `patterns/`: sequences of rows (`match`).

@@ -44,6 +44,9 @@ Groups = npt.NDArray[np.uint8]
 UNSTARTED = -(2**63)
 """The watermark of an input that has had no row yet."""
 
+ENDED = 2**62
+"""The watermark when event time has ended: later than any event time, with room to add to it."""
+
 
 @dataclass(frozen=True)
 class Watermarks:
@@ -238,7 +241,10 @@ class CachingState(Protocol):
 
 @runtime_checkable
 class InspectableKernel(Protocol):
-    """A kernel that can render its stored state for people: `headrace state show` uses it."""
+    """A kernel that can render its stored state for people: `headrace state show` uses it. A
+    kernel with several kinds of entries has an `inspected_prefix`, by which the names of those
+    that are rendered begin; `keys` are without it.
+    """
 
     @property
     def key_fields(self) -> list[pa.Field]:
@@ -328,6 +334,20 @@ class AggregateFailed(InputError):
         self.aggregate = aggregate
         self.row = row
         self.trace = trace
+
+
+class PatternFull(InputError):
+    """A match in the making has as many rows, or goes on in as many ways, as it may."""
+
+    def __init__(self, *, step: str) -> None:
+        super().__init__(
+            f"The step {step!r} has a match in the making that goes on for more rows, or in more"
+            " ways, than it may.",
+            fix=(
+                "allow more with max_rows= or max_matches=, say within=, or let such"
+                ' beginnings be given up and counted with when_full="drop".'
+            ),
+        )
 
 
 class GroupFull(InputError):

@@ -1,5 +1,6 @@
 """The latest row of each key, as a table. Two kernels: `LatestKernel` keeps the row that arrived
-last, `NewestKernel` the row with the latest event time.
+last, or the one with the greatest value of a column, such as its event time; `NewestKernel` does
+so behind a join that corrects what it emitted.
 
 Example of `LatestKernel`, with the key `user`:
 
@@ -17,7 +18,7 @@ the new one: this is where the old one is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -38,6 +39,7 @@ from headrace.columnar.keys import as_array, encode_keys
 from headrace.columnar.lookup import group_start_mask, rank_keys, sort_order
 from headrace.columnar.segments import Segments, segment_rows
 from headrace.errors import NewerFormat
+from headrace.operators.aggregates.accumulator import rank_values
 from headrace.operators.changelog import (
     differs,
     fill_unchanged_values,
@@ -57,22 +59,32 @@ class LatestKernel:
     """Keeps the last row of each key, of a stream or of a table's topic. A `delete` of a table's
     topic, which may have nothing but the key, removes the row.
 
+    With `by`, for streams, a row that is older than the stored one by that column changes nothing,
+    and is counted (`older`). Of rows with equal values the last to arrive is the newest. Null is
+    older than every value.
+
     State of a key: version 1; the row.
     """
 
-    def __init__(self, step: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        self.step_name, self.schema, self.key = step, schema, tuple(key)
+    def __init__(
+        self, step: str, schema: pa.Schema, key: Sequence[str], *, by: str | None = None
+    ) -> None:
+        self.step_name, self.schema, self.key, self.by = step, schema, tuple(key), by
+        self.counts: dict[str, int] = {}
 
     @cached_property
     def output(self) -> pa.Schema:
         return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """1. Fill in values that a captured change left out. 2. Find the row of each key after each
-        tick. 3. Store. 4. Emit what changed.
+        """1. Fill in values that a captured change left out; leave out older rows. 2. Find the row
+        of each key after each tick. 3. Store. 4. Emit what changed.
         """
+        self.counts = {}
         if CHANGE_TYPE in rows.column_names:
             rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
+        elif self.by is not None and rows.num_rows:
+            rows = self._without_older(state, rows, self.by)
         if not rows.num_rows:
             return self.output.append(TICK_FIELD).empty_table()
         # 1. Rows of a captured table that are declared with `_marks`: a value that a change left
@@ -94,17 +106,51 @@ class LatestKernel:
         if CHANGE_TYPE in segments.rows.schema.names:
             is_delete = pc.equal(as_array(segments.rows.column(CHANGE_TYPE)).take(last), DELETE)
             encoded = pc.if_else(is_delete, pa.scalar(None, pa.binary()), encoded)
-        versions = _interleave(segments, state.get_array(segments.keys), encoded)
+        versions = _RowVersions(segments, state.get_array(segments.keys), encoded)
         # 3. Store.
-        state.put_array(segments.keys, take_bytes(versions, _last_versions(segments)))
+        state.put_array(segments.keys, versions.last())
         # 4. Emit.
-        exists = versions.is_valid().to_numpy(zero_copy_only=False)
-        emitted = segment_changes(segments, exists, _changed_mask(segments, versions))
-        columns = self._decode(take_bytes(versions, emitted.versions))
+        exists = versions.mask(_valid_mask)
+        emitted = segment_changes(segments, exists, versions.changed_mask())
+        columns = versions.columns(emitted.versions, structs, self._decode)
         ticks = pa.array(segments.ticks[emitted.segments], pa.int64())
         return pa.Table.from_arrays(
             [*columns, emitted.names(), ticks], schema=self.output.append(TICK_FIELD)
         )
+
+    def _without_older(self, state: KeyedState, rows: pa.Table, by: str) -> pa.Table:
+        """The rows that are the newest of their key when they arrive."""
+        ranked = rank_keys([encode_keys(rows, self.key)])
+        stored = state.get_array(ranked.keys)
+        stored_keys = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        index = self.schema.get_field_index(by)
+        stored_by = self._decode(stored.take(pa.array(stored_keys)))[index]
+        values = pa.concat_arrays([stored_by, as_array(rows.column(by))])
+        ranks = np.full(len(values), -1)
+        ranks[values.is_valid().to_numpy(zero_copy_only=False)] = rank_values(values.drop_null())[0]
+        # Stored rows come first, and rows of one key in order of arrival: the newest so far is a
+        # running maximum. The ranks of each key are shifted above those of the key before.
+        keys = np.concatenate([stored_keys, ranked.ranks[0]])
+        order = sort_order(keys, np.arange(len(keys)))
+        shifted = (ranks + keys * (int(ranks.max()) + 2))[order]
+        is_newest = np.empty(len(order), np.bool_)
+        is_newest[order] = shifted == np.maximum.accumulate(shifted)
+        is_newest = is_newest[len(stored_keys) :]
+        if is_newest.all():
+            return rows
+        self.counts["older"] = int(np.count_nonzero(~is_newest))
+        return rows.filter(pa.array(is_newest))
+
+    # Expiry: see `headrace.operators.expiry`
+
+    def forget(self, state: KeyedState, keys: pa.Array) -> None:
+        """Delete the rows of some keys."""
+        state.put_array(keys, pa.nulls(len(keys), pa.binary()))
+
+    def stored_rows(self, state: KeyedState, keys: pa.Array) -> pa.Table:
+        """The present rows of those of the keys that have one."""
+        values = state.get_array(keys).drop_null()
+        return pa.Table.from_arrays(self._decode(values), schema=self.schema)
 
     def _stored_rows(self, state: KeyedState, keys: pa.Table) -> pa.Table:
         values = state.get_array(encode_keys(keys, self.key)).drop_null()
@@ -173,14 +219,13 @@ class NewestKernel:
         encoded = concat_bytes(
             [slice_bytes(headers.reshape(-1), header_offsets), row_codec.encode_array(structs)]
         ).cast(pa.binary())
-        versions = _interleave(segments, state.get_array(segments.keys), encoded)
+        versions = _RowVersions(segments, state.get_array(segments.keys), encoded)
         # 3. Store.
-        state.put_array(segments.keys, take_bytes(versions, _last_versions(segments)))
+        state.put_array(segments.keys, versions.last())
         # 4. Emit.
-        emitted = segment_changes(
-            segments, _exists_mask(versions), _changed_mask(segments, versions)
-        )
-        columns = self._decode(take_bytes(versions, emitted.versions))
+        exists = versions.mask(_exists_mask)
+        emitted = segment_changes(segments, exists, versions.changed_mask())
+        columns = versions.columns(emitted.versions, structs, self._decode)
         ticks = pa.array(segments.ticks[emitted.segments], pa.int64())
         return pa.Table.from_arrays(
             [*columns, emitted.names(), ticks], schema=self.output.append(TICK_FIELD)
@@ -242,23 +287,68 @@ def _last_rows(segments: Segments, schema: pa.Schema) -> tuple[pa.Array, pa.Stru
     return last, pa.StructArray.from_arrays(columns, fields=list(schema))
 
 
-def _interleave(segments: Segments, stored: pa.Array, after: pa.Array) -> pa.Array:
-    """The stored value of each key, followed by its value after each tick."""
-    source = np.empty(segments.versions, np.int64)
-    source[segments.initial_versions] = np.arange(len(stored))
-    source[segments.after] = len(stored) + np.arange(len(segments))
-    return take_bytes(pa.concat_arrays([stored, after]), source)
+class _RowVersions:
+    """The values of each key: the stored one, followed by the one after each tick. They stay where
+    they are: values of rows that are not compared are not copied.
+    """
 
+    def __init__(self, segments: Segments, stored: pa.Array, after: pa.Array) -> None:
+        """Take the stored value of each key, and the value after each segment."""
+        self.segments, self.stored, self.after = segments, stored, after
+        self._source = np.empty(segments.versions, np.int64)
+        self._source[segments.initial_versions] = np.arange(len(stored))
+        self._source[segments.after] = len(stored) + np.arange(len(segments))
 
-def _last_versions(segments: Segments) -> Ints:
-    """The index of each key's version after its last tick."""
-    return np.append(segments.initial_versions[1:], segments.versions) - 1
+    def mask(self, exists: Callable[[pa.Array], Mask]) -> Mask:
+        """For each version what a function says of its value."""
+        return np.concatenate([exists(self.stored), exists(self.after)])[self._source]
 
+    def changed_mask(self) -> Mask:
+        """Which segments changed the value of their key."""
+        count = len(self.stored)
+        before = self._source[self.segments.after - 1]
+        is_valid = np.concatenate([_valid_mask(self.stored), _valid_mask(self.after)])
+        changed: Mask = is_valid[before] != is_valid[count:]
+        compared = np.flatnonzero(is_valid[before] & is_valid[count:])
+        is_stored = before[compared] < count
+        for which, values, first in (
+            (compared[is_stored], self.stored, 0),
+            (compared[~is_stored], self.after, count),
+        ):
+            if len(which):
+                changed[which] = differs(
+                    take_bytes(values, before[which] - first), take_bytes(self.after, which)
+                )
+        return changed
 
-def _changed_mask(segments: Segments, versions: pa.Array) -> Mask:
-    """Which ticks changed the value of their key."""
-    after = segments.after
-    return differs(take_bytes(versions, after - 1), take_bytes(versions, after))
+    def last(self) -> pa.Array:
+        """The value of each key after its last segment."""
+        if len(self.segments) == len(self.stored):
+            return self.after
+        ends = np.append(self.segments.firsts[1:], len(self.segments)) - 1
+        return take_bytes(self.after, ends)
+
+    def columns(
+        self,
+        versions: Ints,
+        rows: pa.StructArray,
+        decode: Callable[[pa.Array], list[pa.Array]],
+    ) -> list[pa.Array]:
+        """The columns of some versions: of stored rows as `decode` gives them, of the others from
+        `rows`, the row after each segment.
+        """
+        sources = self._source[versions]
+        is_stored = sources < len(self.stored)
+        stored = decode(take_bytes(self.stored, sources[is_stored]))
+        count = len(stored[0]) if stored else 0
+        index = np.where(is_stored, np.cumsum(is_stored) - 1, sources - len(self.stored) + count)
+        indices = pa.array(index)
+        return [
+            pa.concat_arrays([column, pc.struct_field(rows, number)]).take(indices)
+            if count
+            else pc.struct_field(rows, number).take(indices)
+            for number, column in enumerate(stored)
+        ]
 
 
 def _decode_rows(
@@ -276,6 +366,11 @@ def _decode_rows(
 
 def _delete_mask(rows: pa.Table) -> Mask:
     mask: Mask = pc.equal(as_array(rows.column(CHANGE_TYPE)), DELETE).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _valid_mask(values: pa.Array) -> Mask:
+    mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 

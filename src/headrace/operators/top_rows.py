@@ -43,6 +43,7 @@ from headrace.operators.joins.row_store import (
     SortKeys,
     StoredRows,
     concat_bytes,
+    delete_keys,
     large_offsets,
     slice_bytes,
     value_bytes,
@@ -61,9 +62,11 @@ _ORDER = "_order"
 # The order of rows as bytes
 
 
-def order_bytes(rows: pa.Table, by: Sequence[Order], key: Sequence[str]) -> pa.Array:
+def order_bytes(
+    rows: pa.Table, by: Sequence[Order], key: Sequence[str], *, key_by_length: bool = False
+) -> pa.Array:
     """The order of each row as bytes: by some columns, each ascending or descending, and by the
-    row's key where those are equal. Nulls come last either way.
+    row's key where those are equal. Nulls come last either way; in the key they come first.
 
     The bytes of a row are those of its columns, then its key:
 
@@ -71,6 +74,9 @@ def order_bytes(rows: pa.Table, by: Sequence[Order], key: Sequence[str]) -> pa.A
                           with 0, 255 for each 0 in them, and 0, 0 behind them
         descending        0, then the same bytes with every bit inverted
         null              1
+        a key             of one column, its bytes as a key; of several, for each column 0 for null,
+                          or 1 and the bytes of the value; with `key_by_length`, as earlier versions
+                          stored it, its bytes as a key, which do not sort as the values do
     """
     columns = []
     for name, is_descending in by:
@@ -85,8 +91,21 @@ def order_bytes(rows: pa.Table, by: Sequence[Order], key: Sequence[str]) -> pa.A
             source = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
             encoded = encoded.take(source).fill_null(b"")
         columns.append(encoded)
-    key_bytes = encode_keys(rows, key).cast(pa.binary()).cast(pa.large_binary())
-    return concat_bytes([*columns, key_bytes])
+    if len(key) == 1 or key_by_length:
+        columns.append(encode_keys(rows, key).cast(pa.binary()).cast(pa.large_binary()))
+    else:
+        columns += [part for name in key for part in _key_bytes(as_array(rows.column(name)))]
+    return concat_bytes(columns)
+
+
+def _key_bytes(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Whether each value is not null, and its bytes."""
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    encoded = _prefix_free_bytes(array.drop_null())
+    if not is_valid.all():
+        source = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
+        encoded = encoded.take(source).fill_null(b"")
+    return slice_bytes(is_valid.astype(np.uint8), np.arange(len(array) + 1)), encoded
 
 
 def _prefix_free_bytes(array: pa.Array) -> pa.Array:
@@ -116,7 +135,8 @@ def order_sort_keys(ordered: pa.Array) -> SortKeys:
 
 class TopKernel:
     """The first `n` rows by `by` of each group of `per`; without `per`, of the whole table. The
-    result has the table's columns and key.
+    result has the table's columns and key. `key_by_length` is for state of earlier versions: see
+    `order_bytes`.
     """
 
     def __init__(
@@ -128,6 +148,7 @@ class TopKernel:
         n: int,
         by: Sequence[Order],
         per: Sequence[str] = (),
+        key_by_length: bool = False,
     ) -> None:
         for name in (*key, *per, *(column for column, _ in by)):
             if name not in schema.names:
@@ -139,6 +160,7 @@ class TopKernel:
             )
         self.step_name, self.schema, self.n = step, schema, n
         self.key, self.by, self.per = tuple(key), tuple(by), tuple(per)
+        self.key_by_length = key_by_length
         self._stored_fields = pa.schema([pa.field(_ORDER, pa.large_binary()), *schema])
 
     @cached_property
@@ -157,7 +179,7 @@ class TopKernel:
         row_store = KeyedRowStore(
             self.step_name, state, ranked.keys, sections=1, registers=0, wide=True
         )
-        ordered = order_bytes(rows, self.by, self.key)
+        ordered = order_bytes(rows, self.by, self.key, key_by_length=self.key_by_length)
         sort_keys = order_sort_keys(ordered)
         touched_chunks = np.unique(row_store.sections[0].chunks_of(groups, sort_keys))
         needed = self.n + np.bincount(groups[is_removed], minlength=len(row_store))
@@ -190,6 +212,10 @@ class TopKernel:
         writer.replace(0, last_rows, groups, sort_keys)
         writer.save()
         return self._emit(versions, source, ticks, groups)
+
+    def forget(self, state: KeyedState, keys: pa.Array) -> None:
+        """Delete the rows of some groups."""
+        delete_keys(KeyedRowStore(self.step_name, state, keys, sections=1, registers=0, wide=True))
 
     def _emit(self, versions: Versions, source: SideRows, ticks: Ints, groups: Ints) -> pa.Table:
         """The changes of the first rows in order of tick, group and key. A row that leaves and

@@ -3,9 +3,9 @@
 Each read task reports the newest event time of every producer in every tick. From these reports and
 the stored state of the tick before, the shards (to emit windows) and the driver (to store and show
 watermarks) compute the same watermarks. A producer that is silent for longer than `idle_us` of tick
-time no longer holds the watermark back; when all are silent, the watermark follows the ticks. An
-input without a first row has no watermark yet. `engine/watermarks.py` carries this out; kernels see
-the result as `operators.kernel.Watermarks`.
+time no longer holds the watermark back; when all are silent, the watermark moves on with tick time
+from the newest event time. An input without a first row has no watermark yet.
+`engine/watermarks.py` carries this out; kernels see the result as `operators.kernel.Watermarks`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class WatermarkSpec:
     producer: str | None = None
     delay_us: int = 0
     idle_us: int = 60_000_000
-    max_ahead_us: int = 86_400_000_000
+    max_ahead_us: int = 0
+    """How far ahead of its append time a row may move the watermark."""
 
     @property
     def follows_ticks(self) -> bool:

@@ -8,6 +8,7 @@ expression gets a selection before it, which computes the expression.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,16 @@ from headrace.error_policy import DIVERT, NULL
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
 from headrace.expressions.expression import parse_expression
 from headrace.expressions.literals import quoted_name
-from headrace.operators.aggregates.specs import AggregateSpec, UnfitType
+from headrace.operators.aggregates.specs import (
+    ARRIVAL,
+    AggregateSpec,
+    UnfitType,
+    check_order,
+)
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.columns import Selection, check_columns, select_columns
-from headrace.plan.join_steps import DistinctStep, SettleStep, TopStep
+from headrace.plan.join_steps import DistinctStep, RankStep, SettleStep, TopStep
 from headrace.plan.plan import SelectStep, Step, UnionStep, time_column
 from headrace.types.schema import type_name
 
@@ -71,7 +77,7 @@ def bind_aggregates(
         _check_aggregate(name, spec, step, in_windows=in_windows, errors=errors, where=where)
     computed: dict[str, str] = {}
     bound = tuple(
-        (name, _bind(name, _with_time(name, spec, step, where=where), step, computed, where=where))
+        (name, _bind(name, _complete(name, spec, step, where=where), step, computed, where=where))
         for name, spec in aggregates.items()
     )
     results = [pa.field(name, spec.type) for name, spec in bound]
@@ -123,6 +129,42 @@ def _check_aggregate(
         )
 
 
+def _complete(name: str, spec: AggregateSpec, step: Step, *, where: str) -> AggregateSpec:
+    """An aggregate with the column of the time it goes by, and with its condition in its columns.
+    The condition is checked by itself, so that an error shows what was written.
+    """
+    if spec.kind == "count" and spec.column is not None:
+        _warn_of_counted_condition(name, spec.column, step, where=where)
+    if spec.where is not None:
+        cols.parse_condition(spec.where, step.schema, where=f"{where}, where= of {name!r}")
+    return _with_times(name, spec, step, where=where).conditional()
+
+
+def _warn_of_counted_condition(name: str, text: str, step: Step, *, where: str) -> None:
+    """Warn that a condition is counted where it is false, too. Columns are counted as asked for."""
+    expression = parse_expression(text, step.schema, where=f"{where}, aggregate {name!r}")
+    is_condition = expression.type is not None and pa.types.is_boolean(expression.type)
+    if is_condition and expression.column is None:
+        warnings.warn(
+            f"{name!r} of the step {where} counts every row on which {text!r} is not null, whether"
+            f" it is true or not. To count those for which it is true, write"
+            f" hr.agg.count(where={text!r}).",
+            stacklevel=2,
+        )
+
+
+def _with_times(name: str, spec: AggregateSpec, step: Step, *, where: str) -> AggregateSpec:
+    """An aggregate that goes by event time, with the column that it names or else the step's.
+    `first` and `last` go by arrival where there is none, or where they say so.
+    """
+    if spec.kind not in {"first", "last"}:
+        return _with_time(name, spec, step, where=where)
+    by = spec.option("by")
+    if by is None and (event_time := time_column(step)) is not None:
+        return replace(spec, options=(*spec.options, ("by", quoted_name(event_time.name))))
+    return spec.former() if by == ARRIVAL else spec
+
+
 def _with_time(name: str, spec: AggregateSpec, step: Step, *, where: str) -> AggregateSpec:
     """An aggregate that goes by event time, with the column that it names or else the step's."""
     if "time" not in dict(spec.options):
@@ -155,12 +197,36 @@ def _with_time(name: str, spec: AggregateSpec, step: Step, *, where: str) -> Agg
 def _bind(
     name: str, spec: AggregateSpec, step: Step, computed: dict[str, str], *, where: str
 ) -> AggregateSpec:
-    """The aggregate bound to its column. An expression gets a column of its own, which is noted in
-    `computed`.
+    """The aggregate bound to its column, and to those by which it compares rows. An expression gets
+    a column of its own, which is noted in `computed`.
     """
     if spec.column is None:
         return spec.bound(None, None)
-    expression = parse_expression(spec.column, step.schema, where=f"{where}, aggregate {name!r}")
+    column, kind = _column_of(spec.column, name, step, computed, where=where)
+    compared = [
+        (text, *_column_of(text, name, step, computed, where=where)) for text in spec.compared
+    ]
+    text = spec.column
+    try:
+        bound = spec.bound(column, kind)
+        for text, _, kind in compared:  # noqa: B007 - the error names the one that does not fit
+            check_order(kind)
+    except UnfitType as unfit:
+        raise UnfitColumn(
+            f"{name!r} of the step {where} is {spec}, but {text!r} is {type_name(kind)}.",
+            fix=f"{spec.kind} takes {unfit.fits}.",
+        ) from None
+    names = tuple(column for _, column, _ in compared)
+    replaced: dict[str, Any] = {"by": names[0], "more": names} if names else {}
+    options = tuple((option, replaced.get(option, value)) for option, value in bound.options)
+    return replace(bound, options=options)
+
+
+def _column_of(
+    text: str, name: str, step: Step, computed: dict[str, str], *, where: str
+) -> tuple[str, pa.DataType]:
+    """The column with the value of an expression, and its type."""
+    expression = parse_expression(text, step.schema, where=f"{where}, aggregate {name!r}")
     if expression.type is None:
         raise UnfitColumn(
             f"The type of {expression.text!r} in {name!r} of the step {where} is not known.",
@@ -174,17 +240,23 @@ def _bind(
         ):
             column += "_"
         computed[column] = expression.text
-    try:
-        return spec.bound(column, expression.type)
-    except UnfitType as unfit:
-        raise UnfitColumn(
-            f"{name!r} of the step {where} is {spec}, but {spec.column!r} is"
-            f" {type_name(expression.type)}.",
-            fix=f"{spec.kind} takes {unfit.fits}.",
-        ) from None
+    return column, expression.type
 
 
-# Rankings, distinct rows and unions of tables
+# Newest rows, rankings, distinct rows and unions of tables
+
+
+def newest_by(step: Step, by: str | None, *, where: str) -> str | None:
+    """The column by which `to_table` finds the newest row: the one that it names, or the event
+    time; None for arrival.
+    """
+    if by is None:
+        event_time = time_column(step)
+        return None if event_time is None else event_time.name
+    if by == ARRIVAL:
+        return None
+    (column,) = cols.key_columns(by, step.schema, where=where)
+    return column
 
 
 _TABLE_NUMBER = "_table"
@@ -202,18 +274,8 @@ def top_step(
     from headrace.operators.top_rows import MAX_TOP_ROWS
 
     where = table.step_label("top", name)
-    if not 1 <= n <= MAX_TOP_ROWS:
-        raise PlanError(
-            f"The step {where} asks for the first {n!r} rows.",
-            fix=f"ask for 1 to {MAX_TOP_ROWS:,}.",
-        )
-    orders = [by] if isinstance(by, str) else by
-    order = tuple(_parse_order(text, table, where=where) for text in orders)
-    if not order:
-        raise PlanError(
-            f"The step {where} names no order.",
-            fix='say by what rows are ordered: by="revenue", or by="name ASC".',
-        )
+    _check_count(n, MAX_TOP_ROWS, where=where)
+    order = _orders(by, table, where=where)
     groups = () if per is None else cols.key_columns(per, table.schema, where=where)
     step = TopStep(
         name=name or "",
@@ -226,6 +288,74 @@ def top_step(
         per=groups,
     )
     return step if set(groups) <= set(table.key) else settle_step(step)
+
+
+def ranked_step(
+    stream: Relation,
+    n: int,
+    by: str | Sequence[str],
+    per: str | Sequence[str] | None,
+    rank: str,
+    name: str | None,
+) -> Step:
+    """Check `stream.top(…)`, and make its step."""
+    from headrace.operators.ranked_rows import MAX_RANKED_ROWS, RANK_TYPE
+
+    where = stream.step_label("top", name)
+    _check_count(n, MAX_RANKED_ROWS, where=where)
+    groups = () if per is None else cols.key_columns(per, stream.schema, where=where)
+    ranked = pa.field(rank, RANK_TYPE, nullable=False)
+    return RankStep(
+        name=name or "",
+        inputs=(stream.step,),
+        schema=cols.with_column(stream.schema, ranked, where=where),
+        key=(*groups, rank),
+        is_table=True,
+        n=n,
+        order=_orders(by, stream, where=where),
+        per=groups,
+        rank=rank,
+    )
+
+
+def first_step(
+    stream: Relation, per: str | Sequence[str], by: str | None, name: str | None
+) -> Step:
+    """Check `stream.first(…)`, and make its step."""
+    where = stream.step_label("first", name)
+    groups = cols.key_columns(per, stream.schema, where=where)
+    column = newest_by(stream.step, by, where=where)
+    return RankStep(
+        name=name or "",
+        inputs=(stream.step,),
+        schema=stream.schema,
+        key=groups,
+        is_table=True,
+        n=1,
+        order=() if column is None else ((column, False),),
+        per=groups,
+        rank=None,
+    )
+
+
+def _check_count(n: Any, limit: int, *, where: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= limit:
+        raise PlanError(
+            f"The step {where} asks for the first {n!r} rows.", fix=f"ask for 1 to {limit:,}."
+        )
+
+
+def _orders(by: str | Sequence[str], rows: Relation, *, where: str) -> tuple[Order, ...]:
+    """The columns that rows are ordered by, of which there is at least one."""
+    order = tuple(
+        _parse_order(text, rows, where=where) for text in ([by] if isinstance(by, str) else by)
+    )
+    if not order:
+        raise PlanError(
+            f"The step {where} names no order.",
+            fix='say by what rows are ordered: by="revenue", or by="name ASC".',
+        )
+    return order
 
 
 def _parse_order(text: str, table: Relation, *, where: str) -> Order:

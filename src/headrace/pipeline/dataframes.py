@@ -20,6 +20,7 @@ from headrace.expressions.literals import quoted_text
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.relation import Relation
+from headrace.plan.join_steps import LookupStep
 from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
 from headrace.runtime.inputs import create_input, create_topics
 from headrace.runtime.run import address_of
@@ -51,6 +52,7 @@ class _FrameBuilder:
         if isinstance(step, TopicStep) and step.device_time is None:
             create_input(self.log, step, set(self.log.topics()))
             added = [f"`{TIMESTAMP_COLUMN}` AS `{step.processed_at}`"] if step.processed_at else []
+            added += [f"`{source}` AS `{name}`" for name, source in step.metadata]
             present = self.log.topic(step.topic).schema_history.present_name
             columns = [f"`{present(name)}` AS `{name}`" for name in step.stored_schema.names]
             return self._read(step.topic, step, columns + added)
@@ -94,6 +96,8 @@ class _FrameBuilder:
 
     def _not_supported(self, step: Step) -> NotSupported:
         reason = f"{step.path} ({step.operation}) keeps state"
+        if isinstance(step, LookupStep):
+            reason = f"{step.path} looks up the rows of a file"
         if isinstance(step, WhereStep):
             reason += ", as every condition on a table's changes does"
         name = self.rows.pipeline.name

@@ -13,17 +13,23 @@ from headrace.errors import UnknownOperation, nearest
 _WHERE = "write where('amount > 10')."
 _WITH_COLUMNS = "write with_columns(tax='amount * 0.2')."
 _GROUP_BY = "write group_by('region').aggregate(total=hr.agg.sum('amount'))."
+_FUNCTION = (
+    "write Spark SQL, as in with_columns(tax='amount * 0.2'), a function of hr.udf, or"
+    " map_batches(function, schema)."
+)
 _EXPRESSION = (
     "compute columns with Spark SQL, as in with_columns(tax='amount * 0.2'); for Python code per"
     " row use df(), and ingest the result."
 )
 _SELECT_REST = "select the columns that stay, as in select('order_id', 'amount')."
 _RENAME = "write select('*', 'amount AS total'), or select the columns under their new names."
-_ORDER = "rows of a stream have no order of their own; for a ranking use top(…) of a table."
+_ORDER = "rows of a stream have no order of their own; for a ranking use top(10, by=…)."
 _LIMIT = (
-    "a stream has no end; for the first rows by some order use top(…) of a table, for a look at a"
+    "a stream has no end; for the first rows by some order use top(10, by=…), for a look at a"
     " topic `headrace consume TOPIC --follow`."
 )
+_OVER = "write over('customer_id', rows=10).aggregate(mean=hr.agg.avg('amount'))."
+_LAG = "write over('customer_id').aggregate(previous=hr.over.lag('amount'))."
 _DEDUPE = "write dedupe(on='order_id', within='1 hour'), or to_table(key) for the newest row."
 _UNION = "write union(other)."
 _JOIN = "write join(other, on='customer_id')."
@@ -57,15 +63,14 @@ REPLACEMENTS: Mapping[str, str] = {
     "aggregate": _GROUP_BY,
     "count": "write group_by('region').aggregate(n=hr.agg.count()).",
     "sum": _GROUP_BY,
-    "map": _EXPRESSION,
-    "flatMap": _EXPRESSION,
-    "apply": _EXPRESSION,
-    "transform": _EXPRESSION,
-    "mapInArrow": _EXPRESSION,
-    "mapInPandas": _EXPRESSION,
+    "map": _FUNCTION,
+    "flatMap": "use flat_map(function, schema).",
+    "apply": _FUNCTION,
+    "transform": _FUNCTION,
+    "mapInArrow": "use map_batches(function, schema).",
+    "mapInPandas": "use map_batches(function, schema); to_pandas() makes a frame of the table.",
     "foreach": _EXPRESSION,
     "foreachBatch": "use pipeline.sink(…), or df() for a DataFrame of Spark.",
-    "explode": "use df() for operations that make several rows of one, and ingest the result.",
     "drop": _SELECT_REST,
     "fillna": "write with_columns(amount='coalesce(amount, 0.0)').",
     "dropna": "write where('amount IS NOT NULL').",
@@ -80,15 +85,22 @@ REPLACEMENTS: Mapping[str, str] = {
     "limit": _LIMIT,
     "head": _LIMIT,
     "take": _LIMIT,
-    "top": "a stream has no top rows: write to_table(key).top(10, by='amount').",
-    "nlargest": "write to_table(key).top(10, by='amount').",
+    "nlargest": "write top(10, by='amount').",
     "merge": _JOIN,
     "crossJoin": _JOIN,
     "unionAll": _UNION,
     "unionByName": _UNION,
     "concat": _UNION,
     "append": _UNION,
-    "rolling": _WINDOW,
+    "rolling": _OVER,
+    "expanding": _OVER,
+    "shift": _LAG,
+    "lag": _LAG,
+    "lead": _LAG,
+    "diff": _LAG,
+    "row_number": _OVER,
+    "rank": _OVER,
+    "cumsum": _OVER,
     "resample": _WINDOW,
     "withWatermark": _WATERMARK,
     "write": _WRITE,
@@ -112,9 +124,8 @@ REPLACEMENTS: Mapping[str, str] = {
     "keyBy": "write key_by('customer_id').",
     "groupByKey": _GROUP_BY,
     "selectKey": "write key_by('customer_id').",
-    "mapValues": _EXPRESSION,
+    "mapValues": _FUNCTION,
     "peek": "write the rows to a topic with pipeline.write(…), and look at that.",
-    "process": _EXPRESSION,
     "assignTimestampsAndWatermarks": _WATERMARK,
     "to": _WRITE,
     "sinkTo": _WRITE,

@@ -16,15 +16,26 @@ import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import to_us
-from headrace.errors import PlanError, StreamOnly
+from headrace.errors import PlanError, StreamOnly, UnfitColumn
+from headrace.expressions.expression import parse_expression
+from headrace.expressions.literals import quoted_name
 from headrace.pipeline.aggregates import settle_step
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
-from headrace.plan.join_steps import CORRECT, WAIT, HistoryStep, JoinStep, NewestStep
-from headrace.plan.plan import KeyByStep, Step, TopicStep, time_column
+from headrace.plan.join_steps import (
+    CORRECT,
+    UNBOUNDED_US,
+    WAIT,
+    HistoryStep,
+    JoinStep,
+    LookupStep,
+    NewestStep,
+)
+from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
+    from headrace.operators.file_table import FileTable
     from headrace.operators.joins.sides import ResultColumn, Side
 
 
@@ -39,10 +50,17 @@ class Bounds:
     within: Duration | None = None
     before: Duration | None = None
     after: Duration | None = None
+    since: str | None = None
+    until: str | None = None
 
     @property
     def is_declared(self) -> bool:
-        return self.within is not None or self.before is not None or self.after is not None
+        return self.has_row_bounds or not (self.within is self.before is self.after is None)
+
+    @property
+    def has_row_bounds(self) -> bool:
+        """Whether bounds are columns or expressions of the left rows."""
+        return self.since is not None or self.until is not None
 
     def to_us(self, *, where: str) -> tuple[int, int]:
         """Microseconds before and after the left row."""
@@ -50,7 +68,10 @@ class Bounds:
             raise PlanError(
                 f"The step {where} joins two streams without a bound: every row would have to be"
                 " kept for ever.",
-                fix='say how far apart rows may be: within="1 hour", or before= and after=.',
+                fix=(
+                    'say how far apart rows may be: within="1 hour", or before= and after=, or'
+                    ' until="expires", a column.'
+                ),
             )
         if self.within is not None:
             if self.before is not None or self.after is not None:
@@ -62,6 +83,8 @@ class Bounds:
             return within_us, within_us
         before_us = _signed_us(self.before, what=f"before of the step {where}")
         after_us = _signed_us(self.after, what=f"after of the step {where}")
+        if self.until is not None and self.after is None:
+            after_us = UNBOUNDED_US
         if before_us + after_us < 0:
             raise PlanError(
                 f"The step {where} joins rows from {self.before} before to {self.after} after: no"
@@ -147,6 +170,12 @@ def join_step(
     its changes where one key's changes may come from several shards.
     """
     where = left.step_label("join", name)
+    from headrace.operators.file_table import FileTable
+
+    if isinstance(other, FileTable):
+        keys = _chosen_columns(on, left_on, right_on, where=where)
+        plain = not bounds.is_declared and late_versions == WAIT
+        return _lookup_step(left, other, keys, how, suffix, name, where=where, plain=plain)
     versions = other if isinstance(other, AsOf) else None
     right = versions.table if versions is not None else other
     if not isinstance(right, Relation):
@@ -160,8 +189,11 @@ def join_step(
             fix="write one of them to a topic, and read that topic here.",
         )
     _check_kinds(left.step, right.step, how, bounds, where=where)
-    left_columns, right_columns = _join_columns(
-        left.step, right.step, on, left_on, right_on, where=where
+    left_on, right_on = _chosen_columns(on, left_on, right_on, where=where)
+    left_step, left_columns = _with_key_columns(left.step, left_on, where=where)
+    right_step, right_columns = _with_key_columns(right.step, right_on, where=where)
+    _check_join_columns(
+        left_step.schema, right_step.schema, left_columns, right_columns, where=where
     )
     if versions is None and late_versions != WAIT:
         raise PlanError(
@@ -170,8 +202,15 @@ def join_step(
         )
     of_streams = not left.step.is_table and not right.step.is_table
     before_us, after_us = bounds.to_us(where=where) if of_streams else (0, 0)
-    left_side = _side(left.step, left_columns, needs_time=of_streams, where=where)
-    right_side = _side(right.step, right_columns, needs_time=of_streams, where=where)
+    left_step, row_bounds = _row_bounds(left_step, how, bounds, where=where)
+    left_side = _side(left_step, left_columns, needs_time=of_streams, where=where)
+    right_side = _side(right_step, right_columns, needs_time=of_streams, where=where)
+    if of_streams and how in {"right", "full"} and left_side.shift_us != right_side.shift_us:
+        raise PlanError(
+            f"The step {where} joins windows with rows how={how!r}: a result's event time would"
+            " be a window's last microsecond or a row's own time.",
+            fix='join how="inner" or how="left".',
+        )
     corrects = versions is not None and late_versions == CORRECT
     if versions is not None:
         _check_versions(
@@ -181,21 +220,26 @@ def join_step(
         right_side = replace(right_side, time=_valid_from(right.step, where=where))
     step = JoinStep(
         name=name or "",
-        inputs=(left.step, right.step),
+        inputs=(left_step, right_step),
         schema=pa.schema([]),
         key=(),
         is_table=left.step.is_table or corrects,
         left=left_side,
         right=right_side,
-        columns=_result_columns(left_side, right_side, how, suffix, where=where),
+        columns=tuple(
+            column
+            for column in _result_columns(left_side, right_side, how, suffix, where=where)
+            if column[1] in (right if column[0] == "right" else left).schema.names
+        ),
         how=how,
         before_us=before_us,
         after_us=after_us,
+        since=row_bounds.get("since"),
+        until=row_bounds.get("until"),
         history_us=None if versions is None else versions.history_us,
         late_versions=late_versions,
     )
     step = _with_result_schema(step, where=where)
-    _check_null_keys(step, where=where)
     if versions is not None and corrects:
         return NewestStep(
             inputs=(step,),
@@ -208,6 +252,59 @@ def join_step(
     if step.kind == "table-table" and not _join_key_is_in_result_key(step):
         return settle_step(step)
     return step
+
+
+def _lookup_step(
+    left: Relation,
+    file: FileTable,
+    keys: tuple[Names, Names],
+    how: str,
+    suffix: str | None,
+    name: str | None,
+    *,
+    where: str,
+    plain: bool,
+) -> Step:
+    """The step of a join with a table in a file."""
+    from headrace.operators.joins.sides import JoinColumns, Side
+
+    if left.step.is_table:
+        raise StreamOnly(
+            f"The step {where} joins the table {left.step.path} with a file.",
+            fix="join the stream that the table is made of, before it becomes a table.",
+        )
+    if how not in {"inner", "left"} or not plain:
+        raise PlanError(
+            f"The step {where} joins a file with how={how!r}, a time bound or late_versions.",
+            fix='choose how="inner" or how="left"; a file has no time.',
+        )
+    left_step, left_on = _with_key_columns(left.step, keys[0], where=where)
+    right_on = cols.key_columns(keys[1], file.schema, where=where)
+    _check_join_columns(left_step.schema, file.schema, left_on, right_on, where=where)
+    if set(right_on) != set(file.key):
+        raise PlanError(
+            f"The step {where} joins {file.path} on {', '.join(right_on)}, and its key is"
+            f" {', '.join(file.key)}.",
+            fix="join on the file's whole key, or declare it with another.",
+        )
+    sides = Side(left_step.schema, left_on), Side(file.schema, right_on)
+    columns = tuple(
+        column
+        for column in _result_columns(*sides, how, suffix, where=where)
+        if column[0] == "right" or column[1] in left.schema.names
+    )
+    by_key = dict(zip(right_on, left_on, strict=True))
+    schema = JoinColumns(where, *sides, columns, how).schema
+    return LookupStep(
+        name=name or "",
+        inputs=(left_step,),
+        schema=cols.check_columns(schema, where=f"The step {where}"),
+        key=left.key,
+        file=file,
+        on=tuple(by_key[column] for column in file.key),
+        columns=columns,
+        how=how,
+    )
 
 
 # Checks of both sides
@@ -238,20 +335,14 @@ def _check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: st
     if bounds.is_declared and (left.is_table or right.is_table):
         raise PlanError(
             f"The step {where} has a time bound, but a table has no end.",
-            fix="leave out within=, before= and after=.",
+            fix="leave out within=, before=, after=, since= and until=.",
         )
 
 
-def _join_columns(
-    left: Step,
-    right: Step,
-    on: Names | None,
-    left_on: Names | None,
-    right_on: Names | None,
-    *,
-    where: str,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of either side that must be equal."""
+def _chosen_columns(
+    on: Names | None, left_on: Names | None, right_on: Names | None, *, where: str
+) -> tuple[Names, Names]:
+    """The columns of either side that must be equal, as they were written."""
     if on is not None and left_on is None and right_on is None:
         left_on = right_on = on
     elif on is not None or left_on is None or right_on is None:
@@ -259,16 +350,56 @@ def _join_columns(
             f"The step {where} does not say on what to join.",
             fix='write on="customer_id", or left_on= and right_on= where names differ.',
         )
-    left_columns = cols.key_columns(left_on, left.schema, where=where)
-    right_columns = cols.key_columns(right_on, right.schema, where=where)
+    return left_on, right_on
+
+
+def _with_key_columns(step: Step, on: Names, *, where: str) -> tuple[Step, tuple[str, ...]]:
+    """A side with the columns that it is joined on, and their names. An expression becomes a
+    column, which the result does not have.
+    """
+    names: list[str] = []
+    computed: list[str] = []
+    for text in [on] if isinstance(on, str) else on:
+        if text in step.schema.names or not cols.is_expression(text):
+            names.append(text)
+            continue
+        expression = parse_expression(text, step.schema, where=f"{where}, on {text!r}")
+        name = expression.column
+        if name is None:
+            name = f"on_{len(names)}"
+            while name in step.schema.names:
+                name += "_"
+            computed.append(f"{text} AS {quoted_name(name)}")
+        names.append(name)
+    if computed:
+        selection = cols.add_columns(step, computed, {}, where=where)
+        step = SelectStep(
+            inputs=(step,),
+            schema=selection.schema,
+            key=step.key,
+            is_table=step.is_table,
+            columns=selection.columns,
+        )
+    return step, cols.key_columns(names, step.schema, where=where)
+
+
+def _check_join_columns(
+    left: pa.Schema,
+    right: pa.Schema,
+    left_columns: tuple[str, ...],
+    right_columns: tuple[str, ...],
+    *,
+    where: str,
+) -> None:
+    """Raise if the columns of both sides cannot be compared."""
     if len(left_columns) != len(right_columns):
         raise PlanError(
             f"The step {where} joins {len(left_columns)} columns with {len(right_columns)}.",
             fix="name as many in left_on= as in right_on=.",
         )
     for left_name, right_name in zip(left_columns, right_columns, strict=True):
-        left_type = left.schema.field(left_name).type
-        right_type = right.schema.field(right_name).type
+        left_type = left.field(left_name).type
+        right_type = right.field(right_name).type
         if left_type != right_type:
             raise PlanError(
                 f"The step {where} joins {left_name!r}, which is {type_name(left_type)}, with"
@@ -278,7 +409,49 @@ def _join_columns(
                     f" {type_name(left_type)})')."
                 ),
             )
-    return left_columns, right_columns
+
+
+def _row_bounds(left: Step, how: str, bounds: Bounds, *, where: str) -> tuple[Step, dict[str, str]]:
+    """The left rows with the columns of their own bounds, and the names of these by argument. A
+    bound that is an expression becomes a column, which the result does not have.
+    """
+    if not bounds.has_row_bounds:
+        return left, {}
+    if how != "inner":
+        raise PlanError(
+            f"The step {where} has since= or until=, and joins how={how!r}.",
+            fix='leave out how= (it is "inner"), or bound all rows alike with before= and after=.',
+        )
+    time = time_column(left)
+    names: dict[str, str] = {}
+    computed: list[str] = []
+    for argument, text in (("since", bounds.since), ("until", bounds.until)):
+        if text is None:
+            continue
+        expression = parse_expression(text, left.schema, where=f"{where}, {argument}=")
+        kind = expression.type
+        if time is not None and kind != (expected := left.schema.field(time.name).type):
+            found = "of unknown type" if kind is None else type_name(kind)
+            raise UnfitColumn(
+                f"{argument}={text!r} of the step {where} is {found}, and the event time"
+                f" {time.name!r} is {type_name(expected)}.",
+                fix=f"give a {type_name(expected)}, such as a column or {time.name} + INTERVAL 1"
+                " HOUR.",
+            )
+        name = expression.column
+        if name is None:
+            name = f"{argument}_of"
+            while name in left.schema.names:
+                name += "_"
+            computed.append(f"{text} AS {quoted_name(name)}")
+        names[argument] = name
+    if not computed:
+        return left, names
+    selection = cols.add_columns(left, computed, {}, where=where)
+    step = SelectStep(
+        inputs=(left,), schema=selection.schema, key=left.key, columns=selection.columns
+    )
+    return step, names
 
 
 def _side(step: Step, on: tuple[str, ...], *, needs_time: bool, where: str) -> Side:
@@ -290,35 +463,9 @@ def _side(step: Step, on: tuple[str, ...], *, needs_time: bool, where: str) -> S
             f"The step {where} joins two streams, and {step.path} has no event time.",
             fix='declare its topic with event_time=hr.EventTime("placed_at").',
         )
-    if time is not None and time.shift_us and not step.is_table:
-        raise PlanError(
-            f"The step {where} joins {step.path}, whose event time is computed.",
-            fix="write it to a topic and read that with an event time.",
-        )
-    return Side(
-        step.schema,
-        on,
-        step.key if step.is_table else (),
-        None if time is None or step.is_table else time.name,
-    )
-
-
-def _check_null_keys(step: JoinStep, *, where: str) -> None:
-    """Rows with a null in their join key meet nothing. Where the join key is the result's key too,
-    a row of either side could have the same one.
-    """
-    merged = {name for kind, _, name in step.columns if kind == "key"}
-    if (
-        step.kind == "table-table"
-        and step.how == "full"
-        and set(step.key) <= merged
-        and all(table.key_may_be_null for table in step.inputs)
-    ):
-        raise PlanError(
-            f"The step {where} joins tables in whose keys there can be nulls, which meet nothing:"
-            " of either side there could be a row with the same key.",
-            fix='choose how="left", or join tables whose keys have no nulls.',
-        )
+    if time is None or step.is_table:
+        return Side(step.schema, on, step.key if step.is_table else ())
+    return Side(step.schema, on, (), time.name, time.shift_us)
 
 
 # Columns and key of the result
@@ -432,7 +579,7 @@ def _check_versions(
             f"The step {where} has late_versions={late_versions!r}.",
             fix='choose "wait" or "correct".',
         )
-    if left_side.time != versions.column:
+    if left_side.time != versions.column or left_side.shift_us:
         raise PlanError(
             f"The step {where} looks up as of {versions.column!r}, and the event time of"
             f" {left.path} is {left_side.time!r}.",

@@ -117,6 +117,7 @@ class MatchOptions:
     max_rows: int = MAX_ROWS
     max_matches: int = MAX_MATCHES
     when_full: str = DROP
+    order_by: str | Sequence[str] = ()
 
 
 def match_step(
@@ -131,6 +132,7 @@ def match_step(
     where = stream.step_label("match", name)
     over = require_event_time(stream.step, where=where)
     late = check_match_options(options, where)
+    ties = tie_order(stream.schema, options.order_by, where)
     if not patterns:
         raise PlanError(f"The step {where} has no patterns.", fix="give at least one.")
     specs = tuple((key, _pattern_spec(key, text, options, where)) for key, text in patterns.items())
@@ -149,6 +151,7 @@ def match_step(
         compiled_patterns,
         bits,
         over,
+        {name for name, _ in ties},
         keeps_all=options.rows == ALL_ROWS or isinstance(late, Divert),
     )
     step = MatchStep(
@@ -165,6 +168,7 @@ def match_step(
         late=late,
         timed_out=options.timed_out,
         when_full=options.when_full,
+        tie_order=ties,
     )
     return replace(step, name=name or "", schema=match_result_schema(step, where))
 
@@ -219,6 +223,31 @@ def check_match_options(options: MatchOptions, where: str) -> LatePolicy:
                 f"The step {where} has {what}={number!r}.", fix="give from 1 to 1,000,000."
             )
     return late
+
+
+def tie_order(
+    schema: pa.Schema, order_by: str | Sequence[str], where: str
+) -> tuple[tuple[str, bool], ...]:
+    """By which columns rows of one time are ordered, and whether each descends."""
+    found: list[tuple[str, bool]] = []
+    for text in [order_by] if isinstance(order_by, str) else order_by:
+        name, direction = text.strip(), ""
+        if name not in schema.names:
+            name, direction = [*name.rsplit(None, 1), ""][:2]
+        if name not in schema.names:
+            raise UnknownColumn(name, schema.names, where=f"The input of the step {where}")
+        if direction.lower() not in {"", "asc", "desc"}:
+            raise PlanError(
+                f"The step {where} orders by {text!r}.", fix='write a column, or "column desc".'
+            )
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind):
+            raise PlanError(
+                f"The step {where} orders by {name!r}, which is {type_name(kind)}.",
+                fix="order by columns of plain types.",
+            )
+        found.append((name, direction.lower() == "desc"))
+    return tuple(found)
 
 
 def _pattern_spec(name: str, text: PatternText, options: MatchOptions, where: str) -> PatternSpec:
@@ -276,6 +305,7 @@ def _conditions_step(
     patterns: Sequence[CompiledPattern],
     bits: tuple[tuple[str, str], ...],
     over: TimeColumn,
+    ordered_by: set[str],
     *,
     keeps_all: bool,
 ) -> Step:
@@ -284,7 +314,7 @@ def _conditions_step(
     """
     if not bits:
         return step
-    needed = {*step.key, over.name, over.producer}
+    needed = {*step.key, over.name, over.producer, *ordered_by}
     needed |= {column for pattern in patterns for column in pattern.columns}
     kept = [field for field in step.schema if keeps_all or field.name in needed]
     schema = pa.schema([*kept, *(pa.field(name, pa.bool_()) for name, _ in bits)])
@@ -298,7 +328,7 @@ def _conditions_step(
 
 def _needs_every_row(pattern: CompiledPattern) -> bool:
     """Whether a row that no condition fits matters to the pattern: rows must follow each other
-    directly, it looks back at rows, or a symbol matches any row.
+    directly, it looks back at rows, a symbol matches any row, or no row at all is a match, too.
     """
     defined = {definition.symbol for definition in pattern.definitions if definition.by_row}
     text = pattern.automaton.pattern
@@ -306,6 +336,7 @@ def _needs_every_row(pattern: CompiledPattern) -> bool:
         pattern.automaton.is_strict
         or bool(pattern.look_back_rows)
         or text.is_anchored
+        or pattern.automaton.may_be_empty
         or not set(text.symbols) <= defined
     )
 
@@ -352,6 +383,7 @@ def rule_match_step(
         late=late,
         timed_out=options.timed_out,
         when_full=options.when_full,
+        tie_order=tie_order(stream.schema, options.order_by, where),
         measures=tuple((measures or {}).items()),
         after_match=after_match,
         max_rules=max_rules,

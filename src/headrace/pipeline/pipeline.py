@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headrace.columnar.columns import SYSTEM_FIELDS
 from headrace.errors import (
     CyclicPlan,
     DuplicateStep,
@@ -28,14 +29,16 @@ from headrace.log.topic_config import declared_topic
 from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, questions_topic
 from headrace.names import check_name
 from headrace.operators.load_shedding import ShedPolicy
-from headrace.pipeline.stream import Rows, Stream, Table
+from headrace.pipeline.stream import Rows, Stream, Table, positive_us
 from headrace.pipeline.view import View, plan_bundle
 from headrace.pipeline.windows import RESERVED, check_side_outputs
 from headrace.plan.columns import check_columns
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
+from headrace.plan.join_steps import HoldStep
 from headrace.plan.names import with_names
 from headrace.plan.plan import (
     Ingest,
+    KeepStep,
     Output,
     PipelinePlan,
     Settings,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from headrace.runtime.run import OnStatus
     from headrace.runtime.services import OnAlert, OnReady
     from headrace.serve.server import Server
+    from headrace.sources.base import Source
 
 MAX_KEPT_CHANGES = 100_000_000
 
@@ -108,7 +112,9 @@ class Pipeline:
         self.captures: dict[str, Capture] = {}
         """Internal: the captures that run with the pipeline, by name."""
         self.sinks: dict[str, Sink] = {}
-        """Internal: the sinks, by the derived topic that each follows."""
+        """Internal: the sinks, by the derived topic that each follows, or by name if it `follows`
+        an input's topic.
+        """
         self.gateways: dict[str, Gateway] = {}
         """Internal: the gateways that run with the pipeline, by name."""
         self.alerts: dict[str, Alert] = {}
@@ -126,6 +132,7 @@ class Pipeline:
         schema: str,
         key: str | Sequence[str] | None = None,
         event_time: EventTime | ProcessingTime | str | None = None,
+        metadata: Mapping[str, str] | None = None,
         partitions: int = 1,
         shed: ShedPolicy | None = None,
         **settings: Any,
@@ -139,6 +146,9 @@ class Pipeline:
             key: The column or columns that it is partitioned by.
             event_time: The column with the event time, or `hr.EventTime(…)`, `hr.device_time(…)`
                 or `hr.processing_time()`.
+            metadata: Columns to add with what the log knows of a row, by their names: its
+                `"_partition"`, `"_offset"` or `"_timestamp"`, the time at which it was appended.
+                Partition and offset tell rows apart that are otherwise equal.
             partitions: The number of partitions, if it is created.
             shed: `hr.shed(…)`: which rows are dropped, and counted, when too many wait.
             **settings: Settings of `create_topic` for a topic that is created: `retention`,
@@ -165,7 +175,16 @@ class Pipeline:
             )
             ```
         """
-        step = self._add_input(name, schema, key, event_time, partitions, settings, is_table=False)
+        step = self._add_input(
+            name,
+            schema,
+            key,
+            event_time,
+            partitions,
+            settings,
+            is_table=False,
+            metadata=tuple((metadata or {}).items()),
+        )
         if shed is not None:
             _check_shed(shed, step.stored_schema, where=f"The topic {name!r}")
             step = self._inputs[name] = replace(step, shed=shed)
@@ -259,12 +278,36 @@ class Pipeline:
                 f"Two captures have the name {capture.name!r}.",
                 fix="give one of them another name, with name=….",
             )
-        topic = topic_name(table, capture.prefix)
+        topic = topic_name(table, capture.prefix, capture.topic)
         step = self._add_input(
             topic, schema, key, event_time, capture.partitions, {}, is_table=True
         )
         step = self._inputs[topic] = replace(step, captured_by=capture.name)
         return Table(self, step)
+
+    def source(self, source: Source) -> None:
+        """Read rows by a source as long as the pipeline runs. A run that is to catch up reads what
+        is there first.
+
+        Args:
+            source: A source of `hr.sources`, into a topic that was declared with `topic` or
+                `table`.
+
+        Raises:
+            PlanError: Its topic was not declared.
+            DuplicateStep: Another source or capture has the same name.
+
+        Example:
+            ```python
+            shop.source(hr.sources.directory("incoming", topic="orders"))
+            ```
+        """
+        self._declared_input(source.topic)
+        if self.captures.setdefault(source.name, source) is not source:
+            raise DuplicateStep(
+                f"Two sources or captures have the name {source.name!r}.",
+                fix="give one of them another name, with name=….",
+            )
 
     def gateway(self, gateway: Gateway) -> None:
         """Receive rows through a gateway as long as the pipeline runs.
@@ -397,7 +440,8 @@ class Pipeline:
         Args:
             name: The topic's name.
             rows: A stream or table of this pipeline.
-            partitions: The number of partitions.
+            partitions: The number of partitions. Rows with a key go by it; those without one go by
+                the partition that they came from, and keep its order.
             **settings: Settings of the topic, as in `topic` and `table`.
 
         Raises:
@@ -426,7 +470,14 @@ class Pipeline:
             name=name, input=step, partitions=partitions, settings=_sorted_settings(settings)
         )
 
-    def view(self, name: str, rows: Table, *, keep_changes: int | None = None) -> View:
+    def view(
+        self,
+        name: str,
+        rows: Table,
+        *,
+        keep_changes: int | None = None,
+        keep: Duration | None = None,
+    ) -> View:
         """Keep a table as a view, which is read by key, by range and by SQL, and followed.
 
         Args:
@@ -434,6 +485,10 @@ class Pipeline:
             rows: A table of this pipeline.
             keep_changes: How many of the newest changes are kept, 100,000 by default. A reader can
                 resume following, or read an earlier tick, as far back as these reach.
+            keep: How long rows stay in the view. Where the table's key has the end of a window, a
+                row goes when the watermark is that much later; otherwise when its newest change is
+                that long ago, in tick time. Followers see it deleted. Other outputs of the same
+                table keep it. By default rows stay until the table deletes them.
 
         Returns:
             The view, for reading it from Python once the pipeline has run. In a notebook it shows
@@ -442,7 +497,7 @@ class Pipeline:
         Raises:
             StreamOnly: `rows` is a stream.
             DuplicateStep: Another output has the same name.
-            PlanError: The name or `keep_changes` cannot be used.
+            PlanError: The name, `keep_changes` or `keep` cannot be used.
 
         Example:
             ```python
@@ -464,6 +519,14 @@ class Pipeline:
                     " group_by(…).aggregate(…) one row for each group."
                 ),
             )
+        if keep is not None:
+            step = KeepStep(
+                inputs=(step,),
+                schema=step.schema,
+                key=step.key,
+                is_table=True,
+                keep_us=positive_us(keep, f"time that the view {name!r} keeps rows"),
+            )
         self._outputs[name] = ViewOutput(name=name, input=step, keep_changes=keep_changes)
         return View(self, name)
 
@@ -479,16 +542,21 @@ class Pipeline:
         """Keep another system equal to a table, or append a stream's rows to it, as long as the
         pipeline runs.
 
+        The sink follows a derived topic that the rows are written to. An input is in a topic
+        already: its sink follows that topic, with the columns that the pipeline declares.
+
         Args:
             sink: A sink of `hr.sinks`.
             rows: A stream or table of this pipeline.
             topic: The derived topic that the rows are written to and that the sink follows; named
-                after the sink's table if left out.
-            partitions: The number of partitions of that topic.
-            **settings: Settings of that topic, as in `write`.
+                after the sink's table if left out. A topic that `write` writes the same rows to is
+                followed as it is. Of an input, it asks for a copy.
+            partitions: The number of partitions of the derived topic.
+            **settings: Settings of the derived topic, as in `write`.
 
         Raises:
-            PlanError: `sink` is no sink, or nothing says what its rows are called there.
+            PlanError: `sink` is no sink, nothing says what its rows are called there, or settings
+                are given for the topic of an input.
             DuplicateStep: Another output has the same name.
 
         Example:
@@ -504,14 +572,44 @@ class Pipeline:
                     " table='revenue'), revenue)."
                 ),
             )
-        if topic is None and sink.name is None and sink.table is None:
+        stored = _stored_topic(rows) if topic is None else None
+        if topic is None and sink.name is None and sink.table is None and stored is None:
             raise PlanError(
                 f"The sink ({sink.kind}) does not say what its rows are called there.",
                 fix="give it table=….",
             )
-        name = topic or sink.name or f"{sink.table}.{sink.kind}"
-        self.write(name, rows, partitions=partitions, **settings)
+        called = sink.table or (stored.topic if stored is not None else "")
+        name = topic or sink.name or f"{called}.{sink.kind}"
+        if name in self.sinks:
+            raise DuplicateStep(
+                f"Two sinks have the name {name!r}.", fix="give one of them another name=…."
+            )
+        if stored is not None:
+            given = [*settings, *(["partitions"] if partitions != 1 else [])]
+            if given:
+                raise PlanError(
+                    f"The sink {name!r} follows the input topic {stored.topic!r}, which has"
+                    f" settings of its own: {', '.join(given)} cannot be given here.",
+                    fix=(
+                        f"leave out {', '.join(given)}; or give topic=… for a copy of the rows with"
+                        " these settings."
+                    ),
+                )
+            self._check_output(name, rows, "sink")
+            sink = replace(
+                sink,
+                follows=stored.topic,
+                columns=tuple(stored.schema.names),
+                default_name=name,
+            )
+        elif not self._is_written(name, rows):
+            self.write(name, rows, partitions=partitions, **settings)
         self.sinks[name] = sink
+
+    def _is_written(self, topic: str, rows: Stream | Table) -> bool:
+        """Whether `write` has rows written to a topic already."""
+        output = self._outputs.get(topic)
+        return isinstance(output, TopicOutput) and output.input is rows.step
 
     def alert(
         self,
@@ -521,6 +619,7 @@ class Pipeline:
         to: AlertReceiver | Sequence[AlertReceiver] = (),
         every: Duration = "0 seconds",
         by: str | Sequence[str] = (),
+        for_: Duration = "0 seconds",
     ) -> None:
         """Notify somebody of rows as long as the pipeline runs. Of a table, a row that is inserted
         fires and one that is deleted resolves; of a stream, each row fires.
@@ -535,11 +634,13 @@ class Pipeline:
             every: At most one message in this time. Rows that come meanwhile are in the next one.
             by: The column or columns that make a group. Each group has messages of its own, at its
                 own pace.
+            for_: Of a table, how long a key must have been in it, in tick time, before its row
+                fires. One that leaves earlier never does, and starts over when it returns.
 
         Raises:
             UnknownColumn: `by` names a column that does not exist.
             DuplicateStep: Another output has the same name.
-            PlanError: `to` cannot be notified.
+            PlanError: `to` cannot be notified, or `for_` is given for a stream.
 
         Example:
             ```python
@@ -549,6 +650,7 @@ class Pipeline:
                 to=hr.sinks.webhook("https://example.com/hook"),
                 every="5 minutes",
                 by="region",
+                for_="10 minutes",
             )
             ```
         """
@@ -566,9 +668,30 @@ class Pipeline:
             every_us=to_us(every, what="every"),
             by=groups,
         )
+        for_us = to_us(for_, what="for_")
         settings: dict[str, Any] = {} if isinstance(rows, Table) else {"retention": "30 days"}
-        self.write(alert.topic, rows, **settings)
+        self.write(alert.topic, self._held(name, rows, for_us) if for_us else rows, **settings)
         self.alerts[name] = alert
+
+    def _held(self, alert: str, rows: Stream | Table, for_us: int) -> Table:
+        """The rows of a table that have been in it for some time."""
+        if not isinstance(rows, Table):
+            raise PlanError(
+                f"The alert {alert!r} has for_, and its rows are a stream: each is an event, which"
+                " does not last.",
+                fix=(
+                    "give it a table whose rows are there as long as the condition holds, such as"
+                    " an aggregate or to_table(…) with where(…); or leave out for_."
+                ),
+            )
+        step = HoldStep(
+            inputs=(rows.step,),
+            schema=rows.schema,
+            key=rows.key,
+            is_table=True,
+            for_us=for_us,
+        )
+        return Table(self, step)
 
     def ask(
         self, name: str, *, using: Table, question: str | None = None, keep: str = "1 day"
@@ -645,10 +768,15 @@ class Pipeline:
             print(shop.plan())
             ```
         """
-        if not self._outputs:
+        if not self._outputs and not self.sinks:
             raise PlanError(
                 f"The pipeline {self.name!r} has no output.",
                 fix="add write(…), view(…) or sink(…).",
+            )
+        if not self._outputs and self._ingests:
+            raise PlanError(
+                f"The pipeline {self.name!r} ingests rows and computes nothing.",
+                fix="add write(…) or view(…), or give its sink a topic=….",
             )
         inputs = tuple(self._inputs.values())
         plan = PipelinePlan(
@@ -668,6 +796,7 @@ class Pipeline:
         local: str | Path | None = None,
         shards: int | None = None,
         until_caught_up: bool = False,
+        final: bool = False,
         stop: Event | None = None,
         on_status: OnStatus | None = None,
         serve: bool = False,
@@ -677,6 +806,7 @@ class Pipeline:
         on_alert: OnAlert | None = None,
         batch_target: Duration = "30 seconds",
         width: str = "auto",
+        accept_edits: Sequence[str] = (),
         master: str | None = None,
         remote: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -692,6 +822,9 @@ class Pipeline:
                 directory on one machine, and in the temporary directory on a cluster.
             shards: How many shards keep state; by default as the state has, or as there are cores.
             until_caught_up: Return once everything that is in the log has been processed.
+            final: With `until_caught_up`, end event time then: windows, unmatched rows of joins and
+                patterns that wait for the watermark are emitted. Rows that are appended after that
+                are late for all of them.
             stop: An event that stops the run when it is set.
             on_status: Called with the status after every batch.
             serve: Serve the views over HTTP meanwhile.
@@ -702,6 +835,9 @@ class Pipeline:
             batch_target: About how long a batch may take. The results do not depend on it.
             width: How wide batches run: whole in `"one"` task, `"wide"` over many, or `"auto"`, as
                 their rows need it. The results do not depend on it.
+            accept_edits: Topics whose definition was edited, and that go on with it: their rows up
+                to now follow the old definition. Without it, such an edit is refused, since a
+                topic's rows cannot be taken back.
             master: Spark's master, such as `"local[2]"` or a cluster's.
             remote: The address of a Spark Connect server.
             config: Settings of Spark by their full names.
@@ -709,7 +845,8 @@ class Pipeline:
                 as underscores, as in `sql_shuffle_partitions=8`.
 
         Raises:
-            ConfigurationError: No log is named, or Spark cannot be started.
+            ConfigurationError: No log is named, Spark cannot be started, or a final run does not
+                end by itself.
             PlanError: The pipeline cannot be planned.
             FencedError: Another runner of the pipeline has taken over.
             RetryError: Spark has ended, and the run cannot start it again.
@@ -730,6 +867,7 @@ class Pipeline:
             local=local,
             shards=shards,
             until_caught_up=until_caught_up,
+            final=final,
             stop=stop,
             on_status=on_status,
             serve=serve,
@@ -739,6 +877,7 @@ class Pipeline:
             on_alert=on_alert,
             batch_target=batch_target,
             width=width,
+            accept_edits=accept_edits,
             **{name: value for name, value in given.items() if value is not None},
             **spark_options,
         )
@@ -765,6 +904,7 @@ class Pipeline:
         settings: dict[str, Any],
         *,
         is_table: bool,
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> TopicStep:
         _refuse_reserved(name)
         if name in self._inputs:
@@ -784,15 +924,17 @@ class Pipeline:
             name, schema, key, partitions=partitions, is_table=is_table, options=settings
         )
         columns = check_columns(parse_schema(schema), where=f"The topic {name!r}")
+        added = _metadata_fields(metadata, event_time, where=f"The topic {name!r}")
         times = EventTime(event_time) if isinstance(event_time, str) else event_time
         if times is not None:
-            times.check(columns, where=f"The topic {name!r}")
+            times.check(pa.schema([*columns, *added]), where=f"The topic {name!r}")
             if is_table and isinstance(times, DeviceTime):
                 raise StreamOnly(
                     f"The table {name!r} has hr.device_time, which is for streams.",
                     fix="read it with topic(…), and use to_table(key) behind it.",
                 )
             columns = pa.schema([*columns, *times.added_columns(columns)])
+        columns = check_columns(pa.schema([*columns, *added]), where=f"The topic {name!r}")
         step = TopicStep(
             name=name,
             topic=name,
@@ -802,6 +944,7 @@ class Pipeline:
             event_time=times,
             partitions=partitions,
             settings=_sorted_settings(settings),
+            metadata=metadata,
         )
         self._inputs[name] = step
         return step
@@ -878,6 +1021,38 @@ class Pipeline:
                     " have.",
                     fix="rename it.",
                 )
+
+
+def _metadata_fields(
+    metadata: tuple[tuple[str, str], ...],
+    event_time: EventTime | ProcessingTime | str | None,
+    *,
+    where: str,
+) -> list[pa.Field]:
+    """The columns that are added to a topic's rows with what the log knows of them."""
+    known = {field.name: field for field in SYSTEM_FIELDS}
+    for name, source in metadata:
+        if source not in known:
+            raise PlanError(
+                f"{where} has metadata= with {name!r} from {source!r}.",
+                fix=f"name one of {', '.join(map(repr, known))}.",
+            )
+    if metadata and isinstance(event_time, DeviceTime):
+        raise PlanError(
+            f"{where} has metadata= and hr.device_time.",
+            fix="leave out metadata=; rows of devices are told apart by the device and its time.",
+        )
+    return [known[source].with_name(name) for name, source in metadata]
+
+
+def _stored_topic(rows: Any) -> TopicStep | None:
+    """The input that rows are, if its topic has exactly these rows: none are dropped, and no column
+    is added when they are read.
+    """
+    step = rows.step if isinstance(rows, Rows) else None
+    if not isinstance(step, TopicStep) or step.shed is not None:
+        return None
+    return step if step.stored_schema.names == step.schema.names else None
 
 
 def _refuse_reserved(name: str) -> None:

@@ -254,7 +254,7 @@ class _Query:
             if needed not in clauses:
                 self._fail(f"{needed} is missing", self.tokens[self.first].start)
         keyed = self._partitioned_input(clauses.get("PARTITION BY"))
-        self._check_order(keyed, clauses["ORDER BY"])
+        order_by = self._order(keyed, clauses["ORDER BY"])
         text = self._text_of(clauses["PATTERN"])
         if not text.startswith("(") or not text.endswith(")"):
             self._fail("the pattern must stand in parentheses", self._offset_of(clauses["PATTERN"]))
@@ -278,9 +278,22 @@ class _Query:
             after_match=self._after_match(clauses.get("AFTER"), spelled),
             subsets=subsets,
             rows=self._rows(clauses.get("ONE"), clauses.get("ALL")),
+            order_by=order_by,
             name=name,
         )
-        return self._select_and_where(matches)
+        return self._select_and_where(self._without_empty(clauses.get("ALL"), matches))
+
+    def _without_empty(self, clause: _TokenRange | None, matches: Stream) -> Stream:
+        """The matches, without empty ones if they are to be omitted. Only those have no symbol."""
+        from headrace.operators.patterns.conditions import CLASSIFIER
+        from headrace.plan.match_steps import MatchStep
+
+        if clause is None or not self._text_of(clause).upper().startswith("OMIT"):
+            return matches
+        assert isinstance(matches.step, MatchStep)
+        if not any(pattern.automaton.may_be_empty for _, pattern in matches.step.compiled):
+            return matches
+        return matches.where(f"{CLASSIFIER} IS NOT NULL")
 
     def _partitioned_input(self, clause: _TokenRange | None) -> Stream:
         """The topic, keyed by the columns of PARTITION BY. Without that clause all rows are one
@@ -316,9 +329,12 @@ class _Query:
             )
         return str(self.tokens[part.first].text)
 
-    def _check_order(self, stream: Stream, clause: _TokenRange) -> None:
-        """Raise unless the query orders by event time, which is the only order there is."""
-        words = self._text_of(clause).split()
+    def _order(self, stream: Stream, clause: _TokenRange) -> list[str]:
+        """The columns by which rows of one time are ordered. Raises unless the query orders by
+        event time first.
+        """
+        parts = [self._text_of(part).split() for part in self._comma_separated(clause)]
+        words = parts[0]
         time = time_column(stream.step)
         if (
             time is None
@@ -331,8 +347,23 @@ class _Query:
                 f"rows are matched in the order of their event time, and {stream.step.path} has"
                 f" {event_time}",
                 self._offset_of(clause),
-                f"write ORDER BY {time.name if time else '…'}.",
+                f"write ORDER BY {time.name if time else '…'}, and other columns behind it.",
             )
+        spelled = _Spelling(stream.schema.names)
+        order = []
+        for part, given in zip(self._comma_separated(clause)[1:], parts[1:], strict=True):
+            if len(given) not in (1, 2) or [each.upper() for each in given[1:]] not in (
+                [],
+                ["ASC"],
+                ["DESC"],
+            ):
+                self._fail(
+                    f"{self._text_of(part)!r} is no order of a column",
+                    self._offset_of(part),
+                    "write column, or column DESC; nulls come first, and last with DESC.",
+                )
+            order.append(" ".join([spelled[given[0].strip("`")], *given[1:]]))
+        return order
 
     def _after_match(self, clause: _TokenRange | None, spelled: _Spelling) -> str:
         if clause is None:

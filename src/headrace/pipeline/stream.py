@@ -10,7 +10,7 @@ This module has the signatures and their documentation. The checks are in `joins
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -24,6 +24,7 @@ from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
 from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
+from headrace.operators.row_functions import RowFunction, lead
 from headrace.operators.windows.late_policy import LatePolicy, drop
 from headrace.operators.windows.specs import WindowSpec
 from headrace.pipeline.aggregates import (
@@ -31,6 +32,9 @@ from headrace.pipeline.aggregates import (
     bind_aggregates,
     distinct_step,
     first_of_each_key,
+    first_step,
+    newest_by,
+    ranked_step,
     top_step,
 )
 from headrace.pipeline.foreign_names import (
@@ -40,6 +44,13 @@ from headrace.pipeline.foreign_names import (
     operations_of,
     unknown_operation,
 )
+from headrace.pipeline.frames import RowFrame, check_frame, frame_input, over_step
+from headrace.pipeline.functions import (
+    explode_step,
+    map_step,
+    refusal_for_table,
+    with_calls,
+)
 from headrace.pipeline.joins import AsOf, Bounds, as_of, history_step, join_step
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import (
@@ -47,6 +58,7 @@ from headrace.pipeline.windows import (
     compare_step,
     require_event_time,
     window_schema,
+    without_late_moves,
 )
 from headrace.plan import columns as cols
 from headrace.plan.join_steps import WAIT
@@ -66,6 +78,8 @@ from headrace.plan.window_steps import WINDOW_END, WINDOW_START, WindowStep
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.operators.file_table import FileTable
+    from headrace.operators.processors.processor import Processor
     from headrace.pipeline.patterns import PatternText
 
 Names = str | Sequence[str]
@@ -81,8 +95,8 @@ class Rows(Relation):
         """Keep only these columns, each a column's name or a Spark SQL expression.
 
         Args:
-            *columns: Names, `"*"` for all columns, or expressions with a name, as in
-                `"amount * rate AS tax"`.
+            *columns: Names, `"*"` for all columns, `"* EXCEPT (note, region)"` for all but some, or
+                expressions with a name, as in `"amount * rate AS tax"`.
             name: The step's name, by which its state and dead letters are found. Derived from the
                 output if left out.
             errors: What becomes of a row on which an expression fails: `"null"` makes the value
@@ -104,10 +118,10 @@ class Rows(Relation):
             taxed = orders.select("order_id", "amount * 0.2 AS tax", region="upper(region)")
             ```
         """
-        selection = cols.select_columns(
-            self.step, columns, named, where=self.step_label("select", name)
-        )
-        return self.add_selection(selection, name=name, errors=errors)
+        where = self.step_label("select", name)
+        step, columns, named = with_calls(self, columns, named, errors=errors, where=where)
+        selection = cols.select_columns(step, columns, named, where=where)
+        return replace(self, step=step).add_selection(selection, name=name, errors=errors)
 
     def with_columns(
         self, *columns: str, name: str | None = None, errors: str = NULL, **named: str
@@ -134,10 +148,10 @@ class Rows(Relation):
             taxed = orders.with_columns(tax="amount * 0.2", day="date(placed_at)")
             ```
         """
-        selection = cols.add_columns(
-            self.step, columns, named, where=self.step_label("with_columns", name)
-        )
-        return self.add_selection(selection, name=name, errors=errors)
+        where = self.step_label("with_columns", name)
+        step, columns, named = with_calls(self, columns, named, errors=errors, where=where)
+        selection = cols.add_columns(step, columns, named, where=where)
+        return replace(self, step=step).add_selection(selection, name=name, errors=errors)
 
     def where(self, condition: str, *, name: str | None = None, errors: str = NULL) -> Self:
         """Keep the rows for which a condition is true. A row for which it is null is left out.
@@ -164,6 +178,11 @@ class Rows(Relation):
             ```
         """
         where = self.step_label("where", name)
+        step, (rewritten,), _ = with_calls(self, [condition], {}, errors=errors, where=where)
+        if step is not self.step:
+            everything = [quoted_name(column) for column in self.schema.names]
+            fitting = replace(self, step=step).where(rewritten, errors=errors)
+            return fitting.select(*everything, name=name)
         cols.parse_condition(condition, self.schema, where=where)
         return self._add(
             WhereStep,
@@ -178,7 +197,8 @@ class Rows(Relation):
         """Group rows, for `aggregate`.
 
         Args:
-            *columns: Names of columns.
+            *columns: Names of columns, or expressions with a name, as in
+                `"date(placed_at) AS day"`.
             **named: Further groups by expression, as in `day="date(placed_at)"`.
 
         Returns:
@@ -186,6 +206,7 @@ class Rows(Relation):
 
         Raises:
             UnknownColumn: A column does not exist.
+            BadExpression: An expression cannot be parsed, or has no name.
             PlanError: No column is named, or one cannot be a key.
 
         Example:
@@ -200,12 +221,46 @@ class Rows(Relation):
             raise PlanError(
                 f"The step {where} names no columns.",
                 fix=(
-                    "name at least one; for one group of all rows write"
-                    " group_by(everything='true')."
+                    "name at least one; for one group of all rows leave out group_by, and write"
+                    " aggregate(n=hr.agg.count())."
                 ),
             )
-        rows = _with_group_columns(self, named)
-        return GroupedRows(rows, cols.key_columns((*columns, *named), rows.schema, where=where))
+        rows, names = _with_group_columns(self, columns, named, where=where)
+        return GroupedRows(rows, cols.key_columns(names, rows.schema, where=where))
+
+    def aggregate(
+        self,
+        *,
+        name: str | None = None,
+        errors: str = NULL,
+        ttl: Duration | None = None,
+        **aggregates: AggregateSpec,
+    ) -> Table:
+        """Compute one row of all rows.
+
+        Args:
+            name: The step's name.
+            errors: What becomes of a row on which an expression fails, as in
+                `group_by(…).aggregate`.
+            ttl: Of a stream: how long the row stays after the newest row that came.
+            **aggregates: Aggregates of `hr.agg` by the name of their column.
+
+        Returns:
+            A table with one row, once a row has come. A table has a key: the column `everything`,
+            which is true. One shard computes it; rows are combined before they are sent there.
+
+        Raises:
+            UnknownColumn: An aggregate reads a column that does not exist.
+            UnfitColumn: An aggregate does not take the type of its column.
+            PlanError: No aggregate is named, or `errors` is none of the three.
+
+        Example:
+            ```python
+            shop_total = orders.aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+            ```
+        """
+        groups = self.group_by(everything="true")
+        return groups.aggregate(name=name, errors=errors, ttl=ttl, **aggregates)
 
     def window(
         self, window: WindowSpec, *, late: LatePolicy | None = None, emit: str = "final"
@@ -237,6 +292,59 @@ class Rows(Relation):
         late = late or drop()
         check_window(self, window, late=late, emit=emit)
         return WindowedRows(self, window, late, emit)
+
+    def process(
+        self,
+        processor: type[Processor] | Processor,
+        *,
+        key: Names,
+        errors: str = "stop",
+        ttl: Duration | None = None,
+        name: str | None = None,
+        **inputs: Rows,
+    ) -> Stream:
+        """Run a class of one's own over the rows of each key, with state and timers: for what no
+        other operation says.
+
+        Args:
+            processor: A class that extends `hr.Processor`, or an instance with settings.
+            key: The column or columns of the key. All inputs and the output have them. Null is a
+                key.
+            errors: What becomes of a row on which the processor fails: with `"stop"` the run ends
+                with an error that names it; with `"divert"` it becomes a dead letter, and its key
+                stays as it was.
+            ttl: How long a key is kept after its newest row, in tick time. Then its values and
+                timers are forgotten without a call; a row that comes later begins it anew. By
+                default keys stay for ever.
+            name: The step's name.
+            **inputs: Further streams and tables, whose rows go to the method `on_NAME`. Rows of
+                tables are changes, with a column `_change_type`.
+
+        Returns:
+            A stream of what the processor emits, keyed by `key`. It has this stream's event time if
+            the output has that column.
+
+        Raises:
+            PlanError: The processor's class lacks something, or inputs and output do not fit.
+            NoFingerprint: Edits of the code could not be noticed.
+
+        Example:
+            ```python
+            class Totals(hr.Processor, each_key=True):
+                output = "customer_id BIGINT, total DOUBLE"
+                total = hr.state("DOUBLE", default=0.0)
+
+                def on_row(self, row, ctx):
+                    ctx["total"] += row["amount"]
+                    return {**ctx.key, "total": ctx["total"]}
+
+            totals = orders.process(Totals, key="customer_id")
+            ```
+        """
+        from headrace.pipeline.processors import process_step
+
+        step = process_step(self, processor, key, inputs, errors=errors, ttl=ttl, name=name)
+        return Stream(self.pipeline, step)
 
     def df(
         self, spark: SparkSession | None = None, *, log: str | None = None, **options: Any
@@ -412,13 +520,20 @@ class Stream(Rows):
         """
         return self._union(others, name=name)
 
-    def dedupe(self, *, on: Names, within: Duration, name: str | None = None) -> Stream:
-        """Keep the first row of each key, and drop those that repeat it within some time.
+    def dedupe(
+        self, *, on: Names, within: Duration, keep: str = "first", name: str | None = None
+    ) -> Stream:
+        """Keep the first row of each key, and drop those that repeat it within some time; or keep
+        the last.
 
         Args:
             on: The column or columns that identify a row.
             within: How long a key is remembered, in event time, or in tick time if the rows have
                 no event time. A row that repeats its key later than that counts as new.
+            keep: `"first"` emits a row at once, and drops those that come within `within` before or
+                after it. `"last"` drops a row if another one of its key comes at most `within`
+                later, so it emits a row when that time is over. Of rows with one event time the
+                last to arrive counts.
             name: The step's name.
 
         Returns:
@@ -426,7 +541,8 @@ class Stream(Rows):
 
         Raises:
             UnknownColumn: A column does not exist.
-            PlanError: `within` is zero.
+            PlanError: `within` is zero, `keep` is neither of the two, or the last row is kept of a
+                stream without event time.
             BadDuration: `within` is no duration.
 
         Example:
@@ -441,6 +557,12 @@ class Stream(Rows):
                 f"The step {where} compares rows within no time at all.",
                 fix="give a duration above zero, such as within='1 hour'.",
             )
+        if keep == "last":
+            return self._last_of_repeated(on, within, name, where=where)
+        if keep != "first":
+            raise PlanError(
+                f"The step {where} keeps {keep!r}.", fix='choose keep="first" or keep="last".'
+            )
         return self._add(
             DedupeStep,
             name=name,
@@ -450,19 +572,177 @@ class Stream(Rows):
             within_us=within_us,
         )
 
-    def to_table(self, key: Names, *, name: str | None = None) -> Table:
-        """Keep the newest row of each key, as a table.
+    def map_batches(
+        self,
+        function: Callable[[pa.Table], Any],
+        schema: str,
+        *,
+        errors: str = "stop",
+        version: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Make other rows of the rows, with a function over Arrow tables.
+
+        The function is called with the rows of a batch, and must treat each row by itself: how many
+        a batch has may be different in a replay. It returns a row for each row, in order; or any
+        number of rows with a further column `_row`, the index of the row that each is from, in
+        order.
 
         Args:
-            key: The column or columns of the table's primary key.
+            function: The function: an Arrow table with this stream's columns in; an Arrow table,
+                record batch or pandas DataFrame out.
+            schema: The columns of the result.
+            errors: What becomes of a row on which the function fails: `"stop"` ends the run with an
+                error that names the row, `"divert"` sends it to dead letters.
+            version: The function's version, instead of its fingerprint: code of the same version
+                counts as the same.
             name: The step's name.
 
         Returns:
-            A table; each row of the stream inserts or replaces its key's row.
+            A stream of the rows that the function returns. It has this stream's event time if the
+            schema has that column.
+
+        Raises:
+            BadSchema: The schema cannot be read.
+            PlanError: A column has a reserved name, or `errors` is none of the two.
+            UnfitColumn: The event time has another type in the schema.
+            NoFingerprint: Edits of the code could not be noticed.
+
+        Example:
+            ```python
+            def with_tax(rows):
+                return rows.append_column("tax", pc.multiply(rows["amount"], 0.2))
+
+            taxed = orders.select("order_id", "amount").map_batches(
+                with_tax, "order_id BIGINT, amount DOUBLE, tax DOUBLE"
+            )
+            ```
+        """
+        step = map_step(
+            self, function, schema, each_row=False, errors=errors, version=version, name=name
+        )
+        return Stream(self.pipeline, step)
+
+    def flat_map(
+        self,
+        function: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
+        schema: str,
+        *,
+        errors: str = "stop",
+        version: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Make any number of rows of each row, with a function over dictionaries. `map_batches` is
+        faster.
+
+        Args:
+            function: The function: a row as a dictionary in, dictionaries out.
+            schema: The columns of the result.
+            errors: What becomes of a row on which the function fails: `"stop"` or `"divert"`, as in
+                `map_batches`.
+            version: The function's version, instead of its fingerprint.
+            name: The step's name.
+
+        Returns:
+            A stream of the rows that the function returns. It has this stream's event time if the
+            schema has that column.
+
+        Raises:
+            BadSchema: The schema cannot be read.
+            PlanError: A column has a reserved name, or `errors` is none of the two.
+            UnfitColumn: The event time has another type in the schema.
+            NoFingerprint: Edits of the code could not be noticed.
+
+        Example:
+            ```python
+            def regions(row):
+                for part in row["region"].split("-"):
+                    yield {"order_id": row["order_id"], "region": part}
+
+            parts = orders.flat_map(regions, "order_id BIGINT, region STRING")
+            ```
+        """
+        step = map_step(
+            self, function, schema, each_row=True, errors=errors, version=version, name=name
+        )
+        return Stream(self.pipeline, step)
+
+    def explode(
+        self,
+        column: str,
+        *names: str,
+        position: str | None = None,
+        outer: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """Make a row for each element of a list, or for each entry of a map.
+
+        Args:
+            column: A column of type ARRAY or MAP, which the result does not have.
+            *names: Names for what replaces it. A list of structs becomes a column for each member,
+                a map the columns `key` and `value`; another list, or one with a single name given,
+                one column of elements.
+            position: The name of a column with each element's position, from 0. By default there is
+                none.
+            outer: Whether a row whose list is empty or null gives a row with nulls. By default it
+                gives none.
+            name: The step's name.
+
+        Returns:
+            A stream with the other columns, the position, and the elements.
+
+        Raises:
+            UnknownColumn: The column does not exist.
+            UnfitColumn: It is neither ARRAY nor MAP.
+            PlanError: Two columns have one name, or another number of names is given.
+
+        Example:
+            ```python
+            words = orders.select("order_id", words="split(region, '-')").explode("words", "word")
+            ```
+        """
+        step = explode_step(self, column, names, position=position, outer=outer, name=name)
+        return Stream(self.pipeline, step)
+
+    def _last_of_repeated(
+        self, on: Names, within: Duration, name: str | None, *, where: str
+    ) -> Stream:
+        """The rows that none of the same key follows within some time."""
+        following = "is_followed"
+        while following in self.schema.names:
+            following += "_"
+        on = cols.key_columns(on, self.schema, where=where)
+        functions: dict[str, Any] = {following: lead("true", within=within)}
+        followed = self.over(on).aggregate(name=name, **functions)
+        return followed.where(f"{following} IS NULL").select(*map(quoted_name, self.schema.names))
+
+    def to_table(
+        self,
+        key: Names,
+        *,
+        by: str | None = None,
+        ttl: Duration | None = None,
+        name: str | None = None,
+    ) -> Table:
+        """Keep the newest row of each key, as a table: by event time if the rows have one,
+        otherwise by arrival. Of rows with the same time, the last to arrive counts.
+
+        Args:
+            key: The column or columns of the table's primary key.
+            by: The column that says which row is newer, instead of the event time; null is older
+                than every value. `"_arrival"` keeps the row that arrived last.
+            ttl: How long a key stays after its newest row, in tick time. Then its row is deleted
+                from the table, and from everything computed from it; a row that comes later
+                inserts it again. By default keys stay for ever.
+            name: The step's name.
+
+        Returns:
+            A table; each row of the stream inserts its key's row, or replaces it if it is newer.
 
         Raises:
             UnknownColumn: A column does not exist.
-            PlanError: A column cannot be a key.
+            PlanError: A column cannot be a key, or `ttl` is zero.
+            UnfitColumn: The values of `by` have no order.
 
         Example:
             ```python
@@ -476,8 +756,148 @@ class Stream(Rows):
             schema=self.schema,
             key=cols.key_columns(key, self.schema, where=where),
             is_table=True,
+            by=newest_by(self.step, by, where=where),
+            ttl_us=None if ttl is None else positive_us(ttl, f"ttl of the step {where}"),
         )
         return Table(self.pipeline, step)
+
+    def last(self, *, per: Names, by: str | None = None, name: str | None = None) -> Table:
+        """Keep the last row of each group, as a table: `to_table` by another name.
+
+        Args:
+            per: The column or columns that make a group.
+            by: The column by which rows are ordered, instead of the event time; `"_arrival"` keeps
+                the row that arrived last. Of rows that are equal, the last to arrive counts.
+            name: The step's name.
+
+        Returns:
+            A table keyed by `per`.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: A column cannot be a key.
+            UnfitColumn: The values of `by` have no order.
+
+        Example:
+            ```python
+            last_orders = orders.last(per="customer_id")
+            ```
+        """
+        return self.to_table(per, by=by, name=name)
+
+    def first(self, *, per: Names, by: str | None = None, name: str | None = None) -> Table:
+        """Keep the first row of each group, as a table.
+
+        Args:
+            per: The column or columns that make a group. Null is a group.
+            by: The column by which rows are ordered, instead of the event time; `"_arrival"` keeps
+                the row that arrived first. Of rows that are equal, the first to arrive counts.
+                Null comes last.
+            name: The step's name.
+
+        Returns:
+            A table keyed by `per`. A row that arrives later and is earlier replaces the one before.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: A column cannot be a key.
+
+        Example:
+            ```python
+            first_orders = orders.first(per="customer_id")
+            ```
+        """
+        return Table(self.pipeline, first_step(self, per, by, name))
+
+    def top(
+        self,
+        n: int,
+        *,
+        by: Names,
+        per: Names | None = None,
+        rank: str = "rank",
+        name: str | None = None,
+    ) -> Table:
+        """Keep the first rows by some order, of all rows or of each group, with their ranks. The
+        state has `n` rows a group, since a stream only inserts.
+
+        Args:
+            n: How many rows, at most 1,000.
+            by: The column or columns to order by, largest first unless `"name ASC"`. Of rows that
+                are equal, the first to arrive comes first. Null comes last.
+            per: The column or columns that make a group. Null is a group.
+            rank: The name of the column with a row's rank, from 1. INT.
+            name: The step's name.
+
+        Returns:
+            A table with the stream's columns and `rank`, keyed by `per` and `rank`. A row that
+            comes in between moves those behind it: each rank has another row then.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: `n` is out of range, no order is named, or the stream has a column `rank`.
+
+        Example:
+            ```python
+            dearest = orders.top(3, by="amount", per="region")
+            ```
+        """
+        return Table(self.pipeline, ranked_step(self, n, by, per, rank, name))
+
+    def over(
+        self,
+        partition_by: Names | None = None,
+        *,
+        order_by: Names = (),
+        rows: int | None = None,
+        range: Duration | None = None,
+        gap: Duration | None = None,
+        late: LatePolicy | None = None,
+    ) -> FramedRows:
+        """Compute functions over the rows around each row, as SQL's OVER does: running aggregates,
+        aggregates over the last rows or the last hour, the rows before and after, row numbers and
+        ranks.
+
+        Rows are in order of event time: a row is emitted once, when the watermark has passed it.
+
+        Args:
+            partition_by: The column or columns of a partition, each of which is computed by itself;
+                without it there is one of all rows. Null is a partition.
+            order_by: The order of rows that have one event time: a column, or `"column desc"`, or
+                several. Rows that are still equal are in order of arrival. `"_arrival"` goes by
+                arrival instead of event time: no row waits then.
+            rows: Aggregates are over the last rows, this one included, at most 10,000.
+            range: Aggregates are over the rows that are at most this much earlier, in event time,
+                this row and those of its time included. With neither `rows` nor `range` they are
+                over all rows of the partition so far.
+            gap: A row that is more than this later than the one before begins the partition anew,
+                and the state of a partition is dropped when none has come for so long. Without it,
+                row numbers, ranks and aggregates over all rows keep their state for ever.
+            late: What becomes of rows behind the horizon: `hr.late.drop()`, the default, or
+                `hr.late.divert("late_rows")`.
+
+        Returns:
+            Frames; call `aggregate` on them.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: The stream has no event time, or an argument does not fit.
+
+        Example:
+            ```python
+            recent = orders.over("customer_id", rows=10).aggregate(mean=hr.agg.avg("amount"))
+            ```
+        """
+        frame = check_frame(
+            self,
+            partition_by,
+            order_by=order_by,
+            rows=rows,
+            range_=range,
+            gap=gap,
+            late=late,
+        )
+        return FramedRows(self, frame)
 
     @overload
     def join(
@@ -491,6 +911,8 @@ class Stream(Rows):
         within: Duration | None = ...,
         before: Duration | None = ...,
         after: Duration | None = ...,
+        since: str | None = ...,
+        until: str | None = ...,
         suffix: str | None = ...,
         name: str | None = ...,
     ) -> Stream: ...
@@ -498,7 +920,7 @@ class Stream(Rows):
     @overload
     def join(
         self,
-        other: Table,
+        other: Table | FileTable,
         *,
         on: Names | None = ...,
         left_on: Names | None = ...,
@@ -538,7 +960,7 @@ class Stream(Rows):
 
     def join(
         self,
-        other: Rows | AsOf,
+        other: Rows | AsOf | FileTable,
         *,
         on: Names | None = None,
         left_on: Names | None = None,
@@ -547,6 +969,8 @@ class Stream(Rows):
         within: Duration | None = None,
         before: Duration | None = None,
         after: Duration | None = None,
+        since: str | None = None,
+        until: str | None = None,
         suffix: str | None = None,
         late_versions: str = WAIT,
         name: str | None = None,
@@ -554,18 +978,27 @@ class Stream(Rows):
         """Join with a stream, a table, or a table as of a time.
 
         With a stream, rows meet that are at most `within` apart in event time, or from `before` to
-        `after` the left row's time. With a table, each row meets the table as of its tick. With
-        `table.as_of(column)`, each row meets the version that was valid at the row's time.
+        `after` the left row's time, or until a time that the left row has. With a table,
+        each row meets the table as of its tick. With `table.as_of(column)`, each row meets the
+        version that was valid at the row's time.
 
         Args:
-            other: A stream, a table, or `table.as_of(column)`, of the same pipeline.
+            other: A stream, a table, or `table.as_of(column)`, of the same pipeline; or a constant
+                table, `hr.file_table(…)`.
             on: The column or columns that must be equal on both sides.
-            left_on: Columns of this stream, where the names differ; with `right_on`.
-            right_on: Columns of `other`, where the names differ; with `left_on`.
+            left_on: Columns of this stream, or expressions, where the names differ; with
+                `right_on`.
+            right_on: Columns of `other`, or expressions, where the names differ; with `left_on`.
             how: `"inner"`, `"left"`, and between streams also `"right"` and `"full"`.
             within: How far apart rows of two streams may be, on either side.
             before: How far before the left row the right one may be, instead of `within`.
             after: How far after the left row the right one may be, instead of `within`.
+            since: The first time that the right row may have, a TIMESTAMP column or expression of
+                the left rows. It cannot be earlier than `before` allows, by default the left row's
+                own time. Inner joins only.
+            until: The last time that the right row may have, a TIMESTAMP column or expression of
+                the left rows, which are kept until then. The event time of the result is the right
+                row's. Inner joins only.
             suffix: Added to the right side's columns whose names the left side has too.
             late_versions: With `as_of`: `"wait"` holds a row back until the table's watermark has
                 passed its time; `"correct"` answers at once and corrects the answer later.
@@ -592,7 +1025,7 @@ class Stream(Rows):
             left_on=left_on,
             right_on=right_on,
             how=how,
-            bounds=Bounds(within, before, after),
+            bounds=Bounds(within, before, after, since, until),
             suffix=suffix,
             late_versions=late_versions,
             name=name,
@@ -615,6 +1048,7 @@ class Stream(Rows):
         max_rows: int = ...,
         max_matches: int = ...,
         when_full: str = ...,
+        order_by: str | Sequence[str] = ...,
         name: str | None = ...,
     ) -> Stream: ...
 
@@ -629,6 +1063,7 @@ class Stream(Rows):
         max_rows: int = ...,
         max_matches: int = ...,
         when_full: str = ...,
+        order_by: str | Sequence[str] = ...,
         name: str | None = ...,
     ) -> Stream: ...
 
@@ -646,6 +1081,7 @@ class Stream(Rows):
         max_matches: int = ...,
         max_rules: int = ...,
         when_full: str = ...,
+        order_by: str | Sequence[str] = ...,
         name: str | None = ...,
     ) -> Stream: ...
 
@@ -665,6 +1101,7 @@ class Stream(Rows):
         max_matches: int = MAX_MATCHES,
         max_rules: int = MAX_RULES,
         when_full: str = FULL_DROP,
+        order_by: str | Sequence[str] = (),
         name: str | None = None,
     ) -> Stream:
         """Find sequences of rows that match a pattern, per key and in the order of event time.
@@ -694,6 +1131,8 @@ class Stream(Rows):
             max_rules: The most patterns that a table may hold.
             when_full: What happens beyond these bounds: `"drop"` drops and counts, `"stop"` ends
                 the run.
+            order_by: Columns by which rows of one event time are ordered, such as `"line"` or
+                `["line", "version desc"]`; rows that are still equal stay in order of arrival.
             name: The step's name.
 
         Returns:
@@ -728,6 +1167,7 @@ class Stream(Rows):
             max_rows=max_rows,
             max_matches=max_matches,
             when_full=when_full,
+            order_by=order_by,
         )
         if isinstance(pattern, Table):
             if define or subsets:
@@ -946,8 +1386,8 @@ class Table(Rows):
         Args:
             other: A table of the same pipeline.
             on: The column or columns that must be equal on both sides.
-            left_on: Columns of this table, where the names differ; with `right_on`.
-            right_on: Columns of `other`, where the names differ; with `left_on`.
+            left_on: Columns of this table, or expressions, where the names differ; with `right_on`.
+            right_on: Columns of `other`, or expressions, where the names differ; with `left_on`.
             how: `"inner"`, `"left"`, `"right"` or `"full"`.
             within: For joins of two streams; refused here.
             before: For joins of two streams; refused here.
@@ -1143,6 +1583,14 @@ class Table(Rows):
             ),
         )
 
+    def over(self, *_: Any, **__: Any) -> FramedRows:
+        """Internal: refused, since a row's results would change with every row before it."""
+        raise StreamOnly(
+            f"{self.step.path} is a table, and over is for streams: a row that changes would change"
+            " the results of all rows behind it.",
+            fix="use over(…) of the stream, top(…) for ranks, or changes(), whose rows are events.",
+        )
+
     def match(self, *_: Any, **__: Any) -> Stream:
         """Internal: refused, since patterns are over events."""
         raise StreamOnly(
@@ -1158,6 +1606,18 @@ class Table(Rows):
             " for a row cannot be retracted when the row changes.",
             fix="use changes(), whose rows are events.",
         )
+
+    def map_batches(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since the rows of the result have no key."""
+        raise refusal_for_table(self, "map_batches")
+
+    def flat_map(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since the rows of the result have no key."""
+        raise refusal_for_table(self, "flat_map")
+
+    def explode(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since the rows of the result have no key."""
+        raise refusal_for_table(self, "explode")
 
     def to_table(self, *_: Any, **__: Any) -> Table:
         """Internal: refused, since this is a table."""
@@ -1175,7 +1635,12 @@ class GroupedRows:
     by: tuple[str, ...]
 
     def aggregate(
-        self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
+        self,
+        *,
+        name: str | None = None,
+        errors: str = NULL,
+        ttl: Duration | None = None,
+        **aggregates: AggregateSpec,
     ) -> Table:
         """Compute one row per group.
 
@@ -1184,6 +1649,9 @@ class GroupedRows:
             errors: What becomes of a row on which an expression fails: `"null"`, `"divert"` or
                 `"stop"`, as in `select`. A row that a custom aggregate raises on becomes a dead
                 letter with `"divert"`; otherwise the run stops.
+            ttl: Of a stream: how long a group stays after its newest row, in tick time. Then it is
+                deleted from the table, and from everything computed from it; a row that comes later
+                begins it anew. By default groups stay for ever.
             **aggregates: Aggregates of `hr.agg` by the name of their column.
 
         Returns:
@@ -1192,7 +1660,8 @@ class GroupedRows:
         Raises:
             UnknownColumn: An aggregate reads a column that does not exist.
             UnfitColumn: An aggregate does not take the type of its column.
-            StreamOnly: An aggregate that cannot retract is used over a table.
+            StreamOnly: An aggregate that cannot retract is used over a table, or `ttl` is given for
+                one.
             PlanError: No aggregate is named, or `errors` is none of the three.
 
         Example:
@@ -1204,6 +1673,12 @@ class GroupedRows:
         """
         where = self.rows.step_label("aggregate", name)
         check_error_policy(errors, where=f"The step {where}")
+        if ttl is not None and self.rows.step.is_table:
+            raise StreamOnly(
+                f"The step {where} has a ttl, and its input is a table: a group lives as long as"
+                " the table has rows of it.",
+                fix="give ttl= to the step that makes the table: to_table(…) or aggregate(…).",
+            )
         aggregation = bind_aggregates(
             self.rows.step, self.by, aggregates, where=where, errors=errors
         )
@@ -1217,6 +1692,7 @@ class GroupedRows:
             by=self.by,
             aggregates=aggregation.aggregates,
             errors=errors,
+            ttl_us=None if ttl is None else positive_us(ttl, f"ttl of the step {where}"),
         )
         return Table(self.rows.pipeline, step)
 
@@ -1247,7 +1723,7 @@ class WindowedRows:
         """Make windows per group. Without it there is one group of all rows.
 
         Args:
-            *columns: Names of columns.
+            *columns: Names of columns, or expressions with a name.
             **named: Further groups by expression.
 
         Returns:
@@ -1268,8 +1744,8 @@ class WindowedRows:
                 f"The step {where} names no columns.",
                 fix="leave out group_by() for windows over all rows.",
             )
-        rows = _with_group_columns(self.rows, named)
-        key = cols.key_columns((*columns, *named), rows.schema, where=where)
+        rows, names = _with_group_columns(self.rows, columns, named, where=where)
+        key = cols.key_columns(names, rows.schema, where=where)
         return replace(self, rows=rows, by=key)
 
     def aggregate(
@@ -1313,7 +1789,7 @@ class WindowedRows:
         time_type = rows.step.schema.field(over.name).type
         step = WindowStep(
             name=name or "",
-            inputs=(rows.step,),
+            inputs=(without_late_moves(rows.step, self.window_spec, self.late, over, self.by),),
             schema=window_schema(aggregation.schema, self.by, time_type, where=where),
             key=(*self.by, WINDOW_START, WINDOW_END),
             is_table=True,
@@ -1340,13 +1816,86 @@ class WindowedRows:
             )
 
 
-def _with_group_columns(rows: Rows, named: Mapping[str, str]) -> Rows:
-    """Rows with the columns that `group_by(day="date(placed_at)")` groups by. They are passed as
-    texts, so that a group may be called `name` or `errors`.
+@dataclass(frozen=True)
+class FramedRows:
+    """The rows of a stream, each with a frame, as `over` returns them. Call `aggregate` on them."""
+
+    rows: Stream
+    frame: RowFrame
+
+    def aggregate(
+        self, *, name: str | None = None, errors: str = NULL, **results: AggregateSpec | RowFunction
+    ) -> Stream:
+        """Compute functions for each row.
+
+        Args:
+            name: The step's name.
+            errors: What becomes of a row on which an expression fails: `"null"`, `"divert"` or
+                `"stop"`, as in `select`.
+            **results: Aggregates of `hr.agg`, which are over the frame, and functions of `hr.over`,
+                by the name of their column. `first` and `last` go by the order of the rows.
+
+        Returns:
+            A stream with the same rows and these columns. A row is emitted when the watermark has
+            passed it, and with `hr.over.lead` when the row after it is there or its time is over.
+
+        Raises:
+            UnknownColumn: A function reads a column that does not exist.
+            UnfitColumn: An aggregate does not take the type of its column.
+            PlanError: No function is named, or one does not fit.
+
+        Example:
+            ```python
+            recent = orders.over("customer_id", range="1 hour").aggregate(
+                total=hr.agg.sum("amount"), previous=hr.over.lag("amount")
+            )
+            ```
+        """
+        where = self.rows.step_label("over", name)
+        check_error_policy(errors, where=f"The step {where}")
+        selection, bound = frame_input(self.rows, self.frame, results, where=where, errors=errors)
+        source = self.rows
+        if selection is not None:
+            source = source.add_selection(selection, name=None, errors=errors)
+        step = over_step(self.rows, source.step, self.frame, bound, name, where=where)
+        return Stream(self.rows.pipeline, step)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in {"rows", "frame"}:
+                raise AttributeError(name)
+            raise unknown_operation(
+                f"The frames of {self.rows.step.path}",
+                name,
+                GROUP_REPLACEMENTS,
+                operations_of(type(self)),
+            )
+
+
+def positive_us(duration: Duration, what: str) -> int:
+    """A duration in microseconds. Raises PlanError if it is zero."""
+    us = to_us(duration, what=what)
+    if us == 0:
+        raise PlanError(f"The {what} is zero.", fix="give a duration above zero, such as '1 day'.")
+    return us
+
+
+def _with_group_columns(
+    rows: Rows, columns: Sequence[str], named: Mapping[str, str], *, where: str
+) -> tuple[Rows, tuple[str, ...]]:
+    """Rows with the columns that `group_by(day="date(placed_at)")` groups by, and the names of all
+    groups. Columns are passed as texts, so that a group may be called `name` or `errors`.
     """
-    if not named:
-        return rows
-    return rows.with_columns(*(f"{text} AS {quoted_name(name)}" for name, text in named.items()))
+    names, computed = cols.split_computed(
+        rows.step, columns, where=where, fix="name it: group_by('date(placed_at) AS day')."
+    )
+    computed |= named
+    if computed:
+        rows = rows.with_columns(
+            *(f"{text} AS {quoted_name(name)}" for name, text in computed.items())
+        )
+    return rows, (*names, *named)
 
 
 def _aggregation_input(rows: Rows, aggregation: Aggregation, errors: str) -> Rows:

@@ -16,12 +16,13 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
 from headrace.names import check_name
-from headrace.operators.windows.late_policy import Correct, Divert, Drop
+from headrace.operators.windows.late_policy import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import (
     Hopping,
     Session,
     Sliding,
     Tumbling,
+    WindowSpec,
     check_emit,
     positive_us,
 )
@@ -38,10 +39,36 @@ from headrace.plan.plan import (
     time_column,
     topological_order,
 )
-from headrace.plan.window_steps import WINDOW_END, WINDOW_START, CompareStep, WindowStep
+from headrace.plan.window_steps import (
+    WINDOW_END,
+    WINDOW_START,
+    CompareStep,
+    LateMoveStep,
+    WindowStep,
+)
 
 RESERVED = "__"
 """The prefix of Headrace's own names."""
+
+
+def without_late_moves(
+    rows: Step, window: WindowSpec, late: LatePolicy, over: TimeColumn, by: tuple[str, ...]
+) -> Step:
+    """The rows of a window's input. Of a table whose rows can change their event time, those that
+    would leave a closed window are held back.
+    """
+    if not rows.is_table or over.name in rows.key:
+        return rows
+    return LateMoveStep(
+        inputs=(rows,),
+        schema=rows.schema,
+        key=rows.key,
+        is_table=True,
+        window=window,
+        late=late,
+        over=over,
+        by=by,
+    )
 
 
 def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:

@@ -9,6 +9,7 @@ Spark jobs; nothing here runs or opens a log.
     match_steps     patterns
     search_steps    search
     names           stable names of steps
+    meanings        what an output means: whether an edit leaves its rows as they are
     fingerprints    whether a step's state may be continued after an edit
     rendering       Mermaid, SVG, plan.json
 

@@ -7,6 +7,7 @@ unknown column, the nearest one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import BadExpression, PlanError, UnfitColumn, UnknownColumn
 from headrace.expressions.expression import Expression, parse_expression, parse_named_expression
+from headrace.expressions.function_calls import is_call_column
 from headrace.names import check_name
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.plan.plan import Step
@@ -62,10 +64,11 @@ def select_columns(
     """The columns of `select`: positional ones first, then those by keyword."""
     chosen: list[tuple[str, Expression]] = []
     for text in columns:
+        star = _STAR.match(text)
         chosen += (
-            _all_columns(step, where=where)
-            if text == "*"
-            else [_positional(text, step.schema, where=where)]
+            [_positional(text, step.schema, where=where)]
+            if star is None
+            else _all_columns(step, star["left_out"], where=where)
         )
     chosen += [
         (name, parse_expression(text, step.schema, where=f"{where}, column {name!r}"))
@@ -93,8 +96,59 @@ def add_columns(
     return _selection([*kept, *added.items()], step.schema, where=where)
 
 
-def _all_columns(step: Step, *, where: str) -> list[tuple[str, Expression]]:
-    return [(name, parse_expression(name, step.schema, where=where)) for name in step.schema.names]
+def _all_columns(
+    step: Step, left_out: str | None = None, *, where: str
+) -> list[tuple[str, Expression]]:
+    """All columns, but for those that `* EXCEPT (…)` names."""
+    names = [] if left_out is None else [_unquoted(name) for name in left_out.split(",")]
+    exact = {name.lower(): name for name in step.schema.names}
+    for name in names:
+        if name.lower() not in exact:
+            raise UnknownColumn(name, step.schema.names, where=f"The input of the step {where}")
+    without = {exact[name.lower()] for name in names}
+    return [
+        (name, parse_expression(name, step.schema, where=where))
+        for name in step.schema.names
+        if name not in without and not is_call_column(name)
+    ]
+
+
+_STAR = re.compile(r"^\s*\*\s*(?:EXCEPT\s*\((?P<left_out>[^()]*)\)\s*)?$", re.IGNORECASE)
+
+
+def _unquoted(name: str) -> str:
+    """The name of a column, which may stand in backticks."""
+    name = name.strip()
+    is_quoted = len(name) > 1 and name[0] == name[-1] == "`"
+    return name[1:-1].replace("``", "`") if is_quoted else name
+
+
+def is_expression(text: object) -> bool:
+    """Whether a text that names a column or is an expression can only be the latter."""
+    return isinstance(text, str) and not text.isidentifier()
+
+
+def split_computed(
+    step: Step, columns: str | Iterable[str], *, where: str, fix: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names of columns, each of which may be an expression: the columns' names, and the texts of
+    those that are expressions with a name, as in `"date(placed_at) AS day"`, by that name.
+    """
+    names: list[str] = []
+    computed: dict[str, str] = {}
+    for text in (columns,) if isinstance(columns, str) else columns:
+        if text in step.schema.names or not is_expression(text):
+            names.append(text)
+            continue
+        name, expression = parse_named_expression(text, step.schema, where=where)
+        if expression.column is None or name != expression.column:
+            if name is None:
+                raise BadExpression(
+                    f"The step {where} has the expression {text!r}, which has no name.", fix=fix
+                )
+            computed[name] = expression.text
+        names.append(name or text)
+    return tuple(names), computed
 
 
 def _positional(text: str, schema: pa.Schema, *, where: str) -> tuple[str, Expression]:

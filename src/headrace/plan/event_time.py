@@ -31,9 +31,13 @@ class EventTime:
         producer: The column that says who sent a row, such as a device. Without it the topic is one
             producer.
         idle: How long a producer may be silent, in tick time, before it no longer holds the
-            watermark back.
-        max_ahead: A row further ahead of its tick's time than this does not move the watermark: it
-            goes to dead letters, and is counted.
+            watermark back. When all are, the watermark moves on with tick time from the newest
+            event time; the topic no longer holds back joins and unions with other topics, nor does
+            it if it has had no row for so long since the pipeline's first tick.
+        max_ahead: How far ahead of the time at which it was appended a row may move the watermark.
+            A row that is further ahead is data like any other and is counted, but moves it no
+            further, so a wrong clock does not make other rows late. Streams whose event times lie
+            in the future, such as bookings, need more than the default of nothing.
 
     Raises:
         PlanError: A duration is longer than 10 years.
@@ -52,7 +56,7 @@ class EventTime:
     delay_us: int = 0
     producer: str | None = None
     idle_us: int = 60_000_000
-    max_ahead_us: int = 86_400_000_000
+    max_ahead_us: int = 0
     delay_given: bool = False
     """Internal: whether a delay was declared. A table's watermark follows the ticks unless its
     event time declares a delay or a producer.
@@ -65,7 +69,7 @@ class EventTime:
         delay: str | timedelta | None = None,
         producer: str | None = None,
         idle: str | timedelta = "1 minute",
-        max_ahead: str | timedelta = "1 day",
+        max_ahead: str | timedelta = "0 seconds",
     ) -> None:
         values = {
             "column": column,
@@ -185,7 +189,7 @@ def device_time(
     device: str,
     delay: str | timedelta | None = None,
     idle: str | timedelta = "1 minute",
-    max_ahead: str | timedelta = "1 day",
+    max_ahead: str | timedelta = "0 seconds",
     tolerance: str | timedelta = "1 minute",
     column: str = "event_time",
     flag: str = "time_flag",
@@ -202,7 +206,7 @@ def device_time(
         device: The column that says which device sent it.
         delay: How far out of order a device's rows may come, as in `hr.EventTime`.
         idle: How long a device may be silent before it no longer holds the watermark back.
-        max_ahead: How far ahead of its tick's time a row may be.
+        max_ahead: How far ahead of its tick's time a row may move the watermark.
         tolerance: A row whose times are further than this from the device's estimated offset is
             flagged, and counted.
         column: The name of the added column with the corrected time.

@@ -11,8 +11,9 @@ when the pipeline starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from headrace.plan.plan import PipelinePlan, Step, TopicStep, digest, topological_order
 
@@ -26,30 +27,99 @@ class StepFingerprint:
     signature: str
     tables: str
     lineage: str
+    parsed_tables: str = ""
+    parsed_lineage: str = ""
+    """The same with expressions as they are parsed; empty in what an older version has stored."""
+
+    @classmethod
+    def of(cls, step: Step) -> Self:
+        return cls(
+            signature=step.signature,
+            tables=tables_fingerprint(step.inputs),
+            lineage=step.lineage,
+            parsed_tables=tables_fingerprint(step.inputs, parsed=True),
+            parsed_lineage=step.parsed_lineage,
+        )
+
+    def has_same_tables(self, other: StepFingerprint) -> bool:
+        """Whether the tables among the inputs are computed as those of the other one."""
+        return self.tables == other.tables or _same(self.parsed_tables, other.parsed_tables)
+
+    def has_same_lineage(self, other: StepFingerprint) -> bool:
+        """Whether everything upstream is as that of the other one."""
+        return self.lineage == other.lineage or _same(self.parsed_lineage, other.parsed_lineage)
+
+
+def _same(mine: str, others: str) -> bool:
+    return bool(mine) and mine == others
 
 
 def step_fingerprints(last: Iterable[Step]) -> dict[str, StepFingerprint]:
     """The fingerprints of the steps that keep state, among these and all upstream of them."""
     return {
-        step.name: StepFingerprint(step.signature, tables_fingerprint(step.inputs), step.lineage)
-        for step in topological_order(last)
-        if step.keeps_state
+        step.name: StepFingerprint.of(step) for step in topological_order(last) if step.keeps_state
     }
 
 
-def tables_fingerprint(inputs: Iterable[Step]) -> str:
+def tables_fingerprint(inputs: Iterable[Step], *, parsed: bool = False) -> str:
     """A digest of how the tables among the inputs are computed, along tables only; empty if there
-    are none.
+    are none. `parsed`: with expressions as they are parsed, not as they are written.
     """
     tables = [step for step in inputs if step.is_table]
     if not tables:
         return ""
     digests: dict[int, str] = {}
     for step in topological_order(tables):
-        content = step.identity() if step.keeps_state else {**step.identity(), **step.details()}
+        content = step.parsed_identity() if parsed else step.identity()
+        if not step.keeps_state:
+            content = {**step.details(), **content}
         upstream = [digests[id(source)] for source in step.inputs if source.is_table]
         digests[id(step)] = digest([content, upstream])
     return digest([digests[id(step)] for step in tables])
+
+
+def with_stored_semantics(
+    plan: PipelinePlan, known: Mapping[str, StepFingerprint], begun_before: Collection[str]
+) -> PipelinePlan:
+    """The plan in which each step whose state was begun by an earlier Headrace, with other results
+    (`Step.former`), goes on as it began: results of both kinds are never mixed.
+
+    Args:
+        plan: The plan as it is declared.
+        known: The fingerprints of the steps that have state.
+        begun_before: The names of those that an earlier Headrace may have begun. State of others
+            with the fingerprint of a former step was declared so: by="_arrival".
+
+    """
+    lineages = {known[name].lineage for name in begun_before}
+
+    def is_stored(step: Step) -> bool:
+        if (stored := known.get(step.name)) is not None:
+            return (stored.signature, stored.tables) == (
+                step.signature,
+                tables_fingerprint(step.inputs),
+            )
+        return step.name_is_derived and step.lineage in lineages
+
+    def may_be_former(step: Step) -> bool:
+        return step.name in begun_before or step.name not in known
+
+    continued: dict[int, Step] = {}
+    for step in topological_order([*plan.inputs, *(output.input for output in plan.outputs)]):
+        current = step
+        if any(continued[id(source)] is not source for source in step.inputs):
+            current = replace(step, inputs=tuple(continued[id(each)] for each in step.inputs))
+        former = current.former()
+        if (
+            former is not current
+            and may_be_former(current)
+            and is_stored(former)
+            and not is_stored(current)
+        ):
+            current = replace(former, is_former=True)
+        continued[id(step)] = current
+    outputs = tuple(replace(output, input=continued[id(output.input)]) for output in plan.outputs)
+    return replace(plan, outputs=outputs)
 
 
 def with_known_names(plan: PipelinePlan, known: Mapping[str, StepFingerprint]) -> PipelinePlan:
@@ -71,21 +141,27 @@ def with_known_names(plan: PipelinePlan, known: Mapping[str, StepFingerprint]) -
     return replace(plan, outputs=outputs)
 
 
+def _is_known(step: Step, stored: StepFingerprint | None) -> bool:
+    return stored is not None and (
+        stored.lineage == step.lineage or _same(stored.parsed_lineage, step.parsed_lineage)
+    )
+
+
 def _find_names(steps: Iterable[Step], known: Mapping[str, StepFingerprint]) -> dict[int, str]:
     """The name of each step. First come steps that the user named, or that are known under their
     derived name; then those known under another name; then the rest.
     """
-    free = {name: fingerprint.lineage for name, fingerprint in known.items()}
+    free = dict(known)
     names: dict[int, str] = {}
     moved: list[Step] = []
     for step in steps:
-        if step.name_is_derived and step.keeps_state and free.get(step.name) != step.lineage:
+        if step.name_is_derived and step.keeps_state and not _is_known(step, free.get(step.name)):
             moved.append(step)
         else:
             names[id(step)] = step.name
             free.pop(step.name, None)
     for step in moved:
-        name = next((name for name, lineage in free.items() if lineage == step.lineage), None)
+        name = next((name for name, stored in free.items() if _is_known(step, stored)), None)
         if name is not None:
             names[id(step)] = name
             del free[name]

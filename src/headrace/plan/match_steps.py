@@ -48,6 +48,7 @@ class MatchStep(Step):
     late: LatePolicy
     timed_out: str | None = None
     when_full: str = DROP
+    tie_order: tuple[tuple[str, bool], ...] = ()
 
     @property
     def shard_key(self) -> tuple[str, ...]:
@@ -103,6 +104,7 @@ class MatchStep(Step):
             producer=self.over.producer,
             time_shift_us=self.over.shift_us,
             when_full=self.when_full,
+            tie_order=self.tie_order,
             horizon_lag_us=self._horizon_lag_us,
         )
 
@@ -151,7 +153,9 @@ class MatchStep(Step):
 
     def details(self) -> dict[str, Any]:
         patterns = {name: _pattern_details(spec) for name, spec in self.patterns}
-        more = {"timed_out": self.timed_out} if self.timed_out else {}
+        more: dict[str, Any] = {"timed_out": self.timed_out} if self.timed_out else {}
+        if self.tie_order:
+            more["order_by"] = _order_details(self.tie_order)
         return {
             "by": list(self.by),
             "rows": self.rows,
@@ -192,6 +196,10 @@ class MatchStep(Step):
                 f"{'  ' if self.several else ''}{line}" for line in pattern.automaton.describe()
             ]
         return lines
+
+
+def _order_details(tie_order: tuple[tuple[str, bool], ...]) -> list[str]:
+    return [f"{name} desc" if descends else name for name, descends in tie_order]
 
 
 def _pattern_details(spec: PatternSpec) -> dict[str, Any]:
@@ -263,12 +271,14 @@ class RuleMatchStep(MatchStep):
 
     def details(self) -> dict[str, Any]:
         within = {} if self.within_us is None else {"within": format_us(self.within_us)}
-        timed_out = {"timed_out": self.timed_out} if self.timed_out else {}
+        timed_out: dict[str, Any] = {"timed_out": self.timed_out} if self.timed_out else {}
         bounds = {
             "after_match": self.after_match,
             "most_rules": self.max_rules,
             "most_rows": self.max_rows,
         }
+        if self.tie_order:
+            timed_out |= {"order_by": _order_details(self.tie_order)}
         return {
             "by": list(self.by),
             "rules": self.inputs[1].name,
@@ -287,6 +297,14 @@ class RuleMatchStep(MatchStep):
             if name not in {"rules", "measures", "within", "after_match", "schema"}
         }
         return {**kept, "rules": to_ddl(self.inputs[1].schema)}
+
+    def further_meaning(self) -> dict[str, Any]:
+        """What all rules have in common: state fits any of it, but matches follow from it."""
+        return {
+            "measures": self.measures,
+            "within_us": self.within_us,
+            "after_match": self.after_match,
+        }
 
     def summary(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""

@@ -26,7 +26,7 @@ from headrace.durations import format_us
 from headrace.error_policy import DIVERT, NULL
 from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.expressions.evaluator import Filter, Projection, RowStep
-from headrace.expressions.expression import Expression, parse_expression
+from headrace.expressions.expression import Expression, parse_expression, parsed_text
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import ShedPolicy
@@ -50,6 +50,8 @@ class TimeColumn:
 
 
 Times = Sequence[TimeColumn | None]
+SettledColumns = tuple[TimeColumn, ...]
+"""Columns by any one of which a table's rows are settled, the end of a window before its start."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Step:
     key: tuple[str, ...] = ()
     is_table: bool = False
     name_is_derived: bool = False
+    is_former: bool = False
+    """Whether it goes on with the results of an earlier Headrace (`former`)."""
 
     @property
     def input(self) -> Step:
@@ -103,6 +107,37 @@ class Step:
             " yet.",
             fix="leave it out.",
         )
+
+    def hosted_kernel(self) -> Kernel | TimedKernel:
+        """The kernel as batches run it: with expiry around it, where the step's state expires."""
+        kernel, keys = self.kernel(), self.settled_keys()
+        if not keys:
+            return kernel
+        from headrace.operators.expiry import ForgettingKernel, SettledKey
+
+        inputs = [SettledKey(columns, time.name, time.shift_us) for columns, time in keys]
+        return ForgettingKernel(kernel, inputs)
+
+    def settled_keys(self) -> Sequence[tuple[tuple[str, ...], TimeColumn]]:
+        """Per input, the columns by which its rows are stored, and the one of them by which they
+        are settled: once the horizon has passed it, no row of the key can change, and its state can
+        be forgotten. Empty if there is none.
+        """
+        return ()
+
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:  # noqa: ARG002
+        """The columns by which this table's rows are settled, given those of the inputs: none of
+        its rows changes any more once the horizon has passed one of them. `settled_columns` calls
+        this for all steps upstream.
+        """
+        return ()
+
+    @property
+    def ttl(self) -> int | None:
+        """How long a key lives after its newest row, in tick time and microseconds; None for
+        ever.
+        """
+        return None
 
     @property
     def key_may_be_null(self) -> bool:
@@ -159,6 +194,11 @@ class Step:
         return False
 
     @property
+    def goes_by_ticks(self) -> bool:
+        """Whether what this step waits for is a time of ticks, and not a watermark."""
+        return self.ttl is not None
+
+    @property
     def computes_event_time(self) -> bool:
         """Whether the event time of this step's rows is known only after its kernel has run. Steps
         that go by its watermark run behind another shuffle.
@@ -203,7 +243,11 @@ class Step:
         step = self
         operations = []
         while not step.name and step.inputs:
-            if step.operation not in {"settle", "newest"}:  # which users do not declare
+            if step.operation not in {
+                "settle",
+                "newest",
+                "late_moves",
+            }:  # which users do not declare
                 operations.append(step.operation)
             step = step.input
         if len(operations) > _MAX_SHOWN + 1:
@@ -243,6 +287,38 @@ class Step:
             **details,
         }
 
+    def former(self) -> Step:
+        """This step as Headrace computed it before its results changed: its state goes on as it
+        began (`fingerprints.with_stored_semantics`). The step itself if nothing changed.
+        """
+        return self
+
+    def parsed_identity(self) -> dict[str, Any]:
+        """The identity, with expressions as they are parsed: spaces, brackets and the case of
+        keywords do not count.
+        """
+        return self.identity()
+
+    def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:  # noqa: ARG002
+        """Per input, the columns that decide the `needed` columns of this step's rows, and which
+        rows there are. By default all of them.
+        """
+        return tuple(frozenset(source.schema.names) for source in self.inputs)
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:  # noqa: ARG002
+        """What this step does to its input's rows, as far as the `needed` columns go, in plain
+        values; None if nothing. `parsed`: with expressions as they are parsed.
+        """
+        identity = self.parsed_identity() if parsed else self.identity()
+        errors = self.details().get("errors")
+        return identity if errors is None else {**identity, "errors": errors}
+
+    def further_meaning(self) -> dict[str, Any]:
+        """What else decides this step's rows: settings that `meaning` lacked when meanings were
+        first stored. They have a digest of their own, so that what was stored before goes on.
+        """
+        return {}
+
     @cached_property
     def signature(self) -> str:
         """A digest of the identity, in which names of steps do not count."""
@@ -256,6 +332,15 @@ class Step:
         digests: dict[int, str] = {}
         for step in topological_order([self]):
             digests[id(step)] = digest([step.signature, [digests[id(up)] for up in step.inputs]])
+        return digests[id(self)]
+
+    @cached_property
+    def parsed_lineage(self) -> str:
+        """The lineage, with expressions as they are parsed."""
+        digests: dict[int, str] = {}
+        for step in topological_order([self]):
+            upstream = [digests[id(source)] for source in step.inputs]
+            digests[id(step)] = digest([digest(step.parsed_identity()), upstream])
         return digests[id(self)]
 
     def __eq__(self, other: object) -> bool:
@@ -282,6 +367,8 @@ class TopicStep(Step):
     settings: Settings = ()
     shed: ShedPolicy | None = None
     """Which rows are dropped when too many wait."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Columns that are added when rows are read, and the column of the log that each one has."""
     captured_by: str | None = None
     """The capture that creates and fills it. The topic may have more columns than are declared."""
 
@@ -308,18 +395,20 @@ class TopicStep(Step):
         """The columns of the topic itself, without those added when rows are read."""
         event_time = self.event_time
         added = [] if event_time is None else event_time.added_columns(self.schema)
-        names = {column.name for column in added}
+        names = {*(column.name for column in added), *(name for name, _ in self.metadata)}
         return pa.schema([field for field in self.schema if field.name not in names])
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
         shed = {} if self.shed is None else {"shed": str(self.shed)}
+        metadata = {"metadata": dict(self.metadata)} if self.metadata else {}
         return {
             "topic": self.topic,
             "partitions": self.partitions,
             **captured,
             **times,
+            **metadata,
             **shed,
             **dict(self.settings),
         }
@@ -335,7 +424,27 @@ class TopicStep(Step):
             "is_table": self.is_table,
             "key": self.key,
             **corrected,
+            **({"metadata": [list(each) for each in self.metadata]} if self.metadata else {}),
         }
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:  # noqa: ARG002
+        """The topic, and what its event time is: how far rows may be out of order decides which
+        ones are late. When a producer counts as idle, and how far ahead a row may be, can change.
+        """
+        times: list[Any] = []
+        if self.event_time is not None:
+            times = [type(self.event_time).__name__, self.event_time.column]
+        if isinstance(self.event_time, EventTime):
+            times += [self.event_time.delay_us, self.event_time.producer]
+        types = {name: str(self.schema.field(name).type) for name in sorted(needed)}
+        return {**self.identity(), "types": types, "event_time": times}
+
+    def further_meaning(self) -> dict[str, Any]:
+        """How devices' clocks are corrected, and whether a table's watermark follows its rows."""
+        times = self.device_time
+        corrected = {} if times is None else {"device": [times.event, times.tolerance_us]}
+        column = watermark_spec(self).column if self.is_table else None
+        return {**corrected, **({} if column is None else {"watermark_of": column})}
 
     def summary(self) -> str:
         parts = [f"key {', '.join(self.key)}"] if self.key else []
@@ -406,6 +515,16 @@ class SelectStep(Step):
         name = before.name if keeps_name else names[before.name]
         return replace(before, name=name, producer=names.get(before.producer))
 
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        """The input's columns, under each name that they have here."""
+        pairs = list(zip(self.columns, self.expressions, strict=True))
+        return tuple(
+            replace(time, name=name, producer=None)
+            for time in inputs[0]
+            for (name, _), expression in pairs
+            if expression.column == time.name
+        )
+
     def row_step(self, *, optimistic: bool) -> RowStep | None:
         from headrace.expressions.spark_subset import compile_to_arrow
 
@@ -419,6 +538,43 @@ class SelectStep(Step):
 
     def details(self) -> dict[str, Any]:
         return {"columns": dict(self.columns), "errors": self.errors}
+
+    def parsed_identity(self) -> dict[str, Any]:
+        return {**self.identity(), "columns": self._parsed_columns}
+
+    @cached_property
+    def _parsed_columns(self) -> dict[str, Any]:
+        names = self.input.schema.names
+        return {name: parsed_text(text, names, where=self.path) for name, text in self.columns}
+
+    def _decisive_columns(self, needed: frozenset[str]) -> frozenset[str]:
+        """The columns that decide the needed ones, and which rows there are: all of them, if a row
+        on which one fails is left out.
+        """
+        return needed if self.errors == NULL else frozenset(self.schema.names)
+
+    def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:
+        decisive = self._decisive_columns(needed)
+        return (
+            frozenset(
+                column
+                for (name, _), expression in zip(self.columns, self.expressions, strict=True)
+                if name in decisive or (self.is_table and name in self.key)
+                for column in expression.columns
+            ),
+        )
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
+        """None if the needed columns are those of the input."""
+        decisive = self._decisive_columns(needed)
+        pairs = zip(self.columns, self.expressions, strict=True)
+        is_same = all(each.column == name for (name, _), each in pairs if name in decisive)
+        if self.errors == NULL and is_same:
+            return None
+        texts = self._parsed_columns if parsed else dict(self.columns)
+        columns = {name: texts[name] for name, _ in self.columns if name in decisive}
+        types = {name: str(self.schema.field(name).type) for name in sorted(columns)}
+        return {"operation": "select", "columns": columns, "types": types, "errors": self.errors}
 
     def summary(self) -> str:
         return ", ".join(
@@ -435,6 +591,9 @@ class WhereStep(Step):
     condition: str
     errors: str = NULL
 
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        return inputs[0]
+
     @cached_property
     def expression(self) -> Expression:
         return parse_expression(self.condition, self.input.schema, where=self.path)
@@ -448,6 +607,21 @@ class WhereStep(Step):
     def details(self) -> dict[str, Any]:
         return {"condition": self.condition, "errors": self.errors}
 
+    def parsed_identity(self) -> dict[str, Any]:
+        return {**self.identity(), "condition": self._parsed_condition}
+
+    @cached_property
+    def _parsed_condition(self) -> Any:
+        return parsed_text(self.condition, self.input.schema.names, where=self.path)
+
+    def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:
+        key = frozenset(self.key) if self.is_table else frozenset[str]()
+        return (needed | frozenset(self.expression.columns) | key,)
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:  # noqa: ARG002
+        condition = self._parsed_condition if parsed else self.condition
+        return {"operation": self.operation, "condition": condition, "errors": self.errors}
+
     def summary(self) -> str:
         return self.condition
 
@@ -457,6 +631,15 @@ class KeyByStep(Step):
     """The input's rows under another key."""
 
     operation: ClassVar[str] = "key_by"
+
+    def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:
+        return (needed | frozenset(self.key) | frozenset(self.input.key),)
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:  # noqa: ARG002
+        return {"operation": self.operation, "key": self.key}
+
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        return inputs[0]
 
     def summary(self) -> str:
         return ", ".join(self.key)
@@ -475,33 +658,61 @@ class AggregateStep(Step):
     """What becomes of a row on which a custom aggregate raises: "divert" sends it to dead letters,
     anything else stops the query.
     """
+    null_groups: bool = True
+    """Whether null is a group. If not, rows with a null group become dead letters."""
+    ttl_us: int | None = None
+
+    @property
+    def ttl(self) -> int | None:
+        return self.ttl_us
+
+    def hosted_kernel(self) -> Kernel | TimedKernel:
+        return super().hosted_kernel() if self.ttl_us is None else expiring(self, self.ttl_us)
+
+    def settled_keys(self) -> Sequence[tuple[tuple[str, ...], TimeColumn]]:
+        return settled_keys_of(self.input, self.by)
+
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        return among(inputs[0], self.by)
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
+        content = super().meaning(needed, parsed=parsed)
+        return content if self.ttl_us is None else [content, {"ttl_us": self.ttl_us}]
 
     @property
     def shard_key(self) -> tuple[str, ...]:
         return self.by
 
     @property
+    def allows_null_keys(self) -> bool:
+        return self.null_groups
+
+    @property
     def key_may_be_null(self) -> bool:
-        return False
+        return self.null_groups and has_nullable(self.schema, self.by)
+
+    def former(self) -> Step:
+        """Before, null was no group, and `first` and `last` went by arrival."""
+        return replace(self, null_groups=False, aggregates=former_aggregates(self.aggregates))
 
     def details(self) -> dict[str, Any]:
         return {
             "by": list(self.by),
             "aggregates": {name: str(spec) for name, spec in self.aggregates},
             "errors": self.errors,
+            **_ttl_detail(self.ttl_us),
         }
+
+    def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:  # noqa: ARG002
+        return (frozenset(aggregated_columns(self.input, self.by, self.aggregates)),)
 
     def identity(self) -> dict[str, Any]:
         """State depends on the types that are read. Bounds of state may change."""
-        read = {
-            name: str(self.input.schema.field(spec.column).type)
-            for name, spec in self.aggregates
-            if spec.column is not None
-        }
+        identity = {name: value for name, value in super().identity().items() if name != "ttl"}
         return {
-            **super().identity(),
-            "aggregates": {name: str(spec.without_bounds()) for name, spec in self.aggregates},
-            "read": read,
+            **identity,
+            **aggregates_identity(self.input.schema, self.aggregates),
+            **null_groups_identity(self.schema, self.by, self.null_groups),
         }
 
     def summary(self) -> str:
@@ -528,11 +739,28 @@ class AggregateStep(Step):
         )
 
 
+def aggregated_columns(
+    source: Step, by: Iterable[str], aggregates: Iterable[tuple[str, AggregateSpec]]
+) -> set[str]:
+    """The columns that decide the groups of some aggregates, and their results: every column that
+    an aggregate names.
+    """
+    names = {*by, *(source.key if source.is_table else ())}
+    for _, spec in aggregates:
+        options = [value for _, value in spec.options]
+        named = [value if isinstance(value, tuple) else (value,) for value in options]
+        names |= {*spec.reads, *(each for values in named for each in values if type(each) is str)}
+    return names & set(source.schema.names)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnionStep(Step):
     """The rows of all inputs, which have the same columns. The first input decides their order."""
 
     operation: ClassVar[str] = "union"
+
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        return tuple(time for time in inputs[0] if all(time in other for other in inputs))
 
     def time(self, inputs: Times) -> TimeColumn | None:
         return inputs[0] if len(set(inputs)) == 1 else None
@@ -550,10 +778,19 @@ class DedupeStep(Step):
 
     on: tuple[str, ...]
     within_us: int
+    null_groups: bool = True
+    """Whether null is a value like others. If not, rows with a null become dead letters."""
 
     @property
     def shard_key(self) -> tuple[str, ...]:
         return self.on
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return self.null_groups
+
+    def former(self) -> Step:
+        return replace(self, null_groups=False)
 
     def details(self) -> dict[str, Any]:
         return {"on": list(self.on), "within_us": self.within_us}
@@ -561,7 +798,12 @@ class DedupeStep(Step):
     def identity(self) -> dict[str, Any]:
         """State has the compared columns only, so other columns may change."""
         kept = pa.schema([self.schema.field(name) for name in self.on])
-        return {"operation": self.operation, "schema": to_ddl(kept), **self.details()}
+        return {
+            "operation": self.operation,
+            "schema": to_ddl(kept),
+            **self.details(),
+            **null_groups_identity(self.schema, self.on, self.null_groups),
+        }
 
     def summary(self) -> str:
         return f"on {', '.join(self.on)} within {format_us(self.within_us)}"
@@ -577,22 +819,113 @@ class DedupeStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ToTableStep(Step):
-    """The newest row of each `key`."""
+    """The newest row of each `key`: the one with the greatest `by`, and of those with equal ones
+    the last to arrive; without `by`, the last to arrive.
+    """
 
     operation: ClassVar[str] = "to_table"
     stateful: ClassVar[bool] = True
+
+    by: str | None = None
+    ttl_us: int | None = None
+
+    @property
+    def ttl(self) -> int | None:
+        return self.ttl_us
+
+    def hosted_kernel(self) -> Kernel | TimedKernel:
+        return super().hosted_kernel() if self.ttl_us is None else expiring(self, self.ttl_us)
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "ttl"}
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
+        content = super().meaning(needed, parsed=parsed)
+        return content if self.ttl_us is None else [content, {"ttl_us": self.ttl_us}]
 
     @property
     def key_may_be_null(self) -> bool:
         return False
 
+    def details(self) -> dict[str, Any]:
+        by = {} if self.by is None else {"by": self.by}
+        return {**by, **_ttl_detail(self.ttl_us)}
+
     def summary(self) -> str:
-        return f"key {', '.join(self.key)}"
+        return f"key {', '.join(self.key)}" + (f", newest by {self.by}" if self.by else "")
+
+    def former(self) -> Step:
+        """Before, the newest row was the last to arrive."""
+        return self if self.by is None else replace(self, by=None)
+
+    def kernel(self) -> Kernel:
+        from headrace.operators.latest_rows import LatestKernel
+
+        return LatestKernel(self.name, self.schema, self.key, by=self.by)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeepStep(Step):
+    """A table without its old rows: those whose time, or else whose newest change, is longer ago
+    than `keep_us`.
+    """
+
+    operation: ClassVar[str] = "keep"
+    stateful: ClassVar[bool] = True
+
+    keep_us: int
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return True
+
+    @property
+    def time_of_key(self) -> TimeColumn | None:
+        """The column of the key with the ends of windows, by which rows grow old; None if they do
+        by their changes.
+        """
+        ends = (time for time in settled_columns(self.input) if time.shift_us <= 0)
+        return next((time for time in ends if time.name in self.key), None)
+
+    @property
+    def ttl(self) -> int | None:
+        return self.keep_us if self.time_of_key is None else None
 
     def kernel(self) -> Kernel:
         from headrace.operators.latest_rows import LatestKernel
 
         return LatestKernel(self.name, self.schema, self.key)
+
+    def hosted_kernel(self) -> Kernel | TimedKernel:
+        return expiring(self, self.keep_us, self.time_of_key)
+
+    def details(self) -> dict[str, Any]:
+        return {"keep_us": self.keep_us}
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "keep_us"}
+
+    def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
+        return [super().meaning(needed, parsed=parsed), {"keep_us": self.keep_us}]
+
+    def summary(self) -> str:
+        time = self.time_of_key
+        since = "of its newest change" if time is None else f"in {time.name}"
+        return f"{format_us(self.keep_us)} after the time {since}"
+
+
+def expiring(step: Step, ttl_us: int, time: TimeColumn | None = None) -> TimedKernel:
+    """A step's kernel with expiry around it."""
+    from headrace.operators.expiry import ExpiringKernel
+
+    kernel: Any = step.kernel()
+    if time is None:
+        return ExpiringKernel(kernel, step.key, ttl_us)
+    return ExpiringKernel(kernel, step.key, ttl_us, time=time.name, shift_us=time.shift_us)
+
+
+def _ttl_detail(ttl_us: int | None) -> dict[str, Any]:
+    return {} if ttl_us is None else {"ttl": format_us(ttl_us)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -828,6 +1161,46 @@ def topological_order(last: Iterable[Step]) -> list[Step]:
     return list(done.values())
 
 
+def has_nullable(schema: pa.Schema, names: Iterable[str]) -> bool:
+    """Whether a value of these columns may be null."""
+    return any(schema.field(name).nullable for name in names)
+
+
+def null_groups_identity(schema: pa.Schema, by: Iterable[str], null_groups: bool) -> dict[str, Any]:
+    """The part of an identity that says that null is a group, if a group can be null."""
+    return {"null_groups": True} if null_groups and has_nullable(schema, by) else {}
+
+
+def aggregates_identity(
+    schema: pa.Schema, aggregates: Iterable[tuple[str, AggregateSpec]]
+) -> dict[str, Any]:
+    """The part of an identity that is about aggregates: what they are, without bounds of their
+    state, and the types that they read.
+    """
+    aggregates = list(aggregates)
+    read = {
+        name: str(schema.field(spec.column).type)
+        for name, spec in aggregates
+        if spec.column is not None
+    }
+    more = {
+        f"{name}.{column}": str(schema.field(column).type)
+        for name, spec in aggregates
+        for column in spec.compared
+    }
+    return {
+        "aggregates": {name: str(spec.without_bounds()) for name, spec in aggregates},
+        "read": {**read, **more},
+    }
+
+
+def former_aggregates(
+    aggregates: Iterable[tuple[str, AggregateSpec]],
+) -> tuple[tuple[str, AggregateSpec], ...]:
+    """Aggregates as Headrace computed them before their results changed."""
+    return tuple((name, spec.former()) for name, spec in aggregates)
+
+
 def digest(value: Any) -> str:
     """A short digest of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -894,3 +1267,24 @@ def time_column(step: Step) -> TimeColumn | None:
     for current in topological_order([step]):
         times[id(current)] = current.time([times[id(source)] for source in current.inputs])
     return times[id(step)]
+
+
+def settled_columns(step: Step) -> SettledColumns:
+    """The columns by which a table's rows are settled; none if they may change for ever."""
+    columns: dict[int, SettledColumns] = {}
+    for current in topological_order([step]):
+        inputs = [columns[id(source)] for source in current.inputs]
+        columns[id(current)] = current.settled_by(inputs) if current.is_table else ()
+    return columns[id(step)]
+
+
+def among(times: SettledColumns, columns: Sequence[str]) -> SettledColumns:
+    """Those that are among some columns."""
+    return tuple(time for time in times if time.name in columns)
+
+
+def settled_keys_of(
+    table: Step, columns: tuple[str, ...]
+) -> Sequence[tuple[tuple[str, ...], TimeColumn]]:
+    """`Step.settled_keys` of a step that stores the rows of one table by some columns."""
+    return [(columns, time) for time in among(settled_columns(table), columns)[:1]]

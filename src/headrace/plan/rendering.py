@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.atomic_file import write_atomically
-from headrace.plan.join_steps import SettleStep, TopStep
+from headrace.plan.join_steps import JoinStep, RankStep, SettleStep, TopStep
 from headrace.plan.plan import (
     KeyByStep,
     Output,
@@ -297,6 +297,9 @@ class PlannedSink(Protocol):
     @property
     def table(self) -> str | None: ...
 
+    @property
+    def follows(self) -> str | None: ...
+
 
 def write_plan(
     directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedSink], log: str
@@ -319,13 +322,13 @@ def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str
     outputs = [_output_node(output) for output in plan.outputs]
     followers = [
         _node(
-            f"sink {topic}",
+            f"sink {name}",
             "sink",
             sink.kind,
-            [_topic_node(plan, topic)],
-            about=sink.table or topic,
+            [_topic_node(plan, sink.follows or name)],
+            about=sink.table or sink.follows or name,
         )
-        for topic, sink in sinks.items()
+        for name, sink in sinks.items()
     ]
     return [*captures, *steps, *outputs, *followers]
 
@@ -346,7 +349,9 @@ def _step_node(step: Step) -> dict[str, Any]:
             about=step.summary(),
             stateful=step.is_table,
         )
-    more = {"window": str(step.window)} if isinstance(step, WindowStep) else {}
+    more: dict[str, Any] = {"window": str(step.window)} if isinstance(step, WindowStep) else {}
+    if isinstance(step, JoinStep):
+        more["on"] = list(step.left.on)
     return _node(
         step.name,
         step.operation,
@@ -384,6 +389,9 @@ def _ranking(step: Step) -> dict[str, Any]:
     """
     if isinstance(step, TopStep):
         return {"order": [list(each) for each in step.order], "per": list(step.per)}
+    if isinstance(step, RankStep):
+        order = [[step.rank, False]] if step.rank is not None else []
+        return {"order": order, "per": list(step.per)} if order else {}
     if not isinstance(step, SelectStep | WhereStep | KeyByStep | SettleStep):
         return {}
     before = _ranking(step.input)

@@ -41,7 +41,7 @@ class DeclaredPipeline(Protocol):
 
     @property
     def sinks(self) -> Mapping[str, Sink]:
-        """Sinks by the derived topic that each follows."""
+        """Sinks by the derived topic that each follows, or by name if it `follows` an input's."""
 
     @property
     def gateways(self) -> Mapping[str, Gateway]: ...

@@ -18,14 +18,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.alerts.alert import TOPIC
+from headrace.alerts.decision import erase_rows
 from headrace.atomic_file import sync_directory
 from headrace.engine.ledger import MAIN_QUERY, Ledger
 from headrace.engine.ticks import TickJournal
+from headrace.errors import CorruptionError
 from headrace.log.api import Log
 from headrace.run_status import FILE, read_status, running_elsewhere
 from headrace.runtime.query_assignment import Arrangement, note_name, stored_arrangement
 from headrace.views.file import VIEWS_FILE, scrub
 
+ALERTS = TOPIC
+"""The topic of the messages of alerts."""
 _TICKS = "__ticks."
 _ERASED = ("steps", "clocks", "jobs", "local")
 
@@ -143,21 +148,20 @@ def state_directories(notes: Mapping[str, str]) -> list[Path]:
     return sorted(path for path in paths if path.exists())
 
 
-def obstacles(log: Log, holder: Holder) -> list[str]:
-    """Why a pipeline cannot be erased and built again, in words. Empty if it can."""
+def obstacles(log: Log, holder: Holder, *, is_retired: bool = False) -> list[str]:
+    """Why a pipeline cannot be erased and built again, in words. Empty if it can. A retired one
+    need not be built again.
+    """
     reasons = []
     if holder.state is not None and _state_id(holder.state) != holder.id:
         reasons.append(
             f"the state of the pipeline {holder.pipeline!r} is not in {holder.state}, where it last"
             " ran: name its directory"
         )
-    elif holder.state is not None and (other := running_elsewhere(holder.state)) is not None:
-        reasons.append(
-            f"the pipeline {holder.pipeline!r} is running, in process {other.process} on"
-            f" {other.host}: stop it"
-        )
+    elif holder.state is not None:
+        reasons += _running(holder.pipeline, holder.state)
     first = TickJournal.open(log, holder.pipeline).first
-    for topic in sorted(holder.inputs & set(log.topics())):
+    for topic in () if is_retired else sorted(holder.inputs & set(log.topics())):
         gone = [
             (partition, offset)
             for partition, offset in log.whole_from(topic).items()
@@ -170,6 +174,24 @@ def obstacles(log: Log, holder: Holder) -> list[str]:
                 f" has taken rows of {topic}[{partition}] before offset {offset}"
             )
     return reasons
+
+
+def _running(pipeline: str, state: Path) -> list[str]:
+    """That a pipeline is running, or that nobody can tell, in words."""
+    try:
+        other = running_elsewhere(state)
+    except CorruptionError as damaged:
+        return [
+            (
+                f"whether the pipeline {pipeline!r} is running cannot be seen. {damaged.message}"
+                " Run it once, and stop it"
+            )
+        ]
+    if other is None:
+        return []
+    return [
+        f"the pipeline {pipeline!r} is running, in process {other.process} on {other.host}: stop it"
+    ]
 
 
 def erase_pipeline(
@@ -198,6 +220,27 @@ def erase_pipeline(
     on_step(f"state {holder.pipeline}")
     scrub(holder.state / VIEWS_FILE)  # 4
     on_step(f"views {holder.pipeline}")
+
+
+def clean_note(name: str, text: str, is_erased: Callable[[str], bool]) -> str:
+    """A note without the rows, as JSON, that are erased: the states of pipelines' alerts and of
+    `headrace watch` have some.
+    """
+    if name.startswith("alerting.") and text.startswith("{"):
+        return erase_rows(text, is_erased)
+    if not name.startswith("watching."):
+        return text
+    firing = json.loads(text)
+    kept = [item for item in firing if not is_erased(json.dumps(item))]
+    return text if len(kept) == len(firing) else json.dumps(kept)
+
+
+def retire_pipeline(log: Log, holder: Holder) -> None:
+    """Give up a pipeline that was erased: its recorded ticks go, so that nobody expects it to be
+    built again. Run once more, it begins with the rows that are left.
+    """
+    if (ticks := f"{_TICKS}{holder.pipeline}") in log.topics():
+        log.delete_topic(ticks)
 
 
 def _remove_entries(log: Log, pipeline: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from headrace.engine.watermarks import (
 )
 from headrace.errors import InputError, PlanError, nearest
 from headrace.log.api import Log
-from headrace.operators.kernel import UNSTARTED
+from headrace.operators.kernel import ENDED, UNSTARTED
 from headrace.operators.patterns.kernel import partial_matches_of_key
 from headrace.operators.patterns.rules import RULES, decode_rules, rule_match_settings
 from headrace.operators.patterns.settings import MatchSettings
@@ -60,7 +60,31 @@ class SlowProducer:
     silent_us: int
     needed_us: int
     given_up_us: int
-    """The tick time at which it is no longer waited for, if it stays silent."""
+    """The tick time at which silence releases what waits: the producer is no longer waited for, and
+    if all are silent, the watermark has moved on with tick time.
+    """
+    is_partition: bool = False
+    partition: int = -1
+    offset: int = -1
+    """Where its newest row is; -1 if that is not known."""
+
+
+@dataclass(frozen=True)
+class RowAhead:
+    """A row whose event time is ahead of its append time: the one that an input's watermark was
+    last moved by (`moved`), or of those that `max_ahead` kept from moving it, the furthest.
+    """
+
+    input: str
+    producer: str
+    event_us: int
+    appended_us: int
+    partition: int
+    offset: int
+    moved: bool
+    max_ahead_us: int
+    rows: int = 0
+    """How many rows were ahead by more than `max_ahead`, since the pipeline began."""
     is_partition: bool = False
 
 
@@ -92,6 +116,14 @@ class Explanation:
     held_by: list[SlowProducer] = field(default_factory=list)
     not_begun: list[str] = field(default_factory=list)
     """Inputs that have not had a row yet: they have no watermark."""
+    idle: list[str] = field(default_factory=list)
+    """Inputs that are not waited for: all their producers are idle, or they have had no row for
+    longer than `idle`.
+    """
+    ahead: list[RowAhead] = field(default_factory=list)
+    """Rows that moved a watermark ahead of the time at which they were appended, or tried to."""
+    ended: bool = False
+    """Whether event time has ended: see `headrace run --final`."""
     next_us: int | None = None
     """The next time that something waits for."""
     sliding: bool = False
@@ -141,7 +173,7 @@ def explain(
     # Another row may come at the very end of a sliding window.
     due_us = [each.end_us + sliding for each in open_windows if each.waiting]
     next_us = min(due_us, default=entry.due_us.get(step.name))
-    slow, not_begun = _slow_producers(plan, step, state_watermarks, next_us, tick_us)
+    slow, not_begun, idle = _slow_producers(plan, step, state_watermarks, next_us, tick_us)
     return Explanation(
         step=step.name,
         tick=entry.tick,
@@ -151,6 +183,9 @@ def explain(
         windows=open_windows,
         held_by=slow,
         not_begun=not_begun,
+        idle=idle,
+        ahead=_rows_ahead(plan, step, state_watermarks, entry),
+        ended=state_watermarks.is_ended,
         next_us=next_us,
         sliding=sliding,
     )
@@ -159,8 +194,11 @@ def explain(
 def watermarks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> WatermarkState:
     """The watermarks of the inputs as of a ledger entry."""
     tick = TickJournal.open(log, plan.name).at(entry.tick)
-    inputs = read_watermarks(state / "clocks", entry.watermarks).inputs
-    return WatermarkState(inputs, tick.time_us if tick else 0)
+    return replace(
+        read_watermarks(state / "clocks", entry.watermarks),
+        time_us=tick.time_us if tick else 0,
+        is_ended=tick is not None and tick.is_ended,
+    )
 
 
 def watermarks_of(
@@ -169,9 +207,10 @@ def watermarks_of(
     """The watermark and the horizon of a step's input as of a tick."""
     specs = [watermark_spec(source) for source in plan.inputs]
     watermarks, _ = batch_watermarks(specs, state, {}, [tick], [state.time_us])
-    paths = [path for source in step.inputs for path in watermark_paths(source)]
-    of_step = watermarks.of(paths)
-    return of_step.watermark_at_start, of_step.horizon_at_start
+    ports = watermarks.of_ports([watermark_paths(source) for source in step.inputs])
+    return min(port.watermark_at_start for port in ports), min(
+        port.horizon_at_start for port in ports
+    )
 
 
 def _open_windows(step: WindowStep, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
@@ -204,19 +243,23 @@ def _bounds(window: WindowSpec, key: bytes) -> tuple[int, int]:
 
 def _slow_producers(
     plan: PipelinePlan, step: Step, state: WatermarkState, next_us: int | None, tick_us: int
-) -> tuple[list[SlowProducer], list[str]]:
-    """The producers that keep the watermark from reaching the time that is waited for next, and the
-    inputs that have not begun.
+) -> tuple[list[SlowProducer], list[str], list[str]]:
+    """The producers that keep the watermark from reaching the time that is waited for next, the
+    inputs that have not begun, and those that are not waited for.
     """
-    if next_us is None:
-        return [], []
+    if next_us is None or state.is_ended:
+        return [], [], []
     inputs = {source.name: source for source in plan.inputs}
     slow: list[SlowProducer] = []
     not_begun: list[str] = []
+    idle: list[str] = []
     for path in (path for source in step.inputs for path in watermark_paths(source)):
         topic, watermark = inputs[path.name], state.inputs.get(path.name, InputWatermark())
         times = topic.event_time
         if not isinstance(times, EventTime) or watermark_spec(topic).follows_ticks:
+            continue
+        if not watermark.is_waited_for(watermark_spec(topic), state.time_us):
+            idle.append(path.name)
             continue
         if not watermark.begun:
             not_begun.append(path.name)
@@ -224,7 +267,7 @@ def _slow_producers(
         slow += _slow_producers_of(
             topic, times, watermark, next_us + path.watermark_lag_us, tick_us
         )
-    return slow, not_begun
+    return slow, not_begun, idle
 
 
 def _slow_producers_of(
@@ -233,6 +276,11 @@ def _slow_producers_of(
     spec = watermark_spec(topic)
     behind = np.flatnonzero(watermark.newest_us - times.delay_us < needed_us)
     slowest = behind[np.argsort(watermark.newest_us[behind], kind="stable")][:MAX_PRODUCERS]
+    released_us = 0
+    if len(behind) == len(watermark.newest_us):
+        # When the last one is idle, the watermark goes on from the newest event time.
+        missing_us = needed_us + times.delay_us - watermark.newest_ever_us
+        released_us = watermark.heard_us + times.idle_us + max(0, missing_us)
     return [
         SlowProducer(
             input=topic.name,
@@ -240,11 +288,46 @@ def _slow_producers_of(
             newest_us=int(watermark.newest_us[index]),
             silent_us=tick_us - int(watermark.active_us[index]),
             needed_us=needed_us + times.delay_us,
-            given_up_us=int(watermark.active_us[index]) + times.idle_us,
+            given_up_us=max(released_us, int(watermark.active_us[index]) + times.idle_us),
             is_partition=spec.producer is None,
+            partition=int(watermark.sources[index, 2]),
+            offset=int(watermark.sources[index, 3]),
         )
         for index in slowest
     ]
+
+
+def _rows_ahead(
+    plan: PipelinePlan, step: Step, state: WatermarkState, entry: LedgerEntry
+) -> list[RowAhead]:
+    """The rows ahead of their append times that moved the watermarks of a step's inputs, and those
+    that were kept from it by `max_ahead`.
+    """
+    inputs = {source.name: source for source in plan.inputs}
+    names = dict.fromkeys(path.name for source in step.inputs for path in watermark_paths(source))
+    ahead = []
+    for name in names:
+        spec, watermark = watermark_spec(inputs[name]), state.inputs.get(name, InputWatermark())
+        for source, moved in ((watermark.moved_by, True), (watermark.furthest, False)):
+            if source is None or source.ahead_us < _SECOND_US:
+                continue
+            if moved and source.ahead_us > spec.max_ahead_us:
+                continue  # it moved the watermark no further than others may
+            ahead.append(
+                RowAhead(
+                    input=name,
+                    producer=spec.label(source.producer),
+                    event_us=source.event_us,
+                    appended_us=source.appended_us,
+                    partition=source.partition,
+                    offset=source.offset,
+                    moved=moved,
+                    max_ahead_us=spec.max_ahead_us,
+                    rows=entry.counts.get(f"{name}.ahead", 0),
+                    is_partition=spec.producer is None,
+                )
+            )
+    return ahead
 
 
 def explanation_text(explanation: Explanation) -> list[str]:
@@ -286,16 +369,45 @@ def explanation_text(explanation: Explanation) -> list[str]:
             if len(retained) == 1
             else f"{len(retained):,} published windows are kept for corrections."
         )
+    lines += [_row_ahead_text(row) for row in explanation.ahead]
+    if explanation.ended:
+        return [*lines, "Event time has ended with a final run: rows that come now are late."]
     if explanation.next_us is None:
         return [*lines, "Nothing waits for time."]
     lines += [
         f"The input {name} has not had a row yet, and has no time until then."
         for name in explanation.not_begun
     ]
+    lines += [f"The input {name} is idle, and nobody waits for it." for name in explanation.idle]
     lines += [_slow_producer_text(producer) for producer in explanation.held_by]
     if not explanation.held_by and not explanation.not_begun:
-        lines.append("Nobody holds it back: it is published with the next tick.")
+        if explanation.idle and UNSTARTED < explanation.watermark_us < explanation.next_us:
+            missing_us = explanation.next_us - explanation.watermark_us
+            lines.append(
+                "The watermark moves on with tick time from the newest event time, and is at"
+                f" {time_text(explanation.next_us)} in {format_us(missing_us)}."
+            )
+        else:
+            lines.append("Nobody holds it back: it is published with the next tick.")
     return lines
+
+
+def _row_ahead_text(row: RowAhead) -> str:
+    place = "" if row.partition < 0 else f" at partition {row.partition}, offset {row.offset}"
+    whose = "" if row.is_partition else f" of the producer {row.producer}"
+    ahead_us = (row.event_us - row.appended_us) // _SECOND_US * _SECOND_US
+    about = (
+        f"{place}{whose}, appended at {time_text(row.appended_us)} with the event time"
+        f" {time_text(row.event_us)}, {format_us(ahead_us)} ahead"
+    )
+    if row.moved:
+        return f"The watermark of {row.input} was moved by the row{about}."
+    rows = "1 row" if row.rows == 1 else f"{row.rows:,} rows"
+    return (
+        f"{rows} of {row.input} claimed to be further ahead than max_ahead"
+        f" ({format_us(row.max_ahead_us)}), and moved the watermark no further than that; the"
+        f" furthest is the row{about}."
+    )
 
 
 def _waiting_text(waiting: list[OpenWindow], sliding: bool) -> str:
@@ -320,6 +432,8 @@ def time_text(time_us: int) -> str:
     return (
         "no time yet"
         if time_us == UNSTARTED
+        else "the end of time"
+        if time_us >= ENDED // 2
         else from_us(time_us).isoformat(sep=" ", timespec="milliseconds")
     )
 
@@ -328,10 +442,11 @@ def explanation_plain(explanation: Explanation) -> dict[str, Any]:
     """An explanation as plain values, for programs. A watermark that has not begun is None."""
     plain = dict(vars(explanation))
     for name in ("watermark_us", "horizon_us"):
-        if plain[name] == UNSTARTED:
+        if plain[name] == UNSTARTED or plain[name] >= ENDED // 2:
             plain[name] = None
     plain["windows"] = [vars(window) for window in explanation.windows]
     plain["held_by"] = [vars(producer) for producer in explanation.held_by]
+    plain["ahead"] = [vars(row) for row in explanation.ahead]
     return plain
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 
 from headrace import errors
+from headrace.operators.changelog import MalformedChangelog
+from headrace.operators.kernel import AggregateFailed, GroupFull, PatternFull
 
 
 class SparkLost(errors.RetryError):
@@ -22,16 +24,23 @@ PERMANENT = (
     errors.BadRows,
     errors.BadSchema,
     errors.ExpressionFailed,
+    errors.FunctionFailed,
     errors.InputReplaced,
     errors.MissingExtra,
     errors.NewerFormat,
     errors.NotSupported,
     errors.PlanChanged,
     errors.PlanError,
+    errors.ProcessorFailed,
     errors.TopicExists,
     errors.UnknownColumn,
+    AggregateFailed,
+    GroupFull,
+    MalformedChangelog,
+    PatternFull,
 )
 """Errors that do not pass by themselves: the same batch would fail again."""
+_PERMANENT_BY_NAME = {kind.__name__: kind for kind in PERMANENT}
 _TRACE = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |$)")
 _END = re.compile(r"^\s*$|^\s+at [\w$.]+[(/]|^\s*SQLSTATE:")
@@ -50,7 +59,8 @@ def failure_reason(error: BaseException) -> str:
 
 def is_permanent(error: BaseException) -> bool:
     """Whether trying again is useless, also if the error was raised in a worker."""
-    kind = getattr(errors, failure_reason(error).partition(":")[0], None)
+    name = failure_reason(error).partition(":")[0]
+    kind = _PERMANENT_BY_NAME.get(name) or getattr(errors, name, None)
     return isinstance(kind, type) and issubclass(kind, PERMANENT)
 
 

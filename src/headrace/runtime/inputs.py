@@ -120,7 +120,7 @@ def _create_output(log: Log, output: TopicOutput, existing: set[str]) -> None:
             f"The output {output.name!r} has the columns {to_ddl(step.schema)}"
             f" ({_kind_and_key(step.key, is_table=step.is_table)}), and there is a topic of that"
             f" name with {info.schema} ({_kind_and_key(info.key, is_table=info.is_table)}).",
-            fix="write to another topic, or delete that one first.",
+            fix="write to another topic: the rows of that one are others'.",
         )
     if info.partitions != output.partitions:
         raise TopicExists(

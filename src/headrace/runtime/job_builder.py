@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS, TIMESTAMP_COLUMN
 from headrace.engine.context import (
     BatchContext,
     HostedInput,
@@ -54,11 +54,14 @@ from headrace.engine.reader import min_range_rows, topic_ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
+from headrace.engine.user_code import RunUserCode
 from headrace.error_policy import DIVERT, STOP
 from headrace.expressions.evaluator import RowStep
 from headrace.expressions.expression import Expression
 from headrace.operators.kernel import BroadcastKernel
 from headrace.operators.load_shedding import LoadShedder
+from headrace.plan.function_steps import UserCodeStep
+from headrace.plan.join_steps import LookupStep
 from headrace.plan.plan import (
     ChangesStep,
     KeyByStep,
@@ -212,6 +215,11 @@ class JobBuilder:
                     apply = ApplyRowStep(row_step, shard_schema(step), self.context.files)
                     return MapNode(self.rows(step.input), apply, _spark_schema(step))
                 return self._select(step) if isinstance(step, SelectStep) else self._filter(step)
+            case LookupStep():
+                look_up = step.row_step(optimistic=self._optimistic)
+                assert look_up is not None
+                apply = ApplyRowStep(look_up, shard_schema(step), self.context.files)
+                return MapNode(self.rows(step.input), apply, _spark_schema(step))
             case KeyByStep():
                 return self.rows(step.input)
             case UnionStep():
@@ -226,6 +234,17 @@ class JobBuilder:
                         for index, source in enumerate(step.inputs)
                     )
                 )
+            case UserCodeStep():
+                run = RunUserCode(
+                    code=step.computation,
+                    step=step.name,
+                    functions=", ".join(f"{name}()" for name, _ in step.functions)
+                    or step.summary(),
+                    schema=shard_schema(step),
+                    errors=step.errors,
+                    job=self.context.files,
+                )
+                return MapNode(self.rows(step.input), run, _spark_schema(step))
             case ChangesStep():
                 rename = RenameChangeType(step.column, tuple(step.input.schema.names))
                 return MapNode(self.rows(step.input), rename, _spark_schema(step))
@@ -278,6 +297,7 @@ class JobBuilder:
 
     def _input_reader(self, step: TopicStep, row_steps: tuple[RowStep, ...] = ()) -> InputReader:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
+        watermark = read_watermark_spec(step)
         ranges = topic_ranges(
             step.topic,
             self._ranks[step.name],
@@ -287,15 +307,18 @@ class JobBuilder:
             parts=self.cores,
             min_rows=min_range_rows(self.context.log),
             declared=step.stored_schema,
+            append_times=not watermark.follows_ticks
+            or TIMESTAMP_COLUMN in dict(step.metadata).values(),
         )
         shed_ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
         shedding = LoadShedder(step.shed, shed_ticks) if step.shed and shed_ticks else None
         return InputReader(
             ranges=tuple(ranges),
-            watermark=read_watermark_spec(step),
+            watermark=watermark,
             log=self.context.log,
             job=self.context.files,
             time_column=step.processed_at,
+            metadata=step.metadata,
             steps=row_steps,
             shedding=shedding,
         )
@@ -444,7 +467,7 @@ def _host(step: Step) -> HostedStep:
         watermark = watermark_spec(step)
     return HostedStep(
         name=step.name,
-        kernel=step.kernel(),
+        kernel=step.hosted_kernel(),
         inputs=tuple(
             HostedInput(shard_schema(source), watermark_paths(source)) for source in sources
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,10 @@ from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext
 from headrace.engine.job_graph import ShuffleNode, nodes, sql_steps
 from headrace.engine.ledger import Ledger, LedgerEntry
+from headrace.engine.outputs import dead_letters_of
 from headrace.engine.reports import (
+    STATE_BYTES,
+    STATE_KEYS,
     BatchResult,
     JobDirectory,
     JobFiles,
@@ -36,6 +39,7 @@ from headrace.engine.ticks import Ends, Tick, TickJournal, control_record, rows_
 from headrace.engine.watermarks import (
     BatchWatermarks,
     InputWatermark,
+    Ports,
     WatermarkInputs,
     WatermarkState,
     batch_watermarks,
@@ -137,6 +141,7 @@ class Query:
         run: RunContext,
         dead_letters_emitted_to: Mapping[str, int] | None = None,
         rebuild_to: int = 0,
+        continued: Collection[str] = (),
     ) -> None:
         self.name = name
         self.plan = plan
@@ -149,6 +154,8 @@ class Query:
         """Up to this tick, only state and views are built again; topics and dead letters have been
         emitted. A batch never crosses it.
         """
+        self.continued = frozenset(continued)
+        """Steps whose state has rows of a definition from before an accepted edit."""
         self.dead_letters_emitted_elsewhere: frozenset[str] = frozenset()
         """Steps that a query further ahead has too: it has emitted their dead letters."""
         self.watermark_state: WatermarkState = read_watermarks(
@@ -206,12 +213,31 @@ class Query:
             entry,
             states={step: ids for step, ids in entry.states.items() if step in self.steps},
             due_us={step: due_us for step, due_us in entry.due_us.items() if step in self.steps},
-            counts={
-                name: count
-                for name, count in entry.counts.items()
-                if name.rpartition(".")[0] in self.steps
-            },
+            counts={name: count for name, count in entry.counts.items() if self._counts(name)},
         )
+
+    def _counts(self, name: str) -> bool:
+        """Whether a count is of this query: `STEP.METRIC` and `STEP.AGGREGATE.METRIC` of a step, or
+        what a topic could not have (`dead_letters_of`).
+        """
+        counted = name.rpartition(".")[0]
+        topics = (each.name for each in self.plan.outputs if isinstance(each, TopicOutput))
+        return (
+            counted in self.steps
+            or counted.rpartition(".")[0] in self.steps
+            or counted in {dead_letters_of(topic) for topic in topics}
+        )
+
+    @cached_property
+    def _port_groups(self) -> list[Ports]:
+        """The paths to the inputs of each step of this query, and of each output."""
+        groups = [
+            tuple(watermark_paths(source) for source in step.inputs)
+            for step in self.steps.values()
+            if step.inputs
+        ]
+        groups += [(watermark_paths(output.input),) for output in self.plan.outputs]
+        return list(dict.fromkeys(groups))
 
     @property
     def own_watermarks(self) -> dict[str, InputWatermark]:
@@ -355,8 +381,9 @@ class Query:
                 files,
                 [spec.name for spec in context.watermarks.specs],
             )
+            state = replace(state, merged=watermarks.merged(self._port_groups))
             watermark_id = None
-            if state.inputs:
+            if state.inputs or state.is_ended:
                 watermark_id = write_watermarks(context.watermark_directory, state)
             is_computed = True
         finally:
@@ -369,7 +396,7 @@ class Query:
             states=result.ids,
             watermarks=watermark_id,
             due_us=result.due_us,
-            counts=_add_counts(self.own(entry).counts, result.counts),
+            counts=_add_counts(self.own(entry), result.counts),
         )
         return ComputedBatch(
             context=context,
@@ -439,6 +466,8 @@ class Query:
             before_us=before.time_us,
             ticks=tuple(tick.number for tick in ticks),
             times_us=tuple(tick.time_us for tick in ticks),
+            was_ended=before.is_ended,
+            ended_from=next((tick.number for tick in ticks if tick.is_ended), None),
         )
         return BatchContext(
             pipeline=self.plan.name,
@@ -511,26 +540,41 @@ class Query:
         """
         entry = self.entry if after is None else after.entry
         state = self.watermark_state if after is None else after.watermark_state
+        last = self.run.journal.at(entry.tick)
         if not entry.due_us:
             return None
-        last = self.run.journal.at(entry.tick)
         before_us = last.time_us if last else 0
         watermarks, _ = batch_watermarks(
             [watermark_spec(step) for step in self.plan.inputs],
-            WatermarkState(state.inputs, before_us),
+            replace(state, time_us=before_us, is_ended=last is not None and last.is_ended),
             {},
             [entry.tick + 1],
             [max(now_us, before_us)],
         )
         for name, due_us in entry.due_us.items():
-            if name in self.steps:
-                for source in self.steps[name].inputs:
-                    of_source = watermarks.of(watermark_paths(source))
-                    if of_source.watermark_at_start < due_us <= int(of_source.watermark[-1]):
+            if name in self.steps and self.steps[name].goes_by_ticks:
+                if before_us < due_us <= now_us:
+                    return name
+            elif name in self.steps:
+                ports = [watermark_paths(source) for source in self.steps[name].inputs]
+                for of_port in watermarks.of_ports(ports):
+                    if of_port.watermark_at_start < due_us <= int(of_port.watermark[-1]):
                         return name
         return None
 
     # Status
+
+    @property
+    def state_sizes(self) -> dict[str, dict[str, int]]:
+        """The keys and bytes of the state of each step, without the garbage in its files. A step
+        whose state an older version began has none.
+        """
+        counts = self.own(self.entry).counts
+        return {
+            step: {"keys": counts[f"{step}{STATE_KEYS}"], "bytes": counts[f"{step}{STATE_BYTES}"]}
+            for step in sorted(self.steps)
+            if f"{step}{STATE_KEYS}" in counts
+        }
 
     def status(self, ends: Ends) -> dict[str, Any]:
         """This query in the runner's status. `ends` are the present ends of the inputs."""
@@ -544,7 +588,11 @@ class Query:
             "batch_seconds": self.batch_seconds,
             "batch_width": self.width.last,
             "rows_per_second": self.rows_per_second,
-            "due_us": dict(entry.due_us),
+            "due_us": {
+                step: due_us
+                for step, due_us in entry.due_us.items()
+                if step not in self.steps or not self.steps[step].goes_by_ticks
+            },
             "batch_counts": dict(self.last_result.counts) if self.last_result else {},
         }
 
@@ -565,6 +613,12 @@ class Query:
                 }
         return views
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether event time ended with the last tick in the ledger or before."""
+        tick = self.run.journal.at(self.entry.tick)
+        return tick is not None and tick.is_ended
+
     def watermark_status(self) -> dict[str, dict[str, Any]]:
         """The watermarks of this query's inputs in the runner's status."""
         specs = {spec.name: spec for spec in map(watermark_spec, self.plan.inputs)}
@@ -572,6 +626,8 @@ class Query:
             name: {
                 "watermark_us": watermark.watermark_us if watermark.begun else None,
                 "producers": len(watermark.producers),
+                "ended": self._has_ended,
+                "rows_ahead": self.entry.counts.get(f"{name}.ahead", 0),
                 "held_back_by": [
                     {
                         "producer": specs[name].label(producer),
@@ -585,11 +641,23 @@ class Query:
         }
 
 
-def _add_counts(before: Mapping[str, int], batch: Mapping[str, int]) -> dict[str, int]:
+def _add_counts(entry: LedgerEntry, batch: Mapping[str, int]) -> dict[str, int]:
     """Counts since the pipeline began. The number of keys that a batch changed is not summed: it
-    means nothing over several batches.
+    means nothing over several batches. Nor is the size of a state that was there before sizes were
+    counted.
     """
-    added = {name: count for name, count in batch.items() if not name.endswith(".keys")}
+    before = entry.counts
+    unknown = {
+        f"{step}{end}"
+        for step, ids in entry.states.items()
+        for end in (STATE_KEYS, STATE_BYTES)
+        if ids and f"{step}{end}" not in before
+    }
+    added = {
+        name: count
+        for name, count in batch.items()
+        if not name.endswith(".keys") and name not in unknown
+    }
     return {name: before.get(name, 0) + added.get(name, 0) for name in {**before, **added}}
 
 

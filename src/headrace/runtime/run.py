@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ from headrace.run_status import Status
 from headrace.runtime.batch_size import BatchWidth
 from headrace.runtime.failures import SparkLost
 from headrace.runtime.inputs import InputTopics, create_topics
-from headrace.runtime.query_assignment import check_fits, known_names
+from headrace.runtime.query_assignment import check_fits, known_names, log_former_steps
 from headrace.runtime.runner import Maintenance, Runner, input_topics
 from headrace.runtime.services import (
     Ingests,
@@ -65,6 +65,7 @@ def run(
     local: str | Path | None = None,
     shards: int | None = None,
     until_caught_up: bool = False,
+    final: bool = False,
     stop: Event | None = None,
     on_status: OnStatus | None = None,
     serve: bool = False,
@@ -75,6 +76,7 @@ def run(
     on_starting: OnStarting | None = None,
     batch_target: Duration = "30 seconds",
     width: str = "auto",
+    accept_edits: Sequence[str] = (),
     **spark_options: Any,
 ) -> None:
     """Run a pipeline in this process until `stop` is set.
@@ -89,6 +91,7 @@ def run(
         shards: The number of shards; by default the one chosen with `headrace rescale`, or one per
             core.
         until_caught_up: End when everything that was there at the start has been processed.
+        final: With `until_caught_up`, end event time then: emit what still waits for it.
         stop: Ends the run when it is set.
         on_status: Called with the status after every batch.
         serve: Serve the views on this machine meanwhile.
@@ -101,10 +104,11 @@ def run(
         batch_target: How long a batch should take. The results do not depend on it.
         width: How wide batches run: whole in "one" task, "wide" over many, or "auto", as their rows
             need it. The results do not depend on it.
+        accept_edits: The outputs that go on although their definition was edited.
         **spark_options: The options of `hr.spark`.
 
     Raises:
-        ConfigurationError: The pipeline has no log.
+        ConfigurationError: The pipeline has no log, or a final run does not end by itself.
         PlanChanged: The stored state does not fit the pipeline any more.
         StateElsewhere: The state directory is not the one of this pipeline.
         RunnerFenced: Another runner of the pipeline has taken over.
@@ -117,6 +121,7 @@ def run(
     from headrace.log.spark.session import check_start
 
     BatchWidth(width)  # refuses what is none, before Spark is started
+    _check_final(final=final, until_caught_up=until_caught_up)
     stop = stop or Event()
     with (
         open_log(address_of(pipeline, log)) as opened,
@@ -125,12 +130,22 @@ def run(
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
         home = state_of(pipeline, state).absolute()
-        plan = _check(opened, pipeline.plan(), home)
+        plan = _check(opened, pipeline.plan(), home, accept_edits)
         check_start(**spark_options)
         write_plan(home, plan, pipeline.sinks, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
         # Serving starts before Spark, which takes seconds.
         with _serving(home, opened, port, on_serving) if serve else nullcontext():
+            if not plan.outputs:
+                create_topics(opened, plan)
+                _run_services(
+                    pipeline,
+                    opened.address,
+                    stop,
+                    until_caught_up=until_caught_up,
+                    on_gateway=on_gateway,
+                )
+                return
             spark = RunSession(spark_options, on_starting)
 
             def start_runner() -> Runner:
@@ -143,6 +158,7 @@ def run(
                     local=None if local is None else Path(local),
                     batch_target_s=target_s,
                     width=width,
+                    accept_edits=accept_edits,
                 )
 
             def run_batches(runner: Runner) -> None:
@@ -159,6 +175,7 @@ def run(
                     ingests,
                     fixed_shards=shards is not None,
                     until_caught_up=until_caught_up,
+                    final=final,
                     stop=stop,
                     on_status=on_status,
                 )
@@ -191,6 +208,7 @@ def replay(
     local: str | Path | None = None,
     shards: int | None = None,
     until_caught_up: bool = False,
+    final: bool = False,
     stop: Event | None = None,
     on_status: OnStatus | None = None,
     **spark_options: Any,
@@ -208,6 +226,7 @@ def replay(
         local: The directory for local stores on each machine.
         shards: The number of shards.
         until_caught_up: End when everything that was there at the start has been processed.
+        final: With `until_caught_up`, end event time then: emit what still waits for it.
         stop: Ends the run when it is set.
         on_status: Called with the status after every batch.
         **spark_options: The options of `hr.spark`.
@@ -219,6 +238,7 @@ def replay(
         replay(pipeline, "v2", since="2026-01-01T00:00:00Z", until_caught_up=True)
 
     """
+    _check_final(final=final, until_caught_up=until_caught_up)
     with open_log(address_of(pipeline, log)) as opened:
         directory = version_state(state_of(pipeline, state), version)
         plan = start_version(opened, pipeline.plan(), version, since=since, retick=retick)
@@ -241,6 +261,7 @@ def replay(
                 None,
                 fixed_shards=shards is not None,
                 until_caught_up=until_caught_up,
+                final=final,
                 stop=stop,
                 on_status=on_status,
             )
@@ -262,17 +283,37 @@ def _serving(
         yield
 
 
-def _check(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
+def _check(
+    log: Log, plan: PipelinePlan, state: Path, accept_edits: Sequence[str] = ()
+) -> PipelinePlan:
     """Refuse what can be refused before Spark is started. Returns the plan with the step names
     under which state is stored.
     """
-    plan = known_names(plan, log)
+    declared, plan = plan, known_names(plan, log)
+    log_former_steps(declared, plan)
     plan.check_kernels()
     create_topics(log, plan)
     StateDirectory.find(log, plan.name, state)
     InputTopics.find(log, plan.name, input_topics(plan))
-    check_fits(plan, log, state)
+    check_fits(plan, log, state, accept_edits)
     return plan
+
+
+def _run_services(
+    pipeline: DeclaredPipeline,
+    log: str,
+    stop: Event,
+    *,
+    until_caught_up: bool,
+    on_gateway: OnReady | None,
+) -> None:
+    """Run the gateways and sinks of a pipeline that computes nothing: its sinks follow inputs."""
+    with (
+        run_gateways(pipeline, log, stop, until_caught_up=until_caught_up, on_ready=on_gateway),
+        run_sinks(pipeline.sinks, log, stop, until_caught_up=until_caught_up),
+    ):
+        if not until_caught_up:
+            stop.wait()
 
 
 def _run(
@@ -281,6 +322,7 @@ def _run(
     *,
     fixed_shards: bool,
     until_caught_up: bool,
+    final: bool,
     stop: Event | None,
     on_status: OnStatus | None,
 ) -> None:
@@ -303,7 +345,8 @@ def _run(
 
     Thread(target=_interrupt_late_batch, args=(runner.spark, stop, ended), daemon=True).start()
     try:
-        runner.run(until_caught_up=until_caught_up, stop=stop, between=between)
+        _warn_of_ended_time(runner)
+        runner.run(until_caught_up=until_caught_up, final=final, stop=stop, between=between)
     except SparkLost:
         ingests = None  # their queries have ended with it
         raise
@@ -312,6 +355,25 @@ def _run(
         if ingests is not None:
             ingests.stop()
         runner.close()
+
+
+def _check_final(*, final: bool, until_caught_up: bool) -> None:
+    if final and not until_caught_up:
+        raise ConfigurationError(
+            "A final run ends event time when it has caught up, and this one never does.",
+            fix="pass until_caught_up=True (--until-caught-up) too, or leave out final=True.",
+        )
+
+
+def _warn_of_ended_time(runner: Runner) -> None:
+    last = runner.journal.last
+    if last is not None and last.is_ended:
+        logger.warning(
+            "Event time of %s has ended with a final run: rows that come now are late for every"
+            " step that goes by event time. To compute them together with the others: headrace"
+            " replay FILE --as v2 --retick.",
+            runner.plan.name,
+        )
 
 
 def _interrupt_late_batch(spark: SparkSession, stop: Event, ended: Event) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,14 @@ from threading import Event
 from typing import TYPE_CHECKING, Self
 
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
-from headrace.engine.reports import BatchResult
+from headrace.engine.reports import STATE_BYTES, STATE_KEYS, BatchResult
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.sweeper import Sweeper
 from headrace.engine.ticks import (
     MAX_ROWS_A_TICK,
     Tick,
     TickJournal,
+    final_tick,
     first_tick,
     next_ticks,
     rows_between,
@@ -54,6 +55,7 @@ from headrace.runtime.query_assignment import (
     arrangement_of,
     check_fits,
     known_names,
+    log_former_steps,
     note_name,
     remembered_shards,
     view_key,
@@ -109,6 +111,7 @@ class Runner:
         }
         self._status_written_s = 0.0
         self._cut_s, self._looked_us = 0.0, 0
+        self._ends_event_time = False
         self._thread = ThreadPoolExecutor(1, "batch")
         self._ahead: Future[ComputedBatch | None] | None = None  # the next batch, if it was begun
         self._state_measured_s = -STATUS_EVERY_S
@@ -127,18 +130,21 @@ class Runner:
         local: Path | None = None,
         batch_target_s: float = DEFAULT_TARGET_S,
         width: str = "auto",
+        accept_edits: Collection[str] = (),
     ) -> Self:
-        """Take over a pipeline, and return its runner. The steps:
+        """Take over a pipeline, and return its runner. `accept_edits` are outputs that go on under
+        an edited definition. The steps:
 
         1. Check the plan against the state directory, create missing topics, and check that the
            inputs and the stored state fit. Until here, an older runner is not disturbed.
         2. Take the next epoch of the ledger, which fences older runners.
         3. Store the ids of the state directory and of the inputs; on a first run, tick 0.
         4. Open the views, and fence them with the epoch.
-        5. Arrange the outputs into queries, store the arrangement, and empty the views that are
-           built from the beginning.
+        5. Arrange the outputs into queries, store the arrangement, and begin to rebuild the views
+           that are built from the beginning.
         """
-        plan = known_names(plan, log)  # 1
+        declared, plan = plan, known_names(plan, log)  # 1
+        log_former_steps(declared, plan)
         plan.check_kernels()
         state = state.absolute()
         home = StateDirectory.find(log, plan.name, state)
@@ -146,7 +152,7 @@ class Runner:
         create_topics(log, plan)
         topics = input_topics(plan)
         inputs = InputTopics.find(log, plan.name, topics)
-        check_fits(plan, log, state)
+        check_fits(plan, log, state, accept_edits)
         ledger = Ledger.open(log, plan.name)  # 2
         ledger.take_over()
         inputs.remember(ledger)  # 3
@@ -170,7 +176,7 @@ class Runner:
             batch_target_s=batch_target_s,
             width=width,
         )
-        return cls(plan, context, inputs, _arrange_queries(plan, context))  # 5
+        return cls(plan, context, inputs, _arrange_queries(plan, context, accept_edits))  # 5
 
     # State of the run
 
@@ -263,6 +269,22 @@ class Runner:
         self._looked_us = now_us
         return len(ticks)
 
+    def end_event_time(self) -> int:
+        """Record the final tick, with which event time ends, unless it has ended: all that waits
+        for a watermark is emitted in that tick. It is recorded like any other, so that a restart
+        and a replay end at the same point. Returns the number of the final tick, or of the last one
+        if event time has ended already.
+        """
+        self.discard_ahead()
+        self.ledger.settle()
+        last = self.journal.last
+        assert last is not None
+        if not last.is_ended:
+            last = final_tick(last, self.now_us())
+            _record(self.ledger, self.journal, [last])
+        self._ends_event_time = False
+        return last.number
+
     # Batches
 
     def step_ahead(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
@@ -350,17 +372,20 @@ class Runner:
             leading = self.leading
             if query.tick != leading.tick or query.tick < max(query.rebuild_to, leading.rebuild_to):
                 continue
+            if (leading.continued & query.steps.keys()) | (query.continued & leading.steps.keys()):
+                continue  # they have different states for one step, and stay apart
             outputs = [output.name for output in (*leading.plan.outputs, *query.plan.outputs)]
             plan = sub_plan(self.plan, outputs)
             others = [other for other in self.queries if other not in (leading, query)]
             arrangement = arrangement_of([leading, *others])
-            arrangement.queries[leading.name] = arrange_query(plan)
+            continued = leading.continued | query.continued
+            arrangement.queries[leading.name] = arrange_query(plan, continued=continued)
             entry = self._merge_entries(leading, query)
             tx = self.ledger.transaction()
             self.ledger.add(tx, entry)
             tx.set_note(note_name(self.plan.name), arrangement.to_json())
             self.ledger.commit(tx)
-            merged = Query(leading.name, plan, self.context)
+            merged = Query(leading.name, plan, self.context, continued=continued)
             merged.last_result = leading.last_result
             merged.batches = leading.batches + query.batches
             self.queries = [merged, *others]
@@ -368,7 +393,10 @@ class Runner:
     def _merge_entries(self, leading: Query, query: Query) -> LedgerEntry:
         """One ledger entry for two queries: of each only what it computes itself."""
         first, second = leading.own(leading.entry), query.own(query.entry)
-        watermarks = WatermarkState({**query.own_watermarks, **leading.own_watermarks})
+        watermarks = WatermarkState(
+            {**query.own_watermarks, **leading.own_watermarks},
+            merged={**query.watermark_state.merged, **leading.watermark_state.merged},
+        )
         watermark_id = None
         if watermarks.inputs:
             watermark_id = write_watermarks(self.context.watermark_directory, watermarks)
@@ -387,11 +415,13 @@ class Runner:
         self,
         *,
         until_caught_up: bool = False,
+        final: bool = False,
         stop: Event | None = None,
         between: Callable[[], bool] | None = None,
     ) -> None:
         """Run batches until `stop` is set or, with `until_caught_up`, until everything that was
-        there at the start has been taken in. SparkLost if Spark has ended.
+        there at the start has been taken in; with `final` event time ends then, and what waits for
+        it is emitted. SparkLost if Spark has ended.
 
         `between` is called between batches. It returns whether more rows will come from the
         services that it looks after: then the run has not caught up.
@@ -406,7 +436,10 @@ class Runner:
             if until_caught_up and not more_will_come and self.last_error is None:
                 target = target if target is not None else self._newest_tick()
                 if self.tick >= target:
-                    return
+                    if not final:
+                        return
+                    final, target, self._ends_event_time = False, None, True
+                    continue
             if started_s - self._status_written_s > STATUS_EVERY_S:
                 self.write_status()
                 self._check_newest()
@@ -420,7 +453,9 @@ class Runner:
         batch.
         """
         try:
-            if self._ahead is None:
+            if self._ends_event_time:
+                self.end_event_time()
+            elif self._ahead is None:
                 self.cut()
             worked = self.step_ahead()
         except RunnerFenced:
@@ -511,7 +546,16 @@ class Runner:
             batches=self.batches,
             failures=self.failures,
             last_error=self.last_error,
-            counts=dict(leading.entry.counts),
+            counts={
+                name: count
+                for name, count in leading.entry.counts.items()
+                if not name.endswith((STATE_KEYS, STATE_BYTES))
+            },
+            steps={
+                step: size
+                for query in reversed(self.queries)
+                for step, size in query.state_sizes.items()
+            },
             ingests=self.ingests(),
             queries={query.name: query.status(ends) for query in self.queries},
             watermarks=leading.watermark_status(),
@@ -577,11 +621,20 @@ def _open_views(plan: PipelinePlan, state: Path, epoch: int) -> ViewStore | None
     return store
 
 
-def _arrange_queries(plan: PipelinePlan, context: RunContext) -> list[Query]:
+def _arrange_queries(
+    plan: PipelinePlan, context: RunContext, accepted: Collection[str]
+) -> list[Query]:
     """The queries of a run, the one that is furthest ahead first."""
     ledger, views = context.ledger, context.views
-    view_tick = views.reader.tick if views is not None else None
-    arrangement = arrange(plan, context.log, ledger, context.journal, view_tick)
+    view_tick = views.reader.written_tick if views is not None else None
+    arrangement = arrange(plan, context.log, ledger, context.journal, view_tick, accepted)
+    for name, tick in arrangement.accepted.items():
+        logger.warning(
+            "The output %s goes on with its new definition: its rows up to tick %d follow the old"
+            " one.",
+            name,
+            tick,
+        )
     text = arrangement.to_json()
     if text != context.log.note(note_name(plan.name)):
         tx = ledger.transaction()
@@ -594,6 +647,7 @@ def _arrange_queries(plan: PipelinePlan, context: RunContext) -> list[Query]:
             context,
             query.dead_letters_emitted_to,
             query.rebuild_to,
+            query.continued,
         )
         for name, query in arrangement.queries.items()
     ]
@@ -605,7 +659,15 @@ def _arrange_queries(plan: PipelinePlan, context: RunContext) -> list[Query]:
             for output in query.plan.outputs
             if isinstance(output, ViewOutput)
         ]
-        views.empty(new_views, ledger.epoch)
+        has_committed = any(query.has_begun for query in queries) or ledger.last(MAIN_QUERY)
+        newest = context.journal.last if has_committed else None
+        rebuilt = views.rebuild(new_views, ledger.epoch, newest.number if newest else None)
+        for name in rebuilt:
+            logger.warning(
+                "The view %s is built again from the first tick on. Readers see its old rows until"
+                " it is complete.",
+                name,
+            )
     return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from headrace.errors import ConfigurationError, RetryError
 from headrace.log.api import Log
 from headrace.retry import Backoff
 from headrace.runtime.failures import failure_reason
+from headrace.runtime.inputs import create_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,8 +89,11 @@ PATIENCE_S = 60.0
 def run_captures(
     pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool
 ) -> Iterator[None]:
-    """Run the captures of a pipeline. A run that is to catch up lets them catch up first."""
+    """Run the captures and sources of a pipeline. A run that is to catch up lets them catch up
+    first.
+    """
     captures = list(pipeline.captures.values())
+    _create_topics_of_sources(pipeline, captures, log)
     if until_caught_up:
         for capture in captures:
             capture.run(log=log.address, stop=stop, until_caught_up=True)
@@ -102,6 +106,21 @@ def run_captures(
     with background(services, stop, patience_s=PATIENCE_S) as failures:
         _await_captured_topics(pipeline, log, stop, failures)
         yield
+
+
+def _create_topics_of_sources(
+    pipeline: DeclaredPipeline, captures: Sequence[Capture], log: Log
+) -> None:
+    """Create the topics of sources that are missing, as the pipeline declares them."""
+    if not captures:
+        return
+    from headrace.sources.base import Source
+
+    topics = {capture.topic for capture in captures if isinstance(capture, Source)}
+    existing = set(log.topics())
+    for step in pipeline.plan().inputs:
+        if step.topic in topics:
+            create_input(log, step, existing)
 
 
 def _run_capture(capture: Capture, log: str, done: Event) -> None:
@@ -171,19 +190,21 @@ def _run_gateway(gateway: Gateway, log: str, on_ready: OnReady | None, done: Eve
 def run_sinks(
     sinks: Mapping[str, Sink], log: str, stop: Event, *, until_caught_up: bool
 ) -> Iterator[None]:
-    """Run the sinks of a pipeline, by the derived topic that each follows.
+    """Run the sinks of a pipeline, by the derived topic that each follows, or by name if it
+    `follows` an input's topic.
 
-    `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs; the sink follows
-    that topic as `headrace sync` does. So a slow or missing target does not hold up the pipeline.
-    A run that is to catch up applies its rows at the end.
+    `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs, unless they are an
+    input's; the sink follows the topic as `headrace sync` does. So a slow or missing target does
+    not hold up the pipeline. A run that is to catch up applies its rows at the end.
     """
     if until_caught_up:
         yield
-        for topic, sink in sinks.items():
-            sink.run(topic, log=log, stop=stop, until_caught_up=True)
+        for name, sink in sinks.items():
+            sink.run(sink.follows or name, log=log, stop=stop, until_caught_up=True)
         return
     services = {
-        f"sink {topic}": partial(_run_sink, sink, topic, log) for topic, sink in sinks.items()
+        f"sink {name}": partial(_run_sink, sink, sink.follows or name, log)
+        for name, sink in sinks.items()
     }
     with background(services, stop):
         yield

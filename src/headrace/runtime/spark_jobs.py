@@ -179,9 +179,10 @@ class _FrameJob:
                 from pyspark.sql import Observation
                 from pyspark.sql.functions import expr
 
+                observe = self._frame(node.input).observe  # before `expr`, which needs a JVM
                 self._observations[step] = observation = Observation(f"failed.{step}")
                 count = expr(f"count_if({condition})").alias("rows")
-                return self._frame(node.input).observe(observation, count)
+                return observe(observation, count)
             case SqlNode(where=str() as condition):
                 return self._frame(node.input).where(condition)
             case SqlNode():

@@ -64,7 +64,7 @@ class StateDirectory:
             raise StateElsewhere(
                 f"The directory {path} has the state of a pipeline on another log, or on this one"
                 " before it was lost.",
-                fix="name another directory with --state DIR or state=…, or remove this one.",
+                fix="name another directory with --state DIR or state=…; this one is its log's.",
             )
         return cls(pipeline, path, directory_id or new_id(), is_remembered=is_remembered)
 

@@ -16,6 +16,7 @@ from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, known_pipeli
 from headrace.engine.state.files import StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
 from headrace.log.api import Log
+from headrace.operators.expiry import PREFIX as EXPIRY
 from headrace.operators.kernel import InspectableKernel
 from headrace.plan.plan import PipelinePlan
 from headrace.runtime.query_assignment import stored_arrangement
@@ -85,6 +86,7 @@ class StepStateInfo:
     keys: int
     files: int
     bytes: int
+    """The size of the files. One that several steps share counts for each of them."""
 
 
 def state_sizes(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
@@ -92,7 +94,7 @@ def state_sizes(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
     infos = []
     for stored in stored_states(log, pipeline, state).values():
         names = set(stored.files.reach([stored.ids]))
-        paths = (stored.files.directory / f"{name}.state" for name in names)
+        paths = map(stored.files.path, names)
         infos.append(
             StepStateInfo(
                 step=stored.step,
@@ -170,19 +172,35 @@ class StateInspector:
         """At most `limit` entries, in order of key group and key; and whether there are more."""
         rows: list[dict[str, Any]] = []
         for group in range(KEY_GROUPS):
-            keys, values = self.state.entries(group)
+            keys, values = self._own_entries(group)
             left = limit + 1 - len(rows)
             rows += self._decode(keys[:left], values[:left])
             if len(rows) > limit:
                 return rows[:limit], True
         return rows, False
 
+    def _own_entries(self, group: int) -> tuple[list[bytes], list[bytes]]:
+        """The entries of the kernel itself, without those by which its keys expire."""
+        keys, values = self.state.entries(group)
+        start = self._prefix
+        own = [
+            index
+            for index, key in enumerate(keys)
+            if key.startswith(start) and not key.startswith(EXPIRY)
+        ]
+        return [keys[index][len(start) :] for index in own], [values[index] for index in own]
+
+    @property
+    def _prefix(self) -> bytes:
+        prefix: bytes = getattr(self.kernel, "inspected_prefix", b"")
+        return prefix
+
     def row(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """The entry of a key, given by the values of its columns; None if there is none."""
         names = [field.name for field in self.key_fields]
         columns = [pa.array([key[field.name]], field.type) for field in self.key_fields]
         encoded = encode_keys(pa.table(columns, names=names), names)
-        keys, values = self.state.entries(int(key_groups(encoded)[0]))
+        keys, values = self._own_entries(int(key_groups(encoded)[0]))
         wanted = encoded[0].as_py()
         if wanted not in keys:
             return None

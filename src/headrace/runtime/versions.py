@@ -168,7 +168,7 @@ def _check_topics_are_free(log: Log, plan: PipelinePlan) -> None:
     if taken:
         raise ReplayRefused(
             f"There is a topic {taken[0]!r} already, and not of this version.",
-            fix="choose another name for the version, or delete the topic.",
+            fix="choose another name for the version.",
         )
 
 
@@ -296,7 +296,7 @@ class _RecordedTicks:
         after, ends = (start.after - 1, {}) if last is None else (last.number, last.ends)
         for tick in self._read(after, start.after if start.up_to is None else start.up_to):
             ends = _advance_ends(self._ends_of(tick), ends)
-            yield Tick(tick.number, tick.time_us, ends, tick.shed)
+            yield replace(tick, ends=ends)
 
     def _ends_of(self, tick: Tick) -> Ends:
         """A tick's ends in the plan's inputs. For an input that the tick does not have, by the time

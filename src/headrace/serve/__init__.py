@@ -12,6 +12,7 @@ In the order in which a request passes:
     time_travel       rows as of an earlier tick
     read_your_writes  waiting until a view contains some offsets
     subscriptions     the changes of a view and the rows of a topic, as events
+    selections        the rows that subscribers select, evaluated once for all
     channels          the delivery of events to many subscribers (server-sent events)
     ask               questions to a pipeline, and their answers
     dashboard         what the dashboard and `headrace top` show

@@ -20,26 +20,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.errors import BugError, ConfigurationError, HeadraceError, UnknownView
-from headrace.http.access import AccessMiddleware
+from headrace.http.access import HEALTH_PATHS, AccessMiddleware
 from headrace.http.responses import Refused, error_response, json_response
 from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.serve import subscriptions, views
 from headrace.serve.ask import AskHandler
 from headrace.serve.channels import EventStream, Hub
-from headrace.serve.dashboard import Dashboard, page_routes
+from headrace.serve.dashboard import PAGE_PATHS, Dashboard, page_routes
 from headrace.serve.lookups import LookupMiddleware, RowLookups
 from headrace.serve.metrics import render_metrics
 from headrace.serve.openapi import description
 from headrace.serve.read_your_writes import OffsetWaiter
 from headrace.serve.redaction import redact_responses
 from headrace.serve.requests import Limits, ReadPool, RequestParameters
+from headrace.serve.selections import parse_selection
 from headrace.serve.stores import ViewStores
 from headrace.serve.subscriptions import (
     SnapshotCache,
     Subscription,
     parse_resume_id,
-    parse_selection,
 )
 
 MAX_TAIL_ROWS = 10_000
@@ -60,10 +60,11 @@ class Service:
         self.stores = ViewStores(state)
         self.lookups = RowLookups(self.stores)
         self.snapshots = SnapshotCache()
-        self.reads = ReadPool(limits)
+        self.reads = ReadPool(limits.reads, limits.waiting_reads)
+        self.queries = ReadPool(limits.queries, limits.waiting_reads)
         self.offset_waiter = OffsetWaiter(log, self.reads)
         self.dashboard = Dashboard(state, log)
-        self.ask_handler = AskHandler(log, self.reads, limits)
+        self.ask_handler = AskHandler(log, self.reads, limits, state)
 
     def end_streams(self) -> None:
         """End all subscriptions. Another thread calls this before it waits for open requests."""
@@ -83,6 +84,7 @@ class Service:
             await self.ask_handler.close()
             await self.hub.close()
             self.reads.close()
+            self.queries.close()
             self.stores.close()
 
     async def _sample_dashboard(self) -> None:
@@ -131,7 +133,7 @@ class Service:
         if query.at_least is not None:
             store = self.stores.store(query.version)
             await self.offset_waiter.wait(store, None, query.at_least, query.wait_s)
-        return await self.reads.run(views.run_query, self.stores, query)
+        return await self.queries.run(views.answer_query, self.stores, query, self.limits)
 
     # Topics
 
@@ -192,7 +194,7 @@ class Service:
 
     async def metrics(self, request: Request) -> Response:
         RequestParameters(request, ())
-        text = await self.reads.run(render_metrics, self.stores, self.hub.subscribers)
+        text = await self.reads.run(render_metrics, self.stores, self.hub.subscribers, self.log)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def health(self, _request: Request) -> Response:
@@ -242,6 +244,7 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         redact_responses(LookupMiddleware(app, service.lookups), service.log),
         host=host,
         token=token,
+        open_paths=HEALTH_PATHS | PAGE_PATHS,
     )
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
+import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +19,15 @@ from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.http.responses import Refused, json_response
 from headrace.log.api import Log
 from headrace.log.values import ASK_ID, answers_topic, question_names, questions_topic
-from headrace.serve.requests import Limits, ReadPool, RequestParameters, read_json, rows_json
+from headrace.run_status import read_plan
+from headrace.serve.requests import Limits, ReadPool, RequestParameters, read_body, rows_json
+from headrace.types.json_codec import decode_rows_exactly
+from headrace.types.schema import to_ddl
 
 MAX_WAITING = 1_000
 POLL_S = 0.02
 _IDLE_S = 60.0
+_EXAMPLE = '{"url": "…"}'
 
 
 class AskHandler:
@@ -29,8 +35,9 @@ class AskHandler:
     answers for as long as a request waits.
     """
 
-    def __init__(self, log: Log | None, reads: ReadPool, limits: Limits) -> None:
+    def __init__(self, log: Log | None, reads: ReadPool, limits: Limits, state: Path) -> None:
         self._log = log
+        self._state = state
         self._reads = reads
         self._limits = limits
         self._waiting: dict[str, dict[str, asyncio.Future[bytes]]] = {}
@@ -47,15 +54,12 @@ class AskHandler:
         wait_s = parameters.seconds("wait", self._limits.wait_s, self._limits.max_wait_s)
         name, log = request.path_params["name"], self._require_log()
         await self._reads.run(_check_name, log, name)
-        question = await read_json(request, self._limits, what="A question", example='{"url": "…"}')
-        if not isinstance(question, dict):
-            raise InputError(
-                "The question is not a JSON object.", fix='send one, such as {"url": "…"}.'
-            )
+        question = await read_body(request, self._limits, what="A question", example=_EXAMPLE)
         ask_id = str(uuid.uuid4())
+        row = await self._reads.run(_parse_question, log, self._state, name, question, ask_id)
         with self._expect_answer(name, ask_id) as answer:
             await self._start_poller(log, name)  # 1
-            await self._reads.run(_append, log, name, {**question, ASK_ID: ask_id})  # 2
+            await self._reads.run(_append, log, name, row)  # 2
             try:
                 return json_response(await asyncio.wait_for(answer, wait_s))  # 3
             except TimeoutError:
@@ -136,11 +140,43 @@ def _check_name(log: Log, name: str) -> None:
         )
 
 
-def _append(log: Log, name: str, question: dict[str, Any]) -> None:
-    """Append a question; columns that it leaves out are null."""
-    columns = log.topic(questions_topic(name)).arrow_schema.names
+def _parse_question(
+    log: Log, state: Path, name: str, question: bytes, ask_id: str
+) -> pa.RecordBatch:
+    """The row of a question in JSON, with the types of its topic. Columns that it leaves out are
+    null; InputError if one of the table's key is left out, or if a value does not fit.
+    """
+    schema = log.topic(questions_topic(name)).arrow_schema
+    asked = pa.schema([field.with_nullable(True) for field in schema if field.name != ASK_ID])
+    decoded = decode_rows_exactly([question], asked)
+    if decoded.misfits:
+        raise InputError(
+            f"The question {name!r} cannot be asked: {decoded.misfits[0]}.",
+            fix=f"send a JSON object with {to_ddl(asked)}, encoded as in responses.",
+        )
+    present = json.loads(question)
+    for column in _key_columns(state, name) or asked.names[:1]:
+        if column not in present:
+            raise InputError(
+                f"The question {name!r} lacks the column {column!r}, by which its answer is found.",
+                fix=f"send a JSON object with {to_ddl(asked)}.",
+            )
+    columns = dict(zip(asked.names, decoded.batch.columns, strict=True))
+    columns[ASK_ID] = pa.array([ask_id])
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+
+
+def _key_columns(state: Path, name: str) -> list[str]:
+    """The key of the table that answers, by the plan of the newest run."""
+    plan = read_plan(state)
+    nodes = {} if plan is None else {node["id"]: node for node in plan["nodes"]}
+    columns: list[str] = nodes.get(f"ask.{name}.join", {}).get("on", [])
+    return columns
+
+
+def _append(log: Log, name: str, row: pa.RecordBatch) -> None:
     with log.producer(questions_topic(name)) as producer:
-        producer.append([{**dict.fromkeys(columns), **question}])
+        producer.append(pa.Table.from_batches([row]))
 
 
 def _read_answers(log: Log, topic: str, offsets: dict[int, int]) -> list[tuple[str, bytes]]:

@@ -13,8 +13,18 @@ import asyncio
 import contextlib
 import json
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +36,14 @@ from starlette.types import Receive, Scope, Send
 from headrace.errors import HeadraceError, RetryError
 from headrace.http.responses import Refused
 from headrace.serve.requests import Limits
+from headrace.serve.selections import RowSelection, evaluate
 
 _SEND_BYTES = 64 << 10
 Position = Any
 """How far a channel has read: a view's tick, or the offsets of a topic's partitions."""
-Selector = Callable[[pa.Table], pa.Table]
-"""Selects the rows of an event that a subscriber wants. Equal selectors share their result."""
+RunInThread = Callable[..., Awaitable[Any]]
+_WOKEN_AT_ONCE = 50
+"""Subscribers that are woken between two looks at the network: about 3 ms of work."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,8 @@ class StreamEvent:
     id: str
     rows: pa.Table
     data: bytes
-    selected: dict[Selector, bytes] = field(default_factory=dict)
-    """The encoded event for subscribers with a selector."""
+    selected: dict[RowSelection, bytes] = field(default_factory=dict)
+    """The encoded event for the subscribers of a selection; empty if it selects no row."""
 
 
 class EventSource(Protocol):
@@ -65,7 +77,11 @@ class EventSource(Protocol):
 
     def id(self, position: Position) -> str: ...
 
-    def encode(self, id: str, rows: pa.Table) -> bytes: ...
+    def objects(self, rows: pa.Table) -> list[str]:
+        """The rows as JSON objects."""
+
+    def encode(self, id: str, objects: Sequence[str]) -> bytes:
+        """An event with some rows."""
 
 
 class SourceReset(Exception):
@@ -80,6 +96,29 @@ class SlowSubscriber(Exception):
 
 class ServerClosing(Exception):
     """The server shuts down."""
+
+
+def evaluate_selections(
+    source: EventSource, events: Iterable[StreamEvent], selections: Collection[RowSelection]
+) -> None:
+    """Encode the rows that selections select, in the thread that reads."""
+    for event in events:
+        for selection, objects in evaluate(event.rows, selections, source.objects).items():
+            event.selected[selection] = source.encode(event.id, objects)
+
+
+@dataclass
+class _Listeners:
+    """The subscribers of a channel with one selection, or with none."""
+
+    since: int
+    """The selection is evaluated for the events from this number on."""
+    count: int = 0
+    matches: deque[int] = field(default_factory=deque)
+    """The numbers of the events with selected rows that are in the ring."""
+    lost: int = -1
+    """The number of the last event with selected rows that has left the ring."""
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class Channel:
@@ -98,7 +137,9 @@ class Channel:
         """The number of the oldest event in the ring."""
         self._bytes = 0
         self._heartbeats = 0
-        self._changed = asyncio.Event()
+        self._listeners: dict[RowSelection | None, _Listeners] = {}
+        self._to_wake: deque[asyncio.Future[None]] = deque()
+        self._waker: asyncio.Task[None] | None = None
         self.subscribers = 0
         self.end: Exception | None = None
 
@@ -107,77 +148,166 @@ class Channel:
         """The number that the next event will have."""
         return self.first + len(self._events)
 
-    def publish(self, position: Position, events: list[StreamEvent]) -> None:
+    @property
+    def selections(self) -> list[RowSelection]:
+        """The selections of the present subscribers, each once."""
+        return [selection for selection in self._listeners if selection is not None]
+
+    def publish(
+        self,
+        position: Position,
+        events: list[StreamEvent],
+        evaluated: Collection[RowSelection] = (),
+    ) -> None:
+        """Add events to the ring, in which `evaluated` were evaluated already, and wake those
+        subscribers that they are for.
+        """
         self.position = position
-        if events:
-            for event in self._newest:
-                event.selected.clear()
-            self._newest = events
+        if not events:
+            return
+        for event in self._newest:
+            event.selected.clear()
+        self._newest, start = events, self.next
+        done = set(evaluated)
         for event in events:
             self._events.append(event)
             self._bytes += len(event.data)
+        for selection, listeners in self._listeners.items():
+            if selection is None:
+                self._wake(listeners)
+            elif selection not in done:  # it came while the events were read
+                listeners.since = max(listeners.since, self.next)
+                self._wake(listeners)
+        for number, event in enumerate(events, start):
+            for selection in event.selected:
+                if (listeners_ := self._listeners.get(selection)) is not None:
+                    listeners_.matches.append(number)
+                    self._wake(listeners_)
+        self._shorten()
+
+    def _shorten(self) -> None:
         while self._events and (
             len(self._events) > self._limits.ring_events or self._bytes > self._limits.ring_bytes
         ):
             self._bytes -= len(self._events.popleft().data)
             self.first += 1
-        if events:
-            self._wake()
 
     def heartbeat(self) -> None:
         self._heartbeats += 1
-        self._wake()
+        self._wake_all()
 
     def close(self, why: Exception) -> None:
         self.end = why
-        self._wake()
+        self._wake_all()
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    def _wake_all(self) -> None:
+        for listeners in self._listeners.values():
+            self._wake(listeners)
 
-    async def listen(self, number: int, select: Selector | None) -> AsyncGenerator[bytes, None]:
+    def _wake(self, listeners: _Listeners) -> None:
+        """Wake subscribers, a few at a time, so that the event loop is never busy for long."""
+        if not listeners.waiting:
+            return
+        self._to_wake += listeners.waiting
+        listeners.waiting = []
+        if self._waker is None or self._waker.done():
+            self._waker = asyncio.get_running_loop().create_task(self._wake_in_turn())
+
+    async def _wake_in_turn(self) -> None:
+        while self._to_wake:
+            for _ in range(min(_WOKEN_AT_ONCE, len(self._to_wake))):
+                waiting = self._to_wake.popleft()
+                if not waiting.done():
+                    waiting.set_result(None)
+            await asyncio.sleep(0)
+
+    async def listen(
+        self, number: int, selection: RowSelection | None, run_in_thread: RunInThread
+    ) -> AsyncGenerator[bytes, None]:
         """Encoded events from a number on, and heartbeats. SlowSubscriber if the next event is no
         longer in the ring.
         """
+        listeners = self._listeners.get(selection)
+        if listeners is None:
+            listeners = self._listeners[selection] = _Listeners(since=self.next)
+        listeners.count += 1
         heartbeats = self._heartbeats
-        while True:
-            changed = self._changed
-            while number < self.next:
-                if number < self.first:
-                    raise SlowSubscriber
-                number, data = self._next_events(number, select)
-                if data:
-                    yield data
-            if self.end is not None:
-                raise self.end
-            if heartbeats != self._heartbeats:
-                heartbeats = self._heartbeats
-                yield f": heartbeat\nid: {self.source.id(self.position)}\n\n".encode()
-            if changed is self._changed:
-                await changed.wait()
+        try:
+            while True:
+                while number < self.next:
+                    number, data = await self._next_events(
+                        number, selection, listeners, run_in_thread
+                    )
+                    if data:
+                        yield data
+                if self.end is not None:
+                    raise self.end
+                if heartbeats != self._heartbeats:
+                    heartbeats = self._heartbeats
+                    yield f": heartbeat\nid: {self.source.id(self.position)}\n\n".encode()
+                    continue
+                waiting = asyncio.get_running_loop().create_future()
+                listeners.waiting.append(waiting)
+                await waiting
+        finally:
+            listeners.count -= 1
+            if not listeners.count and self._listeners.get(selection) is listeners:
+                del self._listeners[selection]
 
-    def _next_events(self, number: int, select: Selector | None) -> tuple[int, bytes]:
+    async def _next_events(
+        self,
+        number: int,
+        selection: RowSelection | None,
+        listeners: _Listeners,
+        run_in_thread: RunInThread,
+    ) -> tuple[int, bytes]:
         """The number after some events, and these events from `number` on, joined to about 64 KiB
         so that a subscriber that is behind catches up in few steps.
         """
-        parts, size = [], 0
-        while number < self.next and size < _SEND_BYTES:
-            parts.append(self.data(self._events[number - self.first], select))
-            size += len(parts[-1])
+        if selection is not None and number >= listeners.since:
+            matches = listeners.matches
+            while matches and matches[0] < self.first:
+                listeners.lost = matches.popleft()
+            if listeners.lost >= number:
+                raise SlowSubscriber
+            at = bisect_left(matches, number)
+            if at == len(matches):
+                return self.next, b""
+            number = matches[at]
+        elif number < self.first:
+            raise SlowSubscriber
+        parts: list[bytes] = []
+        size = 0
+        while number < self.next and size < _SEND_BYTES and number >= self.first:
+            event = self._events[number - self.first]
             number += 1
+            data = event.data
+            if selection is not None:
+                data = await self.data(event, selection, number - 1, listeners, run_in_thread)
+            parts.append(data)
+            size += len(data)
         return number, parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def data(self, event: StreamEvent, select: Selector | None) -> bytes:
-        if select is None:
-            return event.data
-        data = event.selected.get(select)
-        if data is None:
-            rows = select(event.rows)
-            data = event.selected[select] = (
-                self.source.encode(event.id, rows) if rows.num_rows else b""
-            )
-        return data
+    async def data(
+        self,
+        event: StreamEvent,
+        selection: RowSelection,
+        number: int,
+        listeners: _Listeners | None,
+        run_in_thread: RunInThread,
+    ) -> bytes:
+        """The encoded event with the selected rows, or nothing if there are none."""
+        data = event.selected.get(selection)
+        if data is not None:
+            return data
+        if listeners is not None and number >= listeners.since:
+            at = bisect_left(listeners.matches, number)
+            if at == len(listeners.matches) or listeners.matches[at] != number:
+                return b""
+        # An older event, whose selected rows are not cached any more.
+        found = await run_in_thread(evaluate, event.rows, [selection], self.source.objects)
+        objects = found.get(selection)
+        return self.source.encode(event.id, objects) if objects else b""
 
 
 class Hub:
@@ -242,7 +372,7 @@ class Hub:
             return channel
 
     async def follow(
-        self, channel: Channel, after: Position, select: Selector | None
+        self, channel: Channel, after: Position, select: RowSelection | None
     ) -> AsyncGenerator[bytes, None]:
         """All events after a position, without a gap or a repeat: first those that were missed,
         then new ones as they come.
@@ -259,11 +389,11 @@ class Hub:
             after = up_to
             if number >= channel.first:  # else the ring has moved on meanwhile
                 break
-        async for data in channel.listen(number, select):
+        async for data in channel.listen(number, select, self.run_in_thread):
             yield data
 
     async def _send_missed(
-        self, channel: Channel, after: Position, up_to: Position, select: Selector | None
+        self, channel: Channel, after: Position, up_to: Position, select: RowSelection | None
     ) -> AsyncGenerator[bytes, None]:
         """The events between two positions. They are read for each subscriber, so few subscribers
         catch up at once; one that takes too long is dropped, and can resume where it stopped.
@@ -274,7 +404,10 @@ class Hub:
             while (event := await self.run_in_thread(next, missed, None)) is not None:
                 if time.monotonic() > deadline:
                     raise SlowSubscriber
-                if data := channel.data(event, select):
+                data = event.data
+                if select is not None:
+                    data = await channel.data(event, select, -1, None, self.run_in_thread)
+                if data:
                     yield data
 
     async def _run(self) -> None:
@@ -296,13 +429,16 @@ class Hub:
 
     async def _read(self, channel: Channel) -> None:
         try:
+            selections = channel.selections
             position, events = await self.run_in_thread(channel.source.read, channel.position)
+            if events and selections:
+                await self.run_in_thread(evaluate_selections, channel.source, events, selections)
         except RetryError:
             return  # the next read may succeed
         except (SourceReset, HeadraceError) as error:
             channel.close(error)
             return
-        channel.publish(position, events)
+        channel.publish(position, events, selections)
 
     async def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._reader, function, *arguments)

@@ -248,6 +248,8 @@ _FILES = {
     "/board.css": ("board.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+PAGE_PATHS = frozenset(_FILES)
+"""The page holds no data, and needs no token: it requests data with the token."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"

@@ -10,6 +10,8 @@ from typing import Any
 
 from headrace.errors import ConfigurationError
 from headrace.http.prometheus import family
+from headrace.log.api import Log
+from headrace.log.capture_reports import read_capture_reports
 from headrace.run_status import is_alive, read_status_fields
 from headrace.serve.stores import ViewStores, version_directory, versions
 
@@ -25,10 +27,26 @@ _GAUGES = {
     "shards": "Shards that the pipeline runs with.",
 }
 _COUNTERS = {"batches": "Batches of this run.", "failures": "Batches of this run that failed."}
+_STATE_SIZES = {
+    "keys": "Entries in the state of a step.",
+    "bytes": "Bytes of the entries in the state of a step.",
+}
+_CAPTURE_FIGURES = {
+    "rows": ("counter", "Rows that a capture has written since it was started."),
+    "changes": ("counter", "Changes that a capture has written since it was started."),
+    "transactions": ("counter", "Transactions that a capture has written since it was started."),
+    "dead_letters": ("counter", "Records that a capture could not use."),
+    "failures": ("gauge", "Failures of a capture in a row; 0 while it works."),
+    "lag_seconds": ("gauge", "How long ago the last change was committed, while more wait."),
+    "behind_bytes": ("gauge", "Bytes of the database's log that a capture has not read."),
+    "retained_bytes": ("gauge", "Bytes of its log that the database retains for a capture."),
+    "snapshot_rows": ("gauge", "Rows that running snapshots have read."),
+    "snapshot_about": ("gauge", "About how many rows running snapshots have to read."),
+}
 _WINDOW_GAUGES = (".windows_waiting", ".windows_kept")
 
 
-def render_metrics(stores: ViewStores, subscribers: int) -> str:
+def render_metrics(stores: ViewStores, subscribers: int, log: Log | None = None) -> str:
     """All metrics, as text."""
     state = stores.state
     directories = [version_directory(state, version) for version in (None, *versions(state))]
@@ -87,7 +105,7 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
     add(
         "rows_counted_total",
         "counter",
-        "Rows that became dead letters or came too late, by step and reason.",
+        "Rows that became dead letters, were too late or ahead of their time, by step and reason.",
         [
             ({**_labels(run), "what": name}, count)
             for run in runs
@@ -95,6 +113,17 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
             if not name.endswith(_WINDOW_GAUGES)
         ],
     )
+    for size, help_text in _STATE_SIZES.items():
+        add(
+            f"step_state_{size}",
+            "gauge",
+            help_text,
+            [
+                ({**_labels(run), "step": step}, sizes[size])
+                for run in runs
+                for step, sizes in run.get("steps", {}).items()
+            ],
+        )
     add(
         "watermark_timestamp_seconds",
         "gauge",
@@ -152,6 +181,30 @@ def render_metrics(stores: ViewStores, subscribers: int) -> str:
         "gauge",
         "The tick that a view shows.",
         [({"view": location.name}, info.tick) for location, info in views],
+    )
+    reports = read_capture_reports(log) if log is not None else {}
+    for column, (kind, help_text) in _CAPTURE_FIGURES.items():
+        add(
+            f"capture_{column}{'_total' if kind == 'counter' else ''}",
+            kind,
+            help_text,
+            [
+                ({"capture": name}, report[column])
+                for name, report in reports.items()
+                if report[column] is not None
+            ],
+        )
+    add(
+        "capture_stopped_tables",
+        "gauge",
+        "Tables that a capture does not follow any more.",
+        [({"capture": name}, len(report["stopped"])) for name, report in reports.items()],
+    )
+    add(
+        "capture_reported_timestamp_seconds",
+        "gauge",
+        "When a capture last reported.",
+        [({"capture": name}, report["at"]) for name, report in reports.items()],
     )
     add(
         "subscribers",

@@ -243,7 +243,7 @@ def _ask() -> dict[str, Any]:
 
 def _sql(limits: Limits) -> dict[str, Any]:
     members = {
-        "query": {"type": "string", "description": "One SELECT over the views, in SQLite's SQL"},
+        "query": {"type": "string", "description": "One SELECT over the views, in DuckDB's SQL"},
         "parameters": {"type": "array", "description": "One value for each ? of the query"},
         "timeout": {"type": "string", "default": f"{limits.sql_s:g} seconds"},
         "limit": {
@@ -255,6 +255,11 @@ def _sql(limits: Limits) -> dict[str, Any]:
         "version": {
             "type": "string",
             "description": "Query the views of a version, by their full names",
+        },
+        "at_tick": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Query the views as of an earlier tick, which their changes still reach",
         },
         "at_least": {"type": "string", "description": "Wait until all views contain these offsets"},
         "wait": {"type": "string", "default": f"{limits.wait_s:g} seconds"},
@@ -278,6 +283,7 @@ def _sql(limits: Limits) -> dict[str, Any]:
             _json("the rows"),
             404,
             409,
+            410,
             413,
             415,
             503,

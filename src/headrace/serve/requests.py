@@ -52,6 +52,11 @@ class Limits:
     max_rows: int = 100_000
     sql_s: float = 10.0
     max_sql_s: float = 60.0
+    sql_memory_bytes: int = 512 << 20
+    """What one query may take beyond the views themselves."""
+    sql_result_bytes: int = 64 << 20
+    queries: int = 4
+    """Threads that wait for queries, so that long ones do not delay other reads."""
     body_bytes: int = 1 << 20
     reads: int = 4
     """Threads that scan and query."""
@@ -88,11 +93,16 @@ def head_json(view: str, version: str | None, tick: int) -> str:
 
 def rows_json(rows: pa.Table) -> str:
     """A JSON array with an object for each row."""
+    return f"[{','.join(row_objects(rows))}]"
+
+
+def row_objects(rows: pa.Table) -> list[str]:
+    """A JSON object for each row."""
     objects: list[str] = []
     for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
         if batch.num_rows and batch.num_columns:
             objects += object_text(list(batch.schema.names), batch.columns).to_pylist()
-    return f"[{','.join(objects)}]"
+    return objects
 
 
 def json_quote(text: str) -> str:
@@ -110,8 +120,17 @@ def parse_key_only(query: bytes) -> list[str]:
 
 
 async def read_json(request: Request, limits: Limits, *, what: str, example: str) -> Any:
-    """The JSON body of a request, of bounded size. Errors name `what` the body is, and an
-    `example`.
+    """The JSON in the body of a request. See `read_body`."""
+    body = await read_body(request, limits, what=what, example=example)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InputError("The request is not JSON.", fix=f"send {example}.") from None
+
+
+async def read_body(request: Request, limits: Limits, *, what: str, example: str) -> bytes:
+    """The body of a request that is sent as JSON, of bounded size. Errors name `what` the body is,
+    and an `example`.
     """
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -129,10 +148,7 @@ async def read_json(request: Request, limits: Limits, *, what: str, example: str
             raise Refused(
                 413, f"The request is larger than {limits.body_bytes:,} bytes.", fix="shorten it."
             )
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise InputError("The request is not JSON.", fix=f"send {example}.") from None
+    return body
 
 
 class RequestParameters:
@@ -208,9 +224,9 @@ class ReadPool:
     few wait, and any more are refused with status 503.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._threads = ThreadPoolExecutor(limits.reads, thread_name_prefix="headrace-read")
-        self._max_reads = limits.reads + limits.waiting_reads
+    def __init__(self, threads: int, max_waiting: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headrace-read")
+        self._max_reads = threads + max_waiting
         self._active_reads = 0
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

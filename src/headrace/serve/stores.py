@@ -255,7 +255,10 @@ def read_served(state: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError):
         raise CorruptionError(
             f"{path} is damaged.",
-            fix="delete it, and switch the views again with `headrace view switch`.",
+            fix=(
+                "rename it, which keeps what is in it, and switch the views again with"
+                " `headrace view switch`."
+            ),
         ) from None
     if version > FORMAT:
         raise NewerFormat(

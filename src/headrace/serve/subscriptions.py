@@ -17,22 +17,20 @@ import asyncio
 import json
 import re
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from starlette.concurrency import run_in_threadpool
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_POSTIMAGE, UPDATE_PREIMAGE
-from headrace.errors import ChangesGone, InputError, OffsetOutOfRange, UnknownColumn, UnknownView
+from headrace.columnar.columns import CHANGE_TYPE
+from headrace.errors import ChangesGone, InputError, OffsetOutOfRange, UnknownView
 from headrace.log.api import Log
-from headrace.serve.channels import Channel, Hub, Selector, SourceReset, StreamEvent, encode_event
-from headrace.serve.requests import json_quote, parse_value, rows_json
+from headrace.serve.channels import Channel, Hub, SourceReset, StreamEvent, encode_event
+from headrace.serve.requests import json_quote, row_objects, rows_json
+from headrace.serve.selections import RowSelection
 from headrace.serve.stores import ViewLocation, ViewStores
-from headrace.types.schema import type_name
 from headrace.views.file import ViewInfo
 
 # Snapshots
@@ -70,10 +68,10 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self._cache: dict[
-            tuple[ViewLocation, Selector | None], tuple[int, asyncio.Future[EncodedSnapshot]]
+            tuple[ViewLocation, RowSelection | None], tuple[int, asyncio.Future[EncodedSnapshot]]
         ] = {}
 
-    async def get(self, location: ViewLocation, select: Selector | None) -> EncodedSnapshot:
+    async def get(self, location: ViewLocation, select: RowSelection | None) -> EncodedSnapshot:
         """The current rows of a view; those that another subscriber was sent, if nothing has been
         committed since.
         """
@@ -95,7 +93,7 @@ def _has_failed(encoding: asyncio.Future[EncodedSnapshot]) -> bool:
     return encoding.done() and (encoding.cancelled() or encoding.exception() is not None)
 
 
-def encode_snapshot(location: ViewLocation, select: Selector | None) -> EncodedSnapshot:
+def encode_snapshot(location: ViewLocation, select: RowSelection | None) -> EncodedSnapshot:
     """The rows of a view as events, of which only the last has an id. They are not sent while they
     are read, because a slow client must not hold a snapshot of the store open.
     """
@@ -173,7 +171,10 @@ class ViewEventSource:
             return after, []
         try:
             with self.location.store.reader.snapshot() as snap:
-                newest_tick = snap.tick(self.location.stored_name)
+                view = snap.view(self.location.stored_name)
+                if self.info is not None and view.generation != self.info.generation:
+                    raise SourceReset  # it was emptied, or created again
+                newest_tick = view.tick
                 changes = snap.changes_since(self.location.stored_name, after)
                 events = [self._event(tick, rows) for tick, rows in changes]
         except ChangesGone:
@@ -186,7 +187,7 @@ class ViewEventSource:
         return (self._event(tick, rows) for tick, rows in changes if tick <= up_to)
 
     def _event(self, tick: int, rows: pa.Table) -> StreamEvent:
-        return StreamEvent(self.id(tick), rows, self.encode(self.id(tick), rows))
+        return StreamEvent(self.id(tick), rows, self.encode(self.id(tick), self.objects(rows)))
 
     def is_behind(self, position: int, target: int) -> bool:
         return position < target
@@ -194,12 +195,13 @@ class ViewEventSource:
     def id(self, position: int) -> str:
         return self.location.event_id(position)
 
-    def encode(self, id: str, rows: pa.Table) -> bytes:
+    def objects(self, rows: pa.Table) -> list[str]:
         names = [CHANGE_TYPE, *(name for name in rows.schema.names if name != CHANGE_TYPE)]
+        return row_objects(rows.select(names))
+
+    def encode(self, id: str, objects: Sequence[str]) -> bytes:
         tick = id.rpartition(":")[2]
-        return encode_event(
-            "changes", f'{{"tick":{tick},"changes":{rows_json(rows.select(names))}}}', id
-        )
+        return encode_event("changes", f'{{"tick":{tick},"changes":[{",".join(objects)}]}}', id)
 
 
 class Subscription:
@@ -210,7 +212,7 @@ class Subscription:
         self._hub = hub
         self._snapshots = snapshots
         self._name = name
-        self.select: Selector | None = None
+        self.select: RowSelection | None = None
 
     async def info(self) -> ViewInfo:
         """The description of the view. UnknownView if there is none."""
@@ -267,144 +269,6 @@ class Subscription:
 def _is_served(resume: ResumePoint, location: ViewLocation) -> bool:
     """Whether a subscriber's last event came from the version that is served now."""
     return resume.version == (None if location.name == location.stored_name else location.version)
-
-
-# Selections
-#
-# A subscriber may want only the rows of one key, or those that meet a condition such as `amount >=
-# 100 and region = eu`: comparisons of a column with a value, joined by `and`. Of an update that
-# crosses the condition only one half is selected. The row appears (an insert) or disappears (a
-# delete), so a subscriber that maintains the rows that meet the condition stays correct.
-
-
-Condition = Callable[[pa.Table], pa.ChunkedArray]
-_COMPARISON = re.compile(
-    r"\s*(?:\"([^\"]+)\"|([^\s<>=!\"]+))\s*(<=|>=|!=|<>|=|<|>)\s*(?:'((?:[^']|'')*)'|(\S+))\s*"
-)
-_FUNCTIONS = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<>": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
-MAX_TEXT = 1_000
-
-
-def parse_selection(
-    name: str,
-    schema: pa.Schema,
-    key: Sequence[str],
-    texts: Sequence[str],
-    where: str | None,
-    *,
-    as_changes: bool = True,
-) -> Selector | None:
-    """The selection of the rows of a view or topic whose key begins with `texts` and that meet the
-    condition `where`. None if it selects all rows.
-    """
-    if texts and not key:
-        raise InputError(
-            f"The view {name!r} is a stream: its rows have no key.", fix="choose rows with where=."
-        )
-    if len(texts) > len(key):
-        raise InputError(
-            f"{len(texts)} values came for the key of the view {name!r}, which is"
-            f" ({', '.join(key)}).",
-            fix="give key= once for each.",
-        )
-    conditions = [
-        _compare(schema.field(column), "=", text) for column, text in zip(key, texts, strict=False)
-    ]
-    if where is not None:
-        if len(where) > MAX_TEXT:
-            raise InputError(
-                f"The condition has {len(where):,} characters; the limit is {MAX_TEXT:,}."
-            )
-        # Split at `and`, but not inside quotes.
-        parts = re.split(r"\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", where, flags=re.IGNORECASE)
-        conditions += [_comparison(name, schema, part) for part in parts]
-    if not conditions:
-        return None
-    return RowSelection(name, tuple(texts), where, as_changes, tuple(conditions))
-
-
-@dataclass(frozen=True)
-class RowSelection:
-    """A selector that is equal to another one with the same texts, so that both share results."""
-
-    name: str
-    key: tuple[str, ...]
-    where: str | None
-    as_changes: bool
-    conditions: tuple[Condition, ...] = field(compare=False, repr=False)
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        target = self.conditions[0](rows)
-        for condition in self.conditions[1:]:
-            target = pc.and_(target, condition(rows))
-        if not pc.any(target).as_py():
-            return rows.slice(0, 0)  # the usual case for subscribers of one key
-        if not self.as_changes or CHANGE_TYPE not in rows.schema.names:
-            return rows.filter(target)
-        return _split_updates(rows, target.to_numpy().astype(np.bool_)).filter(target)
-
-
-def _comparison(of: str, schema: pa.Schema, text: str) -> Condition:
-    match = _COMPARISON.fullmatch(text)
-    if match is None:
-        raise InputError(
-            f"{text!r} is no condition.",
-            fix=(
-                "write COLUMN = VALUE, with =, !=, <, <=, > or >=, joined by `and`; text with"
-                " blanks in single quotes."
-            ),
-        )
-    name = match[1] or match[2]
-    if name not in schema.names:
-        raise UnknownColumn(name, schema.names, where=repr(of))
-    value = match[4].replace("''", "'") if match[4] is not None else match[5]
-    return _compare(schema.field(name), match[3], value)
-
-
-def _compare(field: pa.Field, operator: str, text: str) -> Condition:
-    if pa.types.is_nested(field.type):
-        raise InputError(
-            f"The column {field.name!r} is {type_name(field.type)}, which cannot be compared.",
-            fix="choose another column.",
-        )
-    value, compare = parse_value(text, field), _FUNCTIONS[operator]
-    if not value.is_valid:
-        return _compare_null(field, operator)
-    return lambda rows: pc.fill_null(compare(rows[field.name], value), False)
-
-
-def _compare_null(field: pa.Field, operator: str) -> Condition:
-    """A comparison with null, which a key column of an outer join's result can be."""
-    if operator == "=":
-        return lambda rows: rows[field.name].is_null()
-    if operator in {"!=", "<>"}:
-        return lambda rows: rows[field.name].is_valid()
-    raise InputError(
-        f"The column {field.name!r} is compared with null, which has no order.", fix="use = or !=."
-    )
-
-
-def _split_updates(rows: pa.Table, target: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Table:
-    """Turn the half of an update whose other half is not selected into an insert or a delete. The
-    halves of an update are neighbours.
-    """
-    kinds = rows[CHANGE_TYPE]
-    before, after = (
-        pc.equal(kinds, kind).to_numpy().astype(np.bool_)
-        for kind in (UPDATE_PREIMAGE, UPDATE_POSTIMAGE)
-    )
-    next_wanted, last_wanted = np.append(target[1:], False), np.insert(target[:-1], 0, False)
-    disappears, appears = pa.array(before & ~next_wanted), pa.array(after & ~last_wanted)
-    kinds = pc.if_else(disappears, DELETE, pc.if_else(appears, INSERT, kinds))
-    return rows.set_column(rows.schema.get_field_index(CHANGE_TYPE), CHANGE_TYPE, kinds)
 
 
 # Subscriptions to topics
@@ -467,7 +331,7 @@ class TopicEventSource:
         if not any(batch.num_rows for batch in batches):
             return []
         rows, location = pa.Table.from_batches(batches), self.id(reached)
-        return [StreamEvent(location, rows, self.encode(location, rows))]
+        return [StreamEvent(location, rows, self.encode(location, self.objects(rows)))]
 
     def is_behind(self, position: Offsets, target: Offsets) -> bool:
         return any(position.get(partition, 0) < offset for partition, offset in target.items())
@@ -475,8 +339,11 @@ class TopicEventSource:
     def id(self, position: Offsets) -> str:
         return ",".join(f"{partition}:{offset}" for partition, offset in sorted(position.items()))
 
-    def encode(self, id: str, rows: pa.Table) -> bytes:
-        return encode_event("rows", f'{{"topic":"{self.topic}","rows":{rows_json(rows)}}}', id)
+    def objects(self, rows: pa.Table) -> list[str]:
+        return row_objects(rows)
+
+    def encode(self, id: str, objects: Sequence[str]) -> bytes:
+        return encode_event("rows", f'{{"topic":"{self.topic}","rows":[{",".join(objects)}]}}', id)
 
 
 def tail_start(log: Log, topic: str, resume: Offsets | None, last: int) -> dict[int, int]:
@@ -495,7 +362,7 @@ def tail_start(log: Log, topic: str, resume: Offsets | None, last: int) -> dict[
 
 
 async def tail(
-    log: Log, hub: Hub, topic: str, after: Offsets, select: Selector | None
+    log: Log, hub: Hub, topic: str, after: Offsets, select: RowSelection | None
 ) -> AsyncGenerator[bytes, None]:
     channel = await hub.channel(("topic", topic), lambda: TopicEventSource(log, topic))
     with hub.subscribed(channel):

@@ -13,6 +13,7 @@ was no row; a delete, or the first half of an update, holds the old row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,10 +89,22 @@ def view_at(
     if stop:
         in_range &= _before_mask(rows, info.key, stop)
     rows = rows.filter(pa.array(in_range))
-    order = pc.sort_indices(
-        rows.select(list(info.key)), sort_keys=[(name, "ascending") for name in info.key]
-    )
-    return rows.take(order[::-1] if descending else order)  # nulls last, or first if descending
+    order = _key_order(rows, info.key)
+    return rows.take(order[::-1] if descending else order)
+
+
+def _key_order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
+    """The order of keys, as in the store: NaN after all numbers and null last, but first in a
+    BINARY column.
+    """
+    columns: dict[str, pa.ChunkedArray] = {}
+    for position, name in enumerate(key):
+        is_after = rows[name].is_null()
+        if pa.types.is_binary(rows[name].type):
+            is_after = pc.invert(is_after)
+        columns[f"is_after_{position}"] = is_after.cast(pa.int8())
+        columns[f"value_{position}"] = rows[name]
+    return pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
 
 
 def _undo_changes(info: ViewInfo, current: pa.Table, changes: pa.Table) -> pa.Table:
@@ -117,26 +130,37 @@ def _undo_changes(info: ViewInfo, current: pa.Table, changes: pa.Table) -> pa.Ta
 
 
 def _equal_mask(column: pa.ChunkedArray, value: Any) -> Mask:
-    is_equal = (
-        column.is_null()
-        if value is None
-        else pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
-    )
+    """True at each value of a key column that equals `value`: null equals null, NaN equals NaN."""
+    if value is None:
+        is_equal = column.is_null()
+    elif _is_nan(value):
+        is_equal = pc.fill_null(pc.is_nan(column), False)
+    else:
+        is_equal = pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
     return is_equal.to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
 
 def _before_mask(rows: pa.Table, names: Sequence[str], bound: Key) -> Mask:
-    """True at rows whose key sorts before `bound`, which may be only the first columns of a key.
-    Null sorts after every value.
+    """True at rows whose key sorts before `bound`, which may be only the first columns of a key,
+    in the order of `_key_order`.
     """
     is_before = np.zeros(rows.num_rows, np.bool_)
     is_equal_so_far = np.ones(rows.num_rows, np.bool_)
     for name, value in zip(names, bound, strict=False):
-        is_smaller = (
-            rows[name].is_valid()
-            if value is None
-            else pc.fill_null(pc.less(rows[name], pa.scalar(value, rows[name].type)), False)
-        )
+        column = rows[name]
+        null_is_before = pa.types.is_binary(column.type)
+        if value is None:
+            is_smaller = pc.if_else(column.is_valid(), not null_is_before, False)
+        elif _is_nan(value):
+            is_smaller = pc.fill_null(pc.invert(pc.is_nan(column)), null_is_before)
+        else:
+            is_smaller = pc.fill_null(
+                pc.less(column, pa.scalar(value, column.type)), null_is_before
+            )
         is_before |= is_equal_so_far & is_smaller.to_numpy().astype(np.bool_)
-        is_equal_so_far &= _equal_mask(rows[name], value)
+        is_equal_so_far &= _equal_mask(column, value)
     return is_before
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

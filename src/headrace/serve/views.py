@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import InputError, UnknownView, nearest
+from headrace.errors import ChangesGone, InputError, UnknownView, nearest
 from headrace.http.responses import Refused, json_response
 from headrace.run_status import read_plan, read_status_fields
 from headrace.serve.requests import (
@@ -32,11 +31,11 @@ from headrace.serve.requests import (
     rows_json,
 )
 from headrace.serve.stores import ViewLocation, ViewStores, versions
-from headrace.serve.time_travel import view_at
+from headrace.serve.time_travel import TickNotKept, view_at
 from headrace.types.json_codec import json_text_or_null
 from headrace.types.schema import to_ddl
 from headrace.views.file import ViewInfo
-from headrace.views.sql import check_names, mentions
+from headrace.views.sql import SqlLimits, check_names, mentions, run_query
 
 PARAMETERS = ("key", "from", "to", "order", "limit", "at_least", "wait", "at_tick")
 MAX_TICK = (1 << 63) - 1
@@ -211,7 +210,7 @@ def _next_page(info: ViewInfo, rows: pa.Table, row_range: RowRange) -> Mapping[s
 # SQL
 
 
-MEMBERS = ("query", "parameters", "timeout", "limit", "version", "at_least", "wait")
+MEMBERS = ("query", "parameters", "timeout", "limit", "version", "at_tick", "at_least", "wait")
 
 
 @dataclass(frozen=True)
@@ -223,6 +222,7 @@ class SqlQuery:
     timeout_s: float
     limit: int
     version: str | None
+    at_tick: int | None
     at_least: str | None
     wait_s: float
 
@@ -245,6 +245,9 @@ async def read_query(request: Request, limits: Limits) -> SqlQuery:
             "parameters is not a list of texts, numbers and nulls.",
             fix="give one for each ? of the query.",
         )
+    at_tick = body.get("at_tick")
+    if at_tick is not None and (type(at_tick) is not int or not 0 <= at_tick <= MAX_TICK):
+        raise InputError(f"at_tick is not a number from 0 to {MAX_TICK:,}.")
     for name in ("version", "at_least"):
         if not isinstance(body.get(name), str | None):
             raise InputError(f"{name} is not a text.")
@@ -261,13 +264,14 @@ async def read_query(request: Request, limits: Limits) -> SqlQuery:
         timeout_s=timeout_s,
         limit=limit,
         version=body.get("version"),
+        at_tick=at_tick,
         at_least=body.get("at_least"),
         wait_s=wait_s,
     )
 
 
-def run_query(stores: ViewStores, query: SqlQuery) -> Response:
-    """The result of a query, all from one snapshot, with the ticks of the views in its store."""
+def answer_query(stores: ViewStores, query: SqlQuery, limits: Limits) -> Response:
+    """The result of a query, all from one commit, with the ticks of the views in its store."""
     if query.version is None:
         # A switched view is in another store: the query would silently read the old rows.
         for view, version in stores.served_versions().items():
@@ -280,22 +284,35 @@ def run_query(stores: ViewStores, query: SqlQuery) -> Response:
                         f' "{view}.{version}", in double quotes.'
                     ),
                 )
-    with stores.store(query.version).reader.snapshot() as snap:
-        ticks = {info.name: info.tick for info in snap.views()}
-        try:
-            rows = snap.sql(
-                query.text,
-                query.parameters,
-                timeout=timedelta(seconds=query.timeout_s),
+    store = stores.store(query.version)
+    ticks = (
+        None
+        if query.at_tick is None
+        else {info.name: query.at_tick for info in store.reader.views()}
+    )
+    try:
+        result = run_query(
+            store.path,
+            query.text,
+            query.parameters,
+            limits=SqlLimits(
+                timeout_s=query.timeout_s,
                 max_rows=query.limit,
-            )
-        except UnknownView:
-            _refuse_other_version(stores, query)
-            raise
-    check_names(rows.schema.names)
-    names = json.dumps(rows.schema.names, ensure_ascii=False)
+                max_bytes=limits.sql_result_bytes,
+                memory_bytes=limits.sql_memory_bytes,
+            ),
+            ticks=ticks,
+        )
+    except UnknownView:
+        _refuse_other_version(stores, query)
+        raise
+    except ChangesGone as error:
+        raise TickNotKept(error.view, error.asked, error.kept_after, error.tick) from None
+    check_names(result.rows.schema.names)
+    names = json.dumps(result.rows.schema.names, ensure_ascii=False)
+    ticks_json = json.dumps(result.ticks)
     return json_response(
-        f'{{"ticks":{json.dumps(ticks)},"columns":{names},"rows":{rows_json(rows)}}}'.encode()
+        f'{{"ticks":{ticks_json},"columns":{names},"rows":{rows_json(result.rows)}}}'.encode()
     )
 
 

@@ -11,8 +11,9 @@ In the order in which rows flow:
 - `batch`: a slice in the form in which it is applied, one change a key.
 - `base`: what a target is, the protocol of a commit, and how to write a sink.
 - `checkpoint`: offsets and owner, stored in the target in the same commit as the rows.
-- `sqlite_target`, `postgres_target`, `redis_target`, `parquet_target`, `delta_target`,
-  `search_index`: targets that apply each row exactly once.
+- `sqlite_target`, `duckdb_target`, `postgres_target`, `mysql_target`, `redis_target`,
+  `delta_target`, `iceberg_target`, `search_target`, and `files` with `parquet_target`: targets that
+  apply each row exactly once.
 - `at_least_once`, with `webhook_target` and `amqp_target`: targets that may get a row again.
 - `check`: compares a target with its topic, for `Sink.check`.
 
@@ -26,7 +27,10 @@ from headrace.sinks.declaration import (
     Sink,
     amqp,
     delta,
+    duckdb,
     from_url,
+    iceberg,
+    mysql,
     parquet,
     postgres,
     redis,
@@ -39,7 +43,10 @@ __all__ = [
     "Sink",
     "amqp",
     "delta",
+    "duckdb",
     "from_url",
+    "iceberg",
+    "mysql",
     "parquet",
     "postgres",
     "redis",

@@ -9,7 +9,7 @@ taken, so that the sink resumes there.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,13 +19,22 @@ import pyarrow.compute as pc
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.errors import (
     NoteConflict,
+    NotSupported,
     SinkFenced,
     TargetRefuses,
     TargetUnavailable,
     TransactionFenced,
 )
 from headrace.log.api import Transaction
-from headrace.sinks.base import OnRefused, Refusal, SinkSpec, Target, bisect_refused, rows_to_json
+from headrace.sinks.base import (
+    OnRefused,
+    Refusal,
+    RowsRefused,
+    SinkSpec,
+    Target,
+    bisect_refused,
+    rows_to_json,
+)
 from headrace.sinks.batch import OFFSET_COLUMNS, SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 
@@ -223,6 +232,57 @@ class AtLeastOnceTarget(Target):
 
     def lookup(self, keys: pa.Table) -> pa.Table:  # noqa: ARG002 - the receiver cannot be asked
         return self.shape.schema.empty_table()
+
+
+class MessageTarget(AtLeastOnceTarget):
+    """A target that takes messages and acknowledges them, for sinks of your own.
+
+        class PrintTarget(MessageTarget):
+            def send(self, messages):
+                for message in messages:
+                    print(message.id, message.change, message.json.decode())
+
+        Sink(kind="print", opener=PrintTarget, table="orders").run("orders", log="file:data")
+
+    A sink without a `table` is identified by its kind and topic; give two of one topic a `table` or
+    a `name` each.
+    """
+
+    def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
+        identity = f"{sink.kind}.{sink.name or sink.table or shape.topic}"
+        super().__init__(sink, shape, identity, request_rows=sink.batch_rows)
+
+    @abstractmethod
+    def send(self, messages: Sequence[OutgoingRow]) -> None:
+        """Send messages, and return when the other side has all of them.
+
+        Raises:
+            TargetUnavailable: It is away, or it is not known what it has. They are sent again.
+            RowsRefused: It will never take them, and has none of them. They are sent again in
+                smaller groups; what is refused alone becomes a dead letter.
+        """
+
+    def close(self) -> None:
+        """Disconnect, where there is a connection."""
+
+    def _post(self, rows: pa.Table) -> None:
+        try:
+            self.send(self._outgoing(rows))
+        except RowsRefused as error:
+            if rows.num_rows == 1:
+                self._record_refused(str(error))
+            raise
+        self._record_taken()
+
+    def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
+        """Return the checkpoint and all rows, where the other side can be asked. Not supported
+        unless a kind of target implements it.
+        """
+        raise NotSupported(
+            f"What was sent to {self.sink.kind} cannot be read back, so it cannot be compared with"
+            " the log.",
+            fix="compare at the receiver, by the messages' ids.",
+        )
 
 
 def _with_offsets(rows: pa.Table, change: pa.Array, offsets: pa.Table) -> pa.Table:

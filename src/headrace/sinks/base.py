@@ -46,8 +46,9 @@ that system knows; the protocol above them, `begin` and `apply`, is here, once:
 A target raises `TargetUnavailable` for what passes by itself (the loop tries again),
 `TargetMismatch` for what somebody must fix (the loop ends), and `RowsRefused` for rows that it will
 never take (they become dead letters). If the system cannot store a checkpoint in the same commit as
-rows, such as a message broker, subclass `at_least_once.AtLeastOnceTarget` instead. The tests that
-every target must pass are in `tests/sinks/sink_contract.py`.
+rows, such as a message broker, subclass `at_least_once.MessageTarget` instead. The tests that
+every target must pass are in `headrace.testing.sink_contract`, to subclass. An entry point of the
+group `headrace.sinks` makes `headrace sync` know the target's URLs (`connector.PluginGroup`).
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.connector import Connector
-from headrace.errors import BadRows, InputError, TargetRefuses, nearest
+from headrace.errors import BadRows, InputError, TargetMismatch, TargetRefuses, nearest
 from headrace.log.api import Closeable, Log
 from headrace.log.values import TopicInfo
 from headrace.sinks.batch import APPEND, MERGE, OFFSET_COLUMNS, SinkBatch, TargetShape, target_shape
@@ -75,6 +76,9 @@ READ_ROWS = 10_000
 """Rows of a target that are in memory at a time when it is read back."""
 MAX_REFUSED = 1000
 """Rows of one batch that may become dead letters. More are a sign that something else is wrong."""
+MAX_DESCRIBED = 20
+"""Unreadable parts of a target that are described; all are counted."""
+MAX_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,11 @@ class SinkSpec(Connector):
         key: The columns to merge by, for a topic that is not a table.
         create: Whether a missing table, or a missing column, is created.
         batch_rows: The most rows in one commit.
+        commit_interval_s: How long a sink that has caught up waits after a commit.
+        columns: The topic's columns that the target gets; all if there are none.
+        follows: In a pipeline, the input's topic that the sink follows, if it has no topic of its
+            own.
+        default_name: What the sink is called if it has no name; by default `<topic>.<kind>`.
         keeps_marks: Whether the hidden column `_marks` goes along in merge mode too, because the
             target cannot be asked for values that a change left unchanged.
     """
@@ -101,6 +110,10 @@ class SinkSpec(Connector):
     key: tuple[str, ...] = ()
     create: bool = True
     batch_rows: int = DEFAULT_BATCH_ROWS
+    commit_interval_s: float = 0.0
+    columns: tuple[str, ...] = ()
+    follows: str | None = None
+    default_name: str | None = None
     keeps_marks: bool = False
 
     def __post_init__(self) -> None:
@@ -116,11 +129,17 @@ class SinkSpec(Connector):
         """Return the sink's name, by default `<topic>.<kind>`. Its dead letters are in the topic
         `<name>.dead`.
         """
-        return self.name or f"{topic}.{self.kind}"
+        return self.name or self.default_name or f"{topic}.{self.kind}"
 
     def shape_for(self, info: TopicInfo) -> TargetShape:
         """Return the columns and the key that the target has when it follows a topic."""
-        return target_shape(info, mode=self.mode, key=self.key, keeps_marks=self.keeps_marks)
+        return target_shape(
+            info,
+            mode=self.mode,
+            key=self.key,
+            columns=self.columns,
+            keeps_marks=self.keeps_marks,
+        )
 
     def open(self, shape: TargetShape, log: Log) -> Target:
         """Open the target. It must be prepared before it is used."""
@@ -147,6 +166,20 @@ class Refusal:
 OnRefused = Callable[[Sequence[Refusal]], None]
 
 
+@dataclass
+class UnreadableParts:
+    """Parts of a target that cannot be read: rows, keys or files. The first are described."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, description: str) -> None:
+        """Count a part that cannot be read, and describe it if it is one of the first."""
+        self.count += 1
+        if len(self.examples) < MAX_DESCRIBED:
+            self.examples.append(description)
+
+
 class Target(Closeable):
     """A target, opened by one process.
 
@@ -164,6 +197,8 @@ class Target(Closeable):
         self.owner = -1
         self.stopped = Event()
         """Set when the sink should stop. What takes long checks it."""
+        self.unreadable = UnreadableParts()
+        """What `contents` has found and could not read, such as a file that is missing."""
 
     # What a kind of target implements
 
@@ -202,12 +237,19 @@ class Target(Closeable):
     @abstractmethod
     def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
         """Return the checkpoint and all rows, with the shape's columns, some at a time. Both are as
-        of one moment, even if the target is written to while the rows are read.
+        of one moment, even if the target is written to while the rows are read. What cannot be read
+        is added to `unreadable` and left out.
         """
 
     @abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
         """Return the rows that have one of the given keys."""
+
+    def as_stored(self, rows: pa.Table) -> pa.Table:
+        """Return rows as the target gives them back, for `check`: by default as they are. A target
+        whose types have fewer values, such as none for -0.0, replaces those by what it stores.
+        """
+        return rows
 
     # The protocol, the same for all kinds
 
@@ -320,6 +362,54 @@ def upsert_in_chunks(
         offsets = batch.upsert_offsets.slice(start, chunk_rows)
         bisect_refused(rows, offsets, attempt, refused)
     return refused
+
+
+# For the implementation of `contents` and `lookup`
+
+Stored = TypeVar("Stored")
+_CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, KeyError, pa.ArrowException)
+
+
+def convert_readable(
+    stored: Sequence[Stored],
+    convert: Callable[[Sequence[Stored]], pa.Table],
+    on_unreadable: Callable[[str], None],
+) -> pa.Table:
+    """Convert rows as a target stores them. Rows that cannot be converted, such as a text in a
+    column of dates, are found by halves, handed to `on_unreadable` and left out.
+    """
+    try:
+        return convert(stored)
+    except _CONVERSION_ERRORS as error:
+        if len(stored) > 1:
+            half = len(stored) // 2
+            parts = (stored[:half], stored[half:])
+            return pa.concat_tables(
+                [convert_readable(part, convert, on_unreadable) for part in parts]
+            )
+        on_unreadable(f"{shorten(repr(stored[0]))}: {error}")
+        return convert(stored[:0])
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text that may be long."""
+    is_long = len(text) > MAX_SHOWN_CHARACTERS
+    return f"{text[:MAX_SHOWN_CHARACTERS]}…" if is_long else text
+
+
+def refuse_unreadable(description: str) -> None:
+    """Raise TargetMismatch: a row whose unchanged values are needed cannot be read.
+
+    Leaving it out would replace its values with nulls.
+    """
+    raise TargetMismatch(
+        f"A row of the target cannot be read, and a change needs its unchanged values:"
+        f" {description}.",
+        fix=(
+            "correct that row; or choose another target with table=… (--table …), which gets what"
+            " the topic has now."
+        ),
+    )
 
 
 def rows_to_json(rows: pa.RecordBatch) -> list[bytes]:

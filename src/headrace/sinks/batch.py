@@ -73,7 +73,12 @@ class TargetShape:
 
 
 def target_shape(
-    info: TopicInfo, *, mode: str | None, key: tuple[str, ...], keeps_marks: bool
+    info: TopicInfo,
+    *,
+    mode: str | None,
+    key: tuple[str, ...],
+    columns: tuple[str, ...] = (),
+    keeps_marks: bool,
 ) -> TargetShape:
     """Derive a target's columns and key from its topic.
 
@@ -82,14 +87,22 @@ def target_shape(
         mode: `MERGE` or `APPEND`. By default tables, and topics for which a key is given, are
             merged, and others are appended.
         key: The key to merge by, for a topic that is not a table.
+        columns: The topic's columns that the target gets, by their names or former names; all if
+            there are none.
         keeps_marks: Whether the hidden column `_marks` is kept in merge mode too.
     """
     mode = mode or (MERGE if info.is_table or key else APPEND)
     hidden = _HIDDEN_NAMES - {MARKS} if mode == APPEND or keeps_marks else _HIDDEN_NAMES
+    wanted = {info.schema_history.present_name(name) for name in columns}
+    for name in wanted:
+        if name not in info.arrow_schema.names:
+            raise UnknownColumn(name, info.arrow_schema.names, where=f"The topic {info.name!r}")
     fields = [
         pa.field(field.name, field.type)
         for field in info.arrow_schema
-        if field.name != CHANGE_TYPE and not (info.is_table and field.name in hidden)
+        if field.name != CHANGE_TYPE
+        and not (info.is_table and field.name in hidden)
+        and (not wanted or field.name in {*wanted, MARKS})
     ]
     if mode == APPEND:
         change_fields = [pa.field(CHANGE_TYPE, pa.string())] if info.is_table else []

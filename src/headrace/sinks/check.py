@@ -12,7 +12,7 @@ Neither side is held in memory.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -71,8 +71,14 @@ class ExpectedRows(Closeable):
     def close(self) -> None:
         self._db.close()
 
-    def fold(self, log: Log, topic: str, positions: Mapping[int, int]) -> None:
-        """Fold a topic up to the given offsets."""
+    def fold(
+        self,
+        log: Log,
+        topic: str,
+        positions: Mapping[int, int],
+        as_stored: Callable[[pa.Table], pa.Table],
+    ) -> None:
+        """Fold a topic up to the given offsets. `as_stored` returns rows as the target has them."""
         for chunk in topic_chunks(log, topic, self.shape, positions):
             batch = build_batch(chunk, self.shape, {}, {}, self._lookup)
             self._db.execute("BEGIN")
@@ -80,7 +86,7 @@ class ExpectedRows(Closeable):
                 "DELETE FROM rows WHERE key = ?", ((key,) for key in self._keys(batch.deletes))
             )
             self._db.executemany(
-                "INSERT OR REPLACE INTO rows VALUES (?, ?)", self._pairs(batch.upserts)
+                "INSERT OR REPLACE INTO rows VALUES (?, ?)", self._pairs(as_stored(batch.upserts))
             )
             self._db.execute("COMMIT")
 
@@ -288,10 +294,14 @@ class SinkComparison:
     """Those of them with the smallest keys."""
     positions: Mapping[int, int]
     """By partition, the offset up to which was compared."""
+    unreadable: int = 0
+    """How many rows, keys or files of the target could not be read. Their rows count as missing."""
+    unreadable_examples: Sequence[str] = ()
+    """Descriptions of the first of these."""
 
     @property
     def is_equal(self) -> bool:
-        return not any(self.counts.values())
+        return not any(self.counts.values()) and not self.unreadable
 
 
 def compare(sink: SinkSpec, log: Log, topic: str, *, max_examples: int = 20) -> SinkComparison:
@@ -302,14 +312,21 @@ def compare(sink: SinkSpec, log: Log, topic: str, *, max_examples: int = 20) -> 
         target.prepare()
         checkpoint, chunks = target.contents()
         positions = dict(checkpoint.positions) if checkpoint is not None else {}
-        expected.fold(log, topic, positions)
+        expected.fold(log, topic, positions, target.as_stored)
         rows = expected.count()
         comparer = _Comparer(expected, max_examples)
         first = log.start_offsets(topic)
         for chunk in chunks:
             comparer.compare(chunk if shape.is_merge else _rows_from(chunk, first))
         counts, examples = comparer.result()
-        return SinkComparison(rows, counts, examples, positions)
+        return SinkComparison(
+            rows=rows,
+            counts=counts,
+            examples=examples,
+            positions=positions,
+            unreadable=target.unreadable.count,
+            unreadable_examples=target.unreadable.examples,
+        )
 
 
 def _rows_from(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:

@@ -15,7 +15,13 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.connector import as_tuple, build_from_url, check_settings, without_scheme
+from headrace.connector import (
+    PluginGroup,
+    as_tuple,
+    build_from_url,
+    check_settings,
+    without_scheme,
+)
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
 from headrace.sinks.base import SinkSpec
@@ -91,7 +97,9 @@ class Sink(SinkSpec):
             return compare(self, opened, topic)
 
 
-_SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows")
+_SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows", "commit_interval")
+_LAKE_COMMIT_INTERVAL = "10 seconds"
+"""By default, for targets in which every commit adds files that are small."""
 
 
 def sqlite(path: str | Path, **settings: Any) -> Sink:
@@ -103,7 +111,9 @@ def sqlite(path: str | Path, **settings: Any) -> Sink:
             `name`: of the sink, for its dead letters; by default `<topic>.<kind>`. `mode`: "merge"
             (one row a key; the default for tables) or "append" (every row once). `key`: the columns
             to merge a stream by. `create`: whether a missing table or column is created; true by
-            default. `batch_rows`: the most rows in one commit.
+            default. `batch_rows`: the most rows in one commit. `commit_interval`: how long a sink
+            that has caught up waits after a commit, such as "10 seconds", so that there are fewer
+            and larger ones.
 
     Returns:
         The sink, which opens nothing until it is run.
@@ -114,7 +124,43 @@ def sqlite(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.sqlite("shop.db", table="orders").run("orders", log="file:data")
     """
-    return _sink("sqlite", settings, path=str(path))
+    return _sink("sqlite", settings, path=_local_path("sqlite", path))
+
+
+def _local_path(kind: str, path: str | Path) -> str:
+    """Return a path of this machine as a text.
+
+    Raises:
+        InputError: It is the URL of something else, of which a directory would be made.
+    """
+    if "://" in str(path):
+        raise InputError(
+            f"hr.sinks.{kind} cannot write to {path}: it needs a path of this machine.",
+            fix="give a path. Parquet, Delta and Iceberg sinks write to object stores.",
+        )
+    return str(path)
+
+
+def duckdb(path: str | Path, **settings: Any) -> Sink:
+    """Declare a sink to a table of a DuckDB database file.
+
+    Args:
+        path: The database file. It is created if it is missing, and open only while a batch is
+            applied, so that others can read it in between.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `commit_interval` is 1 second by
+            default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.duckdb("reports.duckdb", table="orders").run("orders", log="file:data")
+    """
+    settings.setdefault("commit_interval", "1 second")
+    return _sink("duckdb", settings, path=_local_path("duckdb", path))
 
 
 def postgres(url: str, **settings: Any) -> Sink:
@@ -135,6 +181,26 @@ def postgres(url: str, **settings: Any) -> Sink:
         >>> hr.sinks.postgres("postgresql://app@db/shop", table="reports.orders")
     """
     return _sink("postgres", settings, url=url)
+
+
+def mysql(url: str, **settings: Any) -> Sink:
+    """Declare a sink to a table of a MariaDB or MySQL database. Needs the extra `mysql`.
+
+    Args:
+        url: As in `mysql://user@host/database` or `mariadb://user@host/database`.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` may name another database of
+            the server: `reports.revenue`.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.mysql("mysql://app@db/shop", table="reports.orders")
+    """
+    return _sink("mysql", settings, url=url)
 
 
 def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
@@ -163,15 +229,25 @@ def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
     return _sink("redis", settings, url=url, encoding=encoding)
 
 
-def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
-    """Declare a sink to a directory of Parquet files.
+def parquet(
+    path: str | Path,
+    *,
+    buckets: int | None = None,
+    partition_by: str | Sequence[str] = (),
+    **settings: Any,
+) -> Sink:
+    """Declare a sink to Parquet files, in a directory or in an object store.
 
     Args:
-        path: The directory; with the setting `table`, the files are in a directory of that name in
+        path: The directory; or `s3://bucket/prefix`, `gs://…` or `az://…`, which need the extra
+            `objectstore`. With the setting `table`, the files are in a directory of that name in
             it.
-        buckets: In merge mode, over how many files the rows are spread by their key. A commit
-            rewrites those that it touches.
-        **settings: As for every sink, see `hr.sinks.sqlite`.
+        buckets: In merge mode, over how many files the rows of a partition are spread by their key.
+            A commit rewrites those that it touches. By default 16; with `partition_by`, 1.
+        partition_by: Columns whose values name folders, such as `dt=2026-03-01`, as in Hive. The
+            files do not have these columns.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `commit_interval` is 10 seconds by
+            default in an object store.
 
     Returns:
         The sink, which opens nothing until it is run.
@@ -180,21 +256,55 @@ def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
         InputError: A setting is unknown or has an impossible value.
 
     Example:
-        >>> hr.sinks.parquet("lake", table="orders", mode="append")
+        >>> hr.sinks.parquet("s3://lake", table="orders", partition_by="dt", mode="append")
     """
+    columns = as_tuple(partition_by)
+    if buckets is None:
+        buckets = 1 if columns else 16
     if not 1 <= buckets <= 10_000:
         raise InputError(
             f"hr.sinks.parquet cannot have {buckets} buckets.", fix="choose from 1 to 10,000."
         )
-    return _sink("parquet", settings, path=str(path), buckets=buckets)
+    if len(set(columns)) < len(columns):
+        raise InputError(f"partition_by names a column twice: {', '.join(columns)}.")
+    place = _place_of_files("parquet", path)
+    if "://" in place:
+        settings.setdefault("commit_interval", _LAKE_COMMIT_INTERVAL)
+    return _sink("parquet", settings, path=place, buckets=buckets, partition_by=columns)
+
+
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+
+
+def _place_of_files(kind: str, path: str | Path) -> str:
+    """Return a directory, or the URL of an object store."""
+    place = str(path)
+    scheme, separator, rest = place.partition(":")
+    if scheme == "file":
+        return rest.removeprefix("//")
+    if not separator or not rest.startswith("/") or not scheme.isalnum():
+        return place
+    if scheme in _OBJECT_STORES and rest.startswith("//"):
+        return place
+    if isinstance(path, Path):
+        raise InputError(
+            f"{place!r} is a URL as a Path, which leaves out a slash.", fix="pass it as a text."
+        )
+    stores = ", ".join(f"{name}://" for name in _OBJECT_STORES)
+    raise InputError(
+        f"hr.sinks.{kind} cannot write to {scheme}: {nearest(scheme, _OBJECT_STORES)}",
+        fix=f"give a directory, or one of {stores}. Mount other file systems as directories.",
+    )
 
 
 def delta(path: str | Path, **settings: Any) -> Sink:
     """Declare a sink to a Delta table. Needs the extra `delta`.
 
     Args:
-        path: The table's directory; with the setting `table`, a directory of that name in it.
-        **settings: As for every sink, see `hr.sinks.sqlite`.
+        path: The table's directory, or a URL such as `s3://bucket/prefix`; with the setting
+            `table`, a directory of that name in it.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `commit_interval` is 10 seconds by
+            default in an object store.
 
     Returns:
         The sink, which opens nothing until it is run.
@@ -205,7 +315,60 @@ def delta(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.delta("lake", table="orders")
     """
-    return _sink("delta", settings, path=str(path))
+    place = _place_of_files("delta", path)
+    if "://" in place:
+        settings.setdefault("commit_interval", _LAKE_COMMIT_INTERVAL)
+    return _sink("delta", settings, path=place)
+
+
+def iceberg(
+    catalog: str = "default",
+    *,
+    namespace: str = "headrace",
+    properties: Mapping[str, str] | None = None,
+    partition_by: str | Sequence[str] = (),
+    **settings: Any,
+) -> Sink:
+    """Declare a sink to a table of an Iceberg catalogue. Needs the extra `iceberg`.
+
+    Args:
+        catalog: The name of the catalogue, which `~/.pyiceberg.yaml` or the environment configures,
+            as in `PYICEBERG_CATALOG__LAKE__URI`.
+        namespace: The table's namespace; `a.b` is one in another.
+        properties: The catalogue's properties, instead of its configuration, or in addition.
+        partition_by: Columns by whose values a table is partitioned that the sink creates.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `commit_interval` is 10 seconds by
+            default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: A setting is unknown or has an impossible value.
+
+    Example:
+        >>> hr.sinks.iceberg("lake", namespace="shop", table="orders")
+    """
+    if not catalog or not all(namespace.split(".")):
+        raise InputError(
+            f"hr.sinks.iceberg needs a catalogue and a namespace, not {catalog!r} and"
+            f" {namespace!r}.",
+            fix="give both, as in iceberg:CATALOG/NAMESPACE.",
+        )
+    settings.setdefault("commit_interval", _LAKE_COMMIT_INTERVAL)
+    return _sink(
+        "iceberg",
+        settings,
+        catalog=catalog,
+        namespace=namespace,
+        properties=dict(properties or {}),
+        partition_by=as_tuple(partition_by),
+    )
+
+
+def _iceberg_from_url(place: str, **settings: Any) -> Sink:
+    catalog, separator, namespace = place.partition("/")
+    return iceberg(catalog, namespace=namespace if separator else "headrace", **settings)
 
 
 def search(path: str | Path, **settings: Any) -> Sink:
@@ -224,7 +387,7 @@ def search(path: str | Path, **settings: Any) -> Sink:
     Example:
         >>> hr.sinks.search("products").run("products", log="file:data")
     """
-    return _sink("search", settings, path=str(path))
+    return _sink("search", settings, path=_local_path("search", path))
 
 
 def webhook(
@@ -312,7 +475,7 @@ class SinkKind:
     """What the package must know about a built-in kind of sink.
 
     Attributes:
-        declare: The function of `hr.sinks`.
+        declare: The function of `hr.sinks`, or one that takes what follows the scheme of a URL.
         target: Where what opens the target is found, as `module:name`. It is imported when a sink
             of the kind is run.
         url: The form of its URLs, for messages.
@@ -329,14 +492,26 @@ class SinkKind:
 
 KINDS = {
     "sqlite": SinkKind(sqlite, "sqlite_target:SqliteTarget.open", "sqlite:PATH"),
-    "parquet": SinkKind(parquet, "parquet_target:ParquetTarget", "parquet:DIRECTORY"),
+    "parquet": SinkKind(
+        parquet, "files.parquet_target:ParquetTarget", "parquet:DIRECTORY (or parquet:s3://…)"
+    ),
     "delta": SinkKind(delta, "delta_target:DeltaTarget", "delta:DIRECTORY"),
+    "iceberg": SinkKind(
+        _iceberg_from_url, "iceberg_target:IcebergTarget", "iceberg:CATALOG/NAMESPACE"
+    ),
     "search": SinkKind(search, "search_target:SearchTarget", "search:DIRECTORY"),
+    "duckdb": SinkKind(duckdb, "duckdb_target:DuckdbTarget", "duckdb:PATH"),
     "postgres": SinkKind(
         postgres,
         "postgres_target:PostgresTarget.open",
         "postgresql://USER@HOST/DATABASE",
         schemes=("postgres", "postgresql"),
+    ),
+    "mysql": SinkKind(
+        mysql,
+        "mysql_target:MysqlTarget.open",
+        "mysql://USER@HOST/DATABASE",
+        schemes=("mysql", "mariadb"),
     ),
     "redis": SinkKind(
         redis, "redis_target:RedisTarget", "redis://HOST", schemes=("redis", "rediss")
@@ -353,12 +528,14 @@ KINDS = {
 
 def _sink(kind: str, settings: dict[str, Any], **options: Any) -> Sink:
     check_settings(f"hr.sinks.{kind}", settings, _SETTINGS)
+    interval = settings.pop("commit_interval", None)
     return Sink(
         kind=kind,
         opener=open_target,
         key=as_tuple(settings.pop("key", ())),
         options=options,
         keeps_marks=KINDS[kind].may_repeat,
+        commit_interval_s=to_us(interval, what="commit_interval") / 1e6 if interval else 0.0,
         **settings,
     )
 
@@ -374,8 +551,10 @@ def from_url(url: str, **settings: Any) -> Sink:
     """Declare the sink that a URL stands for, as `headrace sync` does.
 
     Args:
-        url: `sqlite:PATH`, `parquet:DIRECTORY`, `delta:DIRECTORY`, `search:DIRECTORY`,
-            `postgresql://…`, `redis://…`, `amqp://…` or `webhook:https://…`.
+        url: `sqlite:PATH`, `duckdb:PATH`, `parquet:DIRECTORY`, `parquet:s3://BUCKET/PREFIX`,
+            `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`, `postgresql://…`, `mysql://…`,
+            `redis://…`, `amqp://…` or `webhook:https://…`; or another scheme that an installed
+            package handles, by an entry point of the group `headrace.sinks`.
         **settings: As for every sink, see `hr.sinks.sqlite`.
 
     Returns:
@@ -396,4 +575,11 @@ def from_url(url: str, **settings: Any) -> Sink:
         scheme: builder(kind) for name, kind in KINDS.items() for scheme in kind.schemes or (name,)
     }
     examples = ", ".join(kind.url for kind in KINDS.values())
-    return build_from_url(url, builders, what="a sink", examples=examples)
+    return build_from_url(
+        url,
+        builders,
+        plugins=PluginGroup("headrace.sinks", Sink),
+        settings=settings,
+        what="a sink",
+        examples=examples,
+    )

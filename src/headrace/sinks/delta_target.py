@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from headrace.errors import MissingExtra, TargetMismatch, TargetUnavailable, nea
 from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
-from headrace.sinks.parquet_target import filter_by_keys
+from headrace.sinks.files.object_store_access import access_error, is_plain_http, shorten_message
+from headrace.sinks.files.parquet_target import damage_of, filter_by_keys
 from headrace.types.sqlite_codec import is_time_text, time_array, time_text
 
 try:
@@ -38,7 +38,7 @@ _IDENTIFIERS = ("epoch", "owner", "at_us", "topic", "topic_id", "partitions")
 
 
 @contextmanager
-def _driver_errors() -> Iterator[None]:
+def _driver_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
@@ -52,17 +52,30 @@ def _driver_errors() -> Iterator[None]:
             fix="choose another table with table=… (--table …).",
         ) from error
     except (DeltaError, OSError) as error:
+        if (problem := access_error(uri, str(error))) is not None:
+            raise problem from error
+        if isinstance(error, FileNotFoundError) or "not found" in str(error):
+            raise TargetMismatch(
+                f"A file of the Delta table is missing: {error}.",
+                fix=(
+                    "bring it back from a backup, or restore an earlier version of the table. Or"
+                    " choose another table with table=… (--table …), which gets what the topic has"
+                    " now."
+                ),
+            ) from error
         raise TargetUnavailable(
-            f"Delta: {error}.", fix="see that the table's files are there and that there is room."
+            f"Delta: {shorten_message(str(error))}.",
+            fix="see that the table's files are there and that there is room.",
         ) from error
 
 
 class DeltaTarget(Target):
     def __init__(self, sink: SinkSpec, shape: TargetShape) -> None:
         super().__init__(sink, shape)
-        self._uri = (
-            str(Path(sink.options["path"]) / sink.table) if sink.table else sink.options["path"]
-        )
+        self._uri = sink.options["path"]
+        if sink.table:
+            self._uri = f"{self._uri.rstrip('/')}/{sink.table}"
+        self._options = {"allow_http": "true"} if is_plain_http(self._uri) else {}
         self._schema = pa.schema(
             [pa.field(field.name, _stored_type(field.type)) for field in shape.schema]
         )
@@ -75,14 +88,18 @@ class DeltaTarget(Target):
         self._table = None
 
     def prepare(self) -> None:
-        with _driver_errors():
-            if not deltalake.DeltaTable.is_deltatable(self._uri):
+        with _driver_errors(self._uri):
+            if not deltalake.DeltaTable.is_deltatable(self._uri, self._options):
                 if not self.sink.create:
                     raise TargetMismatch(
                         f"There is no Delta table at {self._uri}.",
                         fix="create=True (leave out --no-create), or create it.",
                     )
-                deltalake.DeltaTable.create(self._uri, deltalake.Schema.from_arrow(self._schema))
+                deltalake.DeltaTable.create(
+                    self._uri,
+                    deltalake.Schema.from_arrow(self._schema),
+                    storage_options=self._options,
+                )
             table = self._open()
             existing = [field.name for field in table.schema().fields]
             missing = [field for field in self._schema if field.name not in existing]
@@ -96,13 +113,13 @@ class DeltaTarget(Target):
                 table.alter.add_columns(deltalake.Schema.from_arrow(pa.schema(missing)).fields)
 
     def _open(self) -> Any:
-        return deltalake.DeltaTable(self._uri)
+        return deltalake.DeltaTable(self._uri, storage_options=self._options)
 
     # A commit
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        with _driver_errors():
+        with _driver_errors(self._uri):
             self._begin_commit()
             yield
             if self._next_checkpoint is not None:
@@ -218,19 +235,28 @@ class DeltaTarget(Target):
     # Reading back
 
     def contents(self) -> tuple[SinkCheckpoint | None, Iterator[pa.Table]]:
-        with _driver_errors():
+        with _driver_errors(self._uri):
             self._table = self._open()
             return self.read_checkpoint(), self._read_chunks()
 
     def _read_chunks(self) -> Iterator[pa.Table]:
-        with _driver_errors():
-            for batch in self._table.to_pyarrow_dataset().to_batches(
-                columns=self.shape.schema.names, batch_size=READ_ROWS
-            ):
-                yield self._restore(pa.Table.from_batches([batch]))
+        with _driver_errors(self._uri):
+            dataset = self._table.to_pyarrow_dataset()
+            for fragment in dataset.get_fragments():
+                try:
+                    for batch in fragment.to_batches(
+                        schema=dataset.schema,
+                        columns=self.shape.schema.names,
+                        batch_size=READ_ROWS,
+                    ):
+                        yield self._restore(pa.Table.from_batches([batch]))
+                except (OSError, pa.ArrowInvalid) as error:
+                    if (damage := damage_of(error)) is None:
+                        raise
+                    self.unreadable.add(f"the file {fragment.path} {damage}")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        with _driver_errors():
+        with _driver_errors(self._uri):
             stored = self._open().to_pyarrow_table(columns=self.shape.schema.names)
             return filter_by_keys(self._restore(stored), keys, list(self.shape.key), keep=True)
 

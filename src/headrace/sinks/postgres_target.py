@@ -34,7 +34,16 @@ from headrace.errors import (
     TargetUnavailable,
     nearest,
 )
-from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Target, bisect_refused
+from headrace.sinks.base import (
+    READ_ROWS,
+    Refusal,
+    RowsRefused,
+    SinkSpec,
+    Target,
+    bisect_refused,
+    convert_readable,
+    refuse_unreadable,
+)
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import json_text
@@ -410,7 +419,7 @@ class PostgresTarget(Target):
             with self._db.cursor(name="headrace_rows") as cursor:
                 cursor.execute(f"SELECT {self._select_list()} FROM {self._name} AS target")
                 while rows := cursor.fetchmany(READ_ROWS):
-                    yield self._table(rows)
+                    yield convert_readable(rows, self._table, self.unreadable.add)
             self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -420,13 +429,11 @@ class PostgresTarget(Target):
         )
         with driver_errors(), self._db.transaction():
             self._copy(_STAGED_KEYS, keys.select(list(self.shape.key)))
-            return self._table(
-                self._db.execute(
-                    f"SELECT {self._select_list()} FROM {self._name} AS target JOIN {_STAGED_KEYS}"
-                    " AS wanted"
-                    f" ON {same}"
-                ).fetchall()
-            )
+            rows = self._db.execute(
+                f"SELECT {self._select_list()} FROM {self._name} AS target JOIN {_STAGED_KEYS}"
+                f" AS wanted ON {same}"
+            ).fetchall()
+            return convert_readable(rows, self._table, refuse_unreadable)
 
     def _select_list(self) -> str:
         names = []
@@ -435,7 +442,7 @@ class PostgresTarget(Target):
             names.append(f"target.{quote_identifier(field.name)}{cast}")
         return ", ".join(names)
 
-    def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
+    def _table(self, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
         arrays = [
             from_postgres(list(values), field.type)

@@ -13,7 +13,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -21,9 +21,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
+from headrace.errors import (
+    ConfigurationError,
+    MissingExtra,
+    TargetMismatch,
+    TargetUnavailable,
+)
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_json, upsert_in_chunks
+from headrace.sinks.base import (
+    READ_ROWS,
+    Refusal,
+    SinkSpec,
+    Target,
+    convert_readable,
+    refuse_unreadable,
+    rows_to_json,
+    upsert_in_chunks,
+)
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import decode_rows
@@ -82,6 +96,12 @@ redis.call('SET', KEYS[2], ARGV[2])
 """
 
 
+_OTHER_TYPE_FIX = (
+    "see which program wrote it, and rename the key (RENAME) if it is still needed; or choose"
+    " another name with table=… (--table …)."
+)
+
+
 @contextmanager
 def _driver_errors() -> Iterator[None]:
     try:
@@ -99,6 +119,11 @@ def _driver_errors() -> Iterator[None]:
             f"Redis: {error}", fix="see that the server runs, can be reached and has memory left."
         ) from error
     except exceptions.ResponseError as error:
+        if "WRONGTYPE" in str(error):  # of the count; keys of rows are replaced, whatever they are
+            raise TargetMismatch(
+                f"Redis: a key of the sink has another type than the sink gives it: {error}",
+                fix=_OTHER_TYPE_FIX,
+            ) from error
         if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
             raise ConfigurationError(
                 f"Redis refuses the connection: {error}", fix="give user and password in the URL."
@@ -143,7 +168,17 @@ class RedisTarget(Target):
                 self._pipe = None
 
     def read_checkpoint(self) -> SinkCheckpoint | None:
-        text = (self._redis if self._pipe is None else self._pipe).get(self._checkpoint_key)
+        try:
+            text = (self._redis if self._pipe is None else self._pipe).get(self._checkpoint_key)
+        except exceptions.ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            kind = self._redis.type(self._checkpoint_key).decode()
+            raise TargetMismatch(
+                f"The key {self._checkpoint_key!r} of Redis is a {kind}, and not the checkpoint of"
+                " this sink, which is a string.",
+                fix=_OTHER_TYPE_FIX,
+            ) from error
         if self._pipe is not None:
             self._pipe.multi()  # from here on commands are queued until `execute`
         return None if text is None else SinkCheckpoint.from_json(text)
@@ -213,25 +248,44 @@ class RedisTarget(Target):
         with _driver_errors():
             all_keys = self._scan_keys()
             while keys := list(islice(all_keys, READ_ROWS)):
-                yield self._table(keys)
+                yield self._table(keys, self.unreadable.add)
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _driver_errors():
-            return self._table([key for chunk in _chunks(keys) for key in self._keys(chunk)])
+            wanted = [key for chunk in _chunks(keys) for key in self._keys(chunk)]
+            return self._table(wanted, refuse_unreadable)
 
     def _scan_keys(self) -> Iterator[bytes]:
         pattern = "".join(f"\\{char}" if char in "*?[]\\^" else char for char in self.table) + ":*"
         yield from dict.fromkeys(self._redis.scan_iter(match=pattern, count=_SCAN))
 
-    def _table(self, keys: list[bytes]) -> pa.Table:
-        values: list[Any] = []
+    def _table(self, keys: list[bytes], on_unreadable: Callable[[str], None]) -> pa.Table:
+        """Return the rows under some keys; keys that do not have a row are `on_unreadable`."""
+        stored: list[tuple[bytes, Any]] = []
         for start in range(0, len(keys), _CHUNK_ROWS):
             pipe = self._redis.pipeline(transaction=False)
-            for key in keys[start : start + _CHUNK_ROWS]:
+            chunk = keys[start : start + _CHUNK_ROWS]
+            for key in chunk:
                 _ = pipe.get(key) if self._encoding == JSON else pipe.hgetall(key)
-            values += [value for value in pipe.execute() if value]
+            for key, value in zip(chunk, pipe.execute(raise_on_error=False), strict=True):
+                if isinstance(value, exceptions.ResponseError) and "WRONGTYPE" in str(value):
+                    on_unreadable(
+                        f"the key {key.decode(errors='replace')!r} does not have the type of"
+                        f" encoding={self._encoding!r}"
+                    )
+                elif isinstance(value, Exception):
+                    raise value
+                elif value:
+                    stored.append((key, value))
+        return convert_readable(stored, self._converted, on_unreadable)
+
+    def _converted(self, stored: Sequence[tuple[bytes, Any]]) -> pa.Table:
+        values = [value for _, value in stored]
         if self._encoding == JSON:
-            return pa.Table.from_batches([decode_rows(values, self.shape.schema).batch])
+            decoded = decode_rows(values, self.shape.schema)
+            if decoded.misfits:
+                raise ValueError(next(iter(decoded.misfits.values())))
+            return pa.Table.from_batches([decoded.batch])
         arrays = [
             _from_fields([value.get(field.name.encode()) for value in values], field.type)
             for field in self.shape.schema

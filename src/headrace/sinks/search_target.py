@@ -8,7 +8,7 @@ checkpoint is read under that lock, so that an older owner finds that it is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, MissingExtra, TargetMismatch, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import READ_ROWS, Refusal, SinkSpec, Target, rows_to_json, upsert_in_chunks
+from headrace.sinks.base import (
+    READ_ROWS,
+    Refusal,
+    SinkSpec,
+    Target,
+    convert_readable,
+    refuse_unreadable,
+    rows_to_json,
+    upsert_in_chunks,
+)
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.json_codec import decode_rows
@@ -155,20 +164,20 @@ class SearchTarget(Target):
         with _driver_errors():
             for start in range(0, searcher.num_docs, READ_ROWS):
                 hits = searcher.search(tantivy.Query.all_query(), READ_ROWS, offset=start).hits
-                yield self._table([_stored(searcher.doc(address)) for _, address in hits])
+                documents = [_stored(searcher.doc(address)) for _, address in hits]
+                yield self._table(documents, self.unreadable.add)
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _driver_errors():
             wanted = [key for chunk in _chunks(keys) for key in self._keys(chunk)]
-            return self._table(
-                [
-                    row
-                    for key in wanted
-                    for row in self._documents(
-                        tantivy.Query.term_query(self._index.schema, "_key", key), limit=1
-                    )
-                ]
-            )
+            documents = [
+                document
+                for key in wanted
+                for document in self._documents(
+                    tantivy.Query.term_query(self._index.schema, "_key", key), limit=1
+                )
+            ]
+            return self._table(documents, refuse_unreadable)
 
     def _documents(self, query: Any, *, limit: int) -> list[tuple[str, bytes]]:
         """Return the keys and rows of the documents that a query finds."""
@@ -176,11 +185,17 @@ class SearchTarget(Target):
         searcher = self._index.searcher()
         return [_stored(searcher.doc(address)) for _, address in searcher.search(query, limit).hits]
 
-    def _table(self, documents: list[tuple[str, bytes]]) -> pa.Table:
+    def _table(
+        self, documents: list[tuple[str, bytes]], on_unreadable: Callable[[str], None]
+    ) -> pa.Table:
         values = [row for key, row in documents if key != CHECKPOINT_KEY]
-        return pa.Table.from_batches(
-            [decode_rows(values, self.shape.schema).batch], schema=self.shape.schema
-        )
+        return convert_readable(values, self._converted, on_unreadable)
+
+    def _converted(self, values: Sequence[bytes]) -> pa.Table:
+        decoded = decode_rows(values, self.shape.schema)
+        if decoded.misfits:
+            raise ValueError(next(iter(decoded.misfits.values())))
+        return pa.Table.from_batches([decoded.batch], schema=self.shape.schema)
 
 
 def _stored(document: Any) -> tuple[str, bytes]:

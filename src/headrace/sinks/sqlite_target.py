@@ -15,7 +15,16 @@ from typing import Any, Self
 import pyarrow as pa
 
 from headrace.errors import ConfigurationError, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import READ_ROWS, Refusal, RowsRefused, SinkSpec, Target, bisect_refused
+from headrace.sinks.base import (
+    READ_ROWS,
+    Refusal,
+    RowsRefused,
+    SinkSpec,
+    Target,
+    bisect_refused,
+    convert_readable,
+    refuse_unreadable,
+)
 from headrace.sinks.batch import SinkBatch, TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 from headrace.types.schema import quote_identifier
@@ -234,7 +243,7 @@ class SqliteTarget(Target):
                     f" {quote_identifier(self.table)}"
                 )
                 while rows := cursor.fetchmany(READ_ROWS):
-                    yield self._table(rows)
+                    yield convert_readable(rows, self._table, self.unreadable.add)
         finally:
             self._db.execute("COMMIT")
 
@@ -250,9 +259,9 @@ class SqliteTarget(Target):
                 for values in _values(keys.select(list(self.shape.key)))
                 for row in self._db.execute(query, values)
             ]
-        return self._table(rows)
+        return convert_readable(rows, self._table, refuse_unreadable)
 
-    def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
+    def _table(self, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
         return pa.table(
             [

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +24,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
-from headrace.connector import STATUS_INTERVAL_S, ConnectorStatus, Interval, run_sessions
+from headrace.connector import (
+    CATCH_UP_PATIENCE_S,
+    STATUS_INTERVAL_S,
+    ConnectorStatus,
+    Interval,
+    run_sessions,
+)
 from headrace.errors import BadRows, ReadOnlyLog
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import (
@@ -83,6 +91,8 @@ class SinkLoop:
         self._dead_letters = SinkDeadLetters(log, self.status.sink)
         self._owner = new_owner()
         self._has_begun = False
+        self._began_at: Mapping[int, int] = {}
+        """The offsets at which the current session began."""
         self._start_over = start_over
         self._on_status = on_status or (lambda _status: None)
         self._status_interval = Interval(STATUS_INTERVAL_S)
@@ -90,6 +100,9 @@ class SinkLoop:
     def run(self, *, stop: Event | None = None, until_caught_up: bool = False) -> None:
         """Follow the topic until `stop` is set or, with `until_caught_up`, until all rows are
         applied that the topic had at the beginning.
+
+        A target that is away is tried again: for as long as it takes, or with `until_caught_up` for
+        a minute, after which its error is raised.
         """
         record_follower(self.log, self.topic, self.sink)
         stopped = stop or Event()
@@ -101,6 +114,7 @@ class SinkLoop:
             status=self.status,
             report=self._report,
             logger=logger,
+            patience_s=CATCH_UP_PATIENCE_S if until_caught_up else math.inf,
         )
         self._report()
 
@@ -115,6 +129,11 @@ class SinkLoop:
             checkpoint = target.begin(
                 self._owner, resume=self._has_begun, start_over=self._start_over
             )
+            if self._has_begun and checkpoint.positions != self._began_at:
+                # A session that applied something before it failed was no failure in a row: what
+                # fails now and then must not be tried less and less often.
+                self.status.record_success()
+            self._began_at = checkpoint.positions
             self._has_begun = True
             self._start_over = False
             follower = TopicFollower(self.log, self.topic, checkpoint)
@@ -136,7 +155,16 @@ class SinkLoop:
                     break
                 if topic_slice is None:
                     stopped.wait(POLL_S)
+                elif goal is None and not topic_slice.behind:
+                    self._wait(stopped, self.sink.commit_interval_s)
         return True
+
+    def _wait(self, stopped: Event, seconds: float) -> None:
+        """Wait for some time, or until the sink is to stop, and go on to report."""
+        end_s = time.monotonic() + seconds
+        while (rest_s := end_s - time.monotonic()) > 0 and not stopped.is_set():
+            stopped.wait(min(rest_s, STATUS_INTERVAL_S))
+            self._report()
 
     def _apply(self, target: Target, topic_slice: TopicSlice) -> None:
         batch = build_batch(

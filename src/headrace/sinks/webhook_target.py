@@ -38,9 +38,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_network
 from threading import Event, Timer
 from urllib.parse import SplitResult, urlsplit
 
@@ -48,20 +47,17 @@ import pyarrow as pa
 
 from headrace.errors import ConfigurationError, InputError, NotSupported, TargetUnavailable
 from headrace.log.api import Closeable
+from headrace.public_addresses import Network, is_in, is_public, resolved_addresses
+from headrace.retry import Backoff, retry_after_s
 from headrace.secrets import is_named, secret
 from headrace.sinks.at_least_once import AtLeastOnceTarget, OutgoingRow
 from headrace.sinks.base import RowsRefused, SinkSpec
 from headrace.sinks.batch import TargetShape
 from headrace.sinks.checkpoint import SinkCheckpoint
 
-# Addresses: public ones, and internal networks that were allowed by name. A name is resolved once a
-# connection, all its addresses are checked, and the connection goes to one of exactly these. So a
-# name that resolves to an internal address a moment later leads nowhere.
+# Addresses: public ones, and internal networks that were allowed by name
 
 ALLOWED_VARIABLE = "HEADRACE_WEBHOOK_INTERNAL"
-Network = IPv4Network | IPv6Network
-Address = IPv4Address | IPv6Address
-_NAT64 = ip_network("64:ff9b::/96")  # an IPv4 address is in the last four bytes
 
 
 def allowed_networks(declared: Iterable[str]) -> tuple[Network, ...]:
@@ -87,54 +83,33 @@ def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[str]:
         ConfigurationError: One of the addresses is internal and not allowed.
     """
     try:
-        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = resolved_addresses(host, port)
     except OSError as error:
         raise TargetUnavailable(
             f"The name {host!r} cannot be resolved: {error}.",
             fix="see that the name is right, and that there is a network.",
         ) from error
-    addresses = list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
-    for text in addresses:
-        if not _is_allowed(ip_address(text), allowed):
+    for address in addresses:
+        if not is_public(address) and not is_in(address, allowed):
             raise ConfigurationError(
-                f"{host!r} is {text}, which is no public address: webhooks are not sent to internal"
-                " ones unless that is allowed.",
+                f"{host!r} is {address}, which is no public address: webhooks are not sent to"
+                " internal ones unless that is allowed.",
                 fix=(
-                    f"allow it, with internal=['{text}'] in hr.sinks.webhook(…), or"
-                    f" {ALLOWED_VARIABLE}={text} in the environment; a network is written as"
+                    f"allow it, with internal=['{address}'] in hr.sinks.webhook(…), or"
+                    f" {ALLOWED_VARIABLE}={address} in the environment; a network is written as"
                     " 10.1.0.0/16."
                 ),
             )
-    return addresses
-
-
-def _is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
-    embedded = _embedded_ipv4(address)
-    if embedded.is_global and not embedded.is_multicast:
-        return True
-    return any(
-        candidate in network
-        for network in allowed
-        for candidate in {address, embedded}
-        if candidate.version == network.version
-    )
-
-
-def _embedded_ipv4(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, if it does."""
-    if isinstance(address, IPv4Address):
-        return address
-    if address in _NAT64:
-        return IPv4Address(address.packed[-4:])
-    teredo_client = address.teredo[1] if address.teredo else None
-    return address.ipv4_mapped or address.sixtofour or teredo_client or address
+    return list(map(str, addresses))
 
 
 # Requests
 
 SECRET_VARIABLE = "HEADRACE_WEBHOOK_SECRET"  # noqa: S105 - where it is, not what it is
 MAX_RESPONSE_BYTES = 64 << 10
-LONGEST_RETRY_AFTER_S = 3600.0
+REQUEST_ATTEMPTS = 4
+"""How often a request is sent to a receiver that has taken others, before the session ends."""
+REQUEST_BACKOFF = Backoff(first_s=0.05, longest_s=1.0)
 _TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 _WRONG_ENDPOINT = {
     HTTPStatus.UNAUTHORIZED,
@@ -424,23 +399,6 @@ def _signing_key(text: str) -> bytes:
         ) from None
 
 
-def retry_after_s(retry_after: str | None) -> float:
-    """Return how long a `Retry-After` header asks us to wait, at most an hour. It is a number of
-    seconds or a date.
-    """
-    if retry_after is None:
-        return 0.0
-    try:
-        wait_s = (
-            float(retry_after)
-            if retry_after.strip().isdigit()
-            else parsedate_to_datetime(retry_after).timestamp() - time.time()
-        )
-    except (ValueError, TypeError):
-        return 0.0
-    return min(max(wait_s, 0.0), LONGEST_RETRY_AFTER_S)
-
-
 def _cut(connected: socket.socket, is_late: Event) -> None:
     """Shut a socket down when a request has taken too long. The socket's own timeout is not enough:
     a receiver that sends a byte now and then never exceeds it.
@@ -457,6 +415,8 @@ class WebhookTarget(AtLeastOnceTarget):
         identity = sink.name or f"{sink.table or shape.topic}.webhook.{digest}"
         super().__init__(sink, shape, identity, request_rows=sink.options["request_rows"])
         self._sender = WebhookSender(endpoint)
+        self._has_answered = False
+        """Whether the receiver has taken a request since the target was opened."""
 
     def close(self) -> None:
         self._sender.close()
@@ -466,12 +426,28 @@ class WebhookTarget(AtLeastOnceTarget):
         ids = [row.id for row in outgoing]
         key = ids[0] if len(ids) == 1 else hashlib.sha256(json.dumps(ids).encode()).hexdigest()
         try:
-            self._sender.send(self._body(outgoing), key)
+            self._send_request(self._body(outgoing), key)
         except DeliveryRefused as error:
             if rows.num_rows == 1:
                 self._record_refused(str(error))
             raise RowsRefused(str(error)) from error
         self._record_taken()
+
+    def _send_request(self, body: bytes, key: str) -> None:
+        """Send a request, again after a short pause if the receiver fails. A receiver that has not
+        taken any request yet is away: then the session ends, and pauses between sessions grow.
+        """
+        for attempt in range(1, REQUEST_ATTEMPTS + 1):
+            try:
+                self._sender.send(body, key)
+            except TargetUnavailable as error:
+                pause_s = REQUEST_BACKOFF.pause_s(attempt, min_s=error.wait_s)
+                is_last = not self._has_answered or attempt == REQUEST_ATTEMPTS
+                if is_last or pause_s > REQUEST_BACKOFF.longest_s or self.stopped.wait(pause_s):
+                    raise
+            else:
+                self._has_answered = True
+                return
 
     def _body(self, rows: Sequence[OutgoingRow]) -> bytes:
         """Return the JSON of a request. The rows are JSON already, and are put in as they are."""

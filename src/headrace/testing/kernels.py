@@ -125,7 +125,7 @@ class KernelTest:
                 fix="name the step that does: an aggregate, a window, a join, ….",
             )
         self.step: Step = replace(step, name=step.name or step.path)
-        self.kernel = self.step.kernel()
+        self.kernel = self.step.hosted_kernel()
         self.state = MemoryState()
         self._tick = 0
         self._watermark_us = self._horizon_us = UNSTARTED

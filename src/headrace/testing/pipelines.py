@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -100,7 +101,7 @@ class PipelineTest:
         create_captured_topics(self.log, pipeline.plan())
         self.runner = self._start_runner(shards)
 
-    def _start_runner(self, shards: int) -> Runner:
+    def _start_runner(self, shards: int, accept_edits: Sequence[str] = ()) -> Runner:
         return Runner.start(
             self.pipeline.plan(),
             self.log,
@@ -108,6 +109,7 @@ class PipelineTest:
             self.state,
             shards=shards,
             width="auto" if self.width == "mixed" else self.width,
+            accept_edits=accept_edits,
         )
 
     # Inputs
@@ -171,21 +173,31 @@ class PipelineTest:
             self.runner.step(max_ticks)
         raise Undead(f"The batch did not come by {dies!r}.")
 
-    def settle(self, max_ticks: int = 1_000_000) -> None:
-        """Cut a tick, and run batches until the ledger has all ticks."""
+    def settle(self, max_ticks: int = 1_000_000, *, final: bool = False) -> None:
+        """Cut a tick, and run batches until the ledger has all ticks. With `final`, event time ends
+        then, as after `headrace run --until-caught-up --final`: what waits for it is emitted.
+        """
         self.cut()
+        if final:
+            self.runner.end_event_time()
         while self.step(max_ticks):
             continue
 
-    def restart(self, *, shards: int | None = None, lose_local_store: bool = False) -> None:
-        """Start another runner, as after a crash: with another number of shards, or on a machine
-        that has no local store.
+    def restart(
+        self,
+        *,
+        shards: int | None = None,
+        lose_local_store: bool = False,
+        accept_edits: Sequence[str] = (),
+    ) -> None:
+        """Start another runner, as after a crash: with another number of shards, on a machine that
+        has no local store, or with edits accepted.
         """
         before = self.runner
         before.close()
         if lose_local_store:
             shutil.rmtree(self.state / "local", ignore_errors=True)
-        self.runner = self._start_runner(shards or before.shards)
+        self.runner = self._start_runner(shards or before.shards, accept_edits)
         self.pass_time("0 seconds")
 
     def replay(
@@ -284,12 +296,19 @@ class VersionTest(PipelineTest):
         self.of, self.version, self.since, self.retick = of, version, since, retick
         super().__init__(pipeline, of.root, of.spark, shards=shards, log=of.log)
 
-    def _start_runner(self, shards: int) -> Runner:
+    def _start_runner(self, shards: int, accept_edits: Sequence[str] = ()) -> Runner:
         plan = start_version(
             self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick
         )
         self.state = version_state(self.of.state, self.version)
-        return Runner.start(plan, self.log, self.spark, self.state, shards=shards)
+        return Runner.start(
+            plan,
+            self.log,
+            self.spark,
+            self.state,
+            shards=shards,
+            accept_edits=accept_edits,
+        )
 
 
 def _have_change_type(rows: Any) -> bool:

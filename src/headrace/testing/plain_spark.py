@@ -163,7 +163,7 @@ class PlainFrame:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # what Python itself looks for
             raise AttributeError(name)
-        raise no_spark_sql(name)
+        raise no_spark_sql(_WITHOUT_SPARK.get(name, name))
 
     def collect(self) -> list[tuple[Any, ...]]:
         results = self.spark.run(self.parts())
@@ -173,6 +173,9 @@ class PlainFrame:
             for batch in batches
             for row in batch.to_pylist()
         ]
+
+
+_WITHOUT_SPARK = {"observe": "expressions that can fail, such as sums of INT, which can overflow"}
 
 
 def no_spark_sql(what: str) -> NotSupported:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +94,14 @@ class SlowDisk(Disk):
             super().sync_directory(path)
 
 
-class _FullFile(DiskFile):
+class _WrittenFile(DiskFile):
+    """A file in which every byte goes through `write`."""
+
+    def copy_from(self, original: DiskFile, start: int, stop: int) -> Iterator[int]:
+        yield self.write([original.read(stop - start, start)], start)
+
+
+class _FullFile(_WrittenFile):
     disk: FullDisk
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
@@ -357,7 +364,7 @@ def _synced_at(changes: Sequence[DiskChange]) -> list[int]:
     return durable_at
 
 
-class _RecordedFile(DiskFile):
+class _RecordedFile(_WrittenFile):
     disk: RecordingDisk
     node: int = -1
 
@@ -520,7 +527,10 @@ class RecordingDisk(Disk):
                 super().unlink(path)
                 self.record("unlink", path)
 
-    def remove_directory(self, path: Path) -> None:
+    def remove_directory(self, path: Path) -> bool:
         with self.changing():
-            super().remove_directory(path)
-            self.record("rmdir", path)
+            is_there = path.exists()
+            is_gone = super().remove_directory(path)
+            if is_there and is_gone:
+                self.record("rmdir", path)
+            return is_gone

@@ -227,7 +227,7 @@ def evolve(
             history = replace(history, added=(*history.added, field.name))
     if not fields:
         raise IncompatibleChange(
-            f"{where} would have no column left.", fix="delete the topic if it is not needed."
+            f"{where} would have no column left.", fix="keep a column, or leave the topic as it is."
         )
     _check_count(history, where)
     evolved = pa.schema(fields, schema.metadata)

@@ -1,17 +1,23 @@
 """Converts Arrow columns to the values that SQLite stores, and back without loss. The view store
 writes and reads every row through this module.
 
-    Arrow (Spark)           SQLite and its use in SQL
+    Arrow (Spark)           SQLite
     BOOLEAN, whole numbers  INTEGER; true is 1
     FLOAT, DOUBLE           REAL; NaN as the text `NaN`, because SQLite would store null; it sorts
                             after all numbers, as in Spark
-    DECIMAL                 TEXT with all digits of the scale; it sorts as text, so compare
-                            CAST(x AS REAL)
+    DECIMAL                 TEXT with all digits of the scale
     STRING, BINARY          TEXT, BLOB
-    DATE, TIME, TIMESTAMP   TEXT in ISO 8601 with microseconds, and `Z` if the type has a zone; it
-                            sorts and compares as a time
+    DATE, TIME, TIMESTAMP   TEXT in ISO 8601 with microseconds, and `Z` if the type has a zone
     INTERVAL                INTEGER, microseconds
-    ARRAY, MAP, STRUCT, …   TEXT, JSON as the log writes it; use json_extract and json_each
+    ARRAY, MAP, STRUCT, …   TEXT, JSON as the log writes it
+
+In a key, values are stored so that SQLite sorts them as numbers and times:
+
+    DECIMAL, to 18 digits   INTEGER, without its point: 9.50 is 950
+    DECIMAL, to 38 digits   BLOB of 16 bytes, big-endian, sign bit flipped
+    DATE, TIMESTAMP         INTEGER, days or microseconds
+    a null                  a value of a kind that the column never has; it sorts after all values,
+                            in a BINARY column before them
 
 A date or timestamp outside the years 0001 to 9999 has no ISO text that compares as a time; it is
 stored as its signed number of days or microseconds, such as `+253402300800000000`. A column of
@@ -29,7 +35,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.buffers import compact_offsets, list_elements, map_entries
+from headrace.columnar.buffers import (
+    compact_offsets,
+    fixed_width_values,
+    list_elements,
+    map_entries,
+)
+from headrace.columnar.keys import ordered_bytes
 from headrace.types.json_codec import json_text
 
 # Dates, times and timestamps
@@ -304,3 +316,85 @@ _FROM_VALUES: tuple[
     (is_time_text, lambda values, kind: time_array(pa.array(values, pa.string()), kind)),
     (pa.types.is_nested, nested_array),
 )
+
+
+# Keys
+
+
+_INTEGER_DIGITS = 18
+_DECIMAL_BYTES = 16
+_NULL_DECIMAL = b"\xff"
+
+
+def key_affinity(kind: pa.DataType) -> str:
+    """The SQLite type of a key column: one in which stored values sort as the column's do."""
+    if _is_integer_key(kind):
+        return "INTEGER"
+    return "BLOB" if pa.types.is_decimal(kind) else affinity(kind)
+
+
+def to_key_values(array: pa.Array) -> list[Any]:
+    """The SQLite value of each element of a key column. SQLite sorts them as the column's values
+    sort; a null is None.
+    """
+    kind = array.type
+    if pa.types.is_decimal(kind):
+        present = array.drop_null()
+        if kind.precision <= _INTEGER_DIGITS:
+            words = fixed_width_values(present, "<i8").reshape(-1, 2)[:, 0].tolist()
+        else:
+            encoded = ordered_bytes(present)
+            words = [row.tobytes() for row in encoded]
+        return _with_nulls(words, array)
+    if _is_integer_key(kind):
+        values: list[Any] = array.cast(_integer_type(kind)).to_pylist()
+        return values
+    return to_values(array)
+
+
+def from_key_values(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """The column of a type, made of the SQLite values of a key: the inverse of `to_key_values`."""
+    if pa.types.is_decimal(kind):
+        words = np.zeros((len(values), 2), "<i8")
+        if kind.precision <= _INTEGER_DIGITS:
+            words[:, 0] = [0 if value is None else value for value in values]
+            words[:, 1] = words[:, 0] >> 63
+        elif values:
+            zero = bytes(_DECIMAL_BYTES)
+            big = np.frombuffer(
+                b"".join(zero if value is None else value for value in values), ">u8"
+            ).reshape(-1, 2)
+            words[:, 0] = big[:, 1].astype("<u8").view("<i8")
+            words[:, 1] = (big[:, 0] ^ np.uint64(1 << 63)).astype("<u8").view("<i8")
+        is_valid = pa.array([value is not None for value in values], pa.bool_())
+        decimals = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(words.tobytes())])
+        return pc.if_else(is_valid, decimals, pa.scalar(None, kind))
+    if _is_integer_key(kind):
+        return pa.array(values, _integer_type(kind)).cast(kind)
+    return from_values(values, kind)
+
+
+def null_key(kind: pa.DataType) -> Any:
+    """The stand-in for a null in a key column of a type. No value of the type is stored like it."""
+    if pa.types.is_decimal(kind) and kind.precision > _INTEGER_DIGITS:
+        return _NULL_DECIMAL
+    return 0 if pa.types.is_binary(kind) else b""
+
+
+def _is_integer_key(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or (pa.types.is_decimal(kind) and kind.precision <= _INTEGER_DIGITS)
+    )
+
+
+def _integer_type(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if pa.types.is_date(kind) else pa.int64()
+
+
+def _with_nulls(present: list[Any], array: pa.Array) -> list[Any]:
+    if not array.null_count:
+        return present
+    values = iter(present)
+    return [next(values) if is_valid else None for is_valid in array.is_valid().to_pylist()]

@@ -34,6 +34,13 @@ class Misfit(Exception):
     """A value that does not fit a column; the message says why, without row and column."""
 
 
+def failure_text(error: BaseException) -> str:
+    """What was wrong with a value or with the code that made it: the reason of a Misfit; of another
+    error its class too.
+    """
+    return str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True)
 class ColumnConverter:
     """Converts the Python values of one column to Arrow. Values whose type is in `exact` need no

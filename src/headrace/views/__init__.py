@@ -7,7 +7,11 @@ In the order in which data flows:
     file      the database itself: tables, opening, errors, dropping and scrubbing
     reader    snapshots for any process: get, scan, SQL, changes
     lookup    single rows as JSON, for the server
-    sql       the sandbox in which users' queries run
+    sql       SQL: sends queries to a process of their own, which has
+              query_process    its loop: loading, following, a fork for each query
+              replica          the views as DuckDB tables that follow the store
+              query_execution  one query, its limits and its rows
+              statement        what a query may contain
     diff      the comparison of two views
 
 How values are stored in SQLite is in `headrace.types.sqlite_codec`. Views over HTTP are in

@@ -5,10 +5,11 @@ whole ticks, bounded in rows and bytes. The oldest are evicted first.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -136,3 +137,33 @@ def _split_ticks(view: ViewInfo, stored: list[bytes], after: int) -> Iterator[tu
         for first, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ticks)], strict=True):
             if ticks[first] > after:
                 yield int(ticks[first]), rows.slice(first, stop - first)
+
+
+# The last change of each key
+
+
+def last_of_each_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last row of each key, in key order."""
+    if rows.num_rows == 0:
+        return rows
+    rows = rows.take(
+        pc.sort_indices(rows.select(list(key)), sort_keys=[(name, "ascending") for name in key])
+    )  # a stable sort: the last change of a key stays the last
+    is_last = np.ones(rows.num_rows, np.bool_)
+    is_last[:-1] = np.logical_or.reduce(
+        [_differs_from_next(rows[name].combine_chunks()) for name in key]
+    )
+    return rows if is_last.all() else rows.filter(pa.array(is_last))
+
+
+def _differs_from_next(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Whether each value differs from the next one as keys compare: null equals null, NaN equals
+    NaN, -0.0 equals 0.0.
+    """
+    left, right = column.slice(0, len(column) - 1), column.slice(1)
+    is_same = pc.fill_null(pc.equal(left, right), False)
+    if column.null_count:
+        is_same = pc.or_(is_same, pc.and_(left.is_null(), right.is_null()))
+    if pa.types.is_floating(column.type):
+        is_same = pc.or_(is_same, pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False))
+    return ~is_same.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

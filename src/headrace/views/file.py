@@ -6,14 +6,21 @@ errors mean. `store.py` writes it, `reader.py` and `lookup.py` read it.
                its changes are retained
     _rows_N    the rows of view number N, in the columns c0, c1, …
     _changes   recent changes, as Arrow record batches of whole ticks
-    VIEW       an SQL view over _rows_N with the user's names: what queries see, here and in any
-               other program that reads SQLite
+    _rebuilds  one row per view that is built again: its new rows grow in the hidden view `NAME~`,
+               and replace the old ones when they have reached a tick
+
+Look-ups of keys and ranges of keys are answered here; SQL is answered by `replica.py`, which has
+all types of views. SQLite has fewer, so key columns are stored in a form whose order in SQLite is
+the order of their values (`sqlite_codec.to_key_values`).
+
+Format 2 brought that form and `generation`. A file of format 1 is converted when it is opened.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -38,17 +45,25 @@ from headrace.errors import (
     UnknownView,
 )
 from headrace.types.schema import quote_identifier, schema_from_bytes
-from headrace.types.sqlite_codec import affinity, from_values, to_values
+from headrace.types.sqlite_codec import (
+    affinity,
+    from_key_values,
+    from_values,
+    key_affinity,
+    null_key,
+    to_key_values,
+)
 from headrace.types.values import Misfit, column_converter
 
 VIEWS_FILE = "views.db"
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x48525657
 BUSY_SECONDS = 30.0
 _PAGE_BYTES = 8192  # measured: a tenth less time for upserts of random keys than with 4096
 _CACHE_KIB = 64 << 10
 _WAL_KEPT_BYTES = 64 << 20
 _TRUNCATE_WAIT_S = 10.0
+_CONVERTED_ROWS = 1 << 16
 
 # SQLite stores the text of each statement.
 _TABLES = (
@@ -57,13 +72,19 @@ _TABLES = (
     "    number INTEGER PRIMARY KEY, name TEXT NOT NULL COLLATE NOCASE UNIQUE,"
     " schema BLOB NOT NULL, key TEXT NOT NULL, most_rows INTEGER,\n"
     "    tick INTEGER NOT NULL, null_keys INTEGER NOT NULL, kept_after INTEGER NOT NULL,"
-    " kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL);\n"
+    " kept_rows INTEGER NOT NULL, kept_bytes INTEGER NOT NULL, generation INTEGER NOT NULL);\n"
     "CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL,"
     " last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);\n"
     "CREATE INDEX _changes_by_view ON _changes (view, id);\n"
 )
+_REBUILDS = (
+    "CREATE TABLE IF NOT EXISTS _rebuilds ("
+    "view TEXT PRIMARY KEY COLLATE NOCASE, at_tick INTEGER NOT NULL)"
+)
+_HIDDEN = "~"  # no name that a user chooses has it
 _VIEW_COLUMNS = (
-    "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
+    "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes,"
+    " generation"
 )
 
 
@@ -85,6 +106,10 @@ class ViewInfo:
     """The changes of every later tick are retained: `kept_rows` changes in `kept_bytes` bytes."""
     kept_rows: int
     kept_bytes: int
+    generation: int
+    """A random number that a view gets when it is created or emptied: ticks of another generation
+    say nothing about its rows.
+    """
 
     @property
     def is_stream(self) -> bool:
@@ -92,9 +117,9 @@ class ViewInfo:
 
 
 def read_views(db: sqlite3.Connection) -> list[ViewInfo]:
-    """All views, by name."""
+    """All views, by name; without the hidden ones in which others are built again."""
     rows = db.execute(f"SELECT {_VIEW_COLUMNS} FROM _views ORDER BY name")  # noqa: S608
-    return [_view_info(row) for row in rows]
+    return [_view_info(row) for row in rows if not is_hidden(row[1])]
 
 
 def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
@@ -104,12 +129,28 @@ def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
         (name,),
     ).fetchone()
     if row is None:
-        raise UnknownView(name, [view for (view,) in db.execute("SELECT name FROM _views")])
+        raise UnknownView(name, [info.name for info in read_views(db)])
     return _view_info(row)
 
 
-def _view_info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, int]) -> ViewInfo:
-    number, name, schema, key, max_rows, tick, null_keys, kept_after, kept_rows, kept_bytes = row
+def new_generation() -> int:
+    return secrets.randbits(62)
+
+
+def _view_info(row: tuple[Any, ...]) -> ViewInfo:
+    (
+        number,
+        name,
+        schema,
+        key,
+        max_rows,
+        tick,
+        null_keys,
+        kept_after,
+        kept_rows,
+        kept_bytes,
+        generation,
+    ) = row
     return ViewInfo(
         number=number,
         name=name,
@@ -121,7 +162,49 @@ def _view_info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, 
         kept_after=kept_after,
         kept_rows=kept_rows,
         kept_bytes=kept_bytes,
+        generation=generation,
     )
+
+
+def hidden_name(view: str) -> str:
+    """The name of the hidden view in which a view is built again."""
+    return f"{view}{_HIDDEN}"
+
+
+def is_hidden(name: str) -> bool:
+    """Whether this is the hidden view in which another one is built again."""
+    return name.endswith(_HIDDEN)
+
+
+def visible_name(name: str) -> str:
+    """The name of a view, given its own or that of the hidden view in which it is built again."""
+    return name.removesuffix(_HIDDEN)
+
+
+def rebuild_tick(db: sqlite3.Connection, view: str) -> int | None:
+    """The tick at which the new rows of a view replace the old ones; None if it is not built
+    again.
+    """
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = '_rebuilds'").fetchone():
+        return None  # a store that no run of this version has opened
+    row = db.execute("SELECT at_tick FROM _rebuilds WHERE view = ?", (view,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def delete_rebuild(db: sqlite3.Connection, view: str) -> None:
+    """Give up the new rows of a view, if it is being built again."""
+    if rebuild_tick(db, view) is None:
+        return
+    hidden = read_view(db, hidden_name(view))
+    delete_rows(db, hidden)
+    db.execute("DELETE FROM _rebuilds WHERE view = ?", (view,))
+
+
+def delete_rows(db: sqlite3.Connection, info: ViewInfo) -> None:
+    """Remove the table of a view, its retained changes and its description."""
+    db.execute(f"DROP TABLE {ViewTable(info).table}")
+    db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
+    db.execute("DELETE FROM _views WHERE number = ?", (info.number,))
 
 
 @lru_cache(maxsize=256)
@@ -155,6 +238,9 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
                 db.execute("INSERT INTO _ledger VALUES (-1)")
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")
+            elif _read_pragma(db, "user_version") == 1:
+                _convert_from_1(db)
+            db.execute(_REBUILDS)
             db.execute("COMMIT")
         except BaseException:
             db.close()
@@ -169,11 +255,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             f"There are no views in {path.parent}: {path.name} does not exist.",
             fix="name the pipeline's state directory, or run the pipeline first.",
         )
+    _convert_older(path)
     with translate_errors(path):
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        db = sqlite3.connect(
-            address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        db = _connect_read_only(path)
         try:
             _check_format(db, path)
             db.execute("PRAGMA query_only = ON")
@@ -187,6 +271,70 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _convert_older(path: Path) -> None:
+    """Convert a file of an older format, which nobody has written since."""
+    with translate_errors(path), contextlib.closing(_connect_read_only(path)) as db:
+        _check_format(db, path)
+        version = _read_pragma(db, "user_version")
+    if not 0 < version < FORMAT:
+        return
+    try:
+        open_for_writing(path).close()
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{path} has format {version}, and cannot be converted to format {FORMAT}:"
+            f" {error.message}",
+            fix="run the pipeline once, or open the views as a user who may write there.",
+        ) from error
+
+
+def _convert_from_1(db: sqlite3.Connection) -> None:
+    """Convert a file of format 1, in the caller's transaction: give views a generation, drop the
+    SQL views, and store key columns in a form that sorts as their values do.
+    """
+    db.execute("ALTER TABLE _views ADD COLUMN generation INTEGER NOT NULL DEFAULT 0")
+    for info in read_views(db):
+        db.execute(
+            "UPDATE _views SET generation = ? WHERE number = ?", (new_generation(), info.number)
+        )
+        db.execute(f"DROP VIEW IF EXISTS {quote_identifier(info.name)}")
+        table = ViewTable(info)
+        changed = {
+            position: info.schema.field(name)
+            for position, name in enumerate(info.schema.names)
+            if name in info.key
+            and key_affinity(info.schema.field(name).type) != affinity(info.schema.field(name).type)
+        }
+        if not changed:
+            continue
+        db.execute(f"ALTER TABLE {table.table} RENAME TO _converted")
+        db.execute(table.create())
+        cursor = db.execute(f"SELECT {', '.join(table.columns)} FROM _converted")  # noqa: S608
+        marks = ", ".join("?" * len(table.columns))
+        while rows := cursor.fetchmany(_CONVERTED_ROWS):
+            cells = [list(values) for values in zip(*rows, strict=True)]
+            for position, field_ in changed.items():
+                values = [None if value == b"" else value for value in cells[position]]
+                cells[position] = table.key_values(from_values(values, field_.type))
+            db.executemany(
+                f"INSERT INTO {table.table} VALUES ({marks})",  # noqa: S608
+                zip(*cells, strict=True),
+            )
+        cursor.close()
+        db.execute("DROP TABLE _converted")
+    db.execute(f"PRAGMA user_version = {FORMAT}")
+
+
 def _check_format(db: sqlite3.Connection, path: Path) -> None:
     version = _read_pragma(db, "user_version")
     application = _read_pragma(db, "application_id")
@@ -196,7 +344,7 @@ def _check_format(db: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise ConfigurationError(
             f"{path} is an SQLite database, but not a view store.",
-            fix="name another state directory, or move the file away.",
+            fix="name another state directory with --state DIR or state=….",
         )
     if version > FORMAT:
         raise NewerFormat(
@@ -276,9 +424,7 @@ class ViewTable:
     statements.
 
     A key column may hold nulls, but an SQLite primary key cannot. So a null key is stored as a
-    value of a kind that the column never has: an empty blob, or in a column of blobs the number 0
-    (`null_key`). The SQL view turns it back into null only once such a row has been written,
-    because the conversion keeps SQLite from using the key's index.
+    value of a kind that the column never has (`sqlite_codec.null_key`).
     """
 
     def __init__(self, info: ViewInfo) -> None:
@@ -293,7 +439,7 @@ class ViewTable:
 
     def create(self) -> str:
         declared = [
-            f"{name} {affinity(field.type)}"
+            f"{name} {(key_affinity if field.name in self.info.key else affinity)(field.type)}"
             for name, field in zip(self.columns, self.info.schema, strict=True)
         ]
         if self.info.is_stream:
@@ -304,21 +450,6 @@ class ViewTable:
         return (
             f"CREATE TABLE {self.table} ({', '.join(declared)}, PRIMARY KEY"
             f" ({', '.join(self.key_columns)})) WITHOUT ROWID"
-        )
-
-    def create_view(self, *, null_keys: bool) -> str:
-        """The statement that creates the SQL view: the rows under the user's names."""
-        columns = []
-        for column, declared in zip(self.columns, self.info.schema, strict=True):
-            expression = column
-            if null_keys and column in self.key_columns:
-                stand_in = null_key(declared.type)
-                expression = f"nullif({column}, {'x' + repr('') if stand_in == b'' else stand_in})"
-            columns.append(f"{expression} AS {quote_identifier(declared.name)}")
-        ticks = [TICK] if self.info.is_stream else []
-        return (
-            f"CREATE VIEW {quote_identifier(self.info.name)} AS"  # noqa: S608
-            f" SELECT {', '.join([*ticks, *columns])} FROM {self.table}"
         )
 
     @property
@@ -373,7 +504,7 @@ class ViewTable:
         if value is None:
             return null_key(field.type)
         try:
-            (stored,) = to_values(column_converter(field).array([value]))
+            (stored,) = to_key_values(column_converter(field).array([value]))
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
             raise InputError(
                 f"{value!r} cannot be the key column {field.name!r} of the view {self.info.name!r}:"
@@ -385,7 +516,7 @@ class ViewTable:
 
     def key_values(self, array: pa.Array) -> list[Any]:
         """The values of a key column as they are stored, with `null_key` in place of nulls."""
-        values = to_values(array)
+        values = to_key_values(array)
         if not array.null_count:
             return values
         stands_for_null = null_key(array.type)
@@ -406,18 +537,15 @@ class ViewTable:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, values: list[Any], field: pa.Field) -> pa.Array:
-        if self.info.null_keys and field.name in self.info.key:
+        if field.name not in self.info.key:
+            return from_values(values, field.type)
+        if self.info.null_keys:
             stands_for_null = null_key(field.type)
             values = [
                 None if value == stands_for_null and type(value) is type(stands_for_null) else value
                 for value in values
             ]
-        return from_values(values, field.type)
-
-
-def null_key(kind: pa.DataType) -> Any:
-    """The stand-in for a null in a key column of a type. No value of the type is stored like it."""
-    return 0 if pa.types.is_binary(kind) else b""
+        return from_key_values(values, field.type)
 
 
 # Dropping and scrubbing
@@ -431,10 +559,8 @@ def drop_view(path: Path, name: str) -> None:
         db.execute("BEGIN IMMEDIATE")
         try:
             info = read_view(db, name)
-            db.execute(f"DROP VIEW {quote_identifier(info.name)}")
-            db.execute(f"DROP TABLE {ViewTable(info).table}")
-            db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
-            db.execute("DELETE FROM _views WHERE number = ?", (info.number,))
+            delete_rebuild(db, info.name)
+            delete_rows(db, info)
             db.execute("COMMIT")
         finally:
             if db.in_transaction:
@@ -454,11 +580,12 @@ def scrub(path: Path) -> None:
         db.execute("PRAGMA secure_delete = ON")
         db.execute("BEGIN IMMEDIATE")
         for info in read_views(db):
+            delete_rebuild(db, info.name)
             db.execute(f"DELETE FROM {ViewTable(info).table}")  # noqa: S608 - an internal name
             db.execute(
-                "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0 WHERE"
-                " number = ?",
-                (info.number,),
+                "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0,"
+                " generation = ? WHERE number = ?",
+                (new_generation(), info.number),
             )
         db.execute("DELETE FROM _changes")
         db.execute("COMMIT")

@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.views.file import ViewInfo, ViewTable, null_key, open_for_reading, translate_errors
+from headrace.types.json_codec import json_text
+from headrace.types.sqlite_codec import affinity, from_key_values, key_affinity, null_key
+from headrace.views.file import ViewInfo, ViewTable, open_for_reading, translate_errors
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
@@ -150,6 +152,8 @@ def _encoder(field: pa.Field, null_value: Any) -> Callable[[Any], str]:
     key column.
     """
     encode = _value_encoder(field.type)
+    if null_value is not None and key_affinity(field.type) != affinity(field.type):
+        encode = _key_encoder(field.type)
     if null_value is None:
         return lambda value: "null" if value is None else encode(value)
     return lambda value: (
@@ -173,6 +177,11 @@ def _value_encoder(kind: pa.DataType) -> Callable[[Any], str]:
     if pa.types.is_nested(kind):
         return str  # JSON already
     return _quoted
+
+
+def _key_encoder(kind: pa.DataType) -> Callable[[Any], str]:
+    """For key columns that are stored in another form than other columns."""
+    return lambda value: str(json_text(from_key_values([value], kind))[0].as_py())
 
 
 def _float(value: Any, to_text: Callable[[float], str]) -> str:

@@ -23,19 +23,20 @@ from typing import Any, Self
 import pyarrow as pa
 
 from headrace.columnar.columns import TICK
-from headrace.durations import to_us
 from headrace.errors import InputError
 from headrace.log.values import Duration
 from headrace.views.changes import changes_since
 from headrace.views.file import (
     ViewInfo,
     ViewTable,
+    hidden_name,
     open_for_reading,
     read_view,
     read_views,
+    rebuild_tick,
     translate_errors,
 )
-from headrace.views.sql import MAX_SQL_ROWS, run_query
+from headrace.views.sql import MAX_SQL_ROWS, run_query, sql_limits
 
 _BATCH_ROWS = 1 << 16
 _IDLE_CONNECTIONS = 4
@@ -63,6 +64,14 @@ class Snapshot:
     def tick(self, view: str) -> int:
         """The tick that a view shows."""
         return self.view(view).tick
+
+    def written_tick(self, view: str) -> int:
+        """The last tick that was written to a view. Of one that is built again it is that of the
+        new rows, which the view does not show yet.
+        """
+        with translate_errors(self._path):
+            is_rebuilt = rebuild_tick(self._db, view) is not None
+            return read_view(self._db, hidden_name(view) if is_rebuilt else view).tick
 
     def count(self, view: str) -> int:
         """The number of rows of a view."""
@@ -186,32 +195,35 @@ class Snapshot:
         timeout: Duration = "10 seconds",
         max_rows: int = MAX_SQL_ROWS,
     ) -> pa.Table:
-        """The result of a SELECT over the views, in SQLite's dialect and with SQLite's types.
+        """The result of a SELECT over the views as of this snapshot, in DuckDB's dialect.
 
         Args:
-            query: One SELECT. The reference lists how each type is stored.
+            query: One SELECT.
             parameters: The values of its `?` placeholders.
             timeout: How long the query may run.
             max_rows: The largest result.
 
         Returns:
-            The rows, in columns of 64-bit integers, floats, text or bytes.
+            The rows, with the types of the views and of DuckDB's functions.
 
         Raises:
-            BadQuery: The query is not allowed, cannot run, takes too long or returns too much.
+            BadQuery: The query is not allowed, cannot run, or takes too long, too much memory or
+                too many rows.
+            UnknownView: It reads a view that does not exist.
+            ChangesGone: More was committed since the snapshot than the store retains.
 
         Example:
-            ``reader.sql("SELECT sum(n) AS n FROM counts WHERE k > ?", [10])``
+            ``snapshot.sql("SELECT sum(n) AS n FROM counts WHERE k > ?", [10])``
 
         """
-        with translate_errors(self._path):
-            return run_query(
-                self._db,
-                query,
-                parameters,
-                timeout_us=to_us(timeout, what="timeout"),
-                max_rows=max_rows,
-            )
+        ticks = {view.name: view.tick for view in self.views()}
+        return run_query(
+            self._path,
+            query,
+            parameters,
+            limits=sql_limits(timeout, max_rows),
+            ticks=ticks,
+        ).rows
 
     def _batches(
         self,
@@ -282,6 +294,10 @@ class ViewReader:
         with self.snapshot() as snap:
             return snap.tick(view)
 
+    def written_tick(self, view: str) -> int:
+        with self.snapshot() as snap:
+            return snap.written_tick(view)
+
     def get(self, view: str, key: Any) -> dict[str, Any] | None:
         with self.snapshot() as snap:
             return snap.get(view, key)
@@ -314,8 +330,8 @@ class ViewReader:
         timeout: Duration = "10 seconds",
         max_rows: int = MAX_SQL_ROWS,
     ) -> pa.Table:
-        with self.snapshot() as snap:
-            return snap.sql(query, parameters, timeout=timeout, max_rows=max_rows)
+        """The result of a SELECT over the views as of the newest commit. See `Snapshot.sql`."""
+        return run_query(self.path, query, parameters, limits=sql_limits(timeout, max_rows)).rows
 
     def _connection(self) -> sqlite3.Connection:
         with self._lock:

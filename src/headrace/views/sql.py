@@ -1,82 +1,158 @@
-"""The sandbox for SQL over views. Queries come from people and programs that are trusted with
-nothing else, so they may only read, only views, with a list of functions, for a limited time.
+"""SQL over views: sends queries to a process of their own and reads their rows.
 
-`reader.Snapshot.sql` runs queries here; SQL in pipelines is in `headrace.pipeline.sql`.
+`query_process.py` is that process. It is started with the first query, shared by all threads of
+this process, and started again if it is ended. DuckDB is imported there alone.
+
+`reader.Snapshot.sql` and `reader.ViewReader.sql` run queries here; SQL in pipelines is in
+`headrace.pipeline.sql`.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
+import os
 import re
-import sqlite3
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import BadQuery, InputError, UnknownView, nearest
-from headrace.views.file import is_storage_error
+from headrace import errors
+from headrace.durations import to_us
+from headrace.errors import BadQuery, HeadraceError, InputError, RetryError
+from headrace.log.values import Duration
+from headrace.views.statement import MAX_QUERY_BYTES, took_too_long
 
 MAX_SQL_ROWS = 1_000_000
-_MAX_VALUE_BYTES = 64 << 20
-_STEPS_BETWEEN_CHECKS = 10_000
-_FETCH_ROWS = 4_096
-_TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
-_FUNCTION_NAMES = """
-    abs char coalesce concat concat_ws format glob hex ifnull iif instr length like lower ltrim max
-    min nullif octet_length printf quote replace round rtrim sign soundex substr substring
-    trim typeof unhex unicode upper
-    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2
-    mod pi pow power radians sin sinh sqrt tan tanh trunc
-    date time datetime julianday strftime timediff unixepoch
-    avg count group_concat string_agg sum total median percentile row_number rank dense_rank
-    percent_rank cume_dist ntile lag lead first_value last_value nth_value
-    json json_array json_array_length json_error_position json_extract -> ->> json_insert
-    json_object json_patch json_pretty json_quote json_remove json_replace json_set json_type
-    json_valid json_group_array json_group_object json_each json_tree
+_GRACE_S = 5.0
+"""How long after its limit a query's answer may come, before its process is given up."""
+_START_S = 30.0
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_PROGRAM = """
+import sys
+class WithoutPandas:
+    "pyarrow imports pandas if it is there, which takes longer than everything else."
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pandas":
+            raise ImportError(name)
+sys.meta_path.insert(0, WithoutPandas)
+from headrace.views.query_process import main
+main()
 """
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
+_LENGTHS = struct.Struct(">QQ")
+
+
+@dataclass(frozen=True)
+class SqlLimits:
+    """The limits of one query: each ends it with an error that names it."""
+
+    timeout_s: float = 10.0
+    max_rows: int = MAX_SQL_ROWS
+    max_bytes: int = 256 << 20
+    """The size of the result, as Arrow data."""
+    memory_bytes: int = 512 << 20
+    """What the query may take beyond the views themselves."""
+
+
+@dataclass(frozen=True)
+class SqlResult:
+    """The rows of a query, and the tick of each view of the store."""
+
+    rows: pa.Table
+    ticks: dict[str, int]
+
+
+def sql_limits(timeout: Duration, max_rows: int) -> SqlLimits:
+    return SqlLimits(timeout_s=to_us(timeout, what="timeout") / 1_000_000, max_rows=max_rows)
 
 
 def run_query(
-    db: sqlite3.Connection,
+    path: Path,
     query: str,
-    parameters: Sequence[Any],
+    parameters: Sequence[Any] = (),
     *,
-    timeout_us: int,
-    max_rows: int,
-) -> pa.Table:
-    """The result of one SELECT, in the snapshot that the connection has open."""
-    views = {
-        name: f"_rows_{number}" for name, number in db.execute("SELECT name, number FROM _views")
-    }
-    # SQLite sets these two up at their first use, which the authorizer would deny to a query.
-    db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
-    try:
-        with _restricted(db, _authorizer(db, views), timeout_us):
-            cursor = db.execute(query, parameters)
-            if cursor.description is None:
-                raise BadQuery("There is no query.", fix="write a SELECT over the views.")
-            rows: list[tuple[Any, ...]] = []
-            while fetched := cursor.fetchmany(_FETCH_ROWS):
-                rows += fetched
-                if len(rows) > max_rows:
-                    raise BadQuery(
-                        f"The query's result has more than {max_rows:,} rows.",
-                        fix="add a LIMIT, or aggregate.",
-                    )
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        if is_storage_error(error):
-            raise
-        raise _query_error(error, views, timeout_us) from None
-    names = [column for column, *_ in cursor.description]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-    return pa.Table.from_arrays(
-        [_array(name, list(values)) for name, values in zip(names, columns, strict=True)],
-        names=names,
+    limits: SqlLimits,
+    ticks: Mapping[str, int] | None = None,
+) -> SqlResult:
+    """The result of one SELECT over the views of a store, all as of one commit.
+
+    Args:
+        path: The store's file.
+        query: The SELECT.
+        parameters: The values of its `?` placeholders.
+        limits: Its limits.
+        ticks: Earlier ticks at which views are to be read; the newest commit if omitted.
+
+    Raises:
+        BadQuery: The query is not allowed, cannot run, or passes a limit.
+        UnknownView: It reads a view that does not exist.
+        ChangesGone: A view cannot be read at its tick any more.
+        RetryError: A view is still being loaded.
+
+    """
+    if len(query) > MAX_QUERY_BYTES:
+        raise BadQuery(
+            f"The query has {len(query):,} characters; the limit is {MAX_QUERY_BYTES:,}.",
+            fix="shorten it; pass long lists as a table of values, or aggregate in the pipeline.",
+        )
+    message = QueryMessage(
+        {
+            "path": str(path.absolute()),
+            "query": query,
+            "timeout_s": limits.timeout_s,
+            "max_rows": limits.max_rows,
+            "max_bytes": limits.max_bytes,
+            "memory_bytes": limits.memory_bytes,
+            "ticks": None if ticks is None else dict(ticks),
+        },
+        table_bytes(_parameter_row(parameters)) if parameters else b"",
     )
+    process = _process()
+    try:
+        answer = process.ask(message, limits.timeout_s + _GRACE_S)
+    except (OSError, EOFError):  # it was ended meanwhile; queries change nothing
+        answer = _retry(message, limits, process)
+    if "error" in answer.head:
+        raise _error(answer.head)
+    return SqlResult(table_from_bytes(answer.payload), answer.head["ticks"])
+
+
+def _retry(message: QueryMessage, limits: SqlLimits, failed: _ProcessHandle) -> QueryMessage:
+    """Ask again, in another process if the one that failed is being ended."""
+    failed.wait_for_end()
+    try:
+        return _process().ask(message, limits.timeout_s + _GRACE_S)
+    except TimeoutError:
+        raise took_too_long(limits.timeout_s) from None
+    except (OSError, EOFError) as error:
+        raise RetryError(
+            f"The process that runs queries ended: {str(error) or type(error).__name__}.",
+            fix="try again.",
+        ) from None
+
+
+def _parameter_row(parameters: Sequence[Any]) -> pa.Table:
+    columns = []
+    for number, value in enumerate(parameters, 1):
+        try:
+            columns.append(pa.array([value]))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InputError(
+                f"The parameter {number} of the query, {str(value)[:80]!r}, cannot be passed:"
+                f" {error}.",
+                fix="pass a text, a number, a date, a time or None.",
+            ) from None
+    return pa.Table.from_arrays(columns, names=[str(number) for number in range(len(columns))])
 
 
 def mentions(query: str, view: str) -> bool:
@@ -98,104 +174,140 @@ def check_names(columns: Sequence[str]) -> None:
             )
 
 
-# Restrictions
+# The process
 
 
-@contextmanager
-def _restricted(db: sqlite3.Connection, authorizer: Authorizer, timeout_us: int) -> Iterator[None]:
-    """Run statements under an authorizer, a time limit and a limit on the size of a value."""
-    deadline = time.monotonic() + timeout_us / 1_000_000
-    length = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-    db.set_authorizer(authorizer)
-    db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_CHECKS)
-    try:
-        yield
-    finally:
-        db.set_progress_handler(None, 0)
-        db.set_authorizer(None)
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, length)
+class _ProcessHandle:
+    """The process that runs this process's queries. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment |= {
+            name: value for name, value in os.environ.items() if name.startswith("HEADRACE_SQL_")
+        }
+        # Other threads would make it unsafe to fork.
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self.pid == os.getpid() and self._process.poll() is None
+
+    def ask(self, message: QueryMessage, timeout_s: float) -> QueryMessage:
+        """Send a query and wait for its answer. TimeoutError, OSError or EOFError if none comes."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                socket.send_fds(self._control, [b"q"], [theirs.fileno()])
+            ours.settimeout(timeout_s + _START_S)
+            write_message(ours, message)
+            return read_message(ours)
+
+    def wait_for_end(self) -> None:
+        """Wait a moment for a process that was killed: it may still look alive."""
+        if self.pid == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+
+    def close(self) -> None:
+        self._control.close()
+        if self.pid != os.getpid():
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+            return
+        self._process.kill()
+        self._process.wait()
 
 
-def _authorizer(db: sqlite3.Connection, views: Mapping[str, str]) -> Authorizer:
-    """An allow-list: SQLite asks about each action of a statement while compiling it, and whatever
-    is not on the list is denied.
-
-    Views may be read, and the tables behind them, which hold nothing else. SQLite's last argument,
-    the view or trigger that reads a table, proves nothing: a query can make up that name.
-    """
-    readable = {*views, *views.values(), *_TABLE_FUNCTIONS}
-    internal = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} - readable
-
-    def may_read(table: str, column: str | None) -> bool:
-        """SQLite asks without a column for names that the query itself defines."""
-        return table in readable or (
-            not column and table not in internal and not table.startswith("sqlite_")
-        )
-
-    def allowed(action: int, first: str | None, second: str | None) -> bool:
-        if action == sqlite3.SQLITE_READ:
-            return may_read(first or "", second)
-        if action == sqlite3.SQLITE_FUNCTION:
-            return (second or "").lower() in _FUNCTIONS
-        return action in {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE}
-
-    return lambda action, first, second, _schema, _through: (
-        sqlite3.SQLITE_OK if allowed(action, first, second) else sqlite3.SQLITE_DENY
-    )
+_start_lock = threading.Lock()
+_handles: list[_ProcessHandle] = []
 
 
-def _query_error(error: Exception, views: Collection[str], timeout_us: int) -> InputError:
-    text = str(error)
-    if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-        return BadQuery(
-            f"The query took longer than {timeout_us / 1_000_000:g} seconds.",
-            fix="narrow it, or give it a longer timeout.",
-        )
-    if match := re.fullmatch(r"no such table: (?:main\.)?(.*)", text):
-        name = match[1]
-        if name not in views:
-            return UnknownView(name, list(views))
-        return BadQuery(  # the name has a dot, in front of which SQL expects a database
-            f"The view {name} has a dot in its name.", fix=f'write it in double quotes: "{name}".'
-        )
-    if match := re.fullmatch(r"not authorized to use function: (.*)", text):
-        return BadQuery(
-            f"The query may not use the function {match[1]}.",
-            fix="use SQLite's functions over text, numbers, times and JSON, or its aggregates.",
-        )
-    if "not authorized" in text or "prohibited" in text:
-        return BadQuery(
-            f"The query may not run: {text}.",
-            fix=f"write a SELECT over the views; {nearest('', views)}",
-        )
-    return BadQuery(
-        f"The query cannot run: {text.rstrip('.')}.",
-        fix="write one SELECT over the views, in SQLite's SQL.",
-    )
+def _process() -> _ProcessHandle:
+    with _start_lock:
+        if _handles and not _handles[0].is_alive():
+            _handles.pop().close()
+        if not _handles:
+            _handles.append(_ProcessHandle())
+        return _handles[0]
 
 
-# Results
+@atexit.register
+def end_process() -> None:
+    """End the process that runs queries. The next query starts another."""
+    while _handles:
+        _handles.pop().close()
 
 
-def _array(name: str, values: list[Any]) -> pa.Array:
-    """A column of SQLite's values: whole numbers, floats, text or bytes. Among floats the text NaN
-    is read as the number.
-    """
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {float, str} and {value for value in values if type(value) is str} == {"NaN"}:
-        return pa.array(
-            [float(value) if type(value) is str else value for value in values], pa.float64()
-        )
-    if kinds == {int, float}:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    if len(kinds) > 1:
-        mixed = " and ".join(sorted(_KIND_NAMES[kind] for kind in kinds))
-        raise BadQuery(
-            f"The column {name!r} of the result mixes {mixed}.",
-            fix=f"make it one of them, as in CAST({name} AS TEXT).",
-        )
-    return pa.array(values, _ARROW_TYPES[kinds.pop()] if kinds else pa.null())
+# Messages
 
 
-_KIND_NAMES = {int: "whole numbers", float: "floats", str: "text", bytes: "bytes"}
-_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+@dataclass(frozen=True)
+class QueryMessage:
+    """What goes over the socket: a head of plain values, and Arrow data."""
+
+    head: dict[str, Any]
+    payload: bytes | memoryview = b""
+
+
+def write_message(connection: socket.socket, message: QueryMessage) -> None:
+    head = json.dumps(message.head).encode()
+    connection.sendall(_LENGTHS.pack(len(head), len(message.payload)) + head)
+    connection.sendall(message.payload)
+
+
+def read_message(connection: socket.socket) -> QueryMessage:
+    """The next message. EOFError if the other side ends before it is complete."""
+    head_bytes, payload_bytes = _LENGTHS.unpack(_read(connection, _LENGTHS.size))
+    head = json.loads(bytes(_read(connection, head_bytes)))
+    return QueryMessage(head, _read(connection, payload_bytes))
+
+
+def _read(connection: socket.socket, size: int) -> memoryview:
+    data = memoryview(bytearray(size))
+    received = 0
+    while received < size:
+        count = connection.recv_into(data[received:])
+        if not count:
+            raise EOFError("it ended in the middle of an answer")
+        received += count
+    return data
+
+
+def table_bytes(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+def table_from_bytes(data: bytes | memoryview) -> pa.Table:
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()
+
+
+def error_message(error: HeadraceError) -> QueryMessage:
+    return QueryMessage({"error": type(error).__name__, "attributes": vars(error)})
+
+
+def _error(head: Mapping[str, Any]) -> HeadraceError:
+    kind = getattr(errors, head["error"], HeadraceError)
+    error: HeadraceError = kind.__new__(kind)
+    HeadraceError.__init__(error, head["attributes"]["message"], fix=head["attributes"]["fix"])
+    vars(error).update(head["attributes"])
+    return error

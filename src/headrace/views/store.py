@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,16 +40,22 @@ from headrace.errors import (
 )
 from headrace.names import check_name
 from headrace.types.ddl import check_duplicates
-from headrace.types.schema import check_key, quote_identifier, schema_to_bytes, to_ddl
+from headrace.types.schema import check_key, schema_to_bytes, to_ddl
 from headrace.types.sqlite_codec import to_values
-from headrace.views.changes import MAX_CHANGES, retain_changes
+from headrace.views.changes import MAX_CHANGES, last_of_each_key, retain_changes
 from headrace.views.file import (
     ViewInfo,
     ViewTable,
+    delete_rebuild,
+    delete_rows,
+    hidden_name,
+    new_generation,
     open_for_writing,
     read_view,
     read_views,
+    rebuild_tick,
     translate_errors,
+    visible_name,
 )
 from headrace.views.reader import ViewReader
 
@@ -135,11 +140,12 @@ class ViewStore:
                     for old, new in zip(stored.schema, schema, strict=True)
                 ]
                 db.execute(
-                    "UPDATE _views SET schema = ?, most_rows = ? WHERE number = ?",
+                    "UPDATE _views SET schema = ?, most_rows = ? WHERE name IN (?, ?)",
                     (
                         schema_to_bytes(pa.schema(fields, schema.metadata)),
                         None if key else max_rows,
-                        stored.number,
+                        view,
+                        hidden_name(view),
                     ),
                 )
             info = read_view(db, view)
@@ -147,21 +153,37 @@ class ViewStore:
         self._max_changes_by_view[view.lower()] = max_changes or self.max_changes
         return info
 
-    def empty(self, views: Collection[str], epoch: int) -> None:
-        """Delete the rows and changes of some views and set them back to tick 0. The runner does
-        so before their first commit, when an earlier query left rows of another meaning in them.
+    def rebuild(self, views: Collection[str], epoch: int, at_tick: int | None) -> list[str]:
+        """Begin to build some views again, before their first commit: because they were lost, or
+        because their rows have another meaning. Returns the names of those that have old rows.
+
+        Readers see the old rows, at their tick, until the new ones have reached that tick and
+        `at_tick`; the commit that does so replaces them. A view without rows is built in place, and
+        so are all if `at_tick` is None: no commit has been completed since they were begun.
         """
+        with_rows = []
         with self._transaction() as db:
             self._claim_epoch(db, epoch)
             for name in views:
+                self._table(name)
+                delete_rebuild(db, name)
                 info = read_view(db, name)
-                db.execute(f"DELETE FROM {self._table(name).table}")  # noqa: S608
-                db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
-                db.execute(
-                    "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0"
-                    " WHERE number = ?",
-                    (info.number,),
-                )
+                if info.tick == 0 or at_tick is None:
+                    db.execute(f"DELETE FROM {ViewTable(info).table}")  # noqa: S608
+                    db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
+                    db.execute(
+                        "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0,"
+                        " kept_bytes = 0, generation = ? WHERE number = ?",
+                        (new_generation(), info.number),
+                    )
+                    continue
+                hidden = hidden_name(name)
+                _insert_view(db, hidden, info.schema, info.key, info.max_rows)
+                db.execute(ViewTable(read_view(db, hidden)).create())
+                row = (name, max(at_tick, info.tick))
+                db.execute("INSERT INTO _rebuilds (view, at_tick) VALUES (?, ?)", row)
+                with_rows.append(name)
+        return with_rows
 
     # Commits
 
@@ -219,7 +241,8 @@ class ViewStore:
         self, db: sqlite3.Connection, name: str, tick: int, changes: pa.Table | None
     ) -> None:
         self._table(name)
-        info = read_view(db, name)
+        rebuilt_at = rebuild_tick(db, name)
+        info = read_view(db, name if rebuilt_at is None else hidden_name(name))
         if tick <= info.tick:
             return
         if changes is not None:
@@ -228,6 +251,8 @@ class ViewStore:
             if new_changes.num_rows:
                 self._write(db, info, new_changes)
         db.execute("UPDATE _views SET tick = ? WHERE number = ?", (tick, info.number))
+        if rebuilt_at is not None and tick >= rebuilt_at:
+            _replace_rows(db, name)
 
     def _write(self, db: sqlite3.Connection, info: ViewInfo, changes: pa.Table) -> None:
         table = ViewTable(info)
@@ -235,12 +260,10 @@ class ViewStore:
             append_rows(db, table, changes)
         else:
             if not info.null_keys and any(changes[name].null_count for name in info.key):
-                # From now on the SQL view must show the stand-in for a null key as null.
                 db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (info.number,))
-                db.execute(f"DROP VIEW {quote_identifier(info.name)}")
-                db.execute(table.create_view(null_keys=True))
             apply_changes(db, table, changes)
-        retained = retain_changes(db, info, changes, self._max_changes_by_view[info.name.lower()])
+        max_changes = self._max_changes_by_view[visible_name(info.name).lower()]
+        retained = retain_changes(db, info, changes, max_changes)
         db.execute(
             "UPDATE _views SET kept_after = ?, kept_rows = ?, kept_bytes = ? WHERE number = ?",
             (retained.after_tick, retained.rows, retained.size_bytes, info.number),
@@ -275,17 +298,17 @@ class ViewStore:
 
 
 def declared_tick(path: Path, view: str, schema: pa.Schema, key: tuple[str, ...]) -> int:
-    """The tick that a view shows, or -1 if it does not exist. IncompatibleChange if it exists with
-    other columns or another key.
+    """The last tick that was written to a view, or -1 if it does not exist. IncompatibleChange if
+    it exists with other columns or another key.
     """
     if not path.exists():
         return -1
     with ViewReader(path) as reader:
         stored = {info.name.lower(): info for info in reader.views()}.get(view.lower())
-    if stored is None:
-        return -1
-    _check_compatible(stored, view, schema, key)
-    return stored.tick
+        if stored is None:
+            return -1
+        _check_compatible(stored, view, schema, key)
+        return reader.written_tick(view)
 
 
 def _check_declaration(view: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -308,12 +331,37 @@ def _check_declaration(view: str, schema: pa.Schema, key: tuple[str, ...]) -> No
 def _create(
     db: sqlite3.Connection, view: str, schema: pa.Schema, key: tuple[str, ...], max_rows: int
 ) -> None:
-    columns = "name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
-    stored = (view, schema_to_bytes(schema), json.dumps(key), None if key else max_rows)
-    db.execute(f"INSERT INTO _views ({columns}) VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0)", stored)  # noqa: S608
-    table = ViewTable(read_view(db, view))
-    db.execute(table.create())
-    db.execute(table.create_view(null_keys=False))
+    _insert_view(db, view, schema, key, None if key else max_rows)
+    db.execute(ViewTable(read_view(db, view)).create())
+
+
+def _insert_view(
+    db: sqlite3.Connection,
+    view: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    max_rows: int | None,
+) -> None:
+    db.execute(
+        "INSERT INTO _views (name, schema, key, most_rows, generation, tick, null_keys, kept_after,"
+        " kept_rows, kept_bytes) VALUES (?, ?, ?, ?, ?, 0, 0, 0, 0, 0)",
+        (view, schema_to_bytes(schema), json.dumps(key), max_rows, new_generation()),
+    )
+
+
+def _replace_rows(db: sqlite3.Connection, view: str) -> None:
+    """Replace the rows of a view by those that were built again. No subscriber can go on from an
+    earlier tick: it gets a snapshot of the new rows.
+    """
+    delete_rows(db, read_view(db, view))
+    info = read_view(db, hidden_name(view))
+    db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
+    db.execute(
+        "UPDATE _views SET name = ?, kept_after = tick, kept_rows = 0, kept_bytes = 0"
+        " WHERE number = ?",
+        (view, info.number),
+    )
+    db.execute("DELETE FROM _rebuilds WHERE view = ?", (view,))
 
 
 def _check_compatible(stored: ViewInfo, view: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -391,7 +439,7 @@ def apply_changes(db: sqlite3.Connection, view: ViewTable, changes: pa.Table) ->
     """Write the final row of each key that changed, and delete the keys whose last change is a
     delete.
     """
-    final = _last_of_each_key(
+    final = last_of_each_key(
         changes.filter(pc.not_equal(changes[CHANGE_TYPE], UPDATE_PREIMAGE)), view.info.key
     )
     is_delete = pc.equal(final[CHANGE_TYPE], DELETE)
@@ -421,33 +469,6 @@ def append_rows(db: sqlite3.Connection, view: ViewTable, rows: pa.Table) -> None
         f"DELETE FROM {view.table} WHERE _row <= (SELECT max(_row) FROM {view.table}) - ?",  # noqa: S608
         (max_rows,),
     )
-
-
-def _last_of_each_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key, in key order."""
-    if rows.num_rows == 0:
-        return rows
-    rows = rows.take(
-        pc.sort_indices(rows.select(list(key)), sort_keys=[(name, "ascending") for name in key])
-    )  # a stable sort: the last change of a key stays the last
-    is_last = np.ones(rows.num_rows, np.bool_)
-    is_last[:-1] = np.logical_or.reduce(
-        [_differs_from_next(rows[name].combine_chunks()) for name in key]
-    )
-    return rows if is_last.all() else rows.filter(pa.array(is_last))
-
-
-def _differs_from_next(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Whether each value differs from the next one as SQLite compares them: null equals null, NaN
-    equals NaN, -0.0 equals 0.0.
-    """
-    left, right = column.slice(0, len(column) - 1), column.slice(1)
-    is_same = pc.fill_null(pc.equal(left, right), False)
-    if column.null_count:
-        is_same = pc.or_(is_same, pc.and_(left.is_null(), right.is_null()))
-    if pa.types.is_floating(column.type):
-        is_same = pc.or_(is_same, pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False))
-    return ~is_same.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _insert(db: sqlite3.Connection, verb: str, view: ViewTable, cells: list[list[Any]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.columnar.keys import KEY_GROUPS
+from headrace.engine.state import files
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState
@@ -136,3 +137,25 @@ def test_no_byte_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
             in_files(shard.files, ids)
     path.write_bytes(sound)
     assert in_files(shard.files, ids)
+
+
+def test_wide_rows_are_compressed_and_those_of_earlier_versions_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(7)
+    letters = b"abcdefghijklmnopqrstuvwxyz"
+    changes: dict[bytes, bytes | None] = {
+        b"key %d" % number: bytes(rng.choices(letters, k=200)) for number in range(1_000)
+    }
+    shard = Shard(tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(files, "MIN_COMPRESSED_BYTES", 1 << 60)
+        plain = shard.batch({}, changes)
+    (plain_file,) = shard.files.directory.glob("*.state")
+    rewritten = {key: value + b"!" for key, value in changes.items() if value is not None}
+    ids = shard.batch(plain, dict(rewritten))
+    (wide_file,) = set(shard.files.directory.glob("*.state")) - {plain_file}
+    assert plain_file.stat().st_size > 200_000
+    assert wide_file.stat().st_size < 0.75 * plain_file.stat().st_size
+    assert in_files(shard.files, plain) == shard.content(plain) == changes
+    assert in_files(shard.files, ids) == shard.content(ids) == rewritten

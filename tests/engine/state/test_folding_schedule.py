@@ -144,7 +144,7 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
 
 
 def _grow(known: FoldingSchedule, group: int, size: int) -> None:
-    if group in known.chains:
+    if known.live_bytes(group):
         known.add_delta(group, size, growth=size)
     else:
         known.start_chain(group, size)

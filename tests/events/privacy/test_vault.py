@@ -128,7 +128,7 @@ def test_the_wrong_master_key_is_noticed_and_the_right_one_may_come_from_a_file(
 
 
 def test_a_newer_vault_is_left_alone(store: EventStore, vault: Vault) -> None:
-    vault._db.execute("UPDATE about SET value = 2 WHERE name = 'format'")
+    vault._db.execute("UPDATE about SET value = 3 WHERE name = 'format'")
     with pytest.raises(NewerFormat):
         open_vault(store, master_key=KEY)
 

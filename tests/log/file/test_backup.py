@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ import pytest
 
 from headrace.errors import CorruptionError, InputError, TornCopy
 from headrace.log.file import backup as backup_module
+from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
+from headrace.testing.power_loss import RebootedDisk, RecordingDisk
+from tests.short_forms import examples
 
 SCHEMA = "n BIGINT, text STRING"
 
@@ -68,9 +72,9 @@ def numbers(log: FileLog, topic: str) -> list[int]:
     return sorted(row["n"] for row in log.read(topic).to_pylist())
 
 
-def check_whole(root: Path) -> int:
+def check_whole(root: Path, disk: Disk | None = None) -> int:
     """All transactions up to one, and nothing of those behind it."""
-    with FileLog.open(root, create=False) as restored:
+    with FileLog.open(root, create=False, disk=disk) as restored:
         last = int(restored.note("last") or -1)
         assert numbers(restored, "a") == numbers(restored, "b") == list(range(last + 1))
         assert restored.verify() == []
@@ -226,7 +230,7 @@ def test_a_backup_that_is_stopped_while_it_copies_rewritten_segments_destroyed_t
         def die(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(backup_module, "_copy_range", die)
+        patch.setattr(DiskFile, "copy_from", die)
         with pytest.raises(KeyboardInterrupt):
             log.backup(rows)
     shutil.copytree(rows, tmp_path / "restored")
@@ -294,3 +298,67 @@ def test_a_torn_copy_that_cannot_be_written_showed_half_transactions(
     monkeypatch.setattr("headrace.log.file.store.os.access", lambda *_: False)
     with pytest.raises(TornCopy):
         FileLog.open(tmp_path / "copy")
+
+
+def test_two_backups_into_one_directory_at_once_both_succeed(log: FileLog, tmp_path: Path) -> None:
+    """From two handles, as from two processes: the second one waits, and copies what is new."""
+    errors = list[BaseException]()
+
+    def back_up() -> None:
+        try:
+            with FileLog.open(tmp_path / "log") as other:
+                other.backup(tmp_path / "backup")
+        except BaseException as error:
+            errors.append(error)
+
+    with being_written(log):
+        threads = [Thread(target=back_up) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert check_whole(tmp_path / "backup") >= 49
+
+
+def back_up_twice(root: Path) -> tuple[RecordingDisk, int]:
+    """Two backups of a log that is compacted between them. Returns the disk, and after how many
+    changes the first backup was complete.
+    """
+    disk = RecordingDisk(root)
+    with FileLog.open(root / "log", disk=disk) as log:
+        for name in ("a", "b"):
+            log.create_topic(name, SCHEMA, segment_bytes=4_000)
+        log.create_table("t", "k BIGINT, v STRING", key="k", segment_bytes=2000, history="0 s")
+        for number in range(40):
+            transfer(log, number)
+            log.producer("t").upsert([{"k": number % 3, "v": "x" * 100}])
+        log.backup(root / "backup")
+        complete = len(disk.trace.changes)
+        for number in range(40, 60):
+            transfer(log, number)
+        log.maintain()
+        log.backup(root / "backup")
+        disk.freeze()
+    return disk, complete
+
+
+@pytest.mark.parametrize("mode", ["dropped", "torn", "mixed"])
+def test_a_backup_survives_a_loss_of_power_while_the_next_one_is_made(
+    tmp_path: Path, mode: str
+) -> None:
+    disk, complete = back_up_twice(tmp_path / "healthy")
+    trace, chance = disk.trace, random.Random(mode)
+    changes = range(complete, len(trace.changes) + 1)
+    backup_changes = [
+        index for index in changes if index and trace.changes[index - 1].path.startswith("backup")
+    ]
+    lasts = set()
+    for index in chance.sample(backup_changes, min(examples(40), len(backup_changes))):
+        root = tmp_path / "crashed"
+        trace.cut_power(index, root, mode=mode, chance=chance)
+        lasts.add(check_whole(root / "backup", RebootedDisk()))
+        with FileLog.open(root / "backup", disk=RebootedDisk()) as restored:
+            assert {row["k"] for row in restored.read("t").to_pylist()} == {0, 1, 2}
+        shutil.rmtree(root)
+    assert lasts <= {39, 59}

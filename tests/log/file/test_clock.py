@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint
+from headrace.log.file.state import MAX_CLOCK_STEPS, State
 from tests.log.file.other_processes import started
 
 HOUR_US = 3600 * 1_000_000
@@ -120,3 +123,76 @@ def test_rows_of_a_clock_that_was_ahead_froze_retention(
         log.producer("a").append([{"n": 2}])
         log.maintain()
         assert [row["n"] for row in log.read("a").to_pylist()] == [2]
+
+
+def test_looking_up_a_time_read_every_index_for_ever_after_a_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_us = [time.time_ns() // 1000]
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: now_us[0])
+    with FileLog.open(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA, segment_bytes=1)
+        producer = log.producer("a")
+        times = list[int]()
+        for number in range(200):
+            now_us[0] += 60_000_000
+            if number == 100:
+                now_us[0] -= HOUR_US
+            producer.append([{"n": number}])
+            times.append(now_us[0])
+        create_checkpoint(log)
+    with FileLog.open(tmp_path / "log") as log:
+        opened = list[str]()
+        segment = log.cache.segment
+
+        def counted(*names: Any) -> Any:
+            opened.append(names[-1])
+            return segment(*names)
+
+        monkeypatch.setattr(log.cache, "segment", counted)
+        for at in (10, 190):  # before the hour that was there twice, and after it
+            opened.clear()
+            assert log.offsets_at("a", times[at] / 1e6) == {0: at}
+            assert len(opened) < 20
+        opened.clear()
+        assert log.offsets_at("a", times[95] / 1e6) == {0: 95}
+        assert len(opened) < 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_offset_since_a_time_is_right_whatever_clocks_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    now_us = [time.time_ns() // 1000]
+    monkeypatch.setattr("headrace.log.file.store.LogClock.now_us", lambda _clock: now_us[0])
+    with FileLog.open(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA, partitions=2, segment_bytes=rng.choice([1, 600]))
+        log.create_topic("b", SCHEMA)
+        for number in range(60):
+            now_us[0] += rng.choice([1, 1, 1, 1, -1, 9]) * rng.randrange(20, 100) * 1_000_000
+            topic = rng.choice(["a", "a", "a", "b"])
+            partition = rng.randrange(2) if topic == "a" else 0
+            log.producer(topic).append([{"n": number}], partition=partition)
+            if number == 30:
+                create_checkpoint(log)
+    with FileLog.open(tmp_path / "log") as log:
+        for topic, partitions in (("a", 2), ("b", 1)):
+            rows = log.read(topic).to_pylist()
+            for partition in range(partitions):
+                here = [row for row in rows if row["_partition"] == partition]
+                times = [int(row["_timestamp"].timestamp() * 1e6) for row in here]
+                wanted = [at + more for at in times for more in (-500_000, 0, 500_000)]
+                for at_us in wanted:
+                    first = next((n for n, t in enumerate(times) if t >= at_us), len(times))
+                    assert log.offsets_at(topic, at_us / 1e6)[partition] == first
+
+
+def test_steps_of_clocks_take_little_room() -> None:
+    state, rng = State(), random.Random(1)
+    for commit in range(5_000):
+        state.apply(commit, rng.randrange(1 << 40) if commit % 10 else commit << 40, [])
+    assert len(state.clock_steps) <= MAX_CLOCK_STEPS
+    flat = [time_us for step in state.clock_steps for time_us in step]
+    assert flat == sorted(flat)
+    assert State.load(state.dump()).clock_steps == state.clock_steps

@@ -438,3 +438,28 @@ def test_trimming_during_a_merge_deleted_rows_that_were_to_stay(log: FileLog) ->
     log.maintain()
     assert read(log)[0]["_offset"] > int(before[10].name[:20])
     assert log.verify() == []
+
+
+@pytest.mark.parametrize("returned", [slice(None, None, 3), slice(2, None), slice(None, 2)])
+def test_merged_segments_that_came_back_after_a_loss_of_power_made_others_seem_missing(
+    tmp_path: Path, returned: slice
+) -> None:
+    """The removal of a name is durable only when its directory is synced, each on its own."""
+    with FileLog.open(tmp_path / "log") as log:
+        table(log, history="0 seconds")
+        change(log, random.Random(3), 60)
+        create_checkpoint(log)
+        expected = fold(log.read("t").to_pylist())
+        before = {path: path.read_bytes() for path in segment_files(log)}
+        run_maintenance(log)
+        removed = [path for path in before if path not in segment_files(log)]
+    assert len(removed) > 5
+    for path in removed[returned]:
+        path.write_bytes(before[path])
+    with FileLog.open(tmp_path / "log", disk=RebootedDisk()) as log:
+        assert fold(log.read("t").to_pylist()) == expected
+        assert log.verify() == []
+
+
+def segment_files(log: FileLog) -> list[Path]:
+    return sorted((log.store.root / "topics").rglob("*.segment"))

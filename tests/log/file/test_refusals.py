@@ -43,6 +43,26 @@ def root(public_directory: Path) -> Path:
     return public_directory / "log"
 
 
+@pytest.mark.parametrize("is_young", [False, True])
+def test_a_log_that_had_lost_its_headrace_json_was_called_no_log(
+    root: Path, tmp_path: Path, is_young: bool
+) -> None:
+    if is_young:
+        root = tmp_path / "young"
+        with FileLog.open(root) as log, log.transaction("t") as transaction:
+            transaction.set_note("name", "value")
+    about = root / "headrace.json"
+    content = about.read_bytes()
+    about.unlink()
+    for create in (False, True):
+        with pytest.raises(LogUnavailable, match=r"has lost its file headrace\.json"):
+            FileLog.open(root, create=create)
+    about.write_bytes(content)
+    with FileLog.open(root) as log:
+        assert log.note("name") == ("value" if is_young else None)
+        assert log.topics() == ([] if is_young else ["a"])
+
+
 def with_crc(data: bytearray, crc_at: int, stop: int, *, seed: int = 0) -> bytes:
     """Put in the CRC of the first `stop` bytes."""
     data[crc_at : crc_at + 4] = bytes(4)

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.log.file import maintenance
+from headrace.log.file.disk import Disk
 from headrace.log.file.journal import COMMIT, ROLL, decode_record, encode_record
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import create_checkpoint, run_maintenance
@@ -239,3 +240,48 @@ def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_w
                 found = [row["data"] for row in log.read("a", on_corrupt="skip").to_pylist()]
                 assert found[0] == b"secret"
                 assert found.count(b"secret") == 1
+
+
+def _expired(log: FileLog) -> Path:
+    """A staging directory whose deadline has passed, with a file."""
+    directory = log.store.root / "staging" / "00000000000000001.abcdef"
+    directory.mkdir(parents=True)
+    (directory / "rows.segment").write_bytes(b"rows")
+    return directory
+
+
+def test_maintenance_failed_when_an_owner_removed_its_staged_rows_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileLog.open(tmp_path / "log") as log:
+        directory = _expired(log)
+        real = Disk.unlink
+
+        def unlink_as_the_owner_does(disk: Disk, path: Path) -> None:
+            real(disk, path)
+            if path.parent == directory:
+                directory.rmdir()
+
+        monkeypatch.setattr(Disk, "unlink", unlink_as_the_owner_does)
+        assert log.maintain()["staging_swept"] == 1
+        assert not directory.exists()
+
+
+def test_maintenance_failed_when_a_late_owner_staged_more_rows_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileLog.open(tmp_path / "log") as log:
+        directory = _expired(log)
+        real = Disk.unlink
+
+        def unlink_while_the_owner_writes(disk: Disk, path: Path) -> None:
+            real(disk, path)
+            if path.parent == directory:
+                (directory / "more.segment").write_bytes(b"rows")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "unlink", unlink_while_the_owner_writes)
+            assert log.maintain()["staging_swept"] == 0
+        assert directory.exists()
+        assert log.maintain()["staging_swept"] == 1
+        assert not directory.exists()

@@ -80,6 +80,52 @@ def test_an_operation_that_is_not_known_is_of_a_newer_version(tmp_path: Path) ->
         FileLog.open(tmp_path / "log").producer("a").append([{"n": 1}])
 
 
+LEASE = ["queue", "g", "a", "take", 0, [0], 1, "me", "clock", 2]
+
+
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ([*LEASE, "more"], NewerFormat),
+        (["queue", "g", "a", "teleport", 0], NewerFormat),
+        (["start", "a", 0, 0, "more"], NewerFormat),
+        (["checkpointed", 1], NewerFormat),
+        (LEASE[:6], CorruptJournal),
+        (["queue", "g", "a", "take"], CorruptJournal),
+        (["note", "n"], CorruptJournal),
+    ],
+)
+def test_an_operation_with_other_fields_was_a_raw_type_error(
+    tmp_path: Path, operation: list[object], error: type[Exception]
+) -> None:
+    with FileLog.open(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+    add_record(tmp_path / "log", operation)
+    with pytest.raises(error, match="The journal has an operation"):
+        FileLog.open(tmp_path / "log").producer("a").append([{"n": 1}])
+
+
+@pytest.mark.parametrize(
+    ("operation", "version"),
+    [
+        (LEASE, 2),
+        (LEASE[:8], 1),
+        (["queue", "g", "a", "return", 0, [0], 1, "clock", 2], 2),
+        (["queue", "g", "a", "done", 0, [0]], 1),
+        (["evolve", "a", {}], 2),
+        (["note", "n", "v"], 1),
+    ],
+)
+def test_operations_that_the_first_format_does_not_know_are_in_records_it_refuses(
+    operation: list[object], version: int
+) -> None:
+    """A program of version 0.1 that follows the journal says that it needs an upgrade."""
+    header = bytes(
+        encode_record(0, COMMIT, 1, 0, {"t": 1, "ops": [["note", "a", "b"], operation]})[0]
+    )
+    assert int.from_bytes(header[4:6], "little") == version
+
+
 def test_what_a_batch_claims_to_need_is_bounded() -> None:
     body = (1 << 60).to_bytes(8, "little") + b"x"
     header = FrameHeader(0, LZ4, 0, len(body), 1, 1, 0, 0, 0, 0, 0, 0, 0)

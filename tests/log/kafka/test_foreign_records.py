@@ -184,6 +184,21 @@ def test_a_change_of_an_adopted_topic_reset_its_other_settings(
     assert foreign_client.settings(topic, settings) == settings | {"segment.bytes": "4194304"}
 
 
+def test_a_compacted_topic_of_others_without_a_key_could_not_be_altered(
+    log: Log, foreign_client: ForeignClient, name: MakeName
+) -> None:
+    topic = name("theirs")
+    foreign_client.create(topic, 1, {"cleanup.policy": "compact"})
+    log.create_topic(topic, "n BIGINT", exist_ok=True)
+    assert log.alter_topic(topic, add_columns="note STRING").schema == "n BIGINT, note STRING"
+    assert log.alter_topic(topic, tombstones="2 hours").compact
+    settings = foreign_client.settings(topic, ["cleanup.policy", "delete.retention.ms"])
+    assert settings == {"cleanup.policy": "compact", "delete.retention.ms": "7200000"}
+    plain = log.create_topic(name("plain"), "n BIGINT").name
+    with pytest.raises(errors.InputError, match="no key"):
+        log.alter_topic(plain, compact=True)
+
+
 def test_settings_that_others_changed_are_reported(
     log: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:

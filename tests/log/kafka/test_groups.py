@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -46,3 +47,30 @@ def test_a_member_that_was_killed_in_its_commit_made_its_heir_fail(
         assert sorted(found) == [0, 1, 2, 3]
         assert heir.assignment() == {topic: (0, 1)}
     outsider.close()
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "earliest"])
+def test_an_offset_that_was_lost_before_a_partition_moved_took_its_next_member_back(
+    log: Log, name: Callable[[str], str], on_lost: str
+) -> None:
+    """The client may report the lost offset of an assignment after the next one has begun."""
+    topic = log.create_topic(name("t"), "n BIGINT").name
+    with log.producer(topic) as producer:
+        for n in range(20):
+            producer.append({"n": n})
+    log.reset_group(name("g"), topic, 2)
+    log.trim_topic(topic, 10)
+    with log.consumer(topic, group=name("g"), on_lost=on_lost) as consumer:
+        internals: Any = consumer
+        deadline = time.monotonic() + 20
+        while not internals._pending and time.monotonic() < deadline:
+            internals._poll_client(0.05)
+        (late,) = internals._pending
+        assert late.error() is not None
+        consumer.seek(0, 15)
+        internals._pending.append(late)
+        found: list[int] = []
+        while len(found) < 5 and time.monotonic() < deadline:
+            found += [n for batch in consumer.poll() for n in batch["n"].to_pylist()]
+        assert consumer.poll("500 milliseconds") == []
+        assert found == [15, 16, 17, 18, 19]

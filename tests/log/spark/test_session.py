@@ -1,5 +1,6 @@
 """`hr.spark()`: what it sets, what it takes, and what it says where there is no Java."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import ConfigurationError
 from headrace.log.spark.jvm import check_java
-from headrace.log.spark.session import has_ended
+from headrace.log.spark.session import end_quietly, has_ended
 from headrace.log.spark.settings import classic_settings, local_cores, option_name
 
 if TYPE_CHECKING:
@@ -143,3 +144,29 @@ StandInConnectSession.__module__ = "pyspark.sql.connect.session"
 def test_a_connect_server_that_does_not_answer_has_ended() -> None:
     assert has_ended(StandInConnectSession())
     assert not has_ended(object()), "a session without a JVM does not end by itself"
+
+
+def test_a_reset_connection_to_a_jvm_that_ended_printed_a_stack_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Py4J logs the error that it raises, to the root logger, when the connection is reset instead
+    of closed.
+    """
+    root = logging.getLogger()
+    before = list(root.filters)
+    try:
+        end_quietly(object())
+        end_quietly(object())
+        assert len(root.filters) <= len(before) + 1
+        for module, message, is_shown in (
+            ("java_gateway", "Exception while sending command.", False),
+            ("java_gateway", "Another message.", True),
+            ("users_module", "Exception while sending command.", True),
+        ):
+            caplog.clear()
+            root.handle(
+                logging.LogRecord("root", logging.ERROR, f"{module}.py", 1, message, (), None)
+            )
+            assert [record.message for record in caplog.records] == [message] * is_shown
+    finally:
+        root.filters[:] = before

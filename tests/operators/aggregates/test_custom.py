@@ -152,6 +152,22 @@ def test_an_error_names_the_step_the_row_and_the_line() -> None:
     assert caught.value.row == {"k": 4, "v": "3.14", "_tick": 1}
 
 
+class Unreadable(Longest):
+    """As with a file on a disk that is away for a moment."""
+
+    def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
+        raise ConnectionError("the disk is away")
+
+
+@pytest.mark.parametrize("divert", [False, True])
+def test_rows_were_refused_because_of_errors_of_the_machine(divert: bool) -> None:
+    """Another batch will succeed: no row may become a dead letter, and the run goes on trying."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    history = History(schema, [[{"k": 1, "v": "a"}]], is_table=False)
+    with pytest.raises(ConnectionError, match="the disk is away"):
+        run(kernel(history, Unreadable(), divert=divert), history)
+
+
 class Broken(Longest):
     def __init__(self, what: str) -> None:
         self.what = what

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 from headrace.operators.patterns.parser import (
     NEXT_ROW,
@@ -49,15 +49,17 @@ class Oracle:
         found: list[Path] = []
         start = 0
         while start < len(self.times):
-            paths = list(self.from_row(start)) if after.kind == NO_SKIP else self.preferred(start)
-            found += dict.fromkeys(paths)
+            every = self.from_row(start)
+            paths = (
+                [path for path in every if path] if after.kind == NO_SKIP else [*islice(every, 1)]
+            )
+            if after.kind == NO_SKIP:
+                paths = [path for path in paths if path]
+            found += dict.fromkeys(paths)  # one without rows is an empty match
             start = self._next(start, paths, after, members)
             if self.pattern.is_anchored:
                 break
         return found
-
-    def preferred(self, start: int) -> list[Path]:
-        return [path for path in [next(self.from_row(start), None)] if path is not None]
 
     @staticmethod
     def _next(
@@ -66,7 +68,7 @@ class Oracle:
         after: SkipStrategy,
         members: Callable[[str], tuple[str, ...]],
     ) -> int:
-        if not paths or after.kind in {NO_SKIP, NEXT_ROW}:
+        if not paths or not paths[0] or after.kind in {NO_SKIP, NEXT_ROW}:
             return start + 1
         if after.kind == PAST_LAST:
             return paths[0][-1][0] + 1
@@ -87,11 +89,13 @@ class Oracle:
                 if self.times[row] <= self.times[start] + self.within
             )
         for path, _ in self._node(self.pattern.root, (), STRICT_CONTIGUITY, start, last):
-            if path and not self._broken(path, last):
+            if not self._broken(path, last):
                 yield path
 
     def _broken(self, path: Path, last: int) -> bool:
         """Whether something comes that must be absent at the end."""
+        if not path:
+            return False
         behind = range(path[-1][0] + 1, last + 1)
         if self.pattern.no_row_follows and behind:
             return True

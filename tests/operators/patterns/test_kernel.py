@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product, starmap
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,10 +15,13 @@ from hypothesis import HealthCheck, given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from headrace.errors import BadPattern
+from headrace.columnar.buffers import Ints
+from headrace.errors import BadPattern, HeadraceError
 from headrace.operators.patterns.compiled_pattern import PatternSpec
 from headrace.operators.patterns.conditions import MatchSource, Term
 from headrace.operators.patterns.parser import parse_pattern, parse_skip_strategy
+from headrace.operators.patterns.path_memory import Columns, TermMemory
+from headrace.operators.patterns.path_search import MAX_THREADS
 from headrace.operators.patterns.walker import MatchRows
 from tests.operators.patterns.oracle import Oracle, Path
 from tests.operators.patterns.pattern_driver import (
@@ -58,10 +62,10 @@ def expected(
             found.append(
                 {
                     "k": key,
-                    "first_id": mine[0]["id"],
-                    "last_id": mine[-1]["id"],
+                    "first_id": mine[0]["id"] if mine else None,
+                    "last_id": mine[-1]["id"] if mine else None,
                     "n": len(mine),
-                    "total": sum(each["v"] for each in mine),
+                    "total": sum(each["v"] for each in mine) if mine else None,
                     "bs": bs,
                 }
             )
@@ -313,3 +317,262 @@ def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_r
     ).emitted
     assert [each["n"] for each in emitted] == ([201] if last == "c" else [])
     assert looked_at < 10 * 200 * 200, "not the third power"
+
+
+# Loops whose conditions look back
+
+
+def matched_rows(
+    pattern: str,
+    define: tuple[tuple[str, str], ...],
+    values: list[int],
+    *,
+    fits: Sequence[str] | None = None,
+    within: int | None = None,
+    after: str = "skip past last row",
+    one_by_one: bool = False,
+    **more: Any,
+) -> list[tuple[int, int, int]]:
+    """The tick of each match, a row a tick, and its first and last row."""
+    fits = fits or ["ab"] * len(values)
+    rows = [
+        row(0, at, fit, at, value) for at, (value, fit) in enumerate(zip(values, fits, strict=True))
+    ]
+    feed = Feed([*([each] for each in rows), []], [*range(1, len(rows) + 1), 1_000_000])
+    spec = PatternSpec(pattern, define, (("f", "first(id)"), ("l", "last(id)")), within, after)
+    cuts = range(len(feed.ticks)) if one_by_one else ()
+    emitted = feed_to(settings(spec, **more), feed, list(cuts)).emitted
+    return [(each["_tick"], each["f"], each["l"]) for each in emitted]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_loop_with_a_condition_that_looks_back_never_ended(one_by_one: bool) -> None:
+    prices = [12, 17, 13, 16, 25, 2, 4, 10, 15, 25, 25, 30]
+    found = matched_rows("a+ b", (("a", "avg(a.v) < 15"),), prices, one_by_one=one_by_one)
+    assert found == [(4, 0, 4), (11, 5, 11)]
+    values = [5, 7, 9, 1, 2, 3, 0, 9]
+    found = matched_rows("a b+", (("b", "v > a.v"),), values, one_by_one=one_by_one)
+    assert found == [(3, 0, 2), (6, 3, 5)]
+
+
+class PathWork:
+    """Counts the rows that paths are continued by."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        plain = TermMemory.extend
+
+        def counting(
+            memory: TermMemory, columns: Columns, parents: Ints, rows: Ints, states: Ints
+        ) -> Columns:
+            self.rows += len(rows)
+            return plain(memory, columns, parents, rows, states)
+
+        monkeypatch.setattr(TermMemory, "extend", counting)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_dead_beginning_blocked_those_behind_it(one_by_one: bool) -> None:
+    values, fits = [9, 1, 2, 3, 0, 0], ["a", "ab", "ab", "ab", "c", "x"]
+    found = matched_rows("a b+ c", (("b", "v > a.v"),), values, fits=fits, one_by_one=one_by_one)
+    assert found == [(4, 1, 4)], "the beginning in row 0 is dead since row 1"
+
+
+def test_a_long_alternation_never_ended() -> None:
+    fits = ["a", "b"] * 50 + ["x", "a", "b", "c"]
+    assert matched_rows("(a b)+ c", (), [1] * 104, fits=fits) == [(103, 101, 103)]
+
+
+@pytest.mark.parametrize("after", ["skip past last row", "skip to next row", "no skip"])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_backtracking_over_32_rows_took_10_seconds(
+    monkeypatch: pytest.MonkeyPatch, after: str, one_by_one: bool
+) -> None:
+    rows = [row(0, at, "abc", at, 1 << at) for at in range(32)]
+    feed = Feed([*([each] for each in rows), []], [*range(1, 33), 1_000_000])
+    define = (("b", "sum(b.v) % 2 < 5"), ("c", "sum(b.v) = -1"))
+    given_settings = settings(PatternSpec("(a | b)+ c", define, (), 1000, after))
+    work = PathWork(monkeypatch)
+    fed = feed_to(given_settings, feed, list(range(33)) if one_by_one else [])
+    per_beginning = 4 * MAX_THREADS
+    assert work.rows < 32 * per_beginning * (33 if one_by_one else 1)
+    assert fed.emitted == []
+    assert fed.counts["given_up"] == 24, "where paths double with each row, the last eight can end"
+    assert fed.state == {}
+
+
+def test_600_rows_in_one_tick_took_as_many_times_the_work_of_a_long_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row is a beginning, and each place where `a` may end is a path of it."""
+    count = 600
+    rows = [row(0, at, "ab", at, 1) for at in range(count)]
+    define = (("b", "v <= sum(a.v)"),)
+    given_settings = settings(PatternSpec("a+ b+ c", define, (), 2 * count))
+    work = PathWork(monkeypatch)
+    fed = feed_to(given_settings, Feed([rows], [count]), [])
+    assert work.rows < count * 30 * MAX_THREADS
+    assert fed.counts["given_up"] > count / 2
+
+
+def test_paths_to_the_same_place_from_several_others_gave_up_12_rows() -> None:
+    """The sum of `c` tells a dozen paths apart, in each of nine places that all lead to all."""
+    values = [6, 1, 0, 0, 0, 0, 2, 1, 2, 3, 5, 0]
+    fits = ["ac", "c", *(["bc"] * 5), "c", "bc", "ac", "ac", "bc"]
+    fits[0] = "abc"
+    found = matched_rows(
+        "((c | c | b)*?){1,3} b+ c a", (("c", "sum(c.v) < 12"),), values, fits=fits
+    )
+    assert found == [(10, 0, 10)]
+
+
+def test_paths_that_remember_the_same_were_tried_one_by_one() -> None:
+    fits = ["abc"] * 200 + ["x"]
+    found = matched_rows("(a | b)+ c", (("c", "v > first(v)"),), [1] * 199 + [2, 0], fits=fits)
+    assert found == [(200, 0, 199)], "there are 2 to the power of 199 paths, and two of each state"
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_match_numbers_under_skip_to_next_followed_when_matches_were_certain(
+    one_by_one: bool,
+) -> None:
+    rows = [row(0, at, fit, at) for at, fit in enumerate(["a", "x", "b", "b", "x", "c", "x"])]
+    feed = Feed([*([each] for each in rows), []], [1, 2, 3, 4, 5, 6, 7, 1000])
+    cuts = list(range(8)) if one_by_one else []
+
+    def emitted(*measures: tuple[str, str]) -> list[Row]:
+        measures = (("f", "first(id)"), *measures)
+        spec = PatternSpec("a -> c | b b", (), measures, 100, "skip to next row")
+        return feed_to(settings(spec), feed, cuts).emitted
+
+    assert [(each["_tick"], each["f"]) for each in emitted()] == [(3, 2), (5, 0)]
+    numbered = emitted(("n", "match_number()"))
+    assert [(each["_tick"], each["f"], each["n"]) for each in numbered] == [(5, 0, 1), (5, 2, 2)]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_excluded_rows_belong_to_the_match_and_are_left_out(one_by_one: bool) -> None:
+    rows = [row(0, at, fit, at, at) for at, fit in enumerate(["a", "b", "b", "c", "x"])]
+    feed = Feed([*([each] for each in rows), []], [1, 2, 3, 4, 5, 1000])
+    spec = PatternSpec("a {- b+ -} c", (), (("total", "sum(v)"), ("bs", "count(b.*)")), 100)
+    cuts = list(range(6)) if one_by_one else []
+    emitted = feed_to(settings(spec, rows="all"), feed, cuts).emitted
+    assert [(each["id"], each["classifier"], each["total"], each["bs"]) for each in emitted] == [
+        (0, "a", 0, 0),
+        (3, "c", 6, 2),
+    ]
+    (match,) = feed_to(settings(spec), feed, cuts).emitted
+    assert (match["total"], match["bs"]) == (6, 2), (
+        "one row for each match has nothing to leave out"
+    )
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_rows_of_one_time_are_matched_in_the_order_that_was_asked_for(one_by_one: bool) -> None:
+    values = [3, 1, None, 2, 1]
+    rows = [{**row(0, at // 4, "ab", at), "v": value} for at, value in enumerate(values)]
+    feed = Feed([*([each] for each in rows), []], [0, 0, 0, 1, 2, 1000])
+    spec = PatternSpec("a{4}", (), (("first_id", "first(id)"), ("last_id", "last(id)")), 100)
+    cuts = list(range(6)) if one_by_one else []
+    for order, ends in ((False, (2, 0)), (True, (0, 2))):
+        given_settings = settings(spec, tie_order=(("v", order),))
+        (match,) = feed_to(given_settings, feed, cuts).emitted
+        assert (match["first_id"], match["last_id"]) == ends
+    (match,) = feed_to(settings(spec), feed, cuts).emitted
+    assert (match["first_id"], match["last_id"]) == (0, 3), "by arrival"
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_aggregates_of_expressions(one_by_one: bool) -> None:
+    values = [5, 7, 9, 1, 2, 3, 0, 9]
+    rows = [row(0, at, "ab", at, value) for at, value in enumerate(values)]
+    feed = Feed([*([each] for each in rows), []], [*range(1, 9), 1000])
+    measures = (
+        ("twice", "sum(b.v * 2 + b.id)"),
+        ("first_ten", "first(v * 10)"),
+        ("farthest", "max(abs(v - 5))"),
+        ("large", "count(CASE WHEN v > 6 THEN 1 END)"),
+        ("rows", "sum(1)"),
+    )
+    define = (("b", "sum(b.v * 2) < 40 AND v > prev(v - 3)"),)
+    given_settings = settings(PatternSpec("a b+", define, measures, None))
+    emitted = feed_to(given_settings, feed, list(range(9)) if one_by_one else []).emitted
+    found = [tuple(each[name] for name, _ in measures) for each in emitted]
+    # Rows 0 to 2, of which 7 and 9 are b; rows 3 to 5, of which 2 and 3 are.
+    assert found == [(2 * 16 + 3, 50, 4, 2, 3), (2 * 5 + 9, 10, 4, 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("measure", "says"),
+    [
+        ("sum(a.v * b.v)", "different symbols"),
+        ("sum(max(v) + 1)", "other rows"),
+        ("sum(nope + 1)", "no column 'nope'"),
+    ],
+)
+def test_aggregates_of_what_is_not_one_row_are_refused(measure: str, says: str) -> None:
+    with pytest.raises(HeadraceError, match=says):
+        settings(PatternSpec("a b", (), (("m", measure),)))
+
+
+def test_patterns_with_symbols_of_one_name_found_the_rows_of_each_others_symbols() -> None:
+    rows = [row(0, at, fit, at) for at, fit in enumerate(["a", "x", "b", "x", "c", "x"])]
+    feed = Feed([rows, []], [0, 1000])
+    one = settings(PatternSpec("a -> b", (), (("last_id", "last(id)"),), 100))
+    pattern = one.patterns[0][1]
+    together = replace(
+        one,
+        patterns=(("b_is_b", pattern), ("b_is_c", pattern)),
+        fits=((("a", 0), ("b", 1)), (("a", 0), ("b", 2))),
+        several=True,
+    )
+    emitted = feed_to(together, feed).emitted
+    assert {each["pattern"]: each["last_id"] for each in emitted} == {"b_is_b": 2, "b_is_c": 4}
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_rows_that_the_first_row_of_an_open_match_looks_back_at_were_dropped(
+    one_by_one: bool,
+) -> None:
+    # The row at 8 begins a match since it is above the one at 0, which is older than `within` when
+    # the row at 15 comes.
+    rows = [row(0, at, "ab", at, value) for at, value in ((0, 1), (8, 2), (15, 3))]
+    feed = Feed([*([each] for each in rows), [], []], [1, 9, 12, 16, 1000])
+    define = (("a", "v > prev(v)"), ("b", "v > prev(v)"))
+    measures = (("before", "prev(first(id))"), ("last_id", "last(id)"))
+    spec = PatternSpec("a b", define, measures, 10)
+    cuts = list(range(6)) if one_by_one else []
+    (match,) = feed_to(settings(spec), feed, cuts).emitted
+    assert (match["before"], match["last_id"]) == (0, 15)
+
+
+LOOKING_BACK = (
+    ("a", "v >= prev(v)"),
+    ("b", "v > prev(v, 2) OR prev(v, 2) IS NULL"),
+    ("c", "prev(last(v), 1) < 3"),
+)
+
+
+@hypothesis_settings(max_examples=examples(100), deadline=None)
+@given(
+    patterns(1),
+    feeds(),
+    st.sampled_from([6, 12]),
+    AFTER,
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+)
+def test_conditions_on_rows_before_a_match_see_the_same_rows_however_batches_are_cut(
+    text: str, feed: Feed, within: int, after: str, shards: list[int]
+) -> None:
+    measures = (("before", "prev(first(id), 2)"), ("last_id", "last(id)"))
+    try:
+        names = parse_pattern(text).symbols
+        define = tuple(each for each in LOOKING_BACK if each[0] in names)
+        given_settings = settings(PatternSpec(text, define, measures, within, after))
+    except BadPattern:
+        reject()
+    whole = feed_to(given_settings, feed)
+    pieces = feed_to(given_settings, feed, range(1, 40), shards)
+    assert sorted(pieces.emitted, key=str) == sorted(whole.emitted, key=str)
+    assert pieces.counts == whole.counts
+    assert pieces.state == {}

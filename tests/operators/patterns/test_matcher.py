@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.buffers import Ints, Mask
 from headrace.errors import BadPattern
 from headrace.operators.patterns.automaton import build_automaton
 from headrace.operators.patterns.matcher import Matcher, MatchRules
 from headrace.operators.patterns.parser import parse_pattern, parse_skip_strategy
+from headrace.operators.patterns.path_memory import Columns
 from headrace.operators.patterns.row_buffer import SortedRows
 from headrace.operators.patterns.walker import MatchRows
 from tests.operators.patterns.oracle import Oracle, Path
@@ -17,6 +21,32 @@ from tests.operators.patterns.strategies import AFTER, ROWS, doubt, patterns
 from tests.short_forms import examples
 
 SYMBOLS = "abcx"
+
+
+class SumMemory:
+    """The sum of the numbers of a path, this row included, and conditions on it."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = np.array(values, np.int64)
+
+    def begin(self) -> Columns:
+        return [np.zeros(1, np.int64)]
+
+    def extend(self, columns: Columns, parents: Ints, rows: Ints, states: Ints) -> Columns:
+        return [columns[0][parents] + self.values[rows]]
+
+    def holds(self, symbol: str, columns: Columns, rows: Ints, states: Ints) -> Mask:
+        values = self.values[rows]
+        return np.array(
+            [
+                doubt(symbol, value, total - value)
+                for value, total in zip(values.tolist(), columns[0].tolist(), strict=True)
+            ],
+            np.bool_,
+        )
+
+    def columns_read(self, symbols: Collection[str]) -> Ints:
+        return np.arange(min(len(symbols), 1))
 
 
 def matches(
@@ -60,12 +90,14 @@ def matches(
         )
 
     strategy = parse_skip_strategy(after, tuple("abcx"), where="test")
-    rules = MatchRules(automaton, match_dependent, within, strategy, max_matches=100_000)
+    rules = MatchRules(
+        automaton, match_dependent, within, strategy, max_matches=100_000, max_threads=1 << 40
+    )
     sorted_rows = SortedRows(np.zeros(len(rows), np.int64), times, fits)
     may_begin = np.ones(len(rows), np.bool_)
     if pattern.is_anchored:
         may_begin[1:] = False
-    outcome = Matcher(rules, sorted_rows, 1 << 60, holds, may_begin).run()
+    outcome = Matcher(rules, sorted_rows, 1 << 60, holds, SumMemory(values), may_begin).run()
     found = outcome.matches
     paths = [
         tuple(

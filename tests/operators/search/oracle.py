@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from headrace.operators.search.analyzer import ALONE, BREAK, character_kind, fold_character
+from headrace.operators.search.character_table import (
+    ALONE,
+    BREAK,
+    JOINED,
+    character_kind,
+    fold_character,
+)
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import (
     AllOf,
@@ -32,17 +39,16 @@ Document = dict[str, Any]
 def words_of(text: str | None) -> list[str]:
     """Words of a text, one character after the other."""
     words: list[str] = []
-    current = ""
+    current, kind = "", BREAK
     for character in text or "":
-        kind = character_kind(character)
-        if kind not in {BREAK, ALONE}:
+        if character_kind(character) != JOINED:
+            before, kind = kind, character_kind(character)
+            if kind == ALONE or kind != before:
+                words.append(current)
+                current = ""
+        if kind != BREAK:
             current += fold_character(character)
-            continue
-        words += [current] if current else []
-        current = ""
-        if kind == ALONE:
-            words.append(fold_character(character))
-    return [*words, *([current] if current else [])]
+    return [unicodedata.normalize("NFC", word) for word in [*words, current] if word]
 
 
 def fits(node: Node, document: Document, language: Language) -> bool:

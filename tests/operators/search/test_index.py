@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
 from headrace.operators.search.analyzer import Analyzer
+from headrace.operators.search.character_table import FOLDING_VERSION
 from headrace.operators.search.documents import MAX_DOCUMENTS, add_token_columns, analyzed_chunks
 from headrace.operators.search.evaluator import MAX_HIGHLIGHTS
 from headrace.operators.search.index import QueryIndex, StoredQuery, concat_matches
@@ -347,3 +348,33 @@ def test_reasons() -> None:
         [],
     )
     assert found.explanations == ('"new york"~1, st*, language:en', "nothing that it must not have")
+
+
+def test_a_regular_expression_fits_whole_words() -> None:
+    rows = pa.table({"t": ["Storms at sea", "a stork", "brainstorm", "x" * 50_000 + "!", None]})
+    language = Language(Fields(("t",)))
+    texts = {b"\0a": "/stor[mk]s?/", b"\0b": "/.*storm/", b"\0c": "/(x+x+)+y/", b"\0d": "/a|b/"}
+    index = QueryIndex.empty(language).with_changes(
+        {key: StoredQuery.of(language, text) for key, text in texts.items()}
+    )
+    assert [match[:2] for match in matched(index, rows)] == [
+        (0, b"\0a"),
+        (1, b"\0a"),
+        (1, b"\0d"),
+        (2, b"\0b"),
+    ]
+
+
+def test_a_stored_query_that_a_newer_version_refuses_fits_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    language = Language(Fields(("t",)))
+    query = StoredQuery.of_stored(language, "/(/ OR storm", b"value")
+    index = QueryIndex.empty(language).with_changes({b"\0q": query})
+    assert matched(index, pa.table({"t": ["storm"]})) == []
+    assert index.get(b"\0q") == b"value"
+    assert "fits no document any more" in caplog.text
+
+
+def test_a_saved_index_with_words_of_an_older_folding_is_built_again() -> None:
+    assert f"folding {FOLDING_VERSION}" in index_module._WRITTEN_BY.decode()

@@ -15,6 +15,7 @@ from headrace.operators.search.syntax import (
     Leaf,
     Not,
     Phrase,
+    Regex,
     Word,
 )
 
@@ -144,3 +145,42 @@ def test_any_text_is_read_or_refused_with_a_place_in_it(text: str) -> None:
     except BadSearch as error:
         refused = error
     assert refused is None or refused.position is None or 0 <= refused.position <= len(text)
+
+
+def test_regular_expressions_stand_between_slashes() -> None:
+    assert LANGUAGE.parse("/stor[mk]s?/") == Leaf(Regex(None, "stor[mk]s?"))
+    assert LANGUAGE.parse(r"title:/a\/b|c/^2") == Leaf(Regex("title", "a/b|c"), 2.0)
+    assert LANGUAGE.parse("/usr/local") == Leaf(Phrase(None, (("usr", 0), ("local", 1))))
+    for text in ("/a)|(b/", "/(a/", "/a{2000}/", f"/{'a' * 501}/", "price:/a/"):
+        with pytest.raises(BadSearch):
+            LANGUAGE.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join("word" for _ in range(10_000)),
+        " ".join("w" for _ in range(MAX_CLAUSES + 1)),
+        "(" * 5_000 + "a" + ")" * 5_000,
+        "-" * 5_000 + "a",
+        f'"{"a " * 101}"',
+        '"a b"~1001',
+        f'"a b"~{"9" * 400}',
+        f"(a b)~{'9' * 400}",
+        f"a~{'9' * 400}",
+        " ".join(f"a{number}*b" for number in range(101)),
+        " ".join(f"brok{number}~2" for number in range(101)),
+        " ".join(f"/a{number}/" for number in range(101)),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_bombs_are_refused_with_what_to_do(text: str) -> None:
+    with pytest.raises(BadSearch) as raised:
+        LANGUAGE.parse(text)
+    assert raised.value.fix
+
+
+def test_a_boost_of_400_digits_is_a_number() -> None:
+    (leaf,) = [LANGUAGE.parse(f"storm^{'9' * 400}")]
+    assert isinstance(leaf, Leaf)
+    assert leaf.boost == 1e15

@@ -45,6 +45,10 @@ AGGREGATES = (
     ("low", agg.min("v")),
     ("all", agg.collect("v")),
     ("last", agg.last("v")),
+    ("median", agg.median("v")),
+    ("devices", agg.collect_set("device")),
+    ("pairs", agg.count_distinct("device", "v")),
+    ("best", agg.max_by("v", by="k")),
 )
 
 

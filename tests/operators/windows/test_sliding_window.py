@@ -52,6 +52,10 @@ AGGREGATES = (
     ("all", agg.collect("v")),
     ("first", agg.first("device")),
     ("last", agg.last("v")),
+    ("median", agg.median("v")),
+    ("devices", agg.collect_set("device")),
+    ("pairs", agg.count_distinct("device", "v")),
+    ("best", agg.max_by("v", by="k")),
 )
 
 

@@ -1,45 +1,25 @@
-"""What is asked of a MariaDB or MySQL server: connections, settings that capture needs, tables and
-their types, GTIDs; and rows as Arrow batches.
+"""What is asked of a MariaDB or MySQL server: connections, settings that capture needs, GTIDs,
+tables, and the foreign keys by which a change of one table changes another.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import IPv4Address, IPv6Address
-from json import dumps
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
-from uuid import UUID
 
-import pyarrow as pa
-
-from headrace.cdc.base import (
-    Marks,
-    SkippedTables,
-    TableChanges,
-    TableShape,
-    marks_column,
-    usable_names,
-)
-from headrace.columnar.columns import (
-    COMMITTED_AT,
-    DELETE,
-    HIDDEN_FIELDS,
-    INSERT,
-    MARKS,
-    ORDER,
-    POSITION,
-    TRANSACTION,
-    UPDATE_POSTIMAGE,
-    UPDATE_PREIMAGE,
+from headrace.cdc.base import PositionLost, SkippedTables, TableShape, usable_names
+from headrace.cdc.mysql_source.column_type import (
+    ADDRESSES,
+    MysqlColumn,
+    catalogue_column,
+    quoted,
 )
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
+from headrace.mysql import connection_settings
 
 # Connections
 
@@ -62,7 +42,6 @@ _TEMPORARY_CODES = {
 _LOGIN_CODES = {1045, 1698}
 _PRIVILEGE_CODES = {1044, 1142, 1143, 1227}
 _LOST_BINLOG = 1236
-_TLS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
 
 
 def drivers() -> tuple[Any, Any]:
@@ -75,54 +54,20 @@ def drivers() -> tuple[Any, Any]:
     return pymysql, pymysqlreplication
 
 
-def connection_settings(url: str) -> dict[str, Any]:
-    """Return pymysql's arguments for `mariadb://USER@HOST:PORT/DATABASE`. The password may be in
-    the environment's MYSQL_PWD, as for MariaDB's own programs.
-    """
-    parts = urlsplit(url)
-    database = parts.path.strip("/")
-    if not database:
-        raise ConfigurationError(
-            f"The address of {parts.hostname} names no database.",
-            fix="write mariadb://USER@HOST:PORT/DATABASE.",
-        )
-    settings: dict[str, Any] = {
-        "host": parts.hostname or "127.0.0.1",
-        "port": parts.port or 3306,
-        "user": unquote(parts.username or "root"),
-        "charset": "utf8mb4",
-    }
-    password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
-    return {
-        **settings,
-        "database": database,
-        **({"password": password} if password else {}),
-        **_tls(parts.query),
-    }
-
-
-def _tls(query: str) -> dict[str, Any]:
-    """Return the TLS options of a URL's query, `?ssl_ca=PATH&ssl_verify_identity=true`."""
-    options = dict(parse_qsl(query))
-    for name in options:
-        if name not in _TLS:
-            raise ConfigurationError(
-                f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}",
-                fix="leave it out.",
-            )
-    return {
-        name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value
-        for name, value in options.items()
-    }
-
-
 def connect(url: str) -> Any:
+    """Connect to the database. Values come as the server writes them, in UTC: as text, or bytes."""
     pymysql, _ = drivers()
+    encoders = {
+        kind: encode
+        for kind, encode in pymysql.converters.conversions.items()
+        if not isinstance(kind, int)
+    }
     with driver_errors():
         return pymysql.connect(
             **connection_settings(url),
             autocommit=True,
             connect_timeout=10,
+            conv=encoders,
             init_command="SET time_zone = '+00:00', sql_mode = ''",
         )
 
@@ -174,8 +119,8 @@ def to_headrace_error(error: BaseException) -> HeadraceError:
     )
 
 
-def binlog_lost_error(reason: str) -> ConfigurationError:
-    return ConfigurationError(
+def binlog_lost_error(reason: str) -> PositionLost:
+    return PositionLost(
         f"The server no longer has the binlog that follows what is in the log: {reason}. Changes"
         " made"
         " meanwhile may be missing.",
@@ -243,178 +188,6 @@ def _merge_ranges(ranges: list[tuple[int, int]]) -> str:
     return ":".join(f"{start}-{end}" if start != end else str(start) for start, end in merged)
 
 
-# Types and values. The binlog and a SELECT return some values in different forms, which become the
-# same here.
-
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-_SIGNED = {
-    "tinyint": "TINYINT",
-    "smallint": "SMALLINT",
-    "mediumint": "INT",
-    "int": "INT",
-    "bigint": "BIGINT",
-}
-_UNSIGNED = {
-    "tinyint": "SMALLINT",
-    "smallint": "INT",
-    "mediumint": "INT",
-    "int": "BIGINT",
-    "bigint": "DECIMAL(20,0)",
-}
-_PLAIN = {
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "date": "DATE",
-    "datetime": "TIMESTAMP_NTZ",
-    "timestamp": "TIMESTAMP",
-    "year": "INT",
-    "bit": "BIGINT",
-}
-_BINARY = {
-    "binary",
-    "varbinary",
-    "tinyblob",
-    "blob",
-    "mediumblob",
-    "longblob",
-    "vector",
-    "geometry",
-    "point",
-    "linestring",
-    "polygon",
-    "multipoint",
-    "multilinestring",
-    "multipolygon",
-    "geometrycollection",
-    "geomcollection",
-}
-"""Geometries are in the server's own format: the SRID in four bytes, then WKB."""
-
-
-def ddl_type(data_type: str, column_type: str) -> str:
-    """Return the type of a topic's column for types of `information_schema.columns`. TIME can be
-    negative and longer than a day, so it stays text, as do sets, enums and unknown types.
-    """
-    if data_type in _SIGNED:
-        return (_UNSIGNED if "unsigned" in column_type else _SIGNED)[data_type]
-    if match := _DECIMAL.match(column_type):
-        return f"DECIMAL({match[1]},{match[2]})" if int(match[1]) <= 38 else "STRING"
-    return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
-
-
-def _column_arrays(
-    columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]
-) -> list[pa.Array]:
-    return [
-        _array(values, field, marks, forms.get(field.name))
-        for values, field in zip(columns, schema, strict=True)
-    ]
-
-
-def _array(values: Sequence[Any], field: pa.Field, marks: Marks, form: str | None) -> pa.Array:
-    convert = FORMS[form] if form is not None else _converter(field.type)
-    plain = (
-        list(values)
-        if convert is None
-        else [None if value is None else convert(value) for value in values]
-    )
-    try:
-        return pa.array(plain, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return _one_by_one(plain, field, marks)
-
-
-def _one_by_one(values: list[Any], field: pa.Field, marks: Marks) -> pa.Array:
-    """Convert values one by one, and mark those that do not fit, such as a date of zeros."""
-    fitting: list[Any] = []
-    for row, value in enumerate(values):
-        try:
-            pa.array([value], field.type)
-            fitting.append(value)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            marks.setdefault(row, {})[field.name] = {"text": str(value)}
-            fitting.append(None)
-    return pa.array(fitting, field.type)
-
-
-def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    if pa.types.is_string(kind):
-        return _as_text
-    if pa.types.is_binary(kind):
-        return lambda value: value.encode("latin-1") if isinstance(value, str) else value
-    if pa.types.is_timestamp(kind) and kind.tz:
-        return lambda value: value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
-    if pa.types.is_integer(kind):
-        return _as_int
-    return None
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, set | frozenset):
-        return ",".join(sorted(map(str, value)))
-    return _as_time(value) if isinstance(value, timedelta) else str(value)
-
-
-def _json_text(value: Any) -> str:
-    """Return a JSON value as text, as the server writes it. A SELECT returns text; MySQL's binlog
-    has the parsed value, with its strings as bytes.
-    """
-    return value if isinstance(value, str) else dumps(_plain_json(value), ensure_ascii=False)
-
-
-def _plain_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_as_text(name): _plain_json(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_plain_json(element) for element in value]
-    return value if value is None or isinstance(value, bool | int | float) else _as_text(value)
-
-
-def _uuid_text(value: Any) -> str:
-    """Return a UUID as text. In the binlog it is bytes without the zeros at the end."""
-    return str(UUID(bytes=value.ljust(16, b"\0"))) if isinstance(value, bytes) else str(value)
-
-
-def _inet6_text(value: Any) -> str:
-    if not isinstance(value, bytes):
-        return str(value)
-    address = IPv6Address(value.ljust(16, b"\0"))
-    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
-
-
-def _inet4_text(value: Any) -> str:
-    return str(IPv4Address(value.ljust(4, b"\0"))) if isinstance(value, bytes) else str(value)
-
-
-FORMS: dict[str, Callable[[Any], str]] = {
-    "json": _json_text,
-    "uuid": _uuid_text,
-    "inet6": _inet6_text,
-    "inet4": _inet4_text,
-}
-"""How values are written as text, by the server's type."""
-BINARY_FORMS = {"uuid", "inet6", "inet4"}
-"""Types that are bytes in the binlog."""
-
-
-def _as_time(value: timedelta) -> str:
-    sign, whole = ("-", -value) if value < timedelta(0) else ("", value)
-    seconds, micros = divmod(whole // timedelta(microseconds=1), 1_000_000)
-    fraction = f".{micros:06d}" if micros else ""
-    return f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}"
-
-
-def _as_int(value: Any) -> Any:
-    """Return an integer. A BIT is bytes in a SELECT, and a text of zeros and ones in the binlog."""
-    if isinstance(value, bytes):
-        return int.from_bytes(value, "big")
-    return int(value, 2) if isinstance(value, str) else value
-
-
 # Tables
 
 _REQUIRED_SETTINGS = (
@@ -425,29 +198,109 @@ _REQUIRED_SETTINGS = (
 )
 _MARIADB_SETTINGS = (("log_bin_compress", "OFF"),)
 _MYSQL_SETTINGS = (("binlog_transaction_compression", "OFF"), ("binlog_row_value_options", ""))
+_TABLES = """
+SELECT table_name, table_type FROM information_schema.tables
+WHERE table_schema = %s AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') {} ORDER BY 1
+"""
 _COLUMNS = """
-SELECT column_name, data_type, column_type FROM information_schema.columns
-WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
+SELECT table_name, column_name, data_type, column_type, generation_expression
+FROM information_schema.columns WHERE table_schema = %s {} ORDER BY table_name, ordinal_position
 """
-_KEY = """
-SELECT column_name FROM information_schema.key_column_usage
-WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY'
-ORDER BY ordinal_position
+_KEYS = """
+SELECT table_name, column_name FROM information_schema.key_column_usage
+WHERE table_schema = %s AND constraint_name = 'PRIMARY' {} ORDER BY table_name, ordinal_position
 """
+_REFERENCES = """
+SELECT constraint_name, table_name, referenced_table_schema, referenced_table_name,
+       referenced_column_name
+FROM information_schema.key_column_usage
+WHERE table_schema = %s AND referenced_table_name IS NOT NULL
+"""
+_PRIVILEGES = """
+SELECT privilege_type, '' FROM information_schema.user_privileges
+UNION SELECT privilege_type, table_schema FROM information_schema.schema_privileges
+"""
+_OLD_TIME = re.compile(r"\(\d\).*mariadb-5\.3")
+_ACTIVE_RULE = r"ON {} (CASCADE|SET NULL|SET DEFAULT)"
 
 
 @dataclass(frozen=True)
 class MysqlTable:
-    """A table: its columns under the server's names, and its shape."""
+    """A table: its columns as the server has them, and its shape."""
 
-    columns: tuple[str, ...]
+    columns: tuple[MysqlColumn, ...]
     shape: TableShape
-    forms: Mapping[str, str] = field(default_factory=dict)
-    """By name in the topic, the server's type of columns that need a conversion of their own."""
+    row_end: str | None = None
+    """Of a system-versioned table, the column that says when a row ended."""
 
     @property
-    def key_columns(self) -> tuple[str, ...]:
-        return self.shape.key_in(self.columns)
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def key_columns(self) -> tuple[MysqlColumn, ...]:
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.shape.key_in(self.names))
+
+    @property
+    def address_forms(self) -> dict[str, str]:
+        """The forms of columns that the binlog does not tell from binary strings."""
+        return {column.name: column.form for column in self.columns if column.form in ADDRESSES}
+
+
+def make_table(
+    name: str, columns: Sequence[MysqlColumn], key: Sequence[str], row_end: str | None
+) -> MysqlTable:
+    """Return a table with its shape.
+
+    Raises:
+        ConfigurationError: It has no key.
+    """
+    key = [column for column in key if column != row_end]
+    if not key:
+        raise ConfigurationError(
+            f"The table {name!r} has no primary key, so its rows cannot be identified.",
+            fix=f"ALTER TABLE {name} ADD PRIMARY KEY (…), or leave it out of tables=[…].",
+        )
+    own_names = [column.name for column in columns]
+    usable = usable_names(own_names)
+    shape = TableShape(
+        name,
+        tuple((own, column.ddl) for own, column in zip(usable, columns, strict=True)),
+        tuple(usable[own_names.index(column)] for column in key),
+    )
+    return MysqlTable(tuple(columns), shape, row_end)
+
+
+def _table(
+    name: str, table_type: str, rows: Sequence[tuple[Any, ...]], key: Sequence[str]
+) -> MysqlTable:
+    """Return a table by what the catalogue says of it."""
+    for column, _, full, _ in rows:
+        if _OLD_TIME.search(full):
+            raise ConfigurationError(
+                f"The column {column!r} of {name!r} has times in the format of MariaDB 5.3, whose"
+                " fractions cannot be read in the binlog.",
+                fix=f"SET GLOBAL mysql56_temporal_format = ON; then ALTER TABLE {name} FORCE.",
+            )
+    columns = [catalogue_column(column, kind, full) for column, kind, full, _ in rows]
+    ends = [column for column, *_, made in rows if str(made or "").upper() == "ROW END"]
+    row_end = ends[0] if ends else "row_end" if table_type == "SYSTEM VERSIONED" else None
+    return make_table(name, columns, key, row_end)
+
+
+@dataclass(frozen=True)
+class ForeignKey:
+    """A reference by which a change of the parent's rows changes the child's, which the binlog does
+    not have.
+    """
+
+    child: tuple[str, str]
+    parent: tuple[str, str]
+    columns: frozenset[str]
+    """The parent's columns."""
+    on_delete: bool
+    on_update: bool
 
 
 class MysqlCatalogue:
@@ -459,6 +312,7 @@ class MysqlCatalogue:
         self._skipped = SkippedTables()
 
     def query(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. Values are text, or bytes."""
         with driver_errors(), self.connection.cursor() as cursor:
             cursor.execute(query, values)
             return [tuple(row) for row in cursor.fetchall()]
@@ -483,6 +337,17 @@ class MysqlCatalogue:
                     f"The server's {name} is {rows[0][1]!r}; change capture needs {wanted!r}.",
                     fix=f"{command}.",
                 )
+        self._check_filters()
+
+    def _check_filters(self) -> None:
+        (_, _, only, ignored, *_), *_ = self.query(self._end_statement)
+        is_left_out = self.database in str(ignored or "").split(",")
+        if is_left_out or (only and self.database not in str(only).split(",")):
+            raise ConfigurationError(
+                f"The server does not write the database {self.database!r} to its binlog"
+                f" (binlog_do_db {only or ''!r}, binlog_ignore_db {ignored or ''!r}).",
+                fix="change these two settings in the server's configuration, and restart it.",
+            )
 
     @cached_property
     def is_mariadb(self) -> bool:
@@ -505,16 +370,31 @@ class MysqlCatalogue:
         return "SHOW BINARY LOG STATUS" if numbers >= [8, 2] else "SHOW MASTER STATUS"
 
     def table_names(self) -> list[str]:
-        query = (
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND"
-            " table_type = 'BASE TABLE' ORDER BY 1"
-        )
-        return [name for (name,) in self.query(query, self.database)]
+        """Return the names of the tables, without views and sequences."""
+        return [str(name) for name, _ in self.query(_TABLES.format(""), self.database)]
 
-    def tables(self, wanted: Sequence[str]) -> list[MysqlTable]:
-        """Return the wanted tables, or all if none is named. Of the latter, those without a key are
-        skipped.
+    def tables(
+        self, wanted: Sequence[str], *, are_required: bool
+    ) -> tuple[list[str], list[MysqlTable]]:
+        """Return the names of all tables, and those tables that are wanted: all if none is named.
+        Tables that cannot be captured raise a ConfigurationError if they are required, and are left
+        out with a warning otherwise.
         """
+        existing, columns, keys = self._definitions(None)
+        tables = []
+        for name in wanted or existing:
+            if name not in existing:
+                continue
+            try:
+                tables.append(_table(name, existing[name], columns[name], keys.get(name, [])))
+            except ConfigurationError as error:
+                if are_required:
+                    raise
+                self._skipped.warn(name, error)
+        return list(existing), tables
+
+    def check_exist(self, wanted: Sequence[str]) -> None:
+        """Raise ConfigurationError if there is no table of a name."""
         existing = self.table_names()
         for name in wanted:
             if name not in existing:
@@ -522,37 +402,90 @@ class MysqlCatalogue:
                     f"There is no table {name!r} in {self.database}: {nearest(name, existing)}",
                     fix="name tables that exist.",
                 )
-        tables = []
-        for name in wanted or existing:
-            try:
-                tables.append(self.table(name))
-            except ConfigurationError as error:
-                if wanted:
-                    raise
-                self._skipped.warn(name, error)
-        return tables
 
     def table(self, name: str) -> MysqlTable:
-        rows = self.query(_COLUMNS, self.database, name)
-        key = [column for (column,) in self.query(_KEY, self.database, name)]
-        if not key:
+        """Return a table as it is now.
+
+        Raises:
+            ConfigurationError: It does not exist, has no key, or a type that cannot be captured.
+        """
+        existing, columns, keys = self._definitions(name)
+        if name not in existing:
             raise ConfigurationError(
-                f"The table {name!r} has no primary key, so its rows cannot be identified.",
-                fix=f"ALTER TABLE {name} ADD PRIMARY KEY (…), or leave it out of tables=[…].",
+                f"There is no table {name!r} in {self.database}.", fix="name tables that exist."
             )
-        own_names = [column for column, _, _ in rows]
-        usable = usable_names(own_names)
-        columns = tuple(
-            (column, ddl_type(kind, full))
-            for column, (_, kind, full) in zip(usable, rows, strict=True)
+        return _table(name, existing[name], columns[name], keys.get(name, []))
+
+    def _definitions(
+        self, only: str | None
+    ) -> tuple[dict[str, str], dict[str, list[tuple[Any, ...]]], dict[str, list[str]]]:
+        """Return, by table, its type, what the catalogue says of its columns, and its key."""
+        condition = "" if only is None else "AND table_name = %s"
+        parameters = (self.database,) if only is None else (self.database, only)
+        # Columns last: what is in the list of tables has columns, unless it is dropped meanwhile.
+        keys: dict[str, list[str]] = {}
+        for table, column in self.query(_KEYS.format(condition), *parameters):
+            keys.setdefault(table, []).append(column)
+        types = dict(self.query(_TABLES.format(condition), *parameters))
+        columns: dict[str, list[tuple[Any, ...]]] = {}
+        for table, *column in self.query(_COLUMNS.format(condition), *parameters):
+            columns.setdefault(table, []).append(tuple(column))
+        return {table: kind for table, kind in types.items() if table in columns}, columns, keys
+
+    def foreign_keys(self) -> list[ForeignKey]:
+        """Return the references that change the child's rows: those of the database's tables, and
+        of tables that these refer to.
+        """
+        keys: dict[tuple[Any, ...], set[str]] = {}
+        schemas, read = {self.database}, set[str]()
+        while schemas - read:
+            schema = (schemas - read).pop()
+            read.add(schema)
+            definitions: dict[str, str] = {}
+            for name, child, parent_schema, parent, column in self.query(_REFERENCES, schema):
+                if child not in definitions:
+                    definitions[child] = self._definition(schema, child)
+                rules = _rules(definitions[child], name)
+                if any(rules):
+                    reference = ((schema, child), (parent_schema, parent), *rules)
+                    keys.setdefault(reference, set()).add(column)
+                    schemas.add(parent_schema)
+        return [
+            ForeignKey(child, parent, frozenset(columns), on_delete, on_update)
+            for (child, parent, on_delete, on_update), columns in keys.items()
+        ]
+
+    def _definition(self, schema: str, table: str) -> str:
+        """Return the statement that would create a table. It has the rules of foreign keys, which
+        the information schema hides from users that may only read.
+        """
+        pymysql, _ = drivers()
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"SHOW CREATE TABLE {quoted(schema)}.{quoted(table)}", ())
+                return str(cursor.fetchone()[1])
+        except pymysql.err.ProgrammingError:  # it has just been dropped, so nothing cascades to it
+            return ""
+        except pymysql.err.Error as error:
+            raise to_headrace_error(error) from error
+
+    def has_hidden_writers(self, tables: Sequence[tuple[str, str]]) -> bool:
+        """Return whether a statement that names these tables may write to others: by a trigger, or
+        by a stored function of one of the names. Without the privileges TRIGGER and EXECUTE these
+        cannot be seen, so it may.
+        """
+        granted = {(str(kind), str(schema)) for kind, schema in self.query(_PRIVILEGES)}
+        for schema in {schema for schema, _ in tables}:
+            for kind in ("TRIGGER", "EXECUTE"):
+                if not {(kind, ""), (kind, schema)} & granted:
+                    return True
+        names = {name.casefold() for _, name in tables}
+        triggers = self.query("SELECT DISTINCT event_object_table FROM information_schema.triggers")
+        functions = self.query(
+            "SELECT DISTINCT routine_name FROM information_schema.routines WHERE routine_type ="
+            " 'FUNCTION'"
         )
-        forms = {
-            column: str(kind)
-            for column, (_, kind, _) in zip(usable, rows, strict=True)
-            if kind in FORMS
-        }
-        key_names = tuple(usable[own_names.index(column)] for column in key)
-        return MysqlTable(tuple(own_names), TableShape(name, columns, key_names), forms)
+        return any(str(name).casefold() in names for (name,) in (*triggers, *functions))
 
     def end(self) -> tuple[str, int]:
         """Return the end of the binlog: file and position."""
@@ -574,81 +507,59 @@ class MysqlCatalogue:
         return [str(row[0]) for row in self.query("SHOW BINARY LOGS")]
 
 
-# Rows as Arrow batches
-
-
-@dataclass(frozen=True)
-class RowChange:
-    """A change of a row: its kind, the values by column, and its number in the transaction."""
-
-    change: str
-    values: Mapping[str, Any]
-    order: int
-
-
-def row_changes(event: Any, table: MysqlTable, order: int) -> list[RowChange]:
-    """Return the changes of a row event. An update that changes the key is a delete and an insert.
-    `order` is the number of the first one in its transaction.
+def _rules(definition: str, name: str) -> tuple[bool, bool]:
+    """Return whether a foreign key of a table's definition does something when rows of its parent
+    are deleted, and when their keys change.
     """
-    rows: list[RowChange] = []
-    key = table.key_columns
-    for row_order, row in enumerate(event.rows, order):
-        if "values" in row:
-            kind = INSERT if type(event).__name__.startswith("Write") else DELETE
-            rows.append(RowChange(kind, row["values"], row_order))
-            continue
-        before, after = row["before_values"], row["after_values"]
-        has_new_key = any(before.get(name) != after.get(name) for name in key)
-        rows += [
-            RowChange(DELETE if has_new_key else UPDATE_PREIMAGE, before, row_order),
-            RowChange(INSERT if has_new_key else UPDATE_POSTIMAGE, after, row_order),
+    for line in definition.splitlines():
+        if f"CONSTRAINT `{name.replace('`', '``')}` FOREIGN KEY" in line:
+            deleted, updated = (
+                re.search(_ACTIVE_RULE.format(event), line) is not None
+                for event in ("DELETE", "UPDATE")
+            )
+            return deleted, updated
+    return False, False
+
+
+class Cascades:
+    """Which tables foreign keys change when rows of others change. The keys are read when they are
+    first needed, and again after `forget`.
+    """
+
+    def __init__(self, catalogue: MysqlCatalogue) -> None:
+        self._catalogue = catalogue
+        self._known: list[ForeignKey] | None = None
+
+    def forget(self) -> None:
+        """Have the foreign keys read again, since they may have changed."""
+        self._known = None
+
+    @property
+    def _keys(self) -> list[ForeignKey]:
+        if self._known is None:
+            self._known = self._catalogue.foreign_keys()
+        return self._known
+
+    def has_parent(self, table: tuple[str, str]) -> bool:
+        """Return whether changes of a table may change others."""
+        return any(key.parent == table for key in self._keys)
+
+    def children(
+        self, tables: Sequence[tuple[str, str]], is_first: Callable[[ForeignKey], bool]
+    ) -> set[tuple[str, str]]:
+        """Return the tables that change with rows of others, directly or through tables between
+        them. `is_first` says of a key of these others whether it does anything.
+        """
+        parents = {(schema.casefold(), name.casefold()) for schema, name in tables}
+        reached: set[tuple[str, str]] = set()
+        waiting = [
+            key.child
+            for key in self._keys
+            if (key.parent[0].casefold(), key.parent[1].casefold()) in parents and is_first(key)
         ]
-    return rows
-
-
-def table_changes(
-    table: MysqlTable, rows: Sequence[RowChange], *, position: int, at_s: int, transaction: int
-) -> TableChanges:
-    """Return the changes of a table in one transaction, as they are written to its topic."""
-    count = len(rows)
-    hidden = {
-        POSITION: pa.array([position] * count, pa.int64()),
-        COMMITTED_AT: (
-            pa.array([at_s * 1_000_000] * count, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        ),
-        TRANSACTION: pa.array([transaction] * count, pa.int64()),
-        ORDER: pa.array([row.order for row in rows], pa.int32()),
-    }
-    columns = [
-        _binlog_values([row.values.get(name) for row in rows], table.forms.get(field))
-        for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)
-    ]
-    return TableChanges(
-        table.shape.name, change_batch(table, columns, hidden, [row.change for row in rows])
-    )
-
-
-def _binlog_values(values: list[Any], form: str | None) -> list[Any]:
-    """Return values of types that are bytes. Those that happen to be valid text come as text."""
-    return (
-        [value.encode() if isinstance(value, str) else value for value in values]
-        if form in BINARY_FORMS
-        else values
-    )
-
-
-def change_batch(
-    table: MysqlTable,
-    columns: Sequence[Sequence[Any]],
-    hidden: Mapping[str, pa.Array],
-    kinds: list[str],
-) -> pa.RecordBatch:
-    """Return rows as a batch with the table's columns, the hidden ones and the change types."""
-    marks: Marks = {}
-    arrays = _column_arrays(columns, table.shape.schema, marks, table.forms)
-    count = len(kinds)
-    hidden = {**hidden, MARKS: marks_column(marks, count)}
-    arrays += [hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS]
-    return pa.RecordBatch.from_arrays(
-        [*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema
-    )
+        while waiting:
+            child = waiting.pop()
+            if child not in reached:
+                reached.add(child)
+                waiting += [key.child for key in self._keys if key.parent == child]
+        return reached

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from headrace.cdc.base import SkippedTables
+from headrace.cdc.base import PositionLost, SkippedTables, TableStorage
+from headrace.cdc.postgres_source.position import START_OVER, format_lsn
 from headrace.cdc.postgres_source.relations import PostgresRelation, ddl_type, table_shape
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
 from headrace.types.schema import quote_identifier
@@ -27,10 +29,33 @@ SELECT attname, atttypid, atttypmod FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
 """
 _KEY = """
-SELECT a.attname FROM pg_index i
+SELECT a.attname, i.indimmediate FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = %s AND {which} ORDER BY k.place
+WHERE i.indrelid = %s AND {which} AND k.place <= i.indnkeyatts ORDER BY k.place
+"""
+_LEAVES = """
+SELECT leaf.oid, leaf.oid::regclass::text, leaf.relreplident, leaf.relpersistence
+FROM pg_partition_tree(%s::regclass) tree JOIN pg_class leaf ON leaf.oid = tree.relid
+WHERE tree.isleaf
+"""
+# A row of the catalogue that was written anew has another xmin: a partition that was detached and
+# attached again, a column that was altered.
+_STORAGE = """
+SELECT n.nspname || '.' || c.relname,
+concat_ws(' ', c.oid, p.oid, (SELECT bool_and(i.indimmediate) FROM pg_index i
+ WHERE i.indrelid = c.oid AND i.indisprimary)),
+c.relfilenode::text,
+(SELECT md5(string_agg(a.attnum || ' ' || a.xmin::text, ',' ORDER BY a.attnum))
+ FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0),
+(SELECT array_agg(ARRAY[concat_ws(' ', l.oid, l.relfilenode, i.xmin),
+ (pg_relation_size(l.oid) = 0)::text])
+ FROM pg_partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relid
+ JOIN pg_inherits i ON i.inhrelid = l.oid WHERE c.relkind = 'p' AND t.isleaf)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication_rel p ON p.prrelid = c.oid
+AND p.prpubid = (SELECT oid FROM pg_publication WHERE pubname = %s)
+WHERE c.oid = ANY(%s::oid[])
 """
 _TYPE = "SELECT typname, typtype, typbasetype, typtypmod FROM pg_type WHERE oid = %s"
 _ESTIMATE = """
@@ -39,14 +64,26 @@ WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::
 """
 
 
+@dataclass(frozen=True)
+class FoundTables:
+    """The tables that are to be captured, and what is wrong with others that were named."""
+
+    relations: list[PostgresRelation]
+    problems: dict[str, ConfigurationError]
+    missing: dict[str, ConfigurationError]
+    """Those that do not exist."""
+
+
 class PostgresCatalogue:
     """Queries the catalogue over one connection. Types are cached: an oid never changes its
     meaning.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, publication: str | None = None) -> None:
         self.connection = connection
-        self._skipped = SkippedTables()
+        self.publication = publication
+        """Somebody else's publication, which says which tables, columns and rows there are."""
+        self.skipped = SkippedTables()
         self._types: dict[int, tuple[str, str, int, int]] = {}
 
     def query(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -63,32 +100,89 @@ class PostgresCatalogue:
         name, kind, base, base_mod = self._types[number]
         return self.type_name(base, base_mod) if kind == "d" else ddl_type(name, mod)
 
-    def relations(self, wanted: Sequence[str]) -> list[PostgresRelation]:
+    def relations(self, wanted: Sequence[str]) -> FoundTables:
         """Return the tables that are wanted, by name or pattern; all, if none is named. Tables that
         nobody named and that cannot be captured are skipped.
         """
         existing = {
             name: (oid, identity, kind) for oid, name, identity, kind in self.query(_TABLES)
         }
+        names, missing = choose_tables(list(existing), wanted)
         relations = []
-        for name in choose_tables(list(existing), wanted):
+        problems: dict[str, ConfigurationError] = {}
+        if self.publication is not None:
+            published = published_tables(self, self.publication)
+            for name in [name for name in names if name not in published]:
+                names.remove(name)
+                if {name, name.removeprefix("public.")} & {*wanted}:
+                    problems[name] = _unpublished(name, self.publication)
+        for name in names:
             try:
                 relations.append(self._relation(name, *existing[name]))
             except ConfigurationError as error:
                 if name in wanted or name.removeprefix("public.") in wanted:
-                    raise
-                self._skipped.warn(name, error)
-        return relations
+                    problems[name] = error
+                else:
+                    self.skipped.warn(name, error)
+        return FoundTables(relations, problems, missing)
+
+    def storage(self, publication: str, numbers: Sequence[int]) -> dict[str, TableStorage]:
+        """Return where the rows of tables are, by name, given their oids."""
+        storage = {}
+        for name, own, files, definition, leaves in self.query(
+            _STORAGE, publication, list(numbers)
+        ):
+            storage[name] = TableStorage(
+                parts=(own, *(leaf for leaf, _ in leaves or ())),
+                empty_parts=tuple(leaf for leaf, is_empty in leaves or () if is_empty == "true"),
+                files=files,
+                definition=definition or "",
+            )
+        return storage
+
+    def relation(self, name: str) -> PostgresRelation | None:
+        """Return one table; None if it does not exist. Raises ConfigurationError if it cannot be
+        captured.
+        """
+        for oid, existing, identity, kind in self.query(_TABLES):
+            if existing == name:
+                return self._relation(name, oid, identity, kind)
+        return None
 
     def _relation(self, name: str, oid: int, identity: str, kind: str) -> PostgresRelation:
-        columns = self.query(_COLUMNS, oid)
-        key = self.key(oid, identity)
-        if not key and (identity != "f" or kind == "p"):
+        published = self._published(name)
+        columns = [column for column in self.query(_COLUMNS, oid) if published.has(column[0])]
+        key, has_deferrable_key = self.key(oid, identity)
+        self._check_identity(name, identity, kind, key, has_deferrable_key=has_deferrable_key)
+        shape, indices = table_shape(
+            name,
+            [column for column, _, _ in columns],
+            [self.type_name(kind_, mod) for _, kind_, mod in columns],
+            key,
+        )
+        return PostgresRelation(oid, shape, indices, has_deferrable_key)
+
+    def _check_identity(
+        self,
+        name: str,
+        identity: str,
+        kind: str,
+        key: list[str],
+        *,
+        has_deferrable_key: bool,
+    ) -> None:
+        """Raise ConfigurationError if the server would not send of a deleted row which one it is.
+        Of a table that is published like this, it refuses updates and deletes.
+        """
+        is_partitioned = kind == "p"
+        if not key and (identity != "f" or is_partitioned):
             raise ConfigurationError(
                 f"The table {name} has no primary key, so its rows cannot be identified.",
                 fix=(
                     f"ALTER TABLE {name} ADD PRIMARY KEY (…); or ALTER TABLE {name} REPLICA"
                     " IDENTITY FULL; or leave it out of tables=[…]."
+                    if not is_partitioned
+                    else f"ALTER TABLE {name} ADD PRIMARY KEY (…); or leave it out of tables=[…]."
                 ),
             )
         if identity == "n":
@@ -96,20 +190,50 @@ class PostgresCatalogue:
                 f"The table {name} has REPLICA IDENTITY NOTHING.",
                 fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT.",
             )
-        shape, indices = table_shape(
-            name,
-            [column for column, _, _ in columns],
-            [self.type_name(kind_, mod) for _, kind_, mod in columns],
-            key,
-        )
-        return PostgresRelation(oid, shape, indices)
+        tables = [(name, identity)]
+        if is_partitioned:
+            tables = [
+                (leaf, leafs) for _, leaf, leafs, _ in self.query(_LEAVES, quoted_table(name))
+            ]
+        for table, its_identity in tables:
+            if has_deferrable_key and its_identity != "f":
+                raise ConfigurationError(
+                    f"The primary key of {table} is deferrable, so it cannot be the replica"
+                    " identity: once the table is published, the server refuses its updates and"
+                    " deletes.",
+                    fix=f"ALTER TABLE {table} REPLICA IDENTITY FULL.",
+                )
+            if is_partitioned and its_identity in "ni":
+                raise ConfigurationError(
+                    f"The partition {table} of {name} has a replica identity of its own, so the"
+                    " server does not send the key of its deleted rows.",
+                    fix=f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT.",
+                )
 
-    def key(self, oid: int, identity: str) -> list[str]:
+    def key(self, oid: int, identity: str) -> tuple[list[str], bool]:
+        """Return the columns that identify a row, and whether two rows may have the same ones until
+        their transaction ends.
+        """
         which = "i.indisreplident" if identity == "i" else "i.indisprimary"
-        return [name for (name,) in self.query(_KEY.format(which=which), oid)]
+        columns = self.query(_KEY.format(which=which), oid)
+        return [name for name, _ in columns], not all(is_immediate for _, is_immediate in columns)
+
+    def is_partitioned(self, number: int) -> bool:
+        rows = self.query("SELECT relkind FROM pg_class WHERE oid = %s", number)
+        return bool(rows) and rows[0][0] == "p"
+
+    def _published(self, table: str) -> PublishedTable:
+        if self.publication is None:
+            return PublishedTable()
+        return published_tables(self, self.publication).get(table, PublishedTable())
+
+    def row_filter(self, table: str) -> str | None:
+        """Return the condition under which somebody else's publication has a row."""
+        return self._published(table).row_filter
 
     def column_names(self, table: str) -> list[tuple[str, str]]:
         """Return a table's columns under its own names, with their full types."""
+        published = self._published(table)
         return [
             (name, kind)
             for name, kind in self.query(
@@ -118,6 +242,7 @@ class PostgresCatalogue:
                 " attnum",
                 quoted_table(table),
             )
+            if published.has(name)
         ]
 
     def estimate(self, table: str) -> int:
@@ -125,23 +250,26 @@ class PostgresCatalogue:
         return int(self.query(_ESTIMATE, name, name)[0][0])
 
 
-def choose_tables(existing: list[str], wanted: Sequence[str]) -> list[str]:
-    """Return the existing tables that names and patterns (`sales.*`) choose. A name without a
-    schema is in `public`.
+def choose_tables(
+    existing: list[str], wanted: Sequence[str]
+) -> tuple[list[str], dict[str, ConfigurationError]]:
+    """Return the existing tables that names and patterns (`sales.*`) choose, and an error for each
+    name that no table has. A name without a schema is in `public`.
     """
     if not wanted:
-        return existing
+        return existing, {}
     tables: list[str] = []
+    missing: dict[str, ConfigurationError] = {}
     for pattern in wanted:
         full = pattern if "." in pattern else f"public.{pattern}"
         matching = [name for name in existing if name == full or fnmatchcase(name, full)]
         if not matching and not set(full) & set("*?["):
-            raise ConfigurationError(
+            missing[full] = ConfigurationError(
                 f"There is no table {pattern!r} in the database: {nearest(full, existing)}",
                 fix="name tables that exist, as schema.table.",
             )
         tables += [name for name in matching if name not in tables]
-    return tables
+    return tables, missing
 
 
 def quoted_table(table: str) -> str:
@@ -263,10 +391,6 @@ pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn
 FROM pg_replication_slots WHERE slot_name = %s
 """
 OLDEST_VERSION = 140_000
-START_OVER = (
-    "run it once with --start-over: it creates a new slot, reads all tables again, and deletes rows"
-    " that are not there any more. Of several changes of a row meanwhile, only the last is seen."
-)
 
 
 def slot_name(capture: str) -> str:
@@ -302,22 +426,98 @@ def check_server(catalogue: PostgresCatalogue) -> None:
         )
 
 
-def ensure_publication(catalogue: PostgresCatalogue, name: str, tables: Sequence[str]) -> list[str]:
-    """Create the publication, or add the tables that it lacks. Returns those tables."""
+@dataclass(frozen=True)
+class PublishedTable:
+    """What of a table is published; everything by default."""
+
+    columns: frozenset[str] | None = None
+    row_filter: str | None = None
+
+    def has(self, column: str) -> bool:
+        return self.columns is None or column in self.columns
+
+
+def published_tables(catalogue: PostgresCatalogue, name: str) -> dict[str, PublishedTable]:
+    """Return the tables of somebody else's publication. Lists of columns and conditions came with
+    Postgres 15.
+
+    Raises:
+        ConfigurationError: It does not exist, or does not publish all changes.
+    """
+    rows = catalogue.query(
+        "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname ="
+        " %s",
+        name,
+    )
+    if not rows:
+        raise ConfigurationError(
+            f"There is no publication {name!r}.",
+            fix=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE …; or leave it out.",
+        )
+    if not all(rows[0]):
+        raise ConfigurationError(
+            f"The publication {name!r} does not publish all changes.",
+            fix=(
+                f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update,"
+                " delete, truncate')."
+            ),
+        )
+    ((has_lists,),) = catalogue.query("SELECT current_setting('server_version_num')::int >= 150000")
+    lists = "attnames::text[], rowfilter" if has_lists else "NULL, NULL"
+    query = (
+        f"SELECT schemaname || '.' || tablename, {lists} FROM pg_publication_tables WHERE pubname ="
+        " %s"
+    )
+    return {
+        table: PublishedTable(frozenset(columns) if columns else None, row_filter)
+        for table, columns, row_filter in catalogue.query(query, name)
+    }
+
+
+def _unpublished(table: str, publication: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The table {table} is not in the publication {publication!r}.",
+        fix=(
+            f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; of a partitioned"
+            " table, the publication needs publish_via_partition_root = true."
+        ),
+    )
+
+
+_PUBLISHED = """
+SELECT n.nspname || '.' || c.relname FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE r.prpubid = (SELECT oid FROM pg_publication WHERE pubname = %s)
+"""
+
+
+def ensure_publication(
+    catalogue: PostgresCatalogue, name: str, tables: Sequence[str]
+) -> tuple[list[str], dict[str, ConfigurationError]]:
+    """Create the publication, or add the tables that it lacks. Returns the tables that were added,
+    and what is wrong with those that could not be.
+
+    Tables are added without those that inherit from them: each is captured by itself.
+    """
     if not catalogue.query("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
         _execute_ddl(
             catalogue,
             f"CREATE PUBLICATION {quote_identifier(name)} WITH (publish_via_partition_root = true)",
         )
-    query = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s"
-    published = {table for (table,) in catalogue.query(query, name)}
-    if missing := [table for table in tables if table not in published]:
-        _execute_ddl(
-            catalogue,
-            f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE"
-            f" {', '.join(map(quoted_table, missing))}",
-        )
-    return missing
+    published = {table for (table,) in catalogue.query(_PUBLISHED, name)}
+    missing = [table for table in tables if table not in published]
+    command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE "
+    problems: dict[str, ConfigurationError] = {}
+    try:
+        if missing:
+            _execute_ddl(catalogue, command + ", ".join(f"ONLY {quoted_table(t)}" for t in missing))
+    except ConfigurationError:
+        for table in missing:
+            try:
+                _execute_ddl(catalogue, f"{command}ONLY {quoted_table(table)}")
+            except ConfigurationError as error:
+                problems[table] = error
+    return [table for table in missing if table not in problems], problems
 
 
 def _execute_ddl(catalogue: PostgresCatalogue, command: str) -> None:
@@ -339,10 +539,29 @@ def _execute_ddl(catalogue: PostgresCatalogue, command: str) -> None:
 
 
 def ensure_slot(
-    catalogue: PostgresCatalogue, name: str, position: int | None, *, start_over: bool
+    catalogue: PostgresCatalogue,
+    name: str,
+    position: int | None,
+    *,
+    start_over: bool,
+    is_ours: bool = True,
 ) -> int:
-    """Check the slot, or create it. Returns the position at which to start."""
+    """Check the slot, or create it. Returns the position at which to start. Somebody else's slot is
+    neither created nor dropped: without a position, it says itself where to start.
+    """
     rows = catalogue.query(_SLOT, name)
+    if not is_ours:
+        if not rows:
+            raise ConfigurationError(
+                f"There is no replication slot {name!r}.",
+                fix=(
+                    f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput'), in the"
+                    " database that is captured; or leave it out."
+                ),
+            )
+        confirmed = int(rows[0][4] or 0)
+        _check_slot(name, rows, position if position is not None else confirmed)
+        return position if position is not None else confirmed
     if start_over and rows:
         drop_slot(catalogue, name)
         rows = []
@@ -357,16 +576,16 @@ def ensure_slot(
 
 def _check_slot(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
     if not rows:
-        raise ConfigurationError(
+        raise PositionLost(
             f"The replication slot {name!r} was dropped. Changes made since"
-            f" {lsn(position)} may be missing.",
+            f" {format_lsn(position)} may be missing.",
             fix=START_OVER,
         )
     plugin, _, pid, wal_status, confirmed, *_ = rows[0]
     if wal_status == "lost" or confirmed is None:
-        raise ConfigurationError(
+        raise PositionLost(
             f"The replication slot {name!r} has lost its WAL: it was behind by more than"
-            f" max_slot_wal_keep_size. Changes made since {lsn(position)} may be missing.",
+            f" max_slot_wal_keep_size. Changes made since {format_lsn(position)} may be missing.",
             fix=f"{START_OVER} Then raise max_slot_wal_keep_size.",
         )
     if plugin != "pgoutput":
@@ -375,10 +594,10 @@ def _check_slot(name: str, rows: list[tuple[Any, ...]], position: int) -> None:
             fix="give the capture another name.",
         )
     if int(confirmed) > position:
-        raise ConfigurationError(
-            f"Another client has read from the replication slot {name!r}: it is at"
-            f" {lsn(int(confirmed))}, and the log has changes up to {lsn(position)}. What is in"
-            " between may be missing.",
+        raise PositionLost(
+            f"Another client has read from the replication slot {name!r}, or has created it anew:"
+            f" it is at {format_lsn(int(confirmed))}, and the log has changes up to"
+            f" {format_lsn(position)}. What is in between may be missing.",
             fix=START_OVER,
         )
     if pid is not None:
@@ -409,7 +628,3 @@ def slot_status(catalogue: PostgresCatalogue, name: str) -> dict[str, Any]:
         "retained_bytes": int(rows[0][5] or 0),
         "behind_bytes": int(rows[0][6] or 0),
     }
-
-
-def lsn(position: int) -> str:
-    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

@@ -29,6 +29,7 @@ from headrace.cdc.base import (
     StreamItem,
     TableChanges,
     TableShape,
+    TableStopped,
     TopicRows,
     Truncation,
     marks_column,
@@ -51,6 +52,7 @@ from headrace.columnar.columns import (
     POSITION,
     TRANSACTION,
 )
+from headrace.errors import ConfigurationError
 
 # Tuples
 
@@ -125,7 +127,8 @@ def slices(buffer: pa.Buffer, starts: Ints, lengths: Ints, valid: Flags) -> pa.A
 
 SMALLEST_BYTES = 500
 """Smaller values are rarely stored apart from their row."""
-_FieldKey = tuple[int, int, tuple[str | None, ...]]
+_FieldKey = tuple[int, str, tuple[str | None, ...]]
+"""A relation, a column's name, and the row's key."""
 
 
 @dataclass
@@ -135,14 +138,28 @@ class ToastCache:
     Postgres stores them apart from the row (TOAST), and does not send them when an update leaves
     them unchanged. A value that is not in the cache is marked in the row (`_marks`), so that it is
     not taken for null. With `REPLICA IDENTITY FULL`, Postgres sends them.
+
+    Values go by the column's name, since its place changes with `DROP COLUMN`. What is cached of a
+    table is forgotten (`forget`) whenever its rows may have changed without messages: by DDL, by
+    TRUNCATE, or while it was not captured.
     """
 
     max_bytes: int = 64 << 20
     _values: OrderedDict[_FieldKey, str] = field(default_factory=OrderedDict)
     """The least recently used first."""
     _bytes: int = 0
-    _cached_columns: set[tuple[int, int]] = field(default_factory=set)
+    _cached_columns: set[tuple[int, str]] = field(default_factory=set)
     """Relations and columns of which any value is cached."""
+
+    def forget(self, relation_id: int) -> None:
+        """Drop all values of a table."""
+        if not any(cached_id == relation_id for cached_id, _ in self._cached_columns):
+            return
+        self._cached_columns = {
+            cached for cached in self._cached_columns if cached[0] != relation_id
+        }
+        for key in [key for key in self._values if key[0] == relation_id]:
+            self._put(key, None)
 
     def fill(
         self,
@@ -160,8 +177,11 @@ class ToastCache:
         for index, text in enumerate(texts):
             flags = unchanged.get(index)
             large = self._large(text) & is_new
-            is_cached = (relation.id, index) in self._cached_columns
-            if flags is None and not large.any() and not is_cached:
+            if (
+                flags is None
+                and not large.any()
+                and self._column_key(relation, index) not in self._cached_columns
+            ):
                 continue
             if flags is None:
                 flags = np.zeros(len(text), np.bool_)
@@ -169,6 +189,10 @@ class ToastCache:
             if missing.any():
                 unknown[index] = missing
         return columns, unknown
+
+    @staticmethod
+    def _column_key(relation: PostgresRelation, index: int) -> tuple[int, str]:
+        return relation.id, relation.shape.columns[index][0]
 
     @staticmethod
     def _large(text: pa.Array) -> Flags:
@@ -190,10 +214,12 @@ class ToastCache:
     ) -> tuple[pa.Array, Flags]:
         missing = np.zeros(len(unchanged), np.bool_)
         cached: dict[int, str] = {}
-        is_cached = (relation.id, index) in self._cached_columns
+        column_key = self._column_key(relation, index)
+        # A small value replaces a large one, of these rows too.
+        is_cached = column_key in self._cached_columns or bool(large.any())
         touched = unchanged | (is_new if is_cached else large)
         for row in map(int, np.flatnonzero(touched)):
-            key = (relation.id, index, tuple(texts[part][row].as_py() for part in relation.key))
+            key = (*column_key, tuple(texts[part][row].as_py() for part in relation.key))
             if not unchanged[row]:
                 self._put(key, texts[index][row].as_py() if large[row] else None)
                 continue
@@ -221,7 +247,7 @@ class ToastCache:
         if not row or is_new[row - 1]:
             return None
         old_key = tuple(texts[part][row - 1].as_py() for part in relation.key)
-        return self._values.get((relation.id, index, old_key))
+        return self._values.get((*self._column_key(relation, index), old_key))
 
     def _put(self, key: _FieldKey, value: str | None) -> None:
         """Cache a value, or with None drop the cached one: small values are always sent."""
@@ -397,11 +423,14 @@ def shape_columns(
     relation: PostgresRelation, texts: list[pa.Array], marks: Marks
 ) -> list[pa.Array]:
     """Return texts as the columns of the relation's shape; for a table without a key, with the
-    digest of each row.
+    digest of each row, and nulls for how many rows are equal.
     """
     fields = list(relation.shape.schema)
     columns = typed_columns(texts, fields[: relation.width], marks)
-    return columns if relation.key else [*columns, row_digests(texts)]
+    if relation.key:
+        return columns
+    digests = row_digests(texts)
+    return [*columns, digests, pa.nulls(len(digests), pa.int64())]
 
 
 def row_digests(texts: list[pa.Array]) -> pa.Array:
@@ -434,7 +463,8 @@ class OpenTransaction:
 @dataclass
 class Decoder:
     """Decodes the messages of one connection, and remembers its relations. `resolve` returns the
-    relation that a message describes; None if the table is not captured.
+    relation that a message describes; None if the table is not captured. It raises
+    ConfigurationError if the table cannot be followed any more.
     """
 
     resolve: Callable[[RelationMessage], PostgresRelation | None]
@@ -445,6 +475,8 @@ class Decoder:
     """By table, the shape that was last reported to the writer."""
     toast: ToastCache = field(default_factory=ToastCache)
     open: OpenTransaction | None = None
+    found: list[StreamItem] = field(default_factory=list)
+    """What is to follow the items that are decoded next, such as tables that are stopped."""
     commits: int = 0
     """Commits among the messages that were decoded last."""
 
@@ -453,7 +485,8 @@ class Decoder:
         together; changes of different tables may be in another order than in the stream.
         """
         if not payloads:
-            return []
+            found, self.found = self.found, []
+            return found
         kinds = np.frombuffer(b"".join([payload[:1] for payload in payloads]), np.uint8)
         items: list[StreamItem] = []
         begin, self.commits = 0, int(np.count_nonzero(kinds == COMMIT))
@@ -464,7 +497,9 @@ class Decoder:
                 items += self._decode_rows(payloads[begin:index], kinds[begin:index])
                 items += self._decode_rare(payloads[index], kinds[index])
                 begin = index + 1
-        return [*items, *self._decode_rows(payloads[begin:], kinds[begin:])]
+        items += self._decode_rows(payloads[begin:], kinds[begin:])
+        found, self.found = self.found, []
+        return [*items, *found]
 
     # Rare messages
 
@@ -483,8 +518,19 @@ class Decoder:
         return known is not None or self._is_reshaped(message.id)
 
     def _learn(self, message: RelationMessage) -> None:
+        self.toast.forget(message.id)
         self._messages[message.id] = message
-        self.relations[message.id] = self.resolve(message)
+        try:
+            self.relations[message.id] = self.resolve(message)
+        except ConfigurationError as error:
+            self.relations[message.id] = None
+            self.found.append(TableStopped(message.name, str(error)))
+
+    def describe_again(self, table: str) -> None:
+        """Resolve a table's relation again, which was not captured when it was described."""
+        for message in list(self._messages.values()):
+            if message.name == table and self.relations.get(message.id) is None:
+                self._learn(message)
 
     def _is_reshaped(self, relation_id: int) -> bool:
         relation = self.relations[relation_id]
@@ -492,11 +538,10 @@ class Decoder:
 
     def _decode_rare(self, payload: bytes, kind: int) -> list[StreamItem]:
         if kind == TRUNCATE:
-            return [
-                Truncation(relation.name, self._hidden())
-                for relation_id in parse_truncate(payload)
-                if (relation := self.relations.get(relation_id))
-            ]
+            relations = [self.relations.get(number) for number in parse_truncate(payload)]
+            for relation in filter(None, relations):
+                self.toast.forget(relation.id)
+            return [Truncation(relation.name, self._hidden()) for relation in relations if relation]
         if kind == MESSAGE:
             return self._logical_message(payload)
         message = parse_relation(payload)

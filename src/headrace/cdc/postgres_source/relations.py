@@ -21,6 +21,9 @@ from headrace.cdc.base import Marks, TableShape, usable_names
 
 ROW_COLUMN = "_row"
 """The key of a table without one: a digest of the whole row."""
+COPIES_COLUMN = "_copies"
+"""How many rows of a table without a key are equal."""
+_ADDED = (ROW_COLUMN, COPIES_COLUMN)
 TypeNamer = Callable[[int, int], str]
 """Takes a type's oid and modifier, and returns the type of a topic's column."""
 
@@ -34,6 +37,8 @@ class PostgresRelation:
     id: int
     shape: TableShape
     key: tuple[int, ...]
+    has_deferrable_key: bool = False
+    """Whether two rows may have one key until their transaction ends."""
 
     @property
     def name(self) -> str:
@@ -42,20 +47,26 @@ class PostgresRelation:
     @property
     def width(self) -> int:
         """How many columns the stream has."""
-        return len(self.shape.columns) - (0 if self.key else 1)
+        return len(self.shape.columns) - (0 if self.key else len(_ADDED))
 
 
 def table_shape(
     name: str, columns: list[str], kinds: list[str], key: list[str]
 ) -> tuple[TableShape, tuple[int, ...]]:
     """Return the shape of a table, and the indices of its key's columns. A table without a key gets
-    one more column, the row's digest.
+    two more columns, the row's digest and the number of equal rows.
     """
+    if not key:
+        usable = usable_names([*_ADDED, *columns])[len(_ADDED) :]
+        typed = (
+            *zip(usable, kinds, strict=True),
+            (ROW_COLUMN, "STRING"),
+            (COPIES_COLUMN, "BIGINT"),
+        )
+        return TableShape(name, typed, (ROW_COLUMN,), copies=COPIES_COLUMN), ()
     usable = usable_names(columns)
     indices = tuple(columns.index(column) for column in key)
     typed = tuple(zip(usable, kinds, strict=True))
-    if not indices:
-        return TableShape(name, (*typed, (ROW_COLUMN, "STRING")), (ROW_COLUMN,)), ()
     return TableShape(name, typed, tuple(usable[index] for index in indices)), indices
 
 
@@ -66,8 +77,12 @@ class RelationMessage:
     id: int
     name: str
     columns: tuple[tuple[str, int, int], ...]
+    identity: tuple[str, ...] = ()
+    """The columns that the server sends of a deleted row."""
 
-    def to_relation(self, type_name: TypeNamer, key: list[str]) -> PostgresRelation:
+    def to_relation(
+        self, type_name: TypeNamer, key: list[str], *, has_deferrable_key: bool
+    ) -> PostgresRelation:
         names = [name for name, _, _ in self.columns]
         shape, indices = table_shape(
             self.name,
@@ -75,7 +90,7 @@ class RelationMessage:
             [type_name(kind, mod) for _, kind, mod in self.columns],
             [column for column in key if column in names],
         )
-        return PostgresRelation(self.id, shape, indices)
+        return PostgresRelation(self.id, shape, indices, has_deferrable_key)
 
 
 def parse_relation(payload: bytes) -> RelationMessage:
@@ -84,13 +99,16 @@ def parse_relation(payload: bytes) -> RelationMessage:
     name, at = _text(payload, at)
     (count,) = struct.unpack_from(">H", payload, at + 1)
     at += 3
-    columns = []
+    columns, identity = [], []
     for _ in range(count):
+        is_identity = payload[at] & 1
         column, at = _text(payload, at + 1)
         kind, mod = struct.unpack_from(">Ii", payload, at)
         at += 8
         columns.append((column, kind, mod))
-    return RelationMessage(number, f"{schema}.{name}", tuple(columns))
+        if is_identity:
+            identity.append(column)
+    return RelationMessage(number, f"{schema}.{name}", tuple(columns), tuple(identity))
 
 
 def parse_truncate(payload: bytes) -> list[int]:

@@ -10,27 +10,22 @@ nothing has to be compared.
 
 from __future__ import annotations
 
-import io
+import logging
 import select
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 from headrace.cdc.base import (
     ChunkRequest,
-    Marks,
     SchemaChange,
     SnapshotChunk,
     StreamItem,
     StreamPart,
     TableShape,
-    marks_column,
+    TableStopped,
 )
 from headrace.cdc.postgres_source.catalogue import (
     PostgresCatalogue,
@@ -40,162 +35,35 @@ from headrace.cdc.postgres_source.catalogue import (
     drop_slot,
     ensure_publication,
     ensure_slot,
-    lsn,
-    quoted_table,
     slot_name,
     slot_status,
 )
+from headrace.cdc.postgres_source.chunks import (
+    PostgresChunk,
+    PostgresChunkReader,
+    TransactionSnapshot,
+    chunk_batch,
+)
+from headrace.cdc.postgres_source.deferred_keys import DeferredKeyTables
 from headrace.cdc.postgres_source.pgoutput import (
     BEGIN,
     COMMIT,
     OUR_PREFIX,
     Decoder,
-    shape_columns,
+)
+from headrace.cdc.postgres_source.position import (
+    PostgresPosition,
+    check_same_history,
+    format_lsn,
+    server_end,
 )
 from headrace.cdc.postgres_source.relations import PostgresRelation, RelationMessage
-from headrace.columnar.columns import HIDDEN_FIELDS, INSERT, MARKS, POSITION
 from headrace.errors import ConfigurationError
 from headrace.types.schema import quote_identifier
 
-# Chunks of a snapshot
-
-_ROW_LOCATION = "_headrace_place"
-
-
-@dataclass(frozen=True)
-class TransactionSnapshot:
-    """Which transactions a transaction sees (`pg_current_snapshot`): all before `xmin`, none from
-    `xmax` on, and of those in between all that are not in progress.
-    """
-
-    xmin: int
-    xmax: int
-    in_progress: frozenset[int]
-
-    @staticmethod
-    def parse(text: str) -> TransactionSnapshot:
-        xmin, xmax, in_progress = text.split(":")
-        xids = frozenset(int(xid) for xid in in_progress.split(",") if xid)
-        return TransactionSnapshot(int(xmin), int(xmax), xids)
-
-    def sees(self, xid: int) -> bool:
-        """Return whether a transaction is seen. The stream has the lower 32 bits of its id."""
-        full = (self.xmax & ~0xFFFFFFFF) | xid
-        if full > self.xmax + (1 << 31):
-            full -= 1 << 32
-        elif full < self.xmax - (1 << 31):
-            full += 1 << 32
-        return full < self.xmin or (full < self.xmax and full not in self.in_progress)
-
-
-@dataclass(frozen=True)
-class PostgresChunk:
-    """A chunk, and the table as it was when it was read."""
-
-    relation: PostgresRelation
-    chunk: SnapshotChunk
-
-
-class PostgresChunkReader:
-    """Reads chunks over a connection of its own."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-        self.catalogue = PostgresCatalogue(connection)
-
-    def read(
-        self, request: ChunkRequest, consumed: Iterable[int]
-    ) -> tuple[TransactionSnapshot, PostgresChunk] | None:
-        """Read a chunk. Returns it with the transactions that it sees; None if it does not yet see
-        all that the stream has delivered (a commit becomes visible a moment after it is sent).
-        """
-        with self.connection.cursor() as cursor:
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                cursor.execute(
-                    "SELECT pg_current_snapshot()::text, pg_current_wal_lsn() - '0/0'::pg_lsn"
-                )
-                text, position = cursor.fetchone()
-                seen = TransactionSnapshot.parse(text)
-                if not all(map(seen.sees, consumed)):
-                    return None
-                (relation,) = self.catalogue.relations([request.table])
-                chunk = self._copy(cursor, request, relation, int(position))
-            finally:
-                cursor.execute("ROLLBACK")
-            cursor.execute("SELECT pg_logical_emit_message(true, %s, 'watermark')", (OUR_PREFIX,))
-        return seen, PostgresChunk(relation, chunk)
-
-    def _copy(
-        self, cursor: Any, request: ChunkRequest, relation: PostgresRelation, position: int
-    ) -> SnapshotChunk:
-        columns = self.catalogue.column_names(relation.name)[: relation.width]
-        key = [columns[index] for index in relation.key]
-        order = ", ".join(quote_identifier(name) for name, _ in key) or "ctid"
-        selected = ", ".join(quote_identifier(name) for name, _ in columns) + (
-            "" if key else f", ctid AS {_ROW_LOCATION}"
-        )
-        condition = ""
-        if request.after:
-            values = cursor.mogrify(
-                ", ".join(f"%s::{kind}" for _, kind in key) or "%s::tid", list(request.after)
-            ).decode()
-            condition = f"WHERE ({order}) > ({values})"
-        query = (
-            f"COPY (SELECT {selected} FROM {quoted_table(relation.name)} {condition} ORDER BY"
-            f" {order}"
-            f" LIMIT {request.rows}) TO STDOUT (FORMAT csv)"
-        )
-        data = io.BytesIO()
-        cursor.copy_expert(query, data)
-        names = [f"c{index}" for index in range(relation.width)]
-        if not key:
-            names.append(_ROW_LOCATION)
-        table = _parse_csv(data, names).combine_chunks()
-        texts = [_single_chunk(table.column(name)) for name in names]
-        key_texts = [texts[index] for index in relation.key] if key else texts[-1:]
-        after = [text[-1].as_py() for text in key_texts] if table.num_rows else None
-        rows = chunk_batch(relation, texts[: relation.width], position)
-        return SnapshotChunk(relation.name, rows, after, is_last=table.num_rows < request.rows)
-
-
-def _parse_csv(data: io.BytesIO, names: list[str]) -> pa.Table:
-    """Parse CSV as Postgres writes it: nothing between commas is null, a pair of quotes is an empty
-    text.
-    """
-    if not data.tell():
-        return pa.table({name: pa.array([], pa.string()) for name in names})
-    data.seek(0)
-    return pyarrow.csv.read_csv(
-        data,
-        read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=8 << 20),
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
-
-
-def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
-
-
-def chunk_batch(relation: PostgresRelation, texts: list[pa.Array], position: int) -> pa.RecordBatch:
-    marks: Marks = {}
-    columns = shape_columns(relation, texts, marks)
-    count = len(columns[0])
-    hidden = {POSITION: pa.array(np.full(count, position)), MARKS: marks_column(marks, count)}
-    arrays = [
-        *columns,
-        *(hidden.get(field.name, pa.nulls(count, field.type)) for field in HIDDEN_FIELDS),
-        pa.repeat(pa.scalar(INSERT), count),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=relation.shape.batch_schema)
-
-
+logger = logging.getLogger("headrace.cdc")
+_GONE = {"42P01", "42703"}
+"""SQLSTATEs of tables and columns that do not exist."""
 MAX_MESSAGES, MAX_BYTES = 60_000, 16 << 20
 """The most that one part is decoded from."""
 READ_MESSAGES = 512
@@ -211,15 +79,29 @@ MAX_REMEMBERED_XIDS = 1_000
 
 
 class PostgresSource:
-    """Streams the changes of a Postgres database. A position is an LSN, as a number."""
+    """Streams the changes of a Postgres database. See `position` for what a position is."""
+
+    reads_conditions: ClassVar[bool] = True
+    """Whether a chunk may have a condition."""
 
     def __init__(
-        self, url: str, name: str, tables: Sequence[str], connection: Any, *, prefix: str
+        self,
+        url: str,
+        name: str,
+        tables: Sequence[str],
+        connection: Any,
+        *,
+        prefix: str,
+        publication: str | None = None,
+        slot: str | None = None,
     ) -> None:
         self.url = url
-        self.name = slot_name(name)
+        self.publication = publication or slot_name(name)
+        self.slot = slot or slot_name(name)
+        self.has_own_publication = publication is None
+        self.has_own_slot = slot is None
         self.wanted = tuple(tables)
-        self._catalogue = PostgresCatalogue(connection)
+        self._catalogue = PostgresCatalogue(connection, publication)
         self._chunks: PostgresChunkReader | None = None
         self._relations: dict[str, PostgresRelation] = {}
         self._decoder = Decoder(self._resolve, prefix)
@@ -229,9 +111,19 @@ class PostgresSource:
         """Messages behind the last commit that was decoded."""
         self._request: ChunkRequest | None = None
         self._pending_chunk: tuple[TransactionSnapshot, PostgresChunk] | None = None
+        self._is_at_chunk = False
+        """Whether the stream is where the chunk belongs, or the rest of its table."""
         self._consumed: deque[int] = deque(maxlen=MAX_REMEMBERED_XIDS)
         """The ids of the last transactions that were delivered."""
         self._position = 0
+        self._server = PostgresPosition(0)
+        """Who the server is; its LSN has no meaning."""
+        self._is_first_start = False
+        self._reported: set[str] = set()
+        """Tables that were reported as stopped, and are so still."""
+        self._stopping: dict[str, tuple[int, TableStopped]] = {}
+        """By table that cannot be followed any more, the WAL's end when that was noticed."""
+        self._deferred = DeferredKeyTables(self._deferrable_key)
         self._missed: set[str] = set()
         """Tables that were added to the publication: changes before that were missed."""
         self._target: int | None = None
@@ -240,9 +132,22 @@ class PostgresSource:
         self._slot_s = 0.0
 
     @classmethod
-    def open(cls, url: str, name: str, tables: Sequence[str], *, prefix: str = "") -> Self:
-        """Connect to the database."""
-        return cls(url, name, tables, connect(url), prefix=prefix)
+    def open(
+        cls,
+        url: str,
+        name: str,
+        tables: Sequence[str],
+        *,
+        prefix: str = "",
+        publication: str | None = None,
+        slot: str | None = None,
+    ) -> Self:
+        """Connect to the database. A publication and a slot of somebody else are used as they
+        are.
+        """
+        return cls(
+            url, name, tables, connect(url), prefix=prefix, publication=publication, slot=slot
+        )
 
     # Beginning
 
@@ -250,48 +155,138 @@ class PostgresSource:
         """Begin to stream. The slot exists before any snapshot, so that what happens during the
         snapshot is in the stream.
         """
+        stored = PostgresPosition.parse(position) if position and not start_over else None
         with driver_errors():
             check_server(self._catalogue)
+            self._replication = connect(self.url, replication=True)
+            self._cursor = self._replication.cursor()
+            self._server = server_end(self._cursor)
+            if stored is not None:
+                check_same_history(self._cursor, stored, self._server)
+            self._is_first_start = stored is None
             self.tables()
-            if position is None or start_over:
+            self._is_first_start = False
+            if stored is None:
                 self._missed.clear()  # all tables are read anyway
             self._position = ensure_slot(
                 self._catalogue,
-                self.name,
-                int(position) if position else None,
+                self.slot,
+                stored.lsn if stored is not None else None,
                 start_over=start_over,
+                is_ours=self.has_own_slot,
             )
-            self._replication = connect(self.url, replication=True)
-            self._cursor = self._replication.cursor()
-            options = {"proto_version": "1", "publication_names": self.name, "messages": "true"}
+            options = {
+                "proto_version": "1",
+                "publication_names": quote_identifier(self.publication),
+                "messages": "true",
+            }
             self._cursor.start_replication(
-                self.name,
+                self.slot,
                 decode=False,
-                start_lsn=lsn(self._position),
+                start_lsn=format_lsn(self._position),
                 options=options,
                 status_interval=10,
             )
-        return str(self._position)
+        return self._position_text()
+
+    def _position_text(self) -> str:
+        return str(self._server.at(self._position))
 
     def tables(self) -> list[TableShape]:
+        """Return the tables to capture, with where their rows are. A table that was dropped or
+        cannot be captured any more is stopped once the stream has come to where that was noticed.
+        """
         with driver_errors():
-            relations = self._catalogue.relations(self.wanted)
-            added = ensure_publication(
-                self._catalogue, self.name, [relation.name for relation in relations]
-            )
+            found = self._catalogue.relations(self.wanted)
+            self._check_first_start({**found.problems, **found.missing})
+            names = [relation.name for relation in found.relations]
+            added: list[str] = []
+            refused: dict[str, ConfigurationError] = {}
+            if self.has_own_publication:
+                added, refused = ensure_publication(self._catalogue, self.publication, names)
+            self._check_first_start(refused)
+            problems = {**found.problems, **self._serious(refused)}
+            unavailable = problems.keys() | refused.keys()
+            relations = [each for each in found.relations if each.name not in unavailable]
+            storage = self._catalogue.storage(self.publication, [each.id for each in relations])
+            self._stop_unavailable({each.name for each in relations}, problems, found.missing)
         self._missed |= set(added)
         shapes = self._decoder.known_shapes
         for relation in relations:
             if relation.name not in self._relations:
+                self._reported.discard(relation.name)
                 self._relations[relation.name] = relation
                 shapes[relation.name] = relation.shape
+                self._decoder.describe_again(relation.name)
+            known = self._relations[relation.name]
+            self._relations[relation.name] = replace(
+                known, has_deferrable_key=relation.has_deferrable_key
+            )
         changed = [
             relation.name for relation in relations if relation.shape != shapes[relation.name]
         ]
         if changed and self._request is None and self._pending_chunk is None:
             # Columns have changed, and no row since: an empty chunk finds the point in the stream.
             self._request = ChunkRequest(changed[0], None, 0)
-        return [relation.shape for relation in self._relations.values()]
+        return [
+            replace(relation.shape, storage=storage.get(name))
+            for name, relation in self._relations.items()
+            if name not in self._stopping
+        ]
+
+    def _check_first_start(self, errors: Mapping[str, ConfigurationError]) -> None:
+        """At the first start, what was asked for and cannot be had is an error."""
+        if self._is_first_start and errors:
+            raise next(iter(errors.values()))
+
+    def _serious(self, errors: Mapping[str, ConfigurationError]) -> dict[str, ConfigurationError]:
+        """Return the errors of tables that are captured or were named; warn of the others."""
+        serious = {}
+        for name, error in errors.items():
+            is_named = {name, name.removeprefix("public.")} & {*self.wanted}
+            if is_named or name in self._relations:
+                serious[name] = error
+            else:
+                self._catalogue.skipped.warn(name, error)
+        return serious
+
+    def _stop_unavailable(
+        self,
+        available: set[str],
+        problems: Mapping[str, ConfigurationError],
+        missing: Mapping[str, ConfigurationError],
+    ) -> None:
+        """Stop tables that were dropped, or that cannot be captured any more."""
+        stopped = {name: TableStopped(name, str(error)) for name, error in problems.items()}
+        for name in {*missing, *self._relations} - available - problems.keys():
+            reason = str(missing.get(name, f"The table {name} was dropped or renamed."))
+            stopped[name] = TableStopped(name, reason, is_gone=True)
+        new = stopped.keys() - self._stopping.keys() - self._reported
+        if not new:
+            return
+        ((end,),) = self._catalogue.query("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+        self._catalogue.query("SELECT pg_logical_emit_message(true, %s, 'stop')", OUR_PREFIX)
+        for name in new:
+            self._stopping[name] = (int(end), stopped[name])
+
+    def _stopped_tables(self) -> list[StreamItem]:
+        """Return the tables that end at the current position of the stream."""
+        ended = [name for name, (end, _) in self._stopping.items() if self._position >= end]
+        return [self._stop(self._stopping.pop(name)[1]) for name in ended]
+
+    def _stop(self, stopped: TableStopped) -> TableStopped:
+        """Forget a table that is stopped."""
+        self._reported.add(stopped.table)
+        self._relations.pop(stopped.table, None)
+        if self._request is not None and self._request.table == stopped.table:
+            self._request = None
+        return stopped
+
+    def _deferrable_key(self, table: str) -> tuple[str, ...] | None:
+        relation = self._relations.get(table)
+        if relation is None or not relation.has_deferrable_key:
+            return None
+        return relation.shape.key
 
     def _resolve(self, message: RelationMessage) -> PostgresRelation | None:
         """Return the relation that a message describes, with the key that the table had when it was
@@ -312,7 +307,18 @@ class PostgresSource:
                     " old topic stays as it is."
                 ),
             )
-        relation = message.to_relation(self._catalogue.type_name, key)
+        if unsent := [name for name in key or names if name not in message.identity]:
+            raise ConfigurationError(
+                f"The replica identity of {message.name} was changed: of a deleted row, the server"
+                f" does not send {unsent[0]!r} any more, which identifies it.",
+                fix=(
+                    f"ALTER TABLE {message.name} REPLICA IDENTITY"
+                    f" {'DEFAULT' if key else 'FULL'}; then request a snapshot of it."
+                ),
+            )
+        relation = message.to_relation(
+            self._catalogue.type_name, key, has_deferrable_key=known.has_deferrable_key
+        )
         self._relations[message.name] = relation
         return relation
 
@@ -328,6 +334,9 @@ class PostgresSource:
     def poll(self, timeout_s: float) -> StreamPart:
         with driver_errors():
             self._try_chunk()
+            if self._pending_chunk is not None and self._is_at_chunk:
+                return self._chunk_part()
+            self._is_at_chunk = False
             payloads, is_drained = self._read(timeout_s)
             if not payloads:
                 return self._idle_part()
@@ -372,30 +381,46 @@ class PostgresSource:
         return payloads
 
     def _part(self, payloads: list[bytes], is_drained: bool) -> StreamPart:
-        items: list[StreamItem] = []
+        """Return what was read as a part. It ends where a chunk that is held back belongs, and the
+        rest is read again: a part of its own makes that a point between two commits of the log.
+        """
         index = self._chunk_index(payloads)
         if index is not None:
-            assert self._pending_chunk is not None
-            items += self._decoder.decode(payloads[:index])
-            items += self._chunk_items(self._pending_chunk[1])
-            self._pending_chunk = None
-            payloads = payloads[index:]
-        items += self._decoder.decode(payloads)
+            self._is_at_chunk = True
+            self._tail = payloads[index:] + self._tail
+            payloads = payloads[:index]
+            if not payloads:
+                return self._chunk_part()
+        decoded = self._decoder.decode(payloads)
+        for item in decoded:
+            if isinstance(item, TableStopped) and item.table not in self._reported:
+                self._stop(item)
+        open_transaction = self._decoder.open
+        items = self._deferred.items(decoded, open_transaction.xid if open_transaction else None)
         self._consumed.extend(
             int.from_bytes(payload[17:21], "big")
             for payload in payloads[-3 * MAX_REMEMBERED_XIDS :]
             if payload[0] == BEGIN
         )
-        if payloads and payloads[-1][0] == COMMIT:
+        if payloads[-1][0] == COMMIT:
             self._position = int.from_bytes(payloads[-1][10:18], "big")
-            items += self._missed_tables()
-            return StreamPart(
-                items,
-                str(self._position),
-                self._decoder.commits,
-                is_idle=is_drained and not self._tail,
-            )
+            items += [*self._missed_tables(), *self._stopped_tables()]
+            is_idle = is_drained and not self._tail
+            return StreamPart(items, self._position_text(), self._decoder.commits, is_idle=is_idle)
         return StreamPart(items, None, is_idle=False)
+
+    def _chunk_part(self) -> StreamPart:
+        """Return the chunk that belongs where the stream is now. While a table without a key is
+        read, the stream stays there.
+        """
+        assert self._pending_chunk is not None
+        read = self._pending_chunk[1]
+        self._pending_chunk = None
+        self._is_at_chunk = self._chunks is not None and self._chunks.whole is not None
+        if read.chunk.is_first:
+            self._decoder.toast.forget(read.relation.id)
+        self._cursor.send_feedback()
+        return StreamPart(self._chunk_items(read), self._position_text(), is_idle=False)
 
     def _missed_tables(self) -> list[StreamItem]:
         """Report tables that were added to the publication: of those that are captured already,
@@ -411,7 +436,9 @@ class PostgresSource:
         now_s = time.monotonic()
         end = self._cursor.wal_end or 0
         if self._missed and self._decoder.open is None:
-            return StreamPart(self._missed_tables(), str(self._position))
+            return StreamPart(self._missed_tables(), self._position_text())
+        if self._decoder.found and self._decoder.open is None:
+            return StreamPart(self._decoder.decode(()), self._position_text())
         if (
             self._decoder.open is None
             and not self._tail
@@ -420,7 +447,7 @@ class PostgresSource:
             self._heartbeat_s = now_s
             if end > self._position and self._pending_chunk is None:
                 self._position = end
-                return StreamPart((), str(end))
+                return StreamPart((), self._position_text())
         if now_s - self._feedback_s >= FEEDBACK_S:
             self._feedback_s = now_s
             self._cursor.send_feedback()
@@ -429,23 +456,73 @@ class PostgresSource:
     # Snapshots
 
     def _try_chunk(self) -> None:
-        if self._request is None or self._pending_chunk is not None:
-            return
-        self._chunks = self._chunks or PostgresChunkReader(connect(self.url))
-        self._pending_chunk = self._chunks.read(self._request, self._consumed)
+        """Read the requested chunk. A message of our own follows it, so that a transaction comes
+        soon that it does not see.
+        """
         if self._pending_chunk is not None:
+            return
+        if self._request is None:
+            if self._is_at_chunk and self._chunks is not None:
+                self._chunks.abandon()  # nobody wants the rest of the table now
+            return
+        self._chunks = self._chunks or PostgresChunkReader(
+            connect(self.url), None if self.has_own_publication else self.publication
+        )
+        whole = self._chunks.whole
+        goes_on = whole is not None and whole.relation.name == self._request.table
+        try:
+            with driver_errors():
+                self._pending_chunk = self._chunks.read(self._request, self._consumed)
+        except ConfigurationError as error:
+            self._chunks.abandon()
+            self._give_up_chunk(self._request, error)
+            return
+        if self._pending_chunk is None:
+            return
+        self._request = None
+        if not goes_on:
+            self._is_at_chunk = False
+            self._catalogue.query(
+                "SELECT pg_logical_emit_message(true, %s, 'watermark')", OUR_PREFIX
+            )
+
+    def _give_up_chunk(self, request: ChunkRequest, error: ConfigurationError) -> None:
+        """Decide what becomes of a snapshot when a chunk cannot be read."""
+        code = getattr(error.__cause__, "pgcode", None)
+        if code is None:
+            self._decoder.found.append(self._stop(TableStopped(request.table, str(error))))
+        elif code in _GONE and request.condition is None:
+            return  # the table was dropped or altered, which is noticed at once
+        elif request.condition is not None and code != "42501":
+            logger.error(
+                "The rows of %s where %s cannot be read: %s",
+                request.table,
+                request.condition,
+                error.message,
+            )
+            rows = chunk_batch(self._relations[request.table], None, self._position)
+            self._decoder.found.append(SnapshotChunk(request.table, rows, None, is_last=True))
             self._request = None
+        else:
+            raise error
 
     def _chunk_items(self, read: PostgresChunk) -> list[StreamItem]:
         """Return a chunk as items of the stream. If the table's columns have changed meanwhile, the
         chunk is replaced by an empty one, so that it is requested again.
         """
         name = read.relation.name
+        if name not in self._relations:
+            return []
         if read.relation.shape == self._decoder.known_shapes[name]:
-            return [read.chunk]
+            is_probe = not read.chunk.is_last and not read.chunk.rows.num_rows
+            return [] if is_probe else [read.chunk]
         self._relations[name] = read.relation
         self._decoder.known_shapes[name] = read.relation.shape
-        empty = replace(read.chunk, rows=read.chunk.rows.slice(0, 0), after=None, is_last=False)
+        if self._chunks is not None:
+            self._chunks.abandon()
+        empty = replace(
+            read.chunk, rows=read.chunk.rows.slice(0, 0), after=None, is_last=False, is_first=False
+        )
         return [SchemaChange(read.relation.shape), empty]
 
     def _chunk_index(self, payloads: list[bytes]) -> int | None:
@@ -476,7 +553,7 @@ class PostgresSource:
     def confirm(self, position: str) -> None:
         """Tell the server that it may drop WAL up to a position."""
         if self._cursor is not None:
-            end = int(position)
+            end = PostgresPosition.parse(position).lsn
             with driver_errors():
                 self._cursor.send_feedback(write_lsn=end, flush_lsn=end, apply_lsn=end, force=True)
 
@@ -484,7 +561,7 @@ class PostgresSource:
         if time.monotonic() - self._slot_s >= 1.0:
             self._slot_s = time.monotonic()
             with driver_errors():
-                self._slot = slot_status(self._catalogue, self.name)
+                self._slot = slot_status(self._catalogue, self.slot)
         return self._slot
 
     def close(self) -> None:
@@ -497,15 +574,20 @@ class PostgresSource:
                 connection.close()
 
     def remove(self) -> list[str]:
+        """Remove the slot and the publication, unless they are somebody else's."""
         removed = []
+        if self._replication is not None:
+            self._replication.close()
         with driver_errors():
-            if self._catalogue.query(
-                "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.name
+            if self.has_own_slot and self._catalogue.query(
+                "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.slot
             ):
-                drop_slot(self._catalogue, self.name)
-                removed.append(f"replication slot {self.name}")
-            if self._catalogue.query("SELECT 1 FROM pg_publication WHERE pubname = %s", self.name):
+                drop_slot(self._catalogue, self.slot)
+                removed.append(f"replication slot {self.slot}")
+            if self.has_own_publication and self._catalogue.query(
+                "SELECT 1 FROM pg_publication WHERE pubname = %s", self.publication
+            ):
                 with self._catalogue.connection.cursor() as cursor:
-                    cursor.execute(f'DROP PUBLICATION "{self.name}"')
-                removed.append(f"publication {self.name}")
+                    cursor.execute(f"DROP PUBLICATION {quote_identifier(self.publication)}")
+                removed.append(f"publication {self.publication}")
         return removed

@@ -115,6 +115,16 @@ class KeyChanges:
     def __len__(self) -> int:
         return len(self.groups)
 
+    @cached_property
+    def grown_bytes(self) -> Ints:
+        """By how many bytes the entry of each key has grown."""
+        return row_growth_bytes(self.keys, self.before, self.after)
+
+    @property
+    def new_keys(self) -> int:
+        """How many more keys there are than before."""
+        return int(self.before.null_count - self.after.null_count)
+
     def growth(self, prefix: bytes) -> int:
         """How many more keys with the prefix there are than before."""
         had_entry, has_entry = (
@@ -124,6 +134,16 @@ class KeyChanges:
         changed = np.flatnonzero(change)
         has_prefix = pc.starts_with(self.keys.take(pa.array(changed)), prefix.decode("latin-1"))
         return int(change[changed][has_prefix.to_numpy(zero_copy_only=False)].sum())
+
+
+@dataclass(frozen=True)
+class StateGrowth:
+    """How the state of a step has changed in a task."""
+
+    changed_keys: int
+    new_keys: int
+    """How many more keys it has than before; below zero if it has fewer."""
+    new_bytes: int
 
 
 class StepState:
@@ -301,9 +321,9 @@ def write_states(
     states: Mapping[str, StepState],
     files: Mapping[str, StateFiles],
     ids: Mapping[str, StateIds],
-) -> tuple[dict[str, StateIds], dict[str, int]]:
+) -> tuple[dict[str, StateIds], dict[str, StateGrowth]]:
     """Make the changes of a task durable. `ids` are the state ids of each step before the batch.
-    Returns the new ids, and how many keys of each step changed. The steps:
+    Returns the new ids, and how the state of each step has changed. The steps:
 
     1. Write what changed to delta files; if it is little, to one file for all steps.
     2. Fold or merge chains of files that have grown long.
@@ -334,7 +354,10 @@ def write_states(
             pa.concat_arrays([changed.before for changed in changes.values()]),
         )
     txn.stamp(new_ids, list(states), before=ids, undo=undo)  # 4
-    return new_ids, {step: len(changed) for step, changed in changes.items()}
+    return new_ids, {
+        step: StateGrowth(len(changed), changed.new_keys, int(changed.grown_bytes.sum()))
+        for step, changed in changes.items()
+    }
 
 
 def _write_deltas(
@@ -370,10 +393,9 @@ def _add_to_schedule(
     sizes: Ints,
 ) -> None:
     """Add the delta that was written for some key groups to their chains."""
-    grown = row_growth_bytes(changes.keys, changes.before, changes.after)
     written, growth = (
         np.bincount(changes.groups, weights, minlength=KEY_GROUPS).astype(np.int64)
-        for weights in (sizes, grown)
+        for weights in (sizes, changes.grown_bytes)
     )
     schedule.add_deltas(
         np.array(list(parents), np.int64),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.engine.state.files import StateFiles, StateIds
 from headrace.engine.state.local_store import LocalStore, StoreTransaction
-from headrace.engine.state.step_state import StepState, write_states
+from headrace.engine.state.step_state import StateGrowth, StepState, write_states
 
 MAX_STEPS = 250
 """A local store distinguishes its steps by one byte."""
@@ -38,8 +38,8 @@ class TaskState:
         self._files = files
         self._ids = ids
 
-    def write(self) -> tuple[dict[str, StateIds], dict[str, int]]:
-        """Returns the new state ids, and how many keys of each step changed."""
+    def write(self) -> tuple[dict[str, StateIds], dict[str, StateGrowth]]:
+        """Returns the new state ids, and how the state of each step has changed."""
         return write_states(self._txn, self.steps, self._files, self._ids)
 
 

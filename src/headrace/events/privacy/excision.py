@@ -11,10 +11,9 @@ file that still has one of the values is an error that names it.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +23,25 @@ import pyarrow.compute as pc
 from headrace.atomic_file import sync_directory
 from headrace.errors import ExcisionRefused, InputError, NotForgotten, UnknownSubject
 from headrace.events import index
-from headrace.events.event import ARROW
-from headrace.events.index import generation_note
+from headrace.events.event import is_event_schema
 from headrace.events.privacy import erasure_records
-from headrace.events.privacy.scan import ScanHit, encodings, scan
+from headrace.events.privacy.log_state import (
+    RowTest,
+    checkpoint_places,
+    json_rows,
+    obstacles,
+    scrub,
+)
+from headrace.events.privacy.scan import ScanHit, scan
+from headrace.events.privacy.spellings import Spellings
+from headrace.events.truncation import rebuild_index, roll_segments
+from headrace.log.file.checkpoint import CHECKPOINT_SUFFIX, load_checkpoint
 from headrace.log.file.compaction import excise as excise_rows
 from headrace.log.file.maintenance import create_checkpoint, maintenance_lock
 from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
-    from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
     from headrace.runtime.erasure import Holder
 
@@ -53,34 +60,44 @@ def has_subject(subject: str) -> RowPredicate:
     return lambda rows: _equal(rows, "subject", subject)
 
 
-def has_values(values: Sequence[str]) -> RowPredicate:
-    """Match rows that have one of the values in a column, in any form."""
-    patterns = sorted({pattern for value in values for pattern in encodings(value)})
-    return lambda rows: reduce(
-        pc.or_, (_has(column, patterns) for column in rows.columns if patterns), _none(rows)
-    )
+def has_values(spellings: Spellings) -> RowPredicate:
+    """Match rows that have one of the values in a column, in any spelling."""
+    return spellings.mask_rows
 
 
-def has_erased_entity(store: EventStore) -> RowPredicate:
-    """Match rows that name an entity of which no event is left."""
+def names_in_alerts(pipelines: Collection[str], is_named: RowTest) -> RowPredicate:
+    """Match messages of pipelines' alerts with a row that names the person or an erased entity."""
+
+    def marked(rows: pa.RecordBatch) -> pa.BooleanArray:
+        found = [
+            pipeline in pipelines and any(map(is_named, json_rows(content or "")))
+            for pipeline, content in zip(
+                rows.column("pipeline").to_pylist(), rows.column("content").to_pylist(), strict=True
+            )
+        ]
+        return pa.array(found, pa.bool_())
+
+    return marked
+
+
+def erased_entities(store: EventStore) -> Callable[[str], bool]:
+    """Whether an entity had events, and has none any more."""
     where = store.log.topic_state(store.topic).directory
     gone = index.retained_versions(store.log, store.topic).keys() - {
         index.hashed_name(where, entity) for entity in _entities(store)
     }
+    return lambda entity: bool(gone) and index.hashed_name(where, entity) in gone
+
+
+def has_erased_entity(store: EventStore) -> RowPredicate:
+    """Match rows that name an entity of which no event is left."""
+    is_gone = erased_entities(store)
 
     def marked(rows: pa.RecordBatch) -> pa.BooleanArray:
-        if (
-            not gone
-            or "entity" not in rows.schema.names
-            or rows.column("entity").type != pa.string()
-        ):
+        if "entity" not in rows.schema.names or rows.column("entity").type != pa.string():
             return _none(rows)
         column = rows.column("entity")
-        names = [
-            name
-            for name in pc.unique(column).to_pylist()
-            if name is not None and index.hashed_name(where, name) in gone
-        ]
+        names = [name for name in pc.unique(column).to_pylist() if name and is_gone(name)]
         return pc.is_in(column, value_set=pa.array(names, pa.string()))
 
     return marked
@@ -103,30 +120,6 @@ def _equal(rows: pa.RecordBatch, name: str, value: str) -> pa.BooleanArray:
     if name not in rows.schema.names or rows.column(name).type != pa.string():
         return _none(rows)
     return pc.fill_null(pc.equal(rows.column(name), value), fill_value=False)
-
-
-def _has(column: pa.Array, patterns: Collection[bytes]) -> pa.BooleanArray:
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-        plain = column.cast(pa.binary())
-        found = reduce(pc.or_, (pc.match_substring(plain, pattern) for pattern in patterns))
-        return pc.fill_null(found, fill_value=False)
-    if pa.types.is_nested(column.type):
-        texts = (_text(item) for item in column.to_pylist())
-        return pa.array(
-            [any(pattern in text for pattern in patterns) for text in texts], pa.bool_()
-        )
-    return pa.repeat(pa.scalar(value=False), len(column))
-
-
-def _text(item: Any) -> bytes:
-    """Return all texts and bytes of a nested value, one after the other."""
-    if isinstance(item, bytes):
-        return item
-    if isinstance(item, dict):
-        return b"\0".join(_text(each) for pair in item.items() for each in pair)
-    if isinstance(item, list | tuple):
-        return b"\0".join(map(_text, item))
-    return item.encode() if isinstance(item, str) else json.dumps(item, default=str).encode()
 
 
 @dataclass(frozen=True)
@@ -204,6 +197,7 @@ def excise(
     *,
     values: Sequence[str] = (),
     also: Iterable[str | Path] = (),
+    retire: Iterable[str] = (),
     step: Step = lambda _name: None,
 ) -> ExcisionResult:
     """Remove a subject's events, and what was derived from them.
@@ -212,7 +206,7 @@ def excise(
 
     1. Check that there is something to remove and no obstacle, and record the beginning.
     2. Rewrite segments: the events' without the subject's, other topics' without rows that go with
-       them or have a value.
+       them or have a value. Clean what the log knows besides rows: notes of alerts, producers' ids.
     3. Checkpoint until the journal has no earlier record.
     4. Begin new indexes, and remove the older ones with their snapshots; remove the subject's key.
     5. Drop what pipelines derived: state, watermarks, views.
@@ -225,6 +219,8 @@ def excise(
         values: What must not be found afterwards: in the log's directory, in those of pipelines
             that read the events, and in those of `also`.
         also: Further directories to scan.
+        retire: Pipelines to give up, with their state and views: those that cannot be built again
+            from the rows that are left.
         step: Called with the name of each step, for progress.
 
     Returns:
@@ -241,9 +237,17 @@ def excise(
 
     """
     _check_values(values)
-    case = _Excision(store, subject, list(values), [Path(each) for each in also], step)
+    case = _Excision(
+        store=store,
+        subject=subject,
+        values=list(values),
+        also=[Path(each) for each in also],
+        retired=frozenset(retire),
+        step=step,
+    )
     case.begin()  # 1
     events, derived = case.rewrite()  # 2
+    case.scrub()
     for _ in range(_CHECKPOINTS):  # 3
         create_checkpoint(store.log)
         step("checkpoint")
@@ -278,11 +282,14 @@ def _prove(roots: Sequence[Path], values: Sequence[str]) -> None:
         )
     found = scan(roots, values) if values else []
     if found:
-        listed = "\n".join(f"    {each.file}: {each.reason}" + _file_hint(each) for each in found)
+        listed = "\n".join(
+            f"    {each.file}: {each.reason}{_file_hint(each, values)}" for each in found
+        )
         raise NotForgotten(
-            f"{len(found)} files could not be cleaned of these values:\n{listed}",
+            f"{len(found)} files still have one of these values:\n{listed}",
             fix=(
-                "erase the values from each of these files, and run this again; it can be repeated."
+                "do what each line says, and run this again. The log writes its own files anew:"
+                " leave them alone, since rows are lost with them."
             ),
         )
 
@@ -296,13 +303,23 @@ def _check_values(values: Sequence[str]) -> None:
             )
 
 
-def _file_hint(found: ScanHit) -> str:
+def _file_hint(found: ScanHit, values: Sequence[str]) -> str:
+    """Which part of a file has a value, and what to do about it."""
     parts = found.file.parts
     if "quarantine" in parts:
-        return " (a copy of damaged bytes: remove it)"
+        return " (a copy of damaged bytes: `headrace events excise` removes it)"
+    if found.file.suffix == CHECKPOINT_SUFFIX:
+        content = load_checkpoint(found.file.parent, int(found.file.stem))
+        places = [] if content is None else checkpoint_places(content, Spellings(values))
+        return f" ({', '.join(places) or 'a part that is not known'}: excise the values)"
     if "topics" in parts:
-        return f" (the topic {parts[parts.index('topics') + 1].rpartition('~')[0]!r})"
-    return ""
+        topic = parts[parts.index("topics") + 1].rpartition("~")[0]
+        return f" (the topic {topic!r}: excise the values)"
+    if "journal" in parts or "events" in parts:
+        return " (excise the values)"
+    if "staging" in parts:
+        return " (rows of a transaction that did not commit: maintenance removes them in a day)"
+    return " (no file of the log: have the program that wrote it erase the value)"
 
 
 @dataclass
@@ -313,13 +330,19 @@ class _Excision:
     subject: str
     values: list[str]
     also: list[Path]
+    retired: frozenset[str]
     step: Step
     topics: set[str] = field(default_factory=set)
     """Topics, other than the events' own, of which rows go."""
     holders: list[Holder] = field(default_factory=list)
 
+    @cached_property
+    def spellings(self) -> Spellings:
+        return Spellings(self.values)
+
     def begin(self) -> None:
-        from headrace.runtime.erasure import find_holders, obstacles
+        from headrace.runtime.erasure import clean_note, find_holders
+        from headrace.runtime.erasure import obstacles as pipeline_obstacles
 
         if missing := [path for path in self.also if not path.exists()]:
             raise InputError(
@@ -335,14 +358,28 @@ class _Excision:
         self.topics = {
             topic for row in before for topic in json.loads(row["details"]).get("topics", ())
         } & set(self.store.log.topics())
-        by_value = has_values(self.values)
+        by_value = has_values(self.spellings)
         self.topics |= {
             topic
             for topic in self._others()
             if self.values and plan_erasure(self.store.log, topic, by_value) is not None
         }
         self.holders = find_holders(self.store.log, {self.store.topic, *self.topics}, self.also)
-        in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
+        in_the_way = [
+            *obstacles(self.store.log.store.view(), self.spellings, clean_note),
+            *(
+                each
+                for holder in self.holders
+                for each in pipeline_obstacles(
+                    self.store.log, holder, is_retired=holder.pipeline in self.retired
+                )
+            ),
+        ]
+        if unknown := self.retired - {holder.pipeline for holder in self.holders}:
+            raise InputError(
+                f"The pipeline {min(unknown)!r} has read none of these events; nothing was done.",
+                fix="name a pipeline that stands in the way.",
+            )
         if in_the_way:
             raise ExcisionRefused(self.subject, in_the_way)
         erasure_records.add_record(
@@ -359,7 +396,7 @@ class _Excision:
 
     def rewrite(self) -> tuple[int, dict[str, int]]:
         """Returns how many events went, and how many rows of other topics."""
-        by_value = has_values(self.values)
+        by_value = has_values(self.spellings)
         events = _remove_rows(
             self.store, self.store.topic, any_of(has_subject(self.subject), by_value), self.step
         )
@@ -372,27 +409,65 @@ class _Excision:
             for topic in self._others()
             if topic in derived or self.values
         }
+        self._rewrite_alerts(gone)
         self.step("rewritten")
         return events, {topic: count for topic, count in gone.items() if count}
+
+    def _rewrite_alerts(self, gone: dict[str, int]) -> None:
+        """Remove messages about rows that name the subject: they are texts, not columns."""
+        from headrace.runtime.erasure import ALERTS
+
+        if ALERTS in self._others() and self.holders:
+            pipelines = {holder.pipeline for holder in self.holders}
+            marked = names_in_alerts(pipelines, self._is_named())
+            gone[ALERTS] = gone.get(ALERTS, 0) + _remove_rows(self.store, ALERTS, marked, self.step)
+
+    def _is_named(self) -> RowTest:
+        """Whether a row, as JSON, names the subject or an entity of which no event is left."""
+        is_gone = erased_entities(self.store)
+
+        def is_named(row: Mapping[str, Any]) -> bool:
+            entity = row.get("entity")
+            return row.get("subject") == self.subject or (
+                isinstance(entity, str) and is_gone(entity)
+            )
+
+        return is_named
+
+    def scrub(self) -> None:
+        """Clean notes and producers' ids, and remove copies of damaged bytes with a value."""
+        from headrace.runtime.erasure import clean_note
+
+        is_named = self._is_named() if self.holders else _names_nobody
+        scrub(self.store.log, self.spellings, is_named, clean_note)
+        self.step("notes")
+        quarantine = self.store.log.store.root / "quarantine"
+        if self.values and quarantine.exists():
+            for hit in scan([quarantine], self.values):
+                hit.file.unlink(missing_ok=True)
+            sync_directory(quarantine)
+        self.step("quarantine")
 
     def rebuild_indexes(self) -> None:
         from headrace.events.store import open_store
 
-        _rebuild_index(self.store, self.step)
+        rebuild_index(self.store, self.step)
         for topic in self.topics:
             if _is_of_events(self.store, topic):
                 with open_store(self.store.log, topic) as other:
-                    _rebuild_index(other, self.step)
+                    rebuild_index(other, self.step)
         from headrace.events.privacy.vault import remove_key
 
         remove_key(self.store, self.subject)
         self.step("key")
 
     def drop_derived(self) -> None:
-        from headrace.runtime.erasure import erase_pipeline
+        from headrace.runtime.erasure import erase_pipeline, retire_pipeline
 
         for holder in self.holders:
             erase_pipeline(self.store.log, holder, self.step)
+            if holder.pipeline in self.retired:
+                retire_pipeline(self.store.log, holder)
 
     def prove(self) -> None:
         from headrace.runtime.erasure import state_directories
@@ -422,8 +497,12 @@ class _Excision:
         ]
 
 
+def _names_nobody(_row: Mapping[str, Any]) -> bool:
+    return False
+
+
 def _is_of_events(store: EventStore, topic: str) -> bool:
-    return topic in store.log.topics() and bool(store.log.topic(topic).arrow_schema.equals(ARROW))
+    return topic in store.log.topics() and is_event_schema(store.log.topic(topic).arrow_schema)
 
 
 def _remove_rows(store: EventStore, topic: str, marked: RowPredicate, step: Step) -> int:
@@ -433,7 +512,7 @@ def _remove_rows(store: EventStore, topic: str, marked: RowPredicate, step: Step
         goes = plan_erasure(store.log, topic, marked)
         if goes is None:
             return total
-        _roll(store, topic)
+        roll_segments(store, topic)
         step(f"rolled {topic}")
         create_checkpoint(store.log)
         if _is_of_events(store, topic):
@@ -468,29 +547,3 @@ def _rewrite(store: EventStore, goes: ErasurePlan) -> int:
                 for number in range(len(known.partitions))
             )
     return total
-
-
-def _roll(store: EventStore, topic: str) -> None:
-    def decide(draft: CommitDraft) -> None:
-        known = draft.state.topic(topic)
-        for number in range(len(known.partitions)):
-            draft.roll(known, number)
-
-    store.log.committer.submit(decide)
-
-
-def _rebuild_index(store: EventStore, step: Step) -> None:
-    def decide(draft: CommitDraft) -> str:
-        generation = str(int(draft.state.notes.get(generation_note(store.topic), "0")) + 1)
-        draft.do("note", generation_note(store.topic), generation)
-        return generation
-
-    generation = store.log.committer.submit(decide)
-    step("generation")
-    store.reload()
-    home = erasure_records.store_directory(store)
-    for path in home.glob("index-*"):
-        if path.name != f"index-{generation}":
-            shutil.rmtree(path)
-    sync_directory(home)
-    step("index")

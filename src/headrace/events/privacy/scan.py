@@ -1,17 +1,16 @@
 """Searches every byte of directories for values, which proves that they are erased. Free pages,
 journals and older versions are searched like all other bytes.
 
-A value is searched for as UTF-8, as UTF-16 and as JSON escapes it. What is compressed is
-decompressed first: batches of the log, wherever they are, Parquet and gzip. SQLite may split a
-value over two pages: rows are read with SQL, and the ends of free and superseded pages are matched
-with the beginnings of others. A file that is compressed in another way is reported, since it cannot
-be searched.
+A value is searched for in all its spellings (`spellings`), in the names of files too. What is
+compressed is decompressed first: batches of the log, wherever they are, Parquet and gzip. SQLite
+may split a value over two pages: rows are read with SQL, and the ends of free and superseded pages
+are matched with the beginnings of others. A file that is compressed in another way is reported,
+since it cannot be searched.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
+from headrace.events.privacy.spellings import Spellings
 from headrace.log.file.disk import Disk
 from headrace.log.file.journal import JOURNAL_SUFFIX as JOURNAL
 from headrace.log.file.segment import (
@@ -85,6 +85,7 @@ def _pages(path: Path) -> Iterator[bytes]:
 
 
 _CHUNK = 4 << 20
+_ROWS_AT_ONCE = 1_000
 _SQLITE = b"SQLite format 3\0"
 _PARQUET = b"PAR1"
 _PACKED = {
@@ -108,7 +109,7 @@ class ScanHit:
 
 def scan(roots: Iterable[Path], values: Iterable[str]) -> list[ScanHit]:
     """Return the files in some directories that have any of the values, or cannot be searched."""
-    patterns = sorted({pattern for value in values for pattern in encodings(value)})
+    spellings = Spellings(list(values))
     found = []
     for path in sorted(
         {
@@ -119,7 +120,11 @@ def scan(roots: Iterable[Path], values: Iterable[str]) -> list[ScanHit]:
         }
     ):
         try:
-            reason = _scan_file(path, patterns)
+            reason = (
+                "has a value in its name"
+                if spellings.are_in_text(path.name)
+                else _scan_file(path, spellings)
+            )
         except FileNotFoundError:  # it was removed meanwhile
             continue
         except OSError as error:
@@ -129,56 +134,47 @@ def scan(roots: Iterable[Path], values: Iterable[str]) -> list[ScanHit]:
     return found
 
 
-def encodings(value: str) -> Iterator[bytes]:
-    """Yield the forms in which a value may be in a file."""
-    yield value.encode()
-    yield json.dumps(value)[1:-1].encode()
-    yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
-    yield value.encode("utf-16-le")
-
-
-def _scan_file(path: Path, patterns: list[bytes]) -> str | None:
-    if _in_bytes(path, patterns):
+def _scan_file(path: Path, spellings: Spellings) -> str | None:
+    if _in_bytes(path, spellings):
         return "has a value"
     with path.open("rb") as file:
         head = file.read(16)
     if path.suffix == SEGMENT_SUFFIX:
-        return _in_segment(path, patterns)
+        return _in_segment(path, spellings)
     if path.suffix == JOURNAL or "quarantine" in path.parts:
-        return _in_loose_frames(path.read_bytes(), patterns)
+        return _in_loose_frames(path.read_bytes(), spellings)
     if path.name.endswith("-wal"):
-        return "has a value, cut over two pages" if is_cut_over_pages(path, patterns) else None
+        return (
+            "has a value, cut over two pages"
+            if is_cut_over_pages(path, spellings.literals)
+            else None
+        )
     if head.startswith(_SQLITE):
-        return _in_sqlite(path, patterns)
+        return _in_sqlite(path, spellings)
     if head.startswith(_PARQUET):
-        return _in_parquet(path, patterns)
+        return _in_parquet(path, spellings)
     kind = next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
     if kind == "gzip":
-        return _in_gzip(path, patterns)
+        return _in_gzip(path, spellings)
     return f"is packed ({kind}) and cannot be looked into" if kind else None
 
 
-def _contains(data: bytes | memoryview, patterns: list[bytes]) -> bool:
-    content = bytes(data)
-    return any(pattern in content for pattern in patterns)
-
-
-def _in_bytes(path: Path, patterns: list[bytes]) -> bool:
+def _in_bytes(path: Path, spellings: Spellings) -> bool:
     with path.open("rb") as file:
-        return _in_stream(file.read, patterns)
+        return _in_stream(file.read, spellings)
 
 
-def _in_stream(read: Callable[[int], bytes], patterns: list[bytes]) -> bool:
-    overlap = max(map(len, patterns), default=1) - 1
+def _in_stream(read: Callable[[int], bytes], spellings: Spellings) -> bool:
+    overlap = spellings.overlap
     before = b""
     while chunk := read(_CHUNK):
-        if _contains(before + chunk, patterns):
+        if spellings.are_in(before + chunk):
             return True
         before = (before + chunk)[-overlap:] if overlap else b""
     return False
 
 
-def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
+def _in_segment(path: Path, spellings: Spellings) -> str | None:
     """Search the compressed batches of a segment."""
     file = Disk().open(path, write=False)
     try:
@@ -186,7 +182,7 @@ def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
         for position, frame, body in read_frames(file, header.size, file.size()):
             if frame is None or not body_is_sound(frame, body):
                 return f"is damaged at byte {position}, and cannot be looked into there"
-            if _in_frame(frame, body, patterns):
+            if _in_frame(frame, body, spellings):
                 return "has a value in a compressed batch"
     except HeadraceError as error:
         return f"cannot be looked into: {error.message}"
@@ -195,20 +191,19 @@ def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
     return None
 
 
-def _in_frame(frame: FrameHeader, body: bytes | memoryview, patterns: list[bytes]) -> bool:
+def _in_frame(frame: FrameHeader, body: bytes | memoryview, spellings: Spellings) -> bool:
     codec = next((name for flag, name in _CODECS.items() if frame.flags & flag), None)
     if codec is None:
         return False
     size = int.from_bytes(body[:8], "little")
-    return _contains(
+    return spellings.are_in(
         pa.decompress(
             pa.py_buffer(body).slice(8), decompressed_size=size, codec=codec, asbytes=True
-        ),
-        patterns,
+        )
     )
 
 
-def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
+def _in_loose_frames(content: bytes, spellings: Spellings) -> str | None:
     """Search batches anywhere in a file: the journal contains those of small appends. A damaged one
     cannot be decompressed by anybody.
     """
@@ -222,15 +217,15 @@ def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
             if frame is not None
             else memoryview(b"")
         )
-        if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, patterns):
+        if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, spellings):
             return f"has a value in a compressed batch at byte {at}"
         at = content.find(FRAME_MAGIC, at + 1)
     return None
 
 
-def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
+def _in_sqlite(path: Path, spellings: Spellings) -> str | None:
     """Search the rows of a database, since a long value may be split over pages."""
-    if is_cut_over_pages(path, patterns):
+    if is_cut_over_pages(path, spellings.literals):
         return "has a value, cut over two pages"
     try:
         with sqlite3.connect(
@@ -246,15 +241,15 @@ def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
             for table in tables:
                 quoted = '"' + table.replace('"', '""') + '"'
                 columns = [row[1] for row in database.execute(f"PRAGMA table_info({quoted})")]
-                for row in database.execute(f"SELECT * FROM {quoted}"):  # noqa: S608 - quoted
-                    if any(
-                        isinstance(value, str | bytes)
-                        and _contains(
-                            value.encode("utf-8", "replace") if isinstance(value, str) else value,
-                            patterns,
-                        )
+                rows = database.execute(f"SELECT * FROM {quoted}")  # noqa: S608 - quoted
+                while some := rows.fetchmany(_ROWS_AT_ONCE):
+                    texts = [
+                        value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+                        for row in some
                         for value in row
-                    ):
+                        if isinstance(value, str | bytes)
+                    ]
+                    if spellings.are_in_any(texts):
                         return f"has a value in the table {table!r} ({', '.join(columns)})"
     except sqlite3.Error as error:
         return f"cannot be looked into: {error}"
@@ -264,7 +259,7 @@ def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
     return None
 
 
-def _in_parquet(path: Path, patterns: list[bytes]) -> str | None:
+def _in_parquet(path: Path, spellings: Spellings) -> str | None:
     import pyarrow.parquet as pq
 
     try:
@@ -272,16 +267,16 @@ def _in_parquet(path: Path, patterns: list[bytes]) -> str | None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
                 writer.write_batch(batch)
-            if _contains(sink.getvalue().to_pybytes(), patterns):
+            if spellings.are_in(sink.getvalue().to_pybytes()):
                 return "has a value in a compressed column"
     except (pa.ArrowException, OSError) as error:
         return f"cannot be looked into: {error}"
     return None
 
 
-def _in_gzip(path: Path, patterns: list[bytes]) -> str | None:
+def _in_gzip(path: Path, spellings: Spellings) -> str | None:
     try:
         with gzip.open(path) as file:
-            return "has a value, compressed" if _in_stream(file.read, patterns) else None
+            return "has a value, compressed" if _in_stream(file.read, spellings) else None
     except (OSError, EOFError, zlib.error) as error:
         return f"cannot be looked into: {error}"

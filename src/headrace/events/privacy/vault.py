@@ -20,7 +20,7 @@ import re
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -43,11 +43,21 @@ if TYPE_CHECKING:
 
 # Keys
 
-FORMAT = 1
+FORMAT, ROTATING = 1, 2
+"""The format while keys are wrapped by two master keys is another one: a Headrace that does not
+know it must not add keys.
+"""
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 SEALED = "sealed:1:"
 _MAX_KEYS = 10_000
+_REWRAPPED_AT_ONCE = 500
+_SUBJECTS = {
+    1: "SELECT subject FROM keys ORDER BY subject",
+    2: "SELECT subject FROM keys UNION SELECT subject FROM next_keys ORDER BY subject",
+}
+"""By the number of tables with keys."""
+_PREVIOUS = b"headrace previous master key"
 PROOF = b"headrace vault"
 _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's backups are not."
 
@@ -82,7 +92,7 @@ def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bo
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     try:
-        vault = Vault(store, make_cipher(key), db)
+        vault = Vault(store, key, db)
         vault.prepare()
     except BaseException:
         db.close()
@@ -111,15 +121,20 @@ def read_master_key(key: bytes | None = None) -> bytes:
             raise BadMasterKey(
                 "There is no master key.", fix=f"set {ENVIRONMENT} or {ENVIRONMENT_FILE}; {_MAKE}"
             )
-        try:
-            key = base64.b64decode(text.strip(), validate=True)
-        except ValueError:
-            raise BadMasterKey("The master key is not base64.", fix=_MAKE) from None
+        return decode_master_key(text)
     if len(key) != _KEY_BYTES:
         raise BadMasterKey(
             f"The master key has {len(key)} bytes, and must have {_KEY_BYTES}.", fix=_MAKE
         )
     return key
+
+
+def decode_master_key(text: str) -> bytes:
+    """A master key from its text."""
+    try:
+        return read_master_key(base64.b64decode(text.strip(), validate=True))
+    except ValueError:
+        raise BadMasterKey("The master key is not base64.", fix=_MAKE) from None
 
 
 def make_cipher(key: bytes) -> Any:
@@ -152,16 +167,24 @@ def remove_key(store: EventStore, subject: str) -> None:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA synchronous = EXTRA")
             if db.execute("SELECT name FROM sqlite_master WHERE name = 'keys'").fetchone():
-                db.execute("DELETE FROM keys WHERE subject = ?", (subject,))
+                for table in _key_tables(db):
+                    db.execute(f"DELETE FROM {table} WHERE subject = ?", (subject,))  # noqa: S608
                 db.execute("VACUUM")
+
+
+def _key_tables(db: sqlite3.Connection) -> list[str]:
+    """The tables with wrapped keys: two of them while the master key is rotated."""
+    names = "SELECT name FROM sqlite_master WHERE name IN ('keys', 'next_keys') ORDER BY name"
+    return [name for (name,) in db.execute(names)]
 
 
 class Vault(Closeable):
     """Seals and unseals values with the keys of subjects. It is safe for threads and processes."""
 
-    def __init__(self, store: EventStore, master: Any, db: sqlite3.Connection) -> None:
+    def __init__(self, store: EventStore, master_key: bytes, db: sqlite3.Connection) -> None:
         self._store = store
-        self._master = master
+        self._master_key = master_key
+        self._master = make_cipher(master_key)
         self._db = db
         self.path = _keys_path(store)
         self._lock = threading.RLock()
@@ -186,16 +209,43 @@ class Vault(Closeable):
                 rows = [("format", FORMAT), ("proof", encrypt(self._master, PROOF, PROOF))]
                 self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
                 return
-        if known["format"] > FORMAT:
+        if known["format"] > ROTATING:
             raise NewerFormat(
-                f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.",
+                f"{self.path} has format {known['format']}; this Headrace knows {ROTATING}.",
                 fix="upgrade Headrace.",
             )
-        if decrypt(self._master, known["proof"], PROOF) != PROOF:
+        if not self._fits(known):
             raise BadMasterKey(
                 f"The master key is not the one that the keys in {self.path} were wrapped with.",
                 fix="give the right one; nothing was changed.",
             )
+
+    def _about(self) -> dict[str, Any]:
+        return dict(self._db.execute("SELECT name, value FROM about"))
+
+    def _fits(self, about: Mapping[str, Any]) -> bool:
+        """Whether the master key is that of the keys, or the one that they are rotated to."""
+        return any(
+            decrypt(self._master, about[name], PROOF) == PROOF
+            for name in ("proof", "next_proof")
+            if name in about
+        )
+
+    def _masters(self) -> dict[str, Any]:
+        """The ciphers of the master keys that are known, by the table of the keys they wrap. Who
+        has the next one has both while keys are rotated.
+        """
+        about = self._about()
+        if decrypt(self._master, about["proof"], PROOF) == PROOF:
+            return {"keys": self._master}
+        if "next_proof" in about and decrypt(self._master, about["next_proof"], PROOF) == PROOF:
+            previous = decrypt(self._master, about["previous"], _PREVIOUS)
+            if previous is not None:
+                return {"next_keys": self._master, "keys": make_cipher(previous)}
+        raise BadMasterKey(
+            f"The master key of {self.path} was rotated, and this process has the one before.",
+            fix="start it again with the present master key.",
+        )
 
     def _key(self, subject: str, *, make: bool) -> Any:
         """Return a subject's cipher; None if its key was deleted, or never created."""
@@ -214,24 +264,162 @@ class Vault(Closeable):
             return known
 
     def _load_key(self, subject: str) -> Any:
-        row = self._db.execute("SELECT wrapped FROM keys WHERE subject = ?", (subject,)).fetchone()
-        if row is None:
-            return None
-        key = decrypt(self._master, row[0], subject.encode())
-        if key is None:
-            raise CorruptionError(
-                f"The key of the subject {subject!r} in {self.path} is damaged.",
-                fix="restore the file from a backup.",
-            )
-        return make_cipher(key)
+        key = self._unwrap(subject)
+        return None if key is None else make_cipher(key)
+
+    def _unwrap(self, subject: str) -> bytes | None:
+        """A subject's key; None if it was deleted, or never created."""
+        for table, master in self._masters().items():
+            row = self._db.execute(
+                f"SELECT wrapped FROM {table} WHERE subject = ?",  # noqa: S608 - ours
+                (subject,),
+            ).fetchone()
+            if row is None:
+                continue
+            key = decrypt(master, row[0], subject.encode())
+            if key is None:
+                raise CorruptionError(
+                    f"The key of the subject {subject!r} in {self.path} is damaged.",
+                    fix="restore the file from a backup.",
+                )
+            return key
+        return None
 
     def _create_key(self, subject: str) -> Any:
         key = os.urandom(_KEY_BYTES)
-        self._db.execute(
-            "INSERT OR IGNORE INTO keys VALUES (?, ?)",
-            (subject, encrypt(self._master, key, subject.encode())),
-        )
-        return self._load_key(subject)  # another process may have been faster
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if self._unwrap(subject) is None:  # another process may have been faster
+                for table, master in self._masters().items():
+                    self._db.execute(
+                        f"INSERT INTO {table} VALUES (?, ?)",  # noqa: S608 - ours
+                        (subject, encrypt(master, key, subject.encode())),
+                    )
+        return self._load_key(subject)
+
+    def rotate(self, new_key: bytes, *, step: Callable[[int], None] = lambda _count: None) -> int:
+        """Wrap all keys by a new master key too. Processes with either key go on meanwhile: start
+        them again with the new one, and then call `finish_rotation`. It can be repeated if it was
+        interrupted, with the same keys.
+
+        Args:
+            new_key: The new master key, 32 bytes.
+            step: Called with the number of keys that are wrapped so far, for progress.
+
+        Returns:
+            How many keys are wrapped by the new master key.
+
+        Raises:
+            BadMasterKey: The new key is malformed, or another rotation is not finished.
+        """
+        new_master = make_cipher(read_master_key(new_key))
+        with self._lock:
+            self._begin_rotation(new_master)
+            done = 0
+            while batch := self._rewrap(new_master):
+                done += batch
+                step(done)
+            (count,) = self._db.execute("SELECT count(*) FROM next_keys").fetchone()
+            return int(count)
+
+    def _begin_rotation(self, new_master: Any) -> None:
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            about = self._about()
+            if decrypt(self._master, about["proof"], PROOF) != PROOF:
+                raise BadMasterKey(
+                    "Keys are rotated from the master key that wraps them, and this is another.",
+                    fix="open the vault with the present master key, and give the new one.",
+                )
+            if decrypt(new_master, about["proof"], PROOF) == PROOF:
+                raise BadMasterKey("The new master key is the present one.", fix=_MAKE)
+            if "next_proof" in about:
+                if decrypt(new_master, about["next_proof"], PROOF) != PROOF:
+                    raise BadMasterKey(
+                        "A rotation to another master key is not finished.",
+                        fix="repeat it with that key, and finish it; then begin the next one.",
+                    )
+                return
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS next_keys (subject TEXT PRIMARY KEY, wrapped BLOB NOT"
+                " NULL) WITHOUT ROWID"
+            )
+            previous = encrypt(new_master, self._master_key, _PREVIOUS)
+            rows = [
+                ("format", ROTATING),
+                ("next_proof", encrypt(new_master, PROOF, PROOF)),
+                ("previous", previous),
+            ]
+            self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
+
+    def _rewrap(self, new_master: Any) -> int:
+        """Wrap some keys by the new master key that are not yet. Returns how many."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            rows = self._db.execute(
+                "SELECT subject, wrapped FROM keys WHERE subject NOT IN (SELECT subject FROM"
+                " next_keys) LIMIT ?",
+                (_REWRAPPED_AT_ONCE,),
+            ).fetchall()
+            for subject, wrapped in rows:
+                key = decrypt(self._present, wrapped, subject.encode())
+                if key is None:
+                    raise CorruptionError(
+                        f"The key of the subject {subject!r} in {self.path} is damaged.",
+                        fix="restore the file from a backup, and repeat the rotation.",
+                    )
+                self._db.execute(
+                    "INSERT INTO next_keys VALUES (?, ?)",
+                    (subject, encrypt(new_master, key, subject.encode())),
+                )
+            return len(rows)
+
+    @property
+    def _present(self) -> Any:
+        """The cipher of the master key that wraps `keys`."""
+        return self._masters()["keys"]
+
+    def finish_rotation(self) -> int:
+        """End a rotation: only the new master key opens the vault from here on. The vault must have
+        been opened with it. Repeat it if it was interrupted.
+
+        Returns:
+            How many keys there are.
+
+        Raises:
+            BadMasterKey: No rotation to this master key was begun.
+        """
+        with self._lock:
+            about = self._about()
+            is_next = "next_proof" in about and (
+                decrypt(self._master, about["next_proof"], PROOF) == PROOF
+            )
+            if not is_next:
+                raise BadMasterKey(
+                    "No rotation to this master key was begun, or it is finished.",
+                    fix="open the vault with the new master key; begin with `rotate`.",
+                )
+            while not self._replace_keys(about["next_proof"]):
+                self._rewrap(self._master)  # keys that processes with the old master have added
+            self._db.execute("VACUUM")
+            self._keys.clear()
+            (count,) = self._db.execute("SELECT count(*) FROM keys").fetchone()
+            return int(count)
+
+    def _replace_keys(self, proof: bytes) -> bool:
+        """Keep the keys as the new master key wraps them; not if some are not wrapped by it yet."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            left = "SELECT 1 FROM keys WHERE subject NOT IN (SELECT subject FROM next_keys) LIMIT 1"
+            if self._db.execute(left).fetchone() is not None:
+                return False
+            self._db.execute("DELETE FROM keys")
+            self._db.execute("INSERT INTO keys SELECT subject, wrapped FROM next_keys")
+            self._db.execute("DROP TABLE next_keys")
+            rows = [("format", FORMAT), ("proof", proof)]
+            self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
+            self._db.execute("DELETE FROM about WHERE name IN ('next_proof', 'previous')")
+        return True
 
     def seal(self, subject: str, value: Any) -> str:
         """Return a value as text that only the subject's key unseals."""
@@ -280,8 +468,7 @@ class Vault(Closeable):
         """Return the subjects that have a key."""
         with self._lock:
             return [
-                subject
-                for (subject,) in self._db.execute("SELECT subject FROM keys ORDER BY subject")
+                subject for (subject,) in self._db.execute(_SUBJECTS[len(_key_tables(self._db))])
             ]
 
     def forget(self, subject: str) -> None:
@@ -300,7 +487,8 @@ class Vault(Closeable):
                 raise UnknownSubject(subject, f"the vault of {self._store.name!r}")
             if known:
                 add_record(self._store, "shred", subject, "begun")
-            self._db.execute("DELETE FROM keys WHERE subject = ?", (subject,))
+            for table in _key_tables(self._db):
+                self._db.execute(f"DELETE FROM {table} WHERE subject = ?", (subject,))  # noqa: S608
             self._db.execute("VACUUM")
             self._keys.pop(subject, None)
             add_record(self._store, "shred", subject, "done")
@@ -342,7 +530,9 @@ class Redaction:
             proofs = [
                 (path, row[0])
                 for path in vaults
-                for row in _query(path, "SELECT value FROM about WHERE name = 'proof'")
+                for row in _query(
+                    path, "SELECT value FROM about WHERE name IN ('proof', 'next_proof')"
+                )
             ]
             if proofs and all(decrypt(self._master, proof, PROOF) != PROOF for _, proof in proofs):
                 raise BadMasterKey(
@@ -368,9 +558,10 @@ class Redaction:
         return [
             row[0]
             for path in find_vaults(self._root)
+            for table in ("keys", "next_keys")
             for row in _query(
                 path,
-                "SELECT wrapped FROM keys WHERE subject = ?",
+                f"SELECT wrapped FROM {table} WHERE subject = ?",  # noqa: S608 - ours
                 subject.decode("utf-8", "replace"),
             )
         ]
@@ -390,7 +581,7 @@ class Redaction:
         self, subject: bytes, content: bytes, wrapped: Iterable[bytes], depth: int
     ) -> bytes:
         for each in wrapped:
-            key = decrypt(self._master, each, subject)
+            key = decrypt(self._master, each, subject) or self._decrypt_with_previous(each, subject)
             plain = None if key is None else decrypt(make_cipher(key), content, subject)
             if plain is not None:
                 # Escape JSON for a text within JSON, nested as deep as the given number of
@@ -401,6 +592,16 @@ class Redaction:
                     text, slashes = json.dumps(text)[1:-1], slashes // 2
                 return text.encode()
         return b"null"
+
+    def _decrypt_with_previous(self, wrapped: bytes, subject: bytes) -> bytes | None:
+        """A key that a process with the previous master key has added while keys are rotated."""
+        for path in find_vaults(self._root):
+            for (previous,) in _query(path, "SELECT value FROM about WHERE name = 'previous'"):
+                master = decrypt(self._master, previous, _PREVIOUS)
+                key = None if master is None else decrypt(make_cipher(master), wrapped, subject)
+                if key is not None:
+                    return key
+        return None
 
 
 def _decode_base64(text: bytes) -> bytes | None:

@@ -17,20 +17,22 @@ A plain copy of the directory of a log that is being written has parts of differ
 
 from __future__ import annotations
 
-import errno
 import json
+import mmap as mmap_module
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from mmap import PROT_READ, mmap
+from mmap import ALLOCATIONGRANULARITY, MAP_SHARED, PROT_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.errors import CorruptionError, InputError, TornCopy
-from headrace.log.file.checkpoint import CHECKPOINT_SUFFIX, checkpoint_name
-from headrace.log.file.disk import Disk, DiskFile, to_disk_error
+from headrace.log.file.checkpoint import checkpoint_lsns, checkpoint_name, load_checkpoint
+from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.journal import (
     FILE_HEADER_BYTES,
     JOURNAL_SUFFIX,
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     from headrace.log.file.store import Store
 
 VERSION = 1
-_COPY_BYTES = 8 << 20
+_NICENESS = 15
+_MAP_FLAGS = MAP_SHARED | getattr(mmap_module, "MAP_POPULATE", 0)
 
 
 def back_up(log: LogHandle, destination: Path) -> BackupResult:
@@ -77,8 +80,7 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
         CorruptionError: The log is damaged. The backup before is as it was.
     """
     started_s = time.monotonic()
-    with maintenance_lock(log, wait=True), ThreadPoolExecutor(1) as syncing:
-        target = _Target(log.store.disk, destination, syncing)
+    with maintenance_lock(log, wait=True), _Target(log.store.disk, destination) as target:
         target.check(log.store.root)
         lsn, base, dumped = write_checkpoint(log)  # 1
         state = State.load(dumped)
@@ -126,11 +128,20 @@ def _copy_partition(log: LogHandle, target: _Target, topic: TopicState, number: 
 class _Target:
     """The directory of a backup."""
 
-    def __init__(self, disk: Disk, root: Path, syncing: Executor) -> None:
-        self.disk, self.root, self._syncing = disk, root, syncing
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self.disk, self.root = disk, root
         self.files = self.copied_bytes = 0
         self._known: set[Path] = set()
         self._rewritten: dict[Path, Path] = {}  # a new file -> the segment whose place it takes
+        self._copier = ThreadPoolExecutor(1, "headrace backup", _give_way)
+        self._checker = ThreadPoolExecutor(1, "headrace backup check", _give_way)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._copier.shutdown()
+        self._checker.shutdown()
 
     def check(self, source: Path) -> None:
         """Raise InputError unless the directory is empty, or a backup that nobody has written to
@@ -189,10 +200,10 @@ class _Target:
         one stays until the new backup is complete.
         """
         self._known.add(path)
-        with open(source, "rb") as original:
+        with closing(self.disk.open(source, write=False)) as original:
             file = self.disk.open(path, create=True)
             have = file.size()
-            if not _is_begun_copy(original.fileno(), file, have):
+            if not _is_begun_copy(original, file, have):
                 file.close()
                 new = path.with_name(f".{path.name}.new")
                 self.disk.unlink(new)
@@ -206,48 +217,42 @@ class _Target:
                     )
                 if have < size:
                     start = _end_of_frames(file, have)
-                    _copy_range(original.fileno(), file, start, size)
-                    synced = self._syncing.submit(file.sync)  # meanwhile, the bytes are checked
-                    try:
-                        self._verify(file, start, size)
-                    finally:
-                        synced.result()
+                    self._copier.submit(self._copy_range, original, file, start, size).result()
+                    file.sync()
                     self.files += 1
                     self.copied_bytes += size - start
             finally:
                 file.close()
 
-    @staticmethod
-    def _verify(file: DiskFile, start: int, size: int) -> None:
-        """Check the batches that were copied. Raises CorruptionError. The file is mapped: to read
-        it would cost more than the checksums.
+    def _copy_range(self, original: DiskFile, file: DiskFile, start: int, size: int) -> None:
+        """Copy the batches of a segment, and check each in the copy, one piece in another thread
+        while the next one is copied. Raises CorruptionError.
         """
-        position = max(start, read_segment_header(file).size)
-        with mmap(file.descriptor, size, prot=PROT_READ) as mapped, memoryview(mapped) as content:
-            while position < size:
-                header = read_frame_header(content, position, position)
-                if header is not None:
-                    body_at = position + FRAME_HEADER_BYTES
-                    with content[body_at : body_at + header.body_bytes] as body:
-                        if body_is_sound(header, body):
-                            position += header.frame_bytes
-                            continue
-                raise CorruptionError(
-                    f"{file.path} is damaged at byte {position}: so is what it was copied from.",
-                    fix="see what `headrace log verify` says of the log.",
-                )
+        end, checked = start, start or read_segment_header(original).size
+        check: Future[int] | None = None
+        try:
+            for end in file.copy_from(original, start, size):
+                checked = check.result() if check is not None else checked
+                check = self._checker.submit(_check_batches, file, checked, end)
+        finally:
+            checked = check.result() if check is not None else checked
+        if checked < size:
+            raise CorruptionError(
+                f"{file.path} is damaged at byte {checked}: so is what it was copied from."
+                if end == size
+                else f"{file.path.name} is shorter than it should be.",
+                fix="see what `headrace log verify` says of the log.",
+            )
 
     def commit(self, lsn: int, base: int, checkpoint: bytes, commit: int, source: Path) -> None:
-        """Make what was copied the backup. The journal's file comes before the checkpoint that
-        needs it, and what belongs to the backup before goes last.
+        """Make what was copied the backup. The checkpoint decides, so it comes first: without its
+        journal file it says that nothing was written since, whereas a new journal file beside an
+        older checkpoint says that the records in between were lost.
         """
         journal = self.root / "journal"
         self.disk.make_directory(journal)
-        Journal(self.disk, journal, write=True).create_file(base)
         self.disk.replace_file(journal / checkpoint_name(lsn), [checkpoint])
-        for path in (*journal.glob(f"*{CHECKPOINT_SUFFIX}"), *journal.glob(f"*{JOURNAL_SUFFIX}")):
-            if path.name not in {checkpoint_name(lsn), journal_name(base)}:
-                self.disk.unlink(path)
+        finish_backup(self.disk, self.root)
         for name in ("durable", "lock", "housekeeping"):  # of somebody who has looked into it
             self.disk.unlink(journal / name)
         self.disk.sync_directory(journal)
@@ -272,7 +277,7 @@ class _Target:
         for new, path in self._rewritten.items():
             self.disk.rename(new, path)
             self.disk.sync_directory(path.parent)
-        for path in topics.glob(f"*/*/*{SEGMENT_SUFFIX}"):
+        for path in sorted(topics.glob(f"*/*/*{SEGMENT_SUFFIX}")):  # as compaction removes them
             if path not in self._known:
                 self.disk.unlink(path)
         for path in topics.glob("*/*/.*.new"):
@@ -282,14 +287,45 @@ class _Target:
                 self.disk.remove_tree(directory)
 
 
-def _is_begun_copy(original: int, file: DiskFile, have: int) -> bool:
+def _give_way() -> None:
+    """Let other threads of the machine go first: those that append. Linux gives each thread a
+    priority of its own; elsewhere, this would be the whole process's.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _is_begun_copy(original: DiskFile, file: DiskFile, have: int) -> bool:
     """Whether a file begins as another one does. Segments have a random id in their header, and
     only grow until they are rewritten with another one.
     """
     if not have:
         return True
     length = min(have, 4096)
-    return os.pread(original, length, 0) == file.read(length, 0)
+    return original.read(length, 0) == file.read(length, 0)
+
+
+def _check_batches(file: DiskFile, start: int, end: int) -> int:
+    """Check the whole batches between two positions. Returns the position behind the last that is
+    sound. They are mapped: to read them would cost as much as their checksums.
+    """
+    header = read_frame_header(file.read(FRAME_HEADER_BYTES, start), 0, start)
+    if header is None or start + header.frame_bytes > end:
+        return start
+    offset = start - start % ALLOCATIONGRANULARITY
+    position = start
+    with (
+        mmap(file.descriptor, end - offset, _MAP_FLAGS, PROT_READ, offset=offset) as mapped,
+        memoryview(mapped) as content,
+    ):
+        while header is not None and position + header.frame_bytes <= end:
+            at = position - offset
+            with content[at + FRAME_HEADER_BYTES : at + header.frame_bytes] as body:
+                if not body_is_sound(header, body):
+                    break
+            position += header.frame_bytes
+            header = read_frame_header(content, position - offset, position)
+    return position
 
 
 def _end_of_frames(file: DiskFile, size: int) -> int:
@@ -305,27 +341,27 @@ def _end_of_frames(file: DiskFile, size: int) -> int:
     return end if end <= size else 0
 
 
-def _copy_range(original: int, file: DiskFile, start: int, stop: int) -> None:
-    """Copy bytes within the system: they are not read into this process."""
-    position = start
-    while position < stop:
-        try:
-            copied = os.copy_file_range(
-                original, file.descriptor, min(_COPY_BYTES, stop - position), position, position
-            )
-        except OSError as error:
-            if error.errno not in {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}:
-                raise to_disk_error(error, file.path) from error
-            copied = 0
-        if not copied:  # this file system cannot do it
-            data = os.pread(original, min(_COPY_BYTES, stop - position), position)
-            copied = file.write([data], position) - position
-        if not copied:
-            raise CorruptionError(
-                f"{file.path.name} is shorter than it should be.",
-                fix="see what `headrace log verify` says of the log.",
-            )
-        position += copied
+def finish_backup(disk: Disk, root: Path) -> None:
+    """Make the newest checkpoint of a directory that is a backup its only one, with a journal file
+    that has no records. Called by recovery too, since a backup may be stopped before it does so.
+    Does nothing where that file is there, or where somebody has written.
+    """
+    directory = root / "journal"
+    lsns = checkpoint_lsns(directory)
+    newest = load_checkpoint(directory, lsns[0]) if lsns else None
+    journals = list(directory.glob(f"*{JOURNAL_SUFFIX}"))
+    if (
+        newest is None
+        or (directory / journal_name(newest["base"])).exists()
+        or any(path.stat().st_size > FILE_HEADER_BYTES for path in journals)
+    ):
+        return
+    for lsn in lsns[1:]:
+        disk.unlink(directory / checkpoint_name(lsn))
+    for path in journals:
+        disk.unlink(path)
+    disk.sync_directory(directory)
+    Journal(disk, directory, write=True).create_file(newest["base"])
 
 
 # Copies

@@ -140,7 +140,8 @@ class Committer:
                     len(group) + len(self._queue),
                     self._expected_requests - 1 if len(group) < self._expected_requests else 0,
                 )
-                self._arrived = threading.Semaphore(0)
+                while self._arrived.acquire(blocking=False):
+                    pass  # whoever arrived is in the queue
                 for request in group:
                     request.is_finished = True
                 self._promote()

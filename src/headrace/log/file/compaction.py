@@ -118,13 +118,16 @@ def excise(
     topic: TopicState,
     number: int,
     keep: Callable[[pa.RecordBatch], pa.BooleanArray],
+    *,
+    flag: int = EXCISED,
 ) -> int:
     """Remove the rows of a partition's sealed segments for which `keep` says false. Offsets do not
-    change. Returns how many rows were removed.
+    change. Returns how many rows were removed. With the flag COMPACTED, the partition is whole only
+    from there on (`whole_from`).
 
     Segments that recovery might write into are left alone: the caller makes a checkpoint first.
     """
-    rewrite = _Rewrite(log, topic, number, EXCISED)
+    rewrite = _Rewrite(log, topic, number, flag)
     segments = _open_segments(log, topic, number, _sealed_segments(log, topic, number))
     try:
         for segment in segments:

@@ -6,6 +6,7 @@ them (`headrace.testing.power_loss`); benchmarks replace it to simulate a slow d
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -34,6 +35,11 @@ LOCK_WARNING_S = 5.0
 MAX_LOCK_WAIT_S = 60.0
 """After so long, whoever waits for a lock gives up."""
 _MAX_LOCK_PAUSE_S = 0.005
+_COPY_BYTES = 512 << 10
+"""Two such pieces of a copy may be on their way to the device: a commit's sync waits for them."""
+_SYNC_FILE_RANGE = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+_START_WRITING, _FINISH_WRITING = 2, 1 | 2 | 4  # flags of sync_file_range
+_NO_COPY_WITHIN_SYSTEM = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class DiskFile:
@@ -43,6 +49,8 @@ class DiskFile:
         self.disk = disk
         self.path = path
         self.descriptor = descriptor
+        self._name = str(path)
+        self._identity: tuple[int, int] | None = None
 
     def read(self, length: int, position: int) -> bytes:
         """Read `length` bytes; fewer only at the end of the file."""
@@ -68,6 +76,44 @@ class DiskFile:
                 raise to_disk_error(error, self.path) from error
             position += total
         return position
+
+    def copy_from(self, original: DiskFile, start: int, stop: int) -> Iterator[int]:
+        """Copy a range of another open file to the same positions. Yields the position after each
+        piece; the last is before `stop` if the other file is shorter.
+
+        The bytes are copied within the system, and go to the device a piece at a time: if all of
+        them waited for the next sync, every commit's sync would wait for all of them. What the
+        caller does between two pieces is done while one is written.
+        """
+        position, previous = start, (start, 0)
+        while position < stop:
+            copied = self._copy_piece(original, position, min(_COPY_BYTES, stop - position))
+            if not copied:
+                break
+            self._write_out(position, copied, _START_WRITING)
+            yield position + copied
+            self._write_out(*previous, _FINISH_WRITING)
+            previous, position = (position, copied), position + copied
+
+    def _copy_piece(self, original: DiskFile, position: int, length: int) -> int:
+        try:
+            copied = os.copy_file_range(
+                original.descriptor, self.descriptor, length, position, position
+            )
+            if copied:
+                return copied
+        except OSError as error:
+            if error.errno not in _NO_COPY_WITHIN_SYSTEM:
+                raise to_disk_error(error, self.path) from error
+        return self.write([original.read(length, position)], position) - position
+
+    def _write_out(self, position: int, length: int, flags: int) -> None:
+        """Write a range to the device, without making it durable. Where the system cannot do that,
+        the next sync does it.
+        """
+        if length and _SYNC_FILE_RANGE is not None:
+            offset, count = ctypes.c_int64(position), ctypes.c_int64(length)
+            _SYNC_FILE_RANGE(self.descriptor, offset, count, ctypes.c_uint(flags))
 
     def sync(self) -> None:
         try:
@@ -143,10 +189,17 @@ class DiskFile:
     def is_at_path(self) -> bool:
         """Whether this is still the file at its path."""
         try:
-            at_path, ours = os.stat(self.path), os.fstat(self.descriptor)
+            at_path = os.stat(self._name)
+            return (at_path.st_dev, at_path.st_ino) == self.identity()
         except OSError:
             return False
-        return (at_path.st_dev, at_path.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def identity(self) -> tuple[int, int]:
+        """The device and the number of the file: no other file has them while this one is open."""
+        if self._identity is None:
+            ours = os.fstat(self.descriptor)
+            self._identity = ours.st_dev, ours.st_ino
+        return self._identity
 
     def _open_again(self) -> None:
         """Open the file that is at the path now, or create it."""
@@ -157,6 +210,7 @@ class DiskFile:
         opened = self.disk.open(self.path, create=True)
         os.close(self.descriptor)
         self.descriptor, opened.descriptor = opened.descriptor, -1
+        self._identity = None
 
 
 _lock_files: WeakSet[DiskFile] = WeakSet()
@@ -176,6 +230,7 @@ def _separate_lock_files() -> None:
                 continue
             os.dup2(opened, file.descriptor, inheritable=False)
             os.close(opened)
+            file._identity = None  # noqa: SLF001
 
 
 os.register_at_fork(after_in_child=_separate_lock_files)
@@ -285,8 +340,19 @@ class Disk:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-    def remove_directory(self, path: Path) -> None:
-        os.rmdir(path)
+    def remove_directory(self, path: Path) -> bool:
+        """Remove an empty directory, which another process may be removing too. Returns False if it
+        is not empty: somebody has put a file into it meanwhile.
+        """
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            return False
+        return True
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with everything in it. Another process may be removing it too."""

@@ -34,10 +34,12 @@ from headrace.log.file.disk import Buffer, Disk, DiskFile
 logger = logging.getLogger("headrace.log")
 
 JOURNAL_VERSION = 2
-"""Format 2 has operations that format 1 does not know (`NEWER_OPERATIONS`); a record without them
-is written as format 1.
+"""Format 2 has operations that format 1 does not know, or with more fields than it knows; a record
+without them is written as format 1.
 """
-NEWER_OPERATIONS = frozenset({"inherit"})
+_NEWER_OPERATIONS = frozenset({"inherit", "evolve"})
+_QUEUE_FIELDS = {"take": 8, "renew": 7, "return": 7}
+"""Queue operation -> its fields in format 1, before leases went by the clock of a machine."""
 JOURNAL_SUFFIX = ".journal"
 FILE_MAGIC = b"HRJL"
 FILE_HEADER_BYTES = 64
@@ -47,6 +49,7 @@ COMMIT, ROLL = 0, 1
 # magic, version, kind, text bytes, blob bytes, CRC, low half of the LSN, durable LSN, commit
 _RECORD_HEADER = struct.Struct("<4sHHIIIIQQ")
 _READ_BYTES = 1 << 20
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 # Records
@@ -102,9 +105,9 @@ def encode_record(
     The record contains its own LSN, so that a copy of its bytes elsewhere, in a row for example, is
     not taken for a record.
     """
-    text = json.dumps(meta, separators=(",", ":")).encode()
+    text = _to_json(meta).encode()
     blob_bytes = sum(map(len, blob))
-    is_newer = any(operation[0] in NEWER_OPERATIONS for operation in meta.get("ops", ()))
+    is_newer = any(map(_is_newer, meta.get("ops", ())))
 
     def header(crc: int) -> bytes:
         return _RECORD_HEADER.pack(
@@ -123,6 +126,13 @@ def encode_record(
     for buffer in blob:
         crc = zlib.crc32(buffer, crc)
     return [header(crc), text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
+
+
+def _is_newer(operation: Sequence[Any]) -> bool:
+    name = operation[0]
+    if name == "queue":
+        return len(operation) > _QUEUE_FIELDS.get(operation[3], len(operation))
+    return name in _NEWER_OPERATIONS
 
 
 def decode_record(data: memoryview, at: int, lsn: int) -> JournalRecord | None:
@@ -376,13 +386,9 @@ class DurableMarker:
     current: bytes that were not synced may be gone, so the log must be recovered before use.
     """
 
-    def __init__(
-        self, path: Path, file: DiskFile, *, inode: int, boot_id: bytes, write: bool
-    ) -> None:
-        self.path = path
+    def __init__(self, file: DiskFile, *, boot_id: bytes, write: bool) -> None:
         self._file = file
         self._writable = write
-        self._inode = inode
         self._boot_id = boot_id
         self._guard = RLock()  # a file lock does not exclude threads of one process
 
@@ -392,13 +398,26 @@ class DurableMarker:
         if not write and not path.exists():  # there is no mark, and we may not write one
             path = Path(os.devnull)
         file = disk.open_lock(path) if write else disk.open(path, write=False)
-        return cls(path, file, inode=path.stat().st_ino, boot_id=disk.boot_id(), write=write)
+        return cls(file, boot_id=disk.boot_id(), write=write)
 
     def read(self) -> DurableMark | None:
         """The mark, or None if there is no sound one."""
-        if not self._is_at_path():
-            with self._guard:
-                self._open_again()
+        self._follow_path()
+        return self._read()
+
+    def _follow_path(self) -> None:
+        """If somebody has removed the file, open the one that took its place: others go by that."""
+        if self._file.is_at_path():
+            return
+        with self._guard:
+            path = self._file.path
+            if self._file.is_at_path() or not (self._writable or path.exists()):
+                return
+            logger.error("%s was removed or replaced. Leave the files of a log alone.", path)
+            disk = self._file.disk
+            self._file = disk.open_lock(path) if self._writable else disk.open(path, write=False)
+
+    def _read(self) -> DurableMark | None:
         for _ in range(20):  # a reader may see a write halfway
             data = self._file.read(_MARK.size, 0)
             if len(data) < _MARK.size:
@@ -408,36 +427,25 @@ class DurableMarker:
             if magic == _MARK_MAGIC and zlib.crc32(blank) == crc:
                 if version > _MARK_VERSION:
                     raise NewerFormat(
-                        f"{self.path} has format {version}; this Headrace knows {_MARK_VERSION}.",
+                        f"{self._file.path} has format {version}; this Headrace knows"
+                        f" {_MARK_VERSION}.",
                         fix="upgrade Headrace.",
                     )
                 return DurableMark(lsn=lsn, boot_id=boot_id, inode=inode, synced=bool(synced))
         return None
 
-    def _is_at_path(self) -> bool:
-        try:
-            return os.stat(self.path).st_ino == self._inode
-        except FileNotFoundError:
-            return False
-
-    def _open_again(self) -> None:
-        """Somebody has removed the file, and others go by the one that took its place."""
-        if not self._is_at_path() and (self._writable or self.path.exists()):
-            logger.error("%s was removed or replaced. Leave the files of a log alone.", self.path)
-            disk = self._file.disk
-            self._file = (
-                disk.open_lock(self.path) if self._writable else disk.open(self.path, write=False)
-            )
-            self._inode = self.path.stat().st_ino
+    @property
+    def path(self) -> Path:
+        return self._file.path
 
     @property
     def inode(self) -> int:
         """The number of the file: a copy has another one."""
-        return self._inode
+        return self._file.identity()[1]
 
     def is_current(self, mark: DurableMark | None) -> bool:
         """Whether a mark was written since the machine started, to this very file."""
-        return mark is not None and mark.boot_id == self._boot_id and mark.inode == self._inode
+        return mark is not None and mark.boot_id == self._boot_id and mark.inode == self.inode
 
     def durable_lsn(self) -> int:
         """How far the journal is certainly on disk, even after power loss."""
@@ -446,12 +454,11 @@ class DurableMarker:
 
     def publish(self, lsn: int, *, synced: bool = True, replace: bool = False) -> None:
         """Move the mark forward. With `replace`, for recovery, also back."""
-        self.read()  # opens the file again if it was replaced
+        self._follow_path()
         with self._guard, self._file.locked():
-            self._inode = os.fstat(self._file.descriptor).st_ino
-            mark = self.read()
+            mark = self._read()
             if replace or mark is None or mark.lsn < lsn:
-                fields = (lsn, self._boot_id, self._inode)
+                fields = (lsn, self._boot_id, self.inode)
                 crc = zlib.crc32(_MARK.pack(_MARK_MAGIC, _MARK_VERSION, synced, 0, *fields))
                 self._file.write([_MARK.pack(_MARK_MAGIC, _MARK_VERSION, synced, crc, *fields)], 0)
 

@@ -568,6 +568,10 @@ class FileLog(LogHandle, Log):
     def note(self, name: str) -> str | None:
         return self.store.view().notes.get(name)
 
+    def notes(self, prefix: str) -> dict[str, str]:
+        notes = dict(self.store.view().notes)  # other threads may add some
+        return {name: text for name, text in notes.items() if name.startswith(prefix)}
+
     # Maintenance
 
     def verify(self, topic: str | None = None) -> list[Finding]:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 from threading import Event, Thread
@@ -68,6 +68,7 @@ logger = logging.getLogger("headrace.log")
 CHECKPOINT_RECORDS = 5_000
 CHECKPOINT_BYTES = 64 << 20
 _INTERVAL_S = 30.0
+_PAUSE_S = 0.2
 _MAX_COMPACTION_INTERVAL_S = 6 * 3600.0
 _UNFINISHED_LIFETIME_S = 3600.0
 
@@ -103,6 +104,8 @@ class MaintenanceThread:
                 run_maintenance(self.log, is_due=self._is_compaction_due)
             except (HeadraceError, OSError) as error:  # the next run, or the next writer, does it
                 logger.warning("Maintenance of %s failed: %s", self.log.store.root, error)
+            # Every commit asks for a checkpoint that is due, also while a backup holds it up.
+            self._stopped.wait(_PAUSE_S)
 
     def _is_compaction_due(self, topic: TopicState, number: int) -> bool:
         """Whether a third of a partition is new since its last compaction, which reads all of it.
@@ -480,7 +483,7 @@ def _verify_journal(log: LogHandle) -> Iterator[Finding]:
     journal = Journal(log.store.disk, log.store.journal_directory, write=False)
     mark = log.store.marker.read()
     durable_lsn = mark.lsn if mark else 0
-    bases = journal.bases()
+    bases = _needed_journal_files(log.store.journal_directory, journal.bases())
     for base in bases:
         is_last = base == bases[-1]
         try:
@@ -496,6 +499,13 @@ def _verify_journal(log: LogHandle) -> Iterator[Finding]:
                     message="this part of the commit journal is gone",
                 )
     journal.close()
+
+
+def _needed_journal_files(directory: Path, bases: list[int]) -> list[int]:
+    """The journal files that some checkpoint needs: older ones may be left of what was stopped."""
+    contents = [load_checkpoint(directory, lsn) for lsn in checkpoint_lsns(directory)]
+    first = min((content["base"] for content in contents if content is not None), default=0)
+    return [base for base in bases if base >= first]
 
 
 def _verify_journal_file(
@@ -559,10 +569,28 @@ def _verify_partition(log: LogHandle, topic: TopicState, number: int) -> Iterato
             partition=number,
             offset=partition.start,
         )
-    for info, following in pairwise([*segments, None]):
+    for info, following in pairwise([*_without_leftovers(log, directory, segments), None]):
         stop = following.base if following else partition.end
         if info is not None and stop > partition.start:
             yield from _verify_segment(log, topic, number, info, stop)
+
+
+def _without_leftovers(
+    log: LogHandle, directory: Path, segments: list[SegmentInfo]
+) -> Iterator[SegmentInfo]:
+    """The segments but for those whose rows are in a compacted one before: whoever wrote that was
+    stopped before it could remove them.
+    """
+    stop = 0
+    for info in segments:
+        if info.base < stop:
+            continue
+        with (
+            suppress(CorruptionError, FileNotFoundError),
+            closing(Segment(log.store.disk, directory / info.name)) as segment,
+        ):
+            stop = segment.header.stop or 0
+        yield info
 
 
 def _verify_segment(

@@ -315,13 +315,13 @@ class PartitionReader:
         names = self._segment_names()
         first_retained = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
         low, high = first_retained, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
-        if self.cache.store.view().went_back:
-            high = low  # times do not rise from segment to segment: look into each
-        while low < high:  # find the first segment that begins at or after the time
+        # Within a step of a clock, times do not rise from segment to segment: find where it began.
+        steady_us = self.cache.store.view().steady_time_us(time_us)
+        while low < high:  # find the first segment that begins at or after that time
             middle = (low + high) // 2
             info = SegmentInfo.parse(names[middle])
             begin_us = info.time_us or self._index(info).time_of(0)  # of its first row
-            if begin_us is not None and begin_us < time_us:
+            if begin_us is not None and begin_us < steady_us:
                 low = middle + 1
             else:
                 high = middle

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
-from headrace.log.file.backup import check_copy
+from headrace.log.file.backup import check_copy, finish_backup
 from headrace.log.file.checkpoint import LostCommits, Replica, restore_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
@@ -32,8 +33,10 @@ from headrace.log.file.journal import (
 from headrace.log.file.segment import (
     COMPACTED,
     EXCISED,
+    INDEX_SUFFIX,
     SEGMENT_SUFFIX,
     FrameHeader,
+    Segment,
     SegmentInfo,
     body_is_sound,
     list_segments,
@@ -63,6 +66,8 @@ def recover(store: Store) -> None:
     4. cut each segment that was written at its end, and sync it
     5. sync the journal, then publish its end
     """
+    if (store.root / "backup.json").exists():
+        finish_backup(store.disk, store.root)
     journal = Journal(store.disk, store.journal_directory, write=True)
     replica = Replica.open(journal, store.journal_directory)  # 1
     redo = _Redo(store, replica)
@@ -219,6 +224,24 @@ class _Redo:
                 for segment, following in pairwise(segments):
                     if following.base <= state.start:
                         self.store.disk.unlink(path / segment.name)
+                _remove_leftovers(self.store, path, segments)
+
+
+def _remove_leftovers(store: Store, directory: Path, segments: list[SegmentInfo]) -> None:
+    """Remove the segments whose rows are in a compacted one before. Compaction removed them, but
+    not durably; where some of them are back, the others seem to be missing.
+    """
+    stop = 0
+    for info in segments:
+        if info.base < stop:
+            store.disk.unlink((directory / info.name).with_suffix(INDEX_SUFFIX))
+            store.disk.unlink(directory / info.name)
+            continue
+        with (
+            suppress(CorruptionError, FileNotFoundError),
+            closing(Segment(store.disk, directory / info.name)) as segment,
+        ):
+            stop = 0 if segment.is_truncated else segment.header.stop or 0
 
 
 def _stop_of(store: Store, path: Path) -> int:

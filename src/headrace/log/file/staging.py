@@ -155,8 +155,7 @@ def discard(store: Store, files: Iterable[str]) -> None:
         store.disk.unlink(path)
         directories.add(path.parent)
     for directory in directories:
-        if directory.is_dir() and not any(directory.iterdir()):
-            store.disk.remove_directory(directory)
+        store.disk.remove_directory(directory)  # once it is empty
 
 
 def discard_group(store: Store, group: str) -> None:
@@ -165,7 +164,7 @@ def discard_group(store: Store, group: str) -> None:
     """
     for directory in (store.root / "staging").glob("*.*"):
         if directory.name.split(".", 1)[1].rpartition(".")[0] == group:
-            discard(store, [f"{directory.name}/{path.name}" for path in directory.iterdir()])
+            discard(store, [f"{directory.name}/{name}" for name in _files_in(directory)])
 
 
 def remove_expired(store: Store, now_us: int) -> int:
@@ -176,8 +175,15 @@ def remove_expired(store: Store, now_us: int) -> int:
     for directory in (store.root / "staging").glob("*.*"):
         deadline = directory.name.split(".")[0]
         if deadline.isdigit() and int(deadline) < now_us:
-            for path in directory.iterdir():
-                store.disk.unlink(path)
-            store.disk.remove_directory(directory)
-            removed += 1
+            for name in _files_in(directory):
+                store.disk.unlink(directory / name)
+            removed += store.disk.remove_directory(directory)
     return removed
+
+
+def _files_in(directory: Path) -> list[str]:
+    """The names of the files in a staging directory, whose owner may be removing it."""
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []

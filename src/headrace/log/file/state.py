@@ -14,9 +14,10 @@ and that method's arguments. Method names and signatures are therefore part of t
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -376,6 +377,28 @@ def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo
     )
 
 
+MAX_CLOCK_STEPS = 64
+_MAX_TIME_US = (1 << 63) - 1
+
+
+def _with_step(steps: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
+    """Steps of clocks and one more. Those that touch are one; if there are too many, the two that
+    are closest become one, which costs look-ups between them some time.
+
+        [(10, 20), (40, 50)] and (15, 30): [(10, 30), (40, 50)]
+    """
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted([*steps, (low, high)]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    if len(joined) > MAX_CLOCK_STEPS:
+        at = min(range(len(joined) - 1), key=lambda at: joined[at + 1][0] - joined[at][1])
+        joined[at : at + 2] = [(joined[at][0], joined[at + 1][1])]
+    return joined
+
+
 class State:
     """Everything a log knows, apart from the rows themselves."""
 
@@ -384,8 +407,11 @@ class State:
         self.time_us = 0
         self.has_lost_commits = False
         """Whether damage to the journal was skipped: what producers stored is not quite known."""
-        self.went_back = False
-        """Whether a commit was ever earlier than the one before: a clock was set back."""
+        self.clock_steps: list[tuple[int, int]] = []
+        """Where a clock was set back: the times of a commit and of the one before, which was later.
+        In order, without overlap. For any other time, the commits at or after it are those behind
+        one place.
+        """
         self.topics: dict[str, TopicState] = {}
         self.producers: dict[str, ProducerState] = {}
         self.transactions: dict[str, int] = {}  # id -> epoch
@@ -397,6 +423,21 @@ class State:
         # journal's last roll, and before it if no checkpoint has synced them yet.
         self.dirty: set[tuple[str, int, str]] = set()
         self.dirty_before: set[tuple[str, int, str]] = set()
+
+    @property
+    def went_back(self) -> bool:
+        """Whether a commit was ever earlier than the one before: a clock was set back."""
+        return bool(self.clock_steps)
+
+    def steady_time_us(self, time_us: int) -> int:
+        """The latest time that is not after a given one, and whose rows and all later ones lie
+        behind one offset of each partition. It differs only within a step of a clock.
+        """
+        at = bisect_left(self.clock_steps, (time_us,)) - 1
+        if at < 0:
+            return time_us
+        low, high = self.clock_steps[at]
+        return low if time_us <= high else time_us
 
     def topic(self, name: str) -> TopicState:
         try:
@@ -432,7 +473,8 @@ class State:
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         """Apply the operations of one commit."""
-        self.went_back = self.went_back or time_us < self.time_us
+        if time_us < self.time_us:
+            self.clock_steps = _with_step(self.clock_steps, time_us, self.time_us)
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
             _APPLY[name](self, *arguments)
@@ -445,10 +487,8 @@ class State:
         for operation in operations:
             name = operation[0]
             if name not in _APPLY:
-                raise NewerFormat(
-                    f"The journal has an operation {name!r}, which this Headrace does not know.",
-                    fix="upgrade Headrace.",
-                )
+                raise _newer_operation(name)
+            _check_fields(name, operation[1:])
             strange = [
                 operation[index]
                 for index, pattern in _PATHS.get(name, {}).items()
@@ -658,15 +698,18 @@ class State:
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
             "notes": dict(self.notes),
             "went_back": self.went_back,
+            "clock_steps": list(self.clock_steps),
         }
 
     @classmethod
     def load(cls, dump: dict[str, Any]) -> State:
         state = cls()
         state.commit, state.time_us = dump["commit"], dump["time_us"]
-        state.went_back = dump.get("went_back", False)
+        # Drafts of format 2 knew only whether a clock was ever set back.
+        unknown = [(0, _MAX_TIME_US)] if dump.get("went_back", False) else []
+        state.clock_steps = [(low, high) for low, high in dump.get("clock_steps", unknown)]
         for name, stored in dump["topics"].items():
-            cls.check_names([["restore", name, {}, stored["directory"]]])
+            cls.check_names([["restore", name, {}, stored["directory"], []]])
             partitions = [PartitionState(*fields) for fields in stored["partitions"]]
             state._define(name, stored["settings"], stored["directory"], partitions)
         for key, (epoch, last, seen_us, recent, *stored) in dump["producers"].items():
@@ -715,6 +758,47 @@ _PATHS: dict[str, dict[int, re.Pattern[str]]] = {
 _NUMBERS = {"append": range(2, 8), "adopt": range(2, 5), "roll": range(2, 3), "start": range(2, 4)}
 """Operation -> where it has numbers of partitions and offsets."""
 
+
+def _newer_operation(name: str) -> NewerFormat:
+    return NewerFormat(
+        f"The journal has an operation {name!r}, which this Headrace does not know.",
+        fix="upgrade Headrace.",
+    )
+
+
+def _check_fields(name: str, fields: list[Any]) -> None:
+    """Raise NewerFormat if an operation has more fields than we know, and CorruptJournal if it has
+    fewer than it needs.
+    """
+    least, most = _FIELDS[name]
+    if name == "queue" and len(fields) >= least:  # group, topic, kind, partition, …
+        kind = fields[2]
+        if kind not in _QUEUE_FIELDS:
+            raise _newer_operation(f"queue {kind}")
+        name, fields, (least, most) = f"queue {kind}", fields[4:], _QUEUE_FIELDS[kind]
+    if len(fields) > most:
+        raise NewerFormat(
+            f"The journal has an operation {name!r} with {len(fields)} fields; this Headrace knows"
+            f" {most}.",
+            fix="upgrade Headrace.",
+        )
+    if len(fields) < least:
+        raise CorruptJournal(
+            f"The journal has an operation {name!r} with {len(fields)} fields; it needs {least}.",
+            fix="somebody has changed the journal: restore it from a backup.",
+        )
+
+
+def _fields_of(method: Callable[..., None]) -> tuple[int, int]:
+    """How many fields an operation needs, and how many it may have: its method's parameters behind
+    the first one.
+    """
+    parameters = list(signature(method).parameters.values())[1:]
+    needed = [each for each in parameters if each.default is each.empty]
+    is_open = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return len(needed), 1_000 if is_open else len(parameters)
+
+
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
@@ -736,4 +820,9 @@ _APPLY: dict[str, Callable[..., None]] = {
         "_queue",
         "_checkpointed",
     )
+}
+_FIELDS = {name: _fields_of(method) for name, method in _APPLY.items()}
+_QUEUE_FIELDS = {
+    name: _fields_of(getattr(QueueState, f"_{name}"))
+    for name in ("begin", "reset", "take", "renew", "return", "done")
 }

@@ -27,10 +27,12 @@ from threading import Lock
 from typing import Protocol
 
 from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
-from headrace.log.file.checkpoint import Replica
+from headrace.log.file.checkpoint import Replica, checkpoint_lsns
 from headrace.log.file.commit_draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.disk import OPEN, PRIVATE, Disk, DiskFile
 from headrace.log.file.journal import (
+    FILE_HEADER_BYTES,
+    JOURNAL_SUFFIX,
     DurableMark,
     DurableMarker,
     Journal,
@@ -460,6 +462,9 @@ class LogClock:
 # The directory
 
 
+_FIX_ABOUT = 'restore it; for this version it reads {"format": 1, "mode": "600"}.'
+
+
 def _open_directory(root: Path, disk: Disk, *, create: bool, mode: int) -> bool:
     """Check that a directory is a log, or create one. Returns whether it can be written."""
     about = root / "headrace.json"
@@ -485,7 +490,7 @@ def _open_directory(root: Path, disk: Disk, *, create: bool, mode: int) -> bool:
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
             f"{about} is damaged: it does not say which format the log has.",
-            fix='restore it; for this version it reads {"format": 1}.',
+            fix=_FIX_ABOUT,
         ) from error
     except PermissionError as error:
         raise LogUnavailable(
@@ -503,6 +508,16 @@ def _open_directory(root: Path, disk: Disk, *, create: bool, mode: int) -> bool:
 
 
 def _check_creatable(root: Path, *, create: bool) -> None:
+    journal = root / "journal"
+    has_records = bool(checkpoint_lsns(journal)) or any(
+        path.stat().st_size > FILE_HEADER_BYTES for path in journal.glob(f"*{JOURNAL_SUFFIX}")
+    )
+    # Looked for again, since another process may have created the log meanwhile.
+    if has_records and not (root / "headrace.json").exists():
+        raise LogUnavailable(
+            f"The log in {root} has lost its file headrace.json, which says its format.",
+            fix=_FIX_ABOUT,
+        )
     if not create:
         raise LogUnavailable(
             f"There is no log in {root}.",

@@ -13,8 +13,11 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.errors import RetryError
 from headrace.log.kafka.cluster import ClusterAdmin
 from headrace.log.kafka.errors import error_code, translate_errors
+from headrace.log.kafka.fetcher import Fetcher
 
 PENDING_SECONDS = 90.0
+BRIEF_SECONDS = 0.25
+"""How long transactions of others usually take to end."""
 SETTINGS = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
@@ -41,8 +44,11 @@ class CompactedPartition:
             return dict(self._values)
 
     def get(self, key: bytes) -> bytes | None:
-        """The committed value of a key. Waits for open transactions as `values` does."""
-        self._catch_up()
+        """The committed value of a key. Waits for open transactions as `values` does, but not long
+        for those that did not write this key: one of a process that died stays open until it times
+        out.
+        """
+        self._catch_up(key)
         with self._guard:
             return self._values.get(key)
 
@@ -54,20 +60,33 @@ class CompactedPartition:
         with self._guard:
             return self._values.get(key)
 
-    def _catch_up(self) -> None:
-        """Read everything written so far. The wait is outside the lock: one of the transactions may
-        belong to another thread of this process, which is about to read a value itself.
+    def _catch_up(self, key: bytes | None = None) -> None:
+        """Read everything written so far; for one key, everything that may have its value. The wait
+        is outside the lock: one of the transactions may belong to another thread of this process,
+        which is about to read a value itself.
         """
-        end = self._admin.high_watermarks([self._partition])[self._partition]
-        if end > self._position and not self._admin.await_ends(
-            {self._partition: end}, PENDING_SECONDS
-        ):
-            raise RetryError(
-                f"A transaction that writes to {self._partition[0]} has been open for"
-                f" {PENDING_SECONDS:.0f} seconds.",
-                fix="wait until it ends or times out, and try again.",
-            )
+        target = {self._partition: self._admin.high_watermarks([self._partition])[self._partition]}
+        end = target[self._partition]
+        if end > self._position and not self._admin.await_ends(target, BRIEF_SECONDS):
+            committed = self._admin.end_offsets([self._partition])[self._partition]
+            if key is not None and not self._is_written(key, committed, end):
+                end = committed
+            elif not self._admin.await_ends(target, PENDING_SECONDS):
+                raise RetryError(
+                    f"A transaction that writes to {self._partition[0]} has been open for"
+                    f" {PENDING_SECONDS:.0f} seconds.",
+                    fix="wait until it ends or times out, and try again.",
+                )
         self._read_to(end)
+
+    def _is_written(self, key: bytes, start: int, stop: int) -> bool:
+        """Whether a range has a record of a key, of a transaction of whatever outcome."""
+        with Fetcher.open(self._admin.cluster, {"isolation.level": "read_uncommitted"}) as fetcher:
+            return any(
+                message.key() == key
+                for messages in fetcher.records(*self._partition, start, stop)
+                for message in messages
+            )
 
     def _read_to(self, end: int) -> None:
         with self._guard:

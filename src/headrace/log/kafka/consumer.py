@@ -344,6 +344,9 @@ class KafkaConsumer(Consumer):
             raise_for_error(message, error, self._positions[partition])
         except OffsetLost as lost:
             out_of_range = out_of_range_error(self._connection, lost)
+            if out_of_range is None:  # lost was an offset of an earlier assignment
+                self._move(partition, self._positions[partition])
+                return
             if self._on_lost == "raise":
                 raise out_of_range from None
             self._move(

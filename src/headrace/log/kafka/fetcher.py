@@ -55,7 +55,8 @@ class Fetcher:
 
     def records(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
         """The records from offset `start` up to `stop`, in lists of bounded length. `stop` must not
-        be beyond the last committed offset.
+        be beyond the last committed offset, or for a fetcher that reads uncommitted records beyond
+        the end.
         """
         if start >= stop:
             return
@@ -73,7 +74,9 @@ class Fetcher:
                         f" {SILENCE_SECONDS:.0f} seconds.",
                         fix="check the brokers, and try again.",
                     )
-                position, records = self._records_before(messages, position, stop)
+                position, records = self._records_before(
+                    messages, position, stop, (topic, partition)
+                )
                 if records:
                     yield records
         finally:
@@ -97,10 +100,11 @@ class Fetcher:
         return [first, *self._consumer.consume(BATCH_RECORDS - 1, 0)]
 
     def _records_before(
-        self, messages: list[Message], position: int, stop: int
+        self, messages: list[Message], position: int, stop: int, own: tuple[str, int]
     ) -> tuple[int, list[Message]]:
         """The offset after the messages, and those of them that are records before `stop`. Usually
-        all of them are, which is checked first.
+        all of them are, which is checked first. Errors outlive the assignment that they are of:
+        those of other partitions are ignored.
         """
         last = messages[-1].offset() if messages else None
         if last is not None and last < stop and all(each.error() is None for each in messages):
@@ -115,7 +119,7 @@ class Fetcher:
                 position = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 position = max(position, offset)
-            else:
+            elif message.topic() is None or (message.topic(), message.partition()) == own:
                 raise_for_error(message, error, position)
         return position, records
 

@@ -382,6 +382,9 @@ class KafkaLog(Log):
     def note(self, name: str) -> str | None:
         return self._connection.notes.note(name)
 
+    def notes(self, prefix: str) -> dict[str, str]:
+        return self._connection.notes.notes(prefix)
+
     # Maintenance
 
     def verify(self, topic: str | None = None) -> list[Finding]:

@@ -110,6 +110,17 @@ class Notes:
         value = self._partitions[0].get(_note_key(name))
         return None if value is None else _load(value)["value"]
 
+    def notes(self, prefix: str) -> dict[str, str]:
+        """Notes by name, of those whose names begin with a prefix."""
+        self.prepare()
+        first = _note_key(prefix)
+        own = len(_note_key(""))
+        return {
+            key[own:].decode(): _load(value)["value"]
+            for key, value in self._partitions[0].values().items()
+            if key.startswith(first)
+        }
+
     def note_record(self, name: str, value: str | None) -> Record:
         stored = (
             None

@@ -291,7 +291,7 @@ class KafkaProducer(Producer):
                 raise abort_transaction(client, error) from error
             self._commit(client, progress)  # 4
         self._progress = progress or self._progress
-        self._connection.await_visible(delivery.ranges())  # 5
+        self._connection.await_visible(ranges)  # 5
         return ranges
 
     def _commit(self, client: Client, progress: ProducerProgress | None) -> None:

@@ -360,18 +360,32 @@ def _records(
     connection: Connection, fetcher: Fetcher, topic: str, read_range: ReadRange
 ) -> Iterator[list[Message]]:
     """The records of a range. OffsetOutOfRange if retention has removed some of them."""
-    try:
-        yield from fetcher.records(topic, *read_range)
-    except OffsetLost as lost:
-        raise out_of_range_error(connection, lost) from None
-
-
-def out_of_range_error(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange:
-    partition = (lost.topic, lost.partition)
-    return lost.with_bounds(
-        connection.admin.start_offsets([partition])[partition],
-        connection.admin.end_offsets([partition])[partition],
+    partition, start, stop = read_range
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            for messages in fetcher.records(topic, partition, start, stop):
+                yield messages
+                start = (messages[-1].offset() or 0) + 1
+        except OffsetLost as lost:
+            out_of_range = out_of_range_error(connection, lost)
+            if out_of_range is not None:
+                raise out_of_range from None
+        else:
+            return
+    raise RetryError(
+        f"Kafka lists offset {start} of {topic}[{partition}], and does not find it.",
+        fix="check the brokers, and try again.",
     )
+
+
+def out_of_range_error(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange | None:
+    """The error for an offset that the broker does not have; None if it has it after all. Errors of
+    a client outlive its assignments: what is lost may be an offset of an earlier one.
+    """
+    partition = (lost.topic, lost.partition)
+    earliest = connection.admin.start_offsets([partition])[partition]
+    end = connection.admin.end_offsets([partition])[partition]
+    return None if earliest <= lost.offset <= end else lost.with_bounds(earliest, end)
 
 
 def read_controls(connection: Connection, topic: str, read_range: ReadRange) -> list[ControlRecord]:

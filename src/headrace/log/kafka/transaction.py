@@ -282,8 +282,8 @@ class KafkaTransaction(Transaction):
 
         1. send the rows that are still buffered
         2. send the group offsets
-        3. send a token, by which an unknown outcome is settled later
-        4. send the notes; those that expect a value wait for their turn and check it
+        3. send the notes; those that expect a value wait for their turn and check it
+        4. send a token, by which an unknown outcome is settled later
         5. commit the Kafka transaction
         6. wait until rows and offsets are visible, and discard the staged files
         """
@@ -305,10 +305,10 @@ class KafkaTransaction(Transaction):
                 ]
                 if offsets:
                     self._client.send_offsets_to_transaction(offsets, metadata, RESPONSE_SECONDS)
-            outcome = self._connection.notes.transaction_record(self.id, self._owner, token)
-            send_records(self._client, [outcome], DeliveryReports())  # 3
             if self._contents.notes:
-                self._send_notes()  # 4
+                self._send_notes()  # 3
+            outcome = self._connection.notes.transaction_record(self.id, self._owner, token)
+            send_records(self._client, [outcome], DeliveryReports())  # 4
         self._is_open = False
         try:
             commit_transaction(self._client, max(self._deadline - time.monotonic(), 1.0))  # 5

@@ -8,6 +8,7 @@ with the source registered and those options that can still be changed.
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -142,12 +143,21 @@ def limit_retries(session: Any) -> None:
 
 
 def end_quietly(session: Any) -> None:
-    """Keep PySpark's accumulator server from printing a stack trace when the JVM dies: `has_ended`
-    says so in a sentence.
+    """Keep PySpark's accumulator server and Py4J from printing stack traces when the JVM dies:
+    `has_ended` says so in a sentence.
     """
+    logging.getLogger().addFilter(_is_not_of_lost_jvm)
     server = getattr(getattr(session, "sparkContext", None), "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_request: None
+
+
+def _is_not_of_lost_jvm(record: logging.LogRecord) -> bool:
+    """Whether a record of the root logger is another one than Py4J's about a lost connection, which
+    it raises as well.
+    """
+    is_py4j = record.module in {"java_gateway", "clientserver"}
+    return not (is_py4j and record.getMessage() == "Exception while sending command.")
 
 
 def forget_ended(session: SparkSession) -> None:

@@ -58,6 +58,7 @@ class AccumulatorOutcome:
     tails: Tails | None = None
     unknown: Mask | None = None  # versions whose result is null because it is unknown
     rejected: tuple[RejectedRows, ...] = ()
+    left_out: int = 0  # how many more rows than before are left out of results, which are unknown
 
 
 class Accumulator(ABC):
@@ -307,6 +308,7 @@ class StoredValueAccumulator(Accumulator):
         *,
         unknown: Mask | None = None,
         rejected: tuple[RejectedRows, ...] = (),
+        left_out: int = 0,
     ) -> AccumulatorOutcome:
         """The outcome, with `states` as the new values of the groups for which `there` is true."""
         tails = np.full(len(there), b"", dtype=object)
@@ -318,6 +320,7 @@ class StoredValueAccumulator(Accumulator):
             tails=tails.tolist(),
             unknown=unknown,
             rejected=rejected,
+            left_out=left_out,
         )
 
 

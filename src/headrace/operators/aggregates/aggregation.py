@@ -219,8 +219,8 @@ class AggregateSet:
 
     `by` are the columns of a group, for errors. With `divert`, rows that a user's own aggregate
     raises on are rejected instead of stopping the query. `dead_letters` collects the rejected rows,
-    and `unknown_results` counts by aggregate the emitted results that are null because they are
-    unknown.
+    `unknown_results` counts by aggregate the emitted results that are null because they are
+    unknown, and `left_out` the rows that made them so.
     """
 
     def __init__(
@@ -250,6 +250,7 @@ class AggregateSet:
         )
         self.dead_letters = DeadLetterBuffer(schema)
         self.unknown_results: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
 
     def _check(self, row_key: Sequence[str]) -> None:
         used = [*self.by, *row_key, *(name for _, spec in self.aggregates for name in spec.reads)]
@@ -358,10 +359,12 @@ class AggregateSet:
 
     def record_rejected(self, segments: Segments, outcome: AggregateOutcome, shown: Ints) -> None:
         """Record the unknown results among the emitted versions, and the rows that aggregates
-        rejected.
+        rejected or left out.
         """
         self.count_unknown(outcome, shown)
         for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
+            if each.left_out:
+                self.left_out[name] = self.left_out.get(name, 0) + each.left_out
             for rejected in each.rejected:
                 self.dead_letters.add(
                     segments.rows, segments.order[rejected.rows], name, rejected.reason

@@ -9,7 +9,8 @@ errors are traced to a row. A mean, over two groups in one tick:
 
 All values of a group and tick come in one call. If the call raises, it is repeated with fewer
 groups, and for a group that it raises on with fewer rows, until the rows that cannot be added are
-found. A bad row therefore never affects other groups, whatever else is in the batch.
+found. A bad row therefore never affects other groups, whatever else is in the batch. An error of
+the machine, such as a file that cannot be read, is no row's: the batch fails and is tried again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class CustomAggregate(ABC):
     arguments give the same result, without clock or randomness. They are called for many groups at
     once: `groups[j]` is the index in `states` of the group that `values[j]` belongs to, and
     `states[i]` is null for a new group. Values are in the pipeline's order.
+
+    What a method raises is the fault of a row (`errors=` of `aggregate` says what becomes of it),
+    unless it is an OSError or a MemoryError: then the batch is tried again.
 
     Example:
         ```python
@@ -114,6 +118,8 @@ class CustomAggregate(ABC):
 
 
 Change = Callable[[pa.Array, pa.Array, pa.Array], pa.Array]
+PASSING = (OSError, MemoryError)
+"""Errors of the machine, not of a row: the batch is tried again."""
 
 
 class CustomAggregateRaised(Exception):
@@ -196,6 +202,8 @@ class Custom(StoredValueAccumulator):
                 self.aggregate.result_type,
                 "result",
             )
+        except PASSING:
+            raise
         except Exception as error:
             raise CustomAggregateRaised(None, error) from error
         at = np.full(len(versions), -1)
@@ -257,6 +265,8 @@ class Custom(StoredValueAccumulator):
         try:
             changed = change(states, pa.array(slots), values.take(pa.array(rows)))
             return _check_array(changed, len(states), self.aggregate.state_type, name)
+        except PASSING:
+            raise
         except Exception as error:
             if len(rows) == 1:
                 return self._refuse(states, int(rows[0]), error, refused)

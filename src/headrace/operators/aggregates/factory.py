@@ -8,14 +8,20 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headrace.errors import BugError
-from headrace.operators.aggregates import append_only, retractable
+from headrace.operators.aggregates import append_only, extremes_by, retractable, value_bags
 from headrace.operators.aggregates.accumulator import Accumulator, has_order_in_64_bits
 from headrace.operators.aggregates.append_only import Extreme
 from headrace.operators.aggregates.custom import Custom
-from headrace.operators.aggregates.float_sums import DoubleAverage, DoubleSum, StandardDeviation
+from headrace.operators.aggregates.float_sums import (
+    DoubleAverage,
+    DoubleSum,
+    StandardDeviation,
+    Variance,
+)
 from headrace.operators.aggregates.specs import AggregateSpec, result_type
 from headrace.operators.aggregates.sums import (
     CountRows,
+    CountTrue,
     CountValues,
     DecayedSum,
     DecimalAverage,
@@ -37,6 +43,8 @@ class AccumulatorRequest:
     spec: AggregateSpec
     column: str
     type: pa.DataType
+    by_type: pa.DataType | None
+    """The type of the column by which rows are compared, if the aggregate compares them."""
     over_table: bool
     row_key: tuple[str, ...]
     divert: bool
@@ -82,6 +90,7 @@ def build(
         spec=spec,
         column=spec.column,
         type=schema.field(spec.column).type,
+        by_type=None if spec.option("by") is None else schema.field(spec.option("by")).type,
         over_table=over_table,
         row_key=tuple(row_key),
         divert=divert,
@@ -132,6 +141,8 @@ def _extreme(request: AccumulatorRequest) -> Accumulator:
 
 
 def _first_or_last(request: AccumulatorRequest) -> Accumulator:
+    if request.by_type is not None:
+        return _extreme_by(request)
     first, ignore_nulls = request.spec.kind == "first", bool(request.spec.option("ignore_nulls"))
     if not request.over_table:
         return (append_only.First if first else append_only.Last)(
@@ -143,6 +154,53 @@ def _first_or_last(request: AccumulatorRequest) -> Accumulator:
         request.type,
         _row_key(request),
         ignore_nulls=ignore_nulls,
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
+    )
+
+
+def _extreme_by(request: AccumulatorRequest) -> Accumulator:
+    choice = extremes_by.Choice(
+        column=request.column,
+        type=request.type,
+        by=request.spec.option("by"),
+        by_type=request.by_type,
+        largest=request.spec.kind in {"last", "max_by"},
+        latest=request.spec.kind != "first",
+        ignore_nulls=bool(request.spec.option("ignore_nulls")),
+    )
+    if not request.over_table:
+        return extremes_by.ExtremeBy(choice)
+    return extremes_by.TableExtremeBy(
+        choice,
+        _row_key(request),
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
+    )
+
+
+def _value_bag(kind: type[value_bags.ValueBag]) -> Callable[[AccumulatorRequest], Accumulator]:
+    return lambda request: kind(
+        request.column,
+        request.type,
+        max_values=request.max_values,
+        stop_when_full=request.stop_when_full,
+    )
+
+
+def _count_distinct(request: AccumulatorRequest) -> Accumulator:
+    if request.spec.option("or_null"):
+        return value_bags.DistinctValues(
+            request.column,
+            request.type,
+            request.spec.option("more", ()),
+            max_values=request.max_values,
+            stop_when_full=request.stop_when_full,
+        )
+    return retractable.CountDistinct(
+        request.column,
+        request.type,
+        over_table=request.over_table,
         max_values=request.max_values,
         stop_when_full=request.stop_when_full,
     )
@@ -215,6 +273,7 @@ def _bloom(request: AccumulatorRequest) -> Accumulator:
 
 _BUILDERS: dict[str, Callable[[AccumulatorRequest], Accumulator]] = {
     "count": lambda request: CountValues(request.column),
+    "count_if": lambda request: CountTrue(request.column),
     "sum": _sum,
     "rate": _sum,  # the window kernel divides it by the window's length
     "decayed_sum": _decayed_sum,
@@ -222,18 +281,19 @@ _BUILDERS: dict[str, Callable[[AccumulatorRequest], Accumulator]] = {
     "stddev": lambda request: StandardDeviation(
         request.column, population=bool(request.spec.option("population"))
     ),
+    "variance": lambda request: Variance(
+        request.column, population=bool(request.spec.option("population"))
+    ),
     "min": _extreme,
     "max": _extreme,
     "first": _first_or_last,
     "last": _first_or_last,
+    "min_by": _extreme_by,
+    "max_by": _extreme_by,
     "collect": _collect,
-    "count_distinct": lambda request: retractable.CountDistinct(
-        request.column,
-        request.type,
-        over_table=request.over_table,
-        max_values=request.max_values,
-        stop_when_full=request.stop_when_full,
-    ),
+    "collect_set": _value_bag(value_bags.CollectSet),
+    "median": _value_bag(value_bags.Median),
+    "count_distinct": _count_distinct,
     "approx_distinct": _approx_distinct,
     "quantiles": _quantiles,
     "heavy_hitters": _heavy_hitters,

@@ -510,12 +510,38 @@ class StandardDeviation(Monoid):
         number = np.where(enough, count, 2).astype(np.float64)
         with np.errstate(all="ignore"):
             excess, sure = _excess(number, sums, squares)
-            deviation = np.sqrt(excess / (number * (number - fewer)))
+            spread = self._of_variance(excess / (number * (number - fewer)))
         for at in np.flatnonzero(enough & ~sure).tolist():
-            deviation[at] = _exact_stddev(
-                int(count[at]), self._sums.exact(sums, at), self._squares.exact(squares, at), fewer
-            )
-        return double_array(deviation, enough), None
+            total, squared = self._sums.exact(sums, at), self._squares.exact(squares, at)
+            if total.is_finite and squared.is_finite:
+                spread[at] = self._of_fraction(
+                    *_exact_variance(int(count[at]), total, squared, fewer)
+                )
+            else:
+                spread[at] = math.nan
+        return double_array(spread, enough), None
+
+    def _of_variance(self, variance: Doubles) -> Doubles:
+        """The result, from variances that are exact enough."""
+        root: Doubles = np.sqrt(variance)
+        return root
+
+    def _of_fraction(self, numerator: int, denominator: int) -> float:
+        """The result, from an exact variance."""
+        return _square_root(numerator, denominator)
+
+
+class Variance(StandardDeviation):
+    """The variance: the square of the standard deviation, with the same state."""
+
+    def _of_variance(self, variance: Doubles) -> Doubles:
+        return variance
+
+    def _of_fraction(self, numerator: int, denominator: int) -> float:
+        try:
+            return max(numerator, 0) / denominator
+        except OverflowError:
+            return math.inf
 
 
 def _exact_square(value: float, weight: int) -> ExactSum:
@@ -544,14 +570,12 @@ def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubl
     return excess, safe & (excess > scaled * _MAX_CANCELLED)
 
 
-def _exact_stddev(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:
-    """The standard deviation by integer arithmetic. Sums are in units, so the square of a sum is in
-    units squared.
+def _exact_variance(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> tuple[int, int]:
+    """The variance as a fraction of integers. Sums are in units, so the square of a sum is in units
+    squared.
     """
-    if not (total.is_finite and squares.is_finite):
-        return math.nan
     unit = to_units(1.0)
-    return _square_root(
+    return (
         count * squares.units * unit - total.units * total.units,
         count * (count - fewer) * unit * unit,
     )

@@ -44,8 +44,9 @@ from headrace.operators.kernel import KeyedState, empty_segments
 class AggregateKernel:
     """Aggregates by group.
 
-    After each call, `dead_letters` holds the rows that an aggregate rejected, and `unknown_results`
-    counts by aggregate the emitted results that are null because they are unknown.
+    After each call, `dead_letters` holds the rows that an aggregate rejected; `unknown_results`
+    counts by aggregate the emitted results that are null because they are unknown, and `left_out`
+    the rows beyond an aggregate's limit that made them so.
 
     Args:
         step: The step's name, for errors.
@@ -87,6 +88,7 @@ class AggregateKernel:
         self._layout = self._aggregation.layout
         self.dead_letters = self._aggregation.dead_letters
         self.unknown_results = self._aggregation.unknown_results
+        self.left_out = self._aggregation.left_out
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -117,6 +119,20 @@ class AggregateKernel:
         columns += outcome.results(emitted.versions)
         columns += [emitted.names(), pa.array(segments.ticks[emitted.segments])]
         return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD))
+
+    # Expiry: see `headrace.operators.expiry`
+
+    def forget(self, state: KeyedState, keys: pa.Array) -> None:
+        """Delete the states of some groups."""
+        state.put_array(keys, pa.nulls(len(keys), pa.binary()))
+
+    def stored_rows(self, state: KeyedState, keys: pa.Array) -> pa.Table:
+        """The present rows of those of the groups that have one."""
+        values = state.get_array(keys)
+        is_stored = values.is_valid()
+        rows = self.describe(keys.filter(is_stored), values.filter(is_stored))
+        names = [name for name in self.output.names if name != CHANGE_FIELD.name]
+        return rows.select(names).cast(self.output.remove(len(names)))
 
     # Inspection of stored state
 

@@ -1,6 +1,6 @@
 """Aggregates that keep values of a table, whose rows can be retracted.
 
-`min`, `max` and `count_distinct` keep a multiset: distinct values with how many rows have each.
+`min` and `max` keep a multiset: distinct values with how many rows have each.
 `max(v)` with at most two values per group, over one group:
 
     changes in                        state after                        result
@@ -18,7 +18,9 @@ What happens above the limit of values per group:
 - `min`, `max`, `first` and `last` forget the values farthest from the answer and only count them.
   Once all kept values are retracted and forgotten ones remain, the answer is null, and counted as
   unknown, until it is known again.
-- `count_distinct` and `collect` reject a value above the limit; its row goes to dead letters.
+- `collect` rejects a value above the limit; its row goes to dead letters. So does `CountDistinct`,
+  which continues state of `count_distinct` that an earlier Headrace began; `value_bags` has its
+  successor.
 - With `when_full="stop"` the query stops instead.
 """
 
@@ -111,6 +113,9 @@ class Multiset(StoredValueAccumulator):
         self.max_values = max_values
         self.stop_when_full = stop_when_full
 
+    def _column(self, segments: Segments) -> pa.Array:
+        return segments.column(self.column)
+
     def _read(self, column: pa.Array) -> pa.Array:
         return column
 
@@ -120,7 +125,7 @@ class Multiset(StoredValueAccumulator):
         """The ranks of stored values and of the rows that have a value; which rows those are; and
         the distinct values in order.
         """
-        column = self._read(segments.column(self.column))
+        column = self._read(self._column(segments))
         rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         everything = pa.concat_arrays(
             [*(each.cast(self.type) for each in stored), column.drop_null()]
@@ -303,7 +308,9 @@ class TableExtreme(Multiset):
 
 
 class CountDistinct(Multiset):
-    """The number of distinct values. Over a stream, counts per value are not needed."""
+    """The number of distinct values among those that are not above the limit, as an earlier
+    Headrace counted. Over a stream, counts per value are not needed.
+    """
 
     def __init__(
         self,

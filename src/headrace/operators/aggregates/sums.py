@@ -69,6 +69,19 @@ class CountValues(CountRows):
         return (count_valid(segments.column(self.column), segments),)
 
 
+class CountTrue(CountRows):
+    """The number of rows for which a BOOLEAN column is true."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def lift(self, segments: Segments) -> Columns:
+        is_true = segments.column(self.column).fill_null(False).to_numpy(zero_copy_only=False)
+        signs = segments.signs
+        ones = is_true.astype(np.int64) if signs is None else np.where(is_true, signs, 0)
+        return (np.add.reduceat(ones, segments.starts),)
+
+
 def count_valid(array: pa.Array, segments: Segments) -> Ints:
     """The number of values of each segment that are not null, less those that are retracted."""
     valid, signs = valid_mask(array), segments.signs

@@ -339,6 +339,18 @@ class KeyedRowStore:
         )
 
 
+def delete_keys(row_store: KeyedRowStore) -> None:
+    """Delete everything that is stored of the keys: their headers and chunks."""
+    names, groups = [row_store.names], [row_store.groups]
+    for part in row_store.sections:
+        entries = np.flatnonzero(part.is_chunked[part.chunk_keys])
+        keys = part.chunk_keys[entries]
+        names.append(row_store.chunk_names(part, keys, part.lows[entries]))
+        groups.append(row_store.groups[keys])
+    deleted = pa.concat_arrays(names)
+    row_store.state.put_array(deleted, pa.nulls(len(deleted), pa.binary()), np.concatenate(groups))
+
+
 # Writing
 
 

@@ -31,7 +31,7 @@ from headrace.columnar.lookup import group_start_mask, mask_at, sort_order
 from headrace.columnar.segments import order_by_key
 from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.changelog import differs
-from headrace.operators.kernel import KeyedState
+from headrace.operators.kernel import KeyedState, Times, microseconds
 
 ResultColumn = tuple[str, str, str]
 """(source, column, name in the result). The source is "left" or "right"; or "key": a join column
@@ -44,13 +44,20 @@ JOIN_TYPES = ("inner", "left", "right", "full")
 @dataclass(frozen=True)
 class Side:
     """An input of a join: its columns, those it is joined on, its primary key if it is a table, and
-    its column of event times if it has one.
+    its column of event times if it has one. `shift_us` is added to these times.
     """
 
     schema: pa.Schema
     on: tuple[str, ...]
     key: tuple[str, ...] = ()
     time: str | None = None
+    shift_us: int = 0
+
+    def times(self, rows: pa.Table) -> Times:
+        """The event times of rows."""
+        assert self.time is not None
+        times: Times = microseconds(rows.column(self.time)) + self.shift_us
+        return times
 
     def check(self, where: str) -> None:
         """Raise `UnknownColumn` if the input lacks a column that is named."""

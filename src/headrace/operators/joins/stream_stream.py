@@ -66,7 +66,7 @@ from headrace.operators.joins.timers import (
     timer_list_entries,
     unloaded_timer_bound,
 )
-from headrace.operators.kernel import KeyedState, Watermarks, microseconds
+from headrace.operators.kernel import KeyedState, Watermarks
 
 MATCHED = np.uint8(1)
 """Flag of a stored row that has matched a row."""
@@ -115,8 +115,7 @@ class Arrivals:
             keeps_unmatched: whether the result has rows of this side that match nothing.
         """
         self.number, self.other, self.keeps_unmatched = number, other, keeps_unmatched
-        assert side.time is not None
-        tick_index, times = own.tick_indices(ticks_of(rows)), microseconds(rows.column(side.time))
+        tick_index, times = own.tick_indices(ticks_of(rows)), side.times(rows)
         is_late = times < own.horizon_before[tick_index]
         self.late = int(np.count_nonzero(is_late))
         keys, has_null = join_keys(rows, side.on)

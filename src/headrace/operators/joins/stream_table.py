@@ -61,7 +61,7 @@ from headrace.operators.joins.sides import (
 )
 from headrace.operators.kernel import KeyedState, Watermarks
 
-ID = "_id"
+ID = "\0id"
 """The column of the stored rows that has their primary key, where the join key does not tell rows
 apart.
 """

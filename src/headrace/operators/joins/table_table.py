@@ -14,7 +14,8 @@ the key of the result is `order`.
 The result has a row for each pair of rows with equal join keys, and in an outer join one for each
 row that has no match. Its key is that of both tables, or of one of them where that is enough. A
 change costs as much as there are rows of its join key on the other side. A row whose join key has a
-null matches nothing.
+null matches nothing, as in SQL. Where a full join could have an unmatched row of either side under
+one key of the result, because both keys are null, the right one becomes a dead letter.
 
 Where a row moves from one join key to another, the result's row may be removed under the one and
 added under the other in the same tick, by different shards. `SettleKernel`, sharded by the result's
@@ -24,7 +25,7 @@ key, merges the two into one change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,7 +33,7 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
-from headrace.columnar.keys import encode_keys
+from headrace.columnar.keys import as_array, encode_keys
 from headrace.columnar.lookup import (
     expand_pairs,
     group_start_mask,
@@ -43,7 +44,12 @@ from headrace.columnar.lookup import (
     sort_order,
 )
 from headrace.errors import InputError
-from headrace.operators.joins.row_store import HIGHEST, KeyedRowStore, RowStoreWriter
+from headrace.operators.joins.row_store import (
+    HIGHEST,
+    KeyedRowStore,
+    RowStoreWriter,
+    delete_keys,
+)
 from headrace.operators.joins.sides import (
     JoinColumns,
     ResultColumn,
@@ -54,7 +60,7 @@ from headrace.operators.joins.sides import (
     ticks_of,
 )
 from headrace.operators.joins.stream_table import ALWAYS, FOREVER, TableSide, Versions
-from headrace.operators.kernel import KeyedState, Watermarks
+from headrace.operators.kernel import DeadLetterBuffer, KeyedState, Watermarks
 
 # Overlapping versions
 
@@ -176,6 +182,10 @@ class ResultChanges:
         )
 
 
+_KEEPING = {"left": "right", "right": "left"}
+"""For each side, the type of the join that keeps the unmatched rows of the other side alone."""
+
+
 class TableTableJoin:
     """The kernel of a join of two tables. Its inputs are the changes of both; `key` is the key of
     the result.
@@ -191,7 +201,11 @@ class TableTableJoin:
         columns: Sequence[ResultColumn],
         *,
         how: str = "inner",
+        nulls_in_both_keys: bool = False,
     ) -> None:
+        """Declare the join. `nulls_in_both_keys` says that the primary keys of both tables may be
+        null.
+        """
         self.step_name, self.how = step, how
         self.left, self.right = left, right
         self._columns = JoinColumns(step, left, right, columns, how)
@@ -204,6 +218,14 @@ class TableTableJoin:
             self.key = tuple(dict.fromkeys(left_key + right_key))
         else:
             self.key = self._result_names("key" if self._columns.keeps_right else "left", left.on)
+        self._rejects_null_keys = how == "full" and nulls_in_both_keys
+        self.dead_letters = DeadLetterBuffer(right.schema)
+        # The key columns of a side that are null where the side is missing.
+        self._own_left, self._own_right = (
+            pa.schema([side.schema.field(name) for name in side.key if (source, name) in names])
+            for names in [{(source, column) for source, column, _ in self._columns.columns}]
+            for source, side in (("left", left), ("right", right))
+        )
 
     def _result_names(self, side: str, columns: Sequence[str]) -> tuple[str, ...]:
         """The names of some columns of a side in the result. A join column may come as the key's,
@@ -219,7 +241,8 @@ class TableTableJoin:
             name = names.get((side, column))
             if name is None and index is not None:
                 name = names.get(("key", self.left.on[index]))
-            if name is None and index is not None and self.how == "inner":
+            # The other side's column has the same value, if the other side is never missing.
+            if name is None and index is not None and self.how in {"inner", _KEEPING[side]}:
                 name = names.get(("left" if side == "right" else "right", other_on[index]))
             if name is None:
                 raise InputError(
@@ -248,6 +271,8 @@ class TableTableJoin:
         the changes. 3. Pair the versions. 4. Store. 5. Emit what was added and removed.
         """
         # 1. Load.
+        if self._rejects_null_keys:
+            inputs = [inputs[0], self._without_null_keys(inputs[1])]
         keyed = [
             join_keys(changes, side.on)
             for changes, side in zip(inputs, (self.left, self.right), strict=True)
@@ -292,7 +317,45 @@ class TableTableJoin:
             rows = rows_before[number] + added - removed
             row_store.registers[number] = np.where(rows == 0, HIGHEST, rows)
         writer.save()
-        return self._emit(ResultChanges.concat(changes), *sides)
+        return self._emit(self._with_result_ids(ResultChanges.concat(changes), *sides), *sides)
+
+    def _without_null_keys(self, rows: pa.Table) -> pa.Table:
+        """The right rows that cannot have the key of an unmatched left row."""
+        by_pair = self._by_left or self._by_right
+        nulls = [
+            as_array(rows.column(name)).is_null().to_numpy(zero_copy_only=False)
+            for name in (self.right.key if by_pair else self.right.on)
+        ]
+        has_null = (np.logical_and if by_pair else np.logical_or).reduce(nulls)
+        if not has_null.any():
+            return rows
+        self.dead_letters.add(
+            rows,
+            np.flatnonzero(has_null & ~retraction_mask(rows)),
+            "full join",
+            "its key is null, and so may be that of a row of the other table, which it does not"
+            " match: the result has one row a key",
+        )
+        return rows.filter(pa.array(~has_null))
+
+    def _with_result_ids(
+        self, changes: ResultChanges, left: TableSide, right: TableSide
+    ) -> ResultChanges:
+        """The changes, in which a row of a side and no row of it have one id if the key of the
+        result is the same for both: if that side's part of it is null, or has no columns.
+        """
+        left_ids, right_ids = changes.left_ids, changes.right_ids
+        if self._by_left and self._columns.keeps_right:
+            is_null = _null_mask(left, self._own_left, changes.left_rows)
+            left_ids = np.where(is_null, -1, left_ids)
+        if self._by_right and self._columns.keeps_left:
+            is_null = _null_mask(right, self._own_right, changes.right_rows)
+            right_ids = np.where(is_null, -1, right_ids)
+        return replace(changes, left_ids=left_ids, right_ids=right_ids)
+
+    def forget(self, state: KeyedState, keys: pa.Array) -> None:
+        """Delete the rows of some join keys, of both sides."""
+        delete_keys(KeyedRowStore(self.step_name, state, keys, sections=2, registers=2))
 
     def _emit(self, changes: ResultChanges, left: TableSide, right: TableSide) -> pa.Table:
         """The changes in order of tick, join key and row. A row that is removed and added in the
@@ -314,6 +377,14 @@ class TableTableJoin:
             [*columns, kinds, pa.array(changes.ticks)], schema=self.output.append(TICK_FIELD)
         )
         return result if is_emitted.all() else result.filter(pa.array(is_emitted))
+
+
+def _null_mask(side: TableSide, fields: pa.Schema, rows: Ints) -> Mask:
+    """Which rows of a side have nothing but nulls in some columns; -1 is a missing row."""
+    is_null = np.ones(len(rows), np.bool_)
+    for array in side.rows.columns(fields, rows).values() if len(fields) else ():
+        is_null &= array.is_null().to_numpy(zero_copy_only=False)
+    return is_null
 
 
 def _paired_changes(left: Versions, right: Versions, count: int) -> ResultChanges:

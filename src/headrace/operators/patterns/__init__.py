@@ -13,8 +13,10 @@ From rows to matches:
 - `kernel`: the kernel: buffers rows, matches them, emits matches, retains what is needed.
 - `row_buffer`: the buffered rows, in the state and sorted.
 - `match_pass`: the patterns of a batch, one after the other.
-- `matcher`: one pattern over sorted rows: skip strategies, backtracking, what is certain when.
+- `matcher`: one pattern over sorted rows: skip strategies, what is certain when.
 - `walker`: runs of the automaton from many rows at once, with look-ahead.
+- `path_search`: all partial matches of many rows at once, where look-ahead is not enough.
+- `path_memory`: what conditions that look back need to know of a partial match.
 - `settings`: the settings of the kernel, and the rows and columns of its result.
 - `rules`: patterns as rows of a table, and their kernel.
 

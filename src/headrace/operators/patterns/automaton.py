@@ -56,6 +56,10 @@ class Automaton:
     symbols: tuple[str, ...]
     start_states: tuple[int, ...]
     transitions: tuple[tuple[Transition, ...], ...]
+    is_excluded: tuple[bool, ...] = ()
+    """The states whose rows are left out where all rows of matches are emitted."""
+    may_be_empty: bool = False
+    """Whether a row from which nothing else matches begins an empty match."""
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -92,6 +96,8 @@ class Automaton:
     @cached_property
     def required_symbols(self) -> tuple[str, ...]:
         """The symbols of which every match has a row."""
+        if self.may_be_empty:
+            return ()
         return tuple(
             symbol for symbol in dict.fromkeys(self.symbols) if not self._accepts_without(symbol)
         )
@@ -167,26 +173,31 @@ class Automaton:
 def build_automaton(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
     """Build the automaton of a pattern.
 
+    What would be tried after the empty match is never tried: it always fits.
+
     Raises:
-        BadPattern: the pattern is too large, or would match without any row.
+        BadPattern: the pattern is too large, or prefers to match no row at all.
     """
     nfa = _EpsilonNfa(pattern, where)
     end = nfa.add_state()
     begin = nfa.add_state()
     nfa.epsilons[begin].append((nfa.add_node(pattern.root, end), STRICT_CONTIGUITY))
     starts = nfa.closure(begin, end)
-    if any(transition.target == ACCEPT for transition in starts):
+    targets = [transition.target for transition in starts]
+    may_be_empty = ACCEPT in targets
+    targets = targets[: targets.index(ACCEPT)] if may_be_empty else targets
+    if not targets:
         raise BadPattern(
-            f"The step {where} has a pattern that nothing at all would match: every part of it may"
-            f" be left out.\n{excerpt_at(pattern.text, 0)}",
-            fix="let at least one row be needed: a+ instead of a*.",
+            f"The step {where} has a pattern that prefers to match nothing at all, which fits every"
+            f" row.\n{excerpt_at(pattern.text, 0)}",
+            fix="let at least one row be needed, as in a+?, or let it match as many as it can: a*.",
         )
     states = sorted(nfa.symbols)
     numbers = {state: number for number, state in enumerate(states)}
     return Automaton(
         pattern=pattern,
         symbols=tuple(nfa.symbols[state] for state in states),
-        start_states=tuple(dict.fromkeys(numbers[transition.target] for transition in starts)),
+        start_states=tuple(dict.fromkeys(numbers[target] for target in targets)),
         transitions=tuple(
             tuple(
                 Transition(numbers.get(transition.target, ACCEPT), transition.contiguity)
@@ -194,6 +205,8 @@ def build_automaton(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
             )
             for state in states
         ),
+        is_excluded=tuple(state in nfa.excluded for state in states),
+        may_be_empty=may_be_empty,
     )
 
 
@@ -207,6 +220,7 @@ class _EpsilonNfa:
     where: str
     epsilons: list[list[tuple[int, Contiguity]]] = field(default_factory=list)
     symbols: dict[int, str] = field(default_factory=dict)
+    excluded: set[int] = field(default_factory=set)
 
     def add_state(self) -> int:
         self.epsilons.append([])
@@ -223,6 +237,8 @@ class _EpsilonNfa:
                 )
             state = self.add_state()
             self.symbols[state] = node.name
+            if node.is_excluded:
+                self.excluded.add(state)
             self.epsilons[state].append((end, STRICT_CONTIGUITY))
             return state
         if isinstance(node, Concatenation):

@@ -19,7 +19,11 @@ from headrace.operators.patterns.condition_parser import (
     parse_definition,
     parse_measure_sql,
 )
-from headrace.operators.patterns.conditions import MATCH_NUMBER, ConditionExpression
+from headrace.operators.patterns.conditions import (
+    MATCH_NUMBER,
+    ConditionExpression,
+    RowExpression,
+)
 from headrace.operators.patterns.matcher import MatchRules
 from headrace.operators.patterns.parser import (
     MAX_MATCHES,
@@ -104,7 +108,13 @@ class CompiledPattern:
     def columns(self) -> tuple[str, ...]:
         """The columns of rows that must be stored."""
         terms = [term for expression in self._expressions for term in expression.terms]
-        return tuple(dict.fromkeys(term.column for term in terms if term.column is not None))
+        return tuple(dict.fromkeys(column for term in terms for column in term.columns))
+
+    @cached_property
+    def row_expressions(self) -> tuple[RowExpression, ...]:
+        """The expressions over single rows that conditions and measures look at."""
+        found = (term.expression for each in self._expressions for term in each.terms)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 def compile_pattern(
@@ -148,6 +158,7 @@ def compile_pattern(
         spec.after_match, (*pattern.match_symbols, *(name for name, _ in spec.subsets)), where=where
     )
     _check_absent(automaton, definitions, where)
+    _check_empty(automaton, skip_strategy, where)
     _check_skip_target(automaton, skip_strategy, spec, where)
     rules = MatchRules(
         automaton=automaton,
@@ -221,6 +232,26 @@ def _check_absent(automaton: Automaton, definitions: tuple[Definition, ...], whe
                 f" condition looks at the rows of a match: {definition.by_match.text!r}.",
                 fix="let it look at its own row alone, or at the rows before it with prev().",
             )
+
+
+def _check_empty(automaton: Automaton, strategy: SkipStrategy, where: str) -> None:
+    """Where a pattern may match no row, each row from which nothing else matches is such a match:
+    it must be known when that is so, and that there is no other.
+    """
+    if not automaton.may_be_empty:
+        return
+    if automaton.pattern.waits_for_deadline:
+        raise BadPattern(
+            f"The step {where} has a pattern of which every part may be left out, and that ends"
+            " with an absence.",
+            fix="let at least one row be needed: a+ instead of a*.",
+        )
+    if strategy.kind == NO_SKIP:
+        raise BadPattern(
+            f"The step {where} has a pattern of which every part may be left out, and {NO_SKIP!r}:"
+            " every row would match it.",
+            fix=f"let at least one row be needed: a+ instead of a*; or use {PAST_LAST!r}.",
+        )
 
 
 def _check_skip_target(

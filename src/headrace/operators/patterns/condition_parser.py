@@ -40,6 +40,7 @@ from headrace.operators.patterns.conditions import (
     MATCH_NUMBER,
     NAVIGATION,
     ConditionExpression,
+    RowExpression,
     Term,
 )
 
@@ -355,12 +356,13 @@ class _TermReader:
         return ColumnReference(self.terms.index(term), term.type(self.names.schema))
 
     def _column_term(self, tree: exp.Expr, kind: str, offset: int = 0, look_back: int = 0) -> Term:
-        """A column of a row, `amount` or `big.amount`."""
-        if not isinstance(tree, exp.Column) or isinstance(tree.this, exp.Star):
+        """A column of a row, `amount` or `big.amount`, or an expression over columns of one row."""
+        if isinstance(tree, exp.Star) or isinstance(tree.this, exp.Star):
             raise ExpressionRefused(
-                f"{to_sql(tree)} is not a column.",
-                "compute it before the pattern, with with_columns(…), and name that column.",
+                f"{to_sql(tree)} is not a column.", "only count() takes all columns."
             )
+        if not isinstance(tree, exp.Column):
+            return self._expression_term(tree, kind, offset, look_back)
         symbols, columns = self._symbols(tree), self.names.schema.names
         alike = [name for name in columns if name.lower() == tree.name.lower()]
         if tree.name not in columns and len(alike) != 1:
@@ -371,6 +373,57 @@ class _TermReader:
             column=tree.name if tree.name in columns else alike[0],
             offset=offset,
             look_back=look_back,
+        )
+
+    def _expression_term(self, tree: exp.Expr, kind: str, offset: int, look_back: int) -> Term:
+        """A term of an expression: all of its columns are of the rows of one symbol, or of all."""
+        columns: list[str] = []
+        symbols: set[tuple[str, ...] | None] = set()
+
+        def resolve(part: exp.Expr) -> Node | None:
+            if isinstance(part, exp.Column):
+                term = self._column_term(part, LAST)
+                symbols.add(term.symbols)
+                if str(term.column) not in columns:
+                    columns.append(str(term.column))
+                return ColumnReference(columns.index(str(term.column)), term.type(schema))
+            if isinstance(part, exp.Anonymous) and str(part.this).lower() in (
+                *PATTERN_FUNCTIONS,
+                FINAL,
+                RUNNING,
+            ):
+                raise ExpressionRefused(
+                    f"{to_sql(tree)} looks at other rows within what is computed of one row.",
+                    "aggregate plain expressions, as in sum(a.price * a.quantity).",
+                )
+            return None
+
+        schema = self.names.schema
+        node = Compiler(
+            resolve,
+            over="over a row of a match",
+            functions=PATTERN_FUNCTIONS,
+            max_depth=MAX_DEPTH,
+        ).node(tree)
+        if len(symbols) > 1:
+            raise ExpressionRefused(
+                f"{to_sql(tree)} has columns of different symbols: it is computed of one row.",
+                "name the same symbol before each column, or a subset of them.",
+            )
+        plain = exp.column
+        text = to_sql(
+            tree.copy().transform(
+                lambda each: plain(each.this) if isinstance(each, exp.Column) else each
+            )
+        )
+        expression = RowExpression(text, node, tuple(columns))
+        return Term(
+            kind=kind,
+            symbols=next(iter(symbols), None),
+            column=expression.name,
+            offset=offset,
+            look_back=look_back,
+            expression=expression,
         )
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
@@ -443,7 +496,7 @@ class _TermReader:
         if name == COUNT and isinstance(tree, exp.Column) and isinstance(tree.this, exp.Star):
             return Term(COUNT, self._symbols(tree))
         term = self._column_term(tree, LAST)
-        kind = self.names.schema.field(term.column or "").type
+        kind = term.type(self.names.schema)
         if name != COUNT and pa.types.is_nested(kind):
             raise ExpressionRefused(f"{name}() does not take {term.column!r}, which is {kind}.")
         return replace(term, kind=name)

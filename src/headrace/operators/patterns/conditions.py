@@ -12,8 +12,8 @@ condition that is null does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +38,29 @@ NAVIGATION = (FIRST, LAST, "prev")
 
 
 @dataclass(frozen=True)
+class RowExpression:
+    """An expression over the columns of one row, which its tree reads by their numbers: the price
+    of `sum(price * quantity)`.
+    """
+
+    text: str
+    node: Node = field(compare=False)
+    columns: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name under which its values stand beside the columns of rows."""
+        return f"= {self.text}"
+
+
+@dataclass(frozen=True)
 class Term:
     """A column of the first or last row of a match, or an aggregate over its rows.
 
     `symbols` are those whose rows count, None for all rows of the match. `offset` is how many of
     those rows from the first or last one, `look_back` how many rows of the key before that one. A
     `final` term is over the whole match, even where a row of it is emitted with what is known up to
-    it.
+    it. Where the term is of an expression, `column` is the expression's name.
     """
 
     kind: str
@@ -53,6 +69,14 @@ class Term:
     offset: int = 0
     look_back: int = 0
     final: bool = False
+    expression: RowExpression | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows that the term needs."""
+        if self.expression is not None:
+            return self.expression.columns
+        return () if self.column is None else (self.column,)
 
     @property
     def is_current(self) -> bool:
@@ -65,7 +89,8 @@ class Term:
         if self.kind in (COUNT, MATCH_NUMBER):
             return pa.int64()
         assert self.column is not None
-        kind = schema.field(self.column).type
+        expression = self.expression
+        kind = schema.field(self.column).type if expression is None else expression.node.type
         if self.kind == "avg" and pa.types.is_decimal(kind):
             return pa.float64()
         return (
@@ -87,9 +112,20 @@ class MatchSource:
     start: Ints
     symbols: tuple[str, ...]
     within_us: int | None = None
+    computed: Mapping[str, pa.Array] = field(default_factory=dict)
+    """The values of expressions by name, for each row in order."""
+
+    def type_of(self, name: str) -> pa.DataType:
+        """The type of a column, or of an expression."""
+        if name in self.computed:
+            return self.computed[name].type
+        return self.rows.schema.field(name).type
 
     def column(self, name: str, rows: Ints, exists: Mask | None = None) -> pa.Array:
-        """The values of a column at some rows; null where a row does not exist."""
+        """The values of a column or expression at some rows; null where a row does not exist."""
+        if name in self.computed:
+            which = pa.array(rows, mask=None if exists is None else ~exists)
+            return self.computed[name].take(which)
         indices = pa.array(self.order[rows], mask=None if exists is None else ~exists)
         return as_array(self.rows.column(name)).take(indices)
 
@@ -119,10 +155,10 @@ class MatchSource:
         assert term.column is not None
         rows = row[index] if len(row) else np.zeros(count, np.int64)
         if term.look_back:
-            rows, exists = self._look_back(rows, exists, term.look_back)
+            rows, exists = self.look_back(rows, exists, term.look_back)
         return self.column(term.column, rows, exists)
 
-    def _look_back(self, rows: Ints, exists: Mask, row_count: int) -> tuple[Ints, Mask]:
+    def look_back(self, rows: Ints, exists: Mask, row_count: int) -> tuple[Ints, Mask]:
         """The rows so many rows of the key earlier, and which exist. Rows further back than a match
         may be long are not looked at: they may have been dropped.
         """

@@ -50,11 +50,11 @@ from headrace.operators.patterns.row_buffer import (
     pack_bits,
     sort_by_time,
     store_rows,
+    tie_ranks,
     timer_column,
     timers_of,
 )
 from headrace.operators.patterns.settings import MatchSettings, match_schema
-from headrace.operators.patterns.walker import Walker
 from headrace.operators.windows.late_policy import Divert
 from headrace.operators.windows.late_rows import LateRowCounter
 from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_windows
@@ -73,7 +73,7 @@ class PatternKernel:
     def __init__(self, settings: MatchSettings, output: pa.Schema | None = None) -> None:
         self.settings, self.step_name, self._output = settings, settings.name, output
         needed = {name for _, pattern in settings.patterns for name in pattern.columns}
-        needed.update(settings.by)
+        needed.update(settings.by, (name for name, _ in settings.tie_order))
         # A rule that is added later may need any column.
         needs_all = settings.rows == ALL_ROWS or settings.active_rules is not None
         self._columns = [name for name in settings.schema.names if needs_all or name in needed]
@@ -191,7 +191,12 @@ class PatternKernel:
         all_rows = pa.concat_tables([stored, fresh]) if stored.num_rows else fresh
         all_rows = all_rows.combine_chunks()
         order, keys = merge_by_key(stored_counts, ranked.ranks[0], ranked.orders[0])
-        order, times = sort_by_time(order, keys, as_array(all_rows.column(TIME)).to_numpy())
+        ties = [
+            tie_ranks(as_array(all_rows.column(name)), descends=descends)
+            for name, descends in self.settings.tie_order
+        ]
+        all_times = as_array(all_rows.column(TIME)).to_numpy()
+        order, times = sort_by_time(order, keys, all_times, ties)
         return BufferedBatch(
             by=ranked.keys,
             groups=groups,
@@ -274,7 +279,14 @@ class PatternKernel:
         needed = match_pass.first_needed[rows.keys]
         first = np.where(needed < FOREVER, needed, rows.end)
         is_near = (rows.positions < first) & (rows.positions >= first - row_count)
-        return is_near if within is None else is_near & (rows.times >= now_us - within)
+        if within is None:
+            return is_near
+        # The row that looks back is the first needed one, which is older than the horizon, or one
+        # that is not certain yet.
+        looks_back_us = np.full(len(rows), now_us)
+        has_needed = needed < FOREVER
+        looks_back_us[has_needed] = rows.times[needed[has_needed]]
+        return is_near & (rows.times >= looks_back_us - within)
 
     def _next_timers(self, match_pass: MatchPass, retained: Ints, now_us: int) -> Times:
         """When each key must be looked at again: when its next row is certain, when a deadline has
@@ -355,8 +367,7 @@ def partial_matches_of_key(
         matcher = match_pass.matcher(index, view)
         outcome = matcher.run()
         start = np.flatnonzero((outcome.decided_us >= now_us) & matcher.may_begin)
-        walker = Walker(matcher.lookahead, matcher.check)
-        match_rows = walker.partial_matches(start, view.rows.end[start] - 1)
+        match_rows = matcher.partial_matches(outcome, start, view.rows.end[start] - 1)
         for owner, first in enumerate(start.tolist()):
             mine = match_rows.owner == owner
             states = match_rows.state[mine].tolist()
@@ -364,7 +375,8 @@ def partial_matches_of_key(
                 continue
             row_index = view.source.order[match_rows.row[mine]]
             columns = view.source.rows.take(pa.array(row_index))
-            user_columns = [name for name in columns.column_names if not name.startswith("_")]
+            own = {TIME, TIMER, *(name for name in columns.column_names if name.startswith(BITS))}
+            user_columns = [name for name in columns.column_names if name not in own]
             rows = [
                 {"classifier": pattern.automaton.symbols[state], "time_us": time, **values}
                 for state, time, values in zip(

@@ -13,13 +13,14 @@ import pyarrow as pa
 from headrace.columnar.buffers import Ints, Mask, expand_ranges
 from headrace.columnar.columns import TICK_FIELD
 from headrace.columnar.lookup import group_start_mask, sort_order
-from headrace.errors import InputError
-from headrace.operators.kernel import Times, Watermarks
+from headrace.expressions.evaluator import Failures
+from headrace.operators.kernel import PatternFull, Times, Watermarks
 from headrace.operators.patterns.automaton import Automaton
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
 from headrace.operators.patterns.conditions import MatchSource
 from headrace.operators.patterns.matcher import FOREVER, Matcher, MatchOutcome
 from headrace.operators.patterns.parser import ALL_ROWS, STOP, STRICT
+from headrace.operators.patterns.path_memory import TermMemory
 from headrace.operators.patterns.row_buffer import (
     WORD_BITS,
     BufferedBatch,
@@ -34,7 +35,7 @@ from headrace.operators.patterns.settings import (
     measures_per_match,
     measures_per_row,
 )
-from headrace.operators.patterns.walker import MatchRows, Walker
+from headrace.operators.patterns.walker import MatchRows
 
 MIN_PATTERNS_FOR_FILTER = 8
 """From so many patterns on it pays to find out first which keys each needs to look at."""
@@ -167,6 +168,28 @@ class PatternRows:
     is_new: Mask
 
 
+@dataclass(frozen=True)
+class MatchEmission:
+    """Matches that are emitted: their rows, the row at which each begins, the time at which it was
+    certain, its number, and its tick.
+    """
+
+    rows: MatchRows
+    start: Ints
+    decided_us: Times
+    numbers: Ints
+    ticks: Ints
+
+    def take(self, is_wanted: Mask) -> MatchEmission:
+        return MatchEmission(
+            self.rows.of_owners(is_wanted),
+            self.start[is_wanted],
+            self.decided_us[is_wanted],
+            self.numbers[is_wanted],
+            self.ticks[is_wanted],
+        )
+
+
 class MatchPass:
     """The match pass of a batch.
 
@@ -221,14 +244,7 @@ class MatchPass:
         self._note_needed(index, view, np.flatnonzero(outcome.decided_us >= horizon))
         abandoned = int(self._is_decided_now(outcome.decided_us[outcome.abandoned]).sum())
         if abandoned and self.settings.when_full == STOP:
-            raise InputError(
-                f"The step {self.settings.name!r} has a match in the making that goes on for more"
-                " rows, or in more ways, than it may.",
-                fix=(
-                    "allow more with max_rows= or max_matches=, say within=, or let such"
-                    ' beginnings be given up and counted with when_full="drop".'
-                ),
-            )
+            raise PatternFull(step=self.settings.name)
         if abandoned:
             self.counts["given_up"] = self.counts.get("given_up", 0) + abandoned
         if self.settings.timed_out:
@@ -263,6 +279,7 @@ class MatchPass:
             within_us=pattern.spec.within_us,
         )
         is_new = rows.times >= self.clock.horizon_at_start
+        source = replace(source, computed=self._computed(pattern, source, is_new))
         fits: dict[str, Mask | None] = dict.fromkeys(pattern.automaton.pattern.symbols)
         for symbol, bit in self.settings.fits[index]:
             fits[symbol] = self._certain_bits.get(bit, indices)
@@ -275,6 +292,22 @@ class MatchPass:
                 by_row = fits[definition.symbol]
                 fits[definition.symbol] = holds if by_row is None else holds & by_row
         return PatternRows(indices, replace(rows, fits=fits), source, is_new)
+
+    def _computed(
+        self, pattern: CompiledPattern, source: MatchSource, is_new: Mask
+    ) -> dict[str, pa.Array]:
+        """The expressions of single rows that a pattern looks at."""
+        computed = {}
+        every_row = np.arange(len(is_new))
+        for expression in pattern.row_expressions:
+            columns = [source.column(name, every_row) for name in expression.columns]
+            failures = Failures(np.zeros(len(is_new), np.bool_))
+            values = expression.node.evaluate(columns, failures)
+            self.count_failures(failures.rows & is_new)
+            if isinstance(values, pa.Scalar):
+                values = pa.repeat(values, len(is_new))
+            computed[expression.name] = values.cast(expression.node.type)
+        return computed
 
     @cached_property
     def _oldest_us(self) -> int:
@@ -295,12 +328,24 @@ class MatchPass:
         if pattern.automaton.pattern.is_anchored:
             is_later_row = self.had_row[view.rows.keys] & view.is_new
             may_begin = may_begin & view.rows.is_first & ~is_later_row
+        conditions = {
+            symbol: definition.by_match
+            for symbol, definition in pattern.by_symbol.items()
+            if definition.by_match is not None
+        }
         return Matcher(
             rules=pattern.rules,
             rows=view.rows,
             now_us=int(self.clock.horizon[-1]),
             check=ConditionCheck(self, pattern, view),
+            memory=TermMemory(
+                conditions,
+                view.source,
+                len(view.rows),
+                lambda rows: self.count_failures(view.is_new[rows]),
+            ),
             may_begin=may_begin,
+            in_order=self.settings.numbers_matches(pattern),
         )
 
     def _is_decided_now(self, decided_us: Times) -> Mask:
@@ -362,8 +407,7 @@ class MatchPass:
         start = outcome.timed_out[self._is_decided_now(outcome.decided_us[outcome.timed_out])]
         if not len(start):
             return
-        walker = Walker(matcher.lookahead, matcher.check)
-        match_rows = walker.partial_matches(start, matcher.last_in_time(start))
+        match_rows = matcher.partial_matches(outcome, start, matcher.last_in_time(start))
         has_rows = np.bincount(match_rows.owner, minlength=len(start)) > 0
         table, _ = self._emit(
             index,
@@ -386,38 +430,84 @@ class MatchPass:
         is_match: bool = True,
     ) -> tuple[pa.Table, Ints]:
         """The rows of matches, in the columns of the result, and the key of each."""
-        name, pattern = self.settings.patterns[index]
         tick_index = np.searchsorted(self.clock.horizon, decided_us, side="right")
-        source, keys = view.source, view.rows.keys[start]
+        keys = view.rows.keys[start]
         numbers = (
             self._number_matches(index, keys, tick_index)
             if is_match and self.settings.has_counters
             else np.zeros(len(start), np.int64)
         )
-        if self.settings.rows == ALL_ROWS:
-            owner = match_rows.owner
-            measures = measures_per_row(pattern, source, match_rows, numbers)
-            columns = [
-                *(source.column(name, match_rows.row) for name in self.settings.schema.names),
-                classifiers(source, match_rows),
-                pa.array(numbers[owner]),
-            ]
-        else:
-            owner = np.arange(len(start))
-            measures = measures_per_match(pattern, source, match_rows, numbers)
-            columns = [source.column(name, start) for name in self.settings.by]
+        ticks = self.clock.ticks[np.minimum(tick_index, len(self.clock) - 1)]
+        emission = MatchEmission(match_rows, start, decided_us, numbers, ticks)
+        if self.settings.rows != ALL_ROWS:
+            return self._emit_per_match(index, view, emission), keys
+        table, owner = self._emit_per_row(index, view, emission)
+        return table, keys[owner]
+
+    def _emit_per_match(self, index: int, view: PatternRows, emission: MatchEmission) -> pa.Table:
+        """A row for each match."""
+        _, pattern = self.settings.patterns[index]
+        columns = [view.source.column(name, emission.start) for name in self.settings.by]
+        measures = measures_per_match(pattern, view.source, emission.rows, emission.numbers)
+        owner = np.arange(len(emission.start))
+        return self._result(index, columns, measures, emission, owner)
+
+    def _emit_per_row(
+        self, index: int, view: PatternRows, emission: MatchEmission
+    ) -> tuple[pa.Table, Ints]:
+        """A row for each row of each match, and the match that it belongs to. An empty match has
+        the row at which it begins, without a symbol.
+        """
+        _, pattern = self.settings.patterns[index]
+        source, rows = view.source, emission.rows
+        owner = rows.owner
+        columns = [
+            *(source.column(name, rows.row) for name in self.settings.schema.names),
+            classifiers(source, rows),
+            pa.array(emission.numbers[owner]),
+        ]
+        measures = measures_per_row(pattern, source, rows, emission.numbers)
+        table = self._result(index, columns, measures, emission, owner)
+        is_excluded = np.array(pattern.automaton.is_excluded)
+        if is_excluded.any():
+            shown = ~is_excluded[rows.state]
+            table, owner = table.filter(pa.array(shown)), owner[shown]
+        if not pattern.automaton.may_be_empty:
+            return table, owner
+        is_empty = np.bincount(rows.owner, minlength=len(emission.start)) == 0
+        empty = emission.take(is_empty)
+        columns = [
+            *(source.column(name, empty.start) for name in self.settings.schema.names),
+            pa.nulls(len(empty.start), pa.string()),
+            pa.array(empty.numbers),
+        ]
+        measures = measures_per_match(pattern, source, empty.rows, empty.numbers)
+        of_empty = self._result(index, columns, measures, empty, np.arange(len(empty.start)))
+        owner = np.concatenate([owner, np.flatnonzero(is_empty)])
+        order = np.argsort(owner, kind="stable")
+        return pa.concat_tables([table, of_empty]).take(pa.array(order)), owner[order]
+
+    def _result(
+        self,
+        index: int,
+        columns: list[pa.Array],
+        measures: list[pa.Array],
+        emission: MatchEmission,
+        owner: Ints,
+    ) -> pa.Table:
+        """Rows of matches in the columns of the result, given the match of each."""
         if self.settings.several:
-            names = pa.repeat(pa.scalar(name), len(owner))
+            names = pa.repeat(pa.scalar(self.settings.patterns[index][0]), len(owner))
             columns.insert(self.settings.pattern_column_index, names)
         time_type = self.settings.schema.field(self.settings.time).type
-        ticks = self.clock.ticks[np.minimum(tick_index, len(self.clock) - 1)[owner]]
-        columns += [*measures, as_timestamps(decided_us[owner], time_type), pa.array(ticks)]
+        times = as_timestamps(emission.decided_us[owner], time_type)
+        columns = [*columns, *measures, times, pa.array(emission.ticks[owner])]
         schema = self.output.append(TICK_FIELD)
         arrays = [
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(columns, schema, strict=True)
         ]
-        return pa.Table.from_arrays(arrays, schema=schema), keys[owner]
+        return pa.Table.from_arrays(arrays, schema=schema)
 
     def _number_matches(self, index: int, keys: Ints, tick_index: Ints) -> Ints:
         """The number of each match among those of its key, in the order in which they became

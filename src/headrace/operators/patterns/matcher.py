@@ -11,13 +11,14 @@ A row's fate as the first of a match is certain from a time on: that of the row 
 ended it, or its deadline. Nothing depends on which rows arrived in which batch: what is certain
 before a batch was emitted then, what is certain at its end is emitted now.
 
-Three parts: where the next match may begin (skip strategies), backtracking, and the matcher itself.
+Two parts: where the next match may begin (skip strategies), and the matcher itself. What a start
+matches is found by `walker.py`, and by `path_search.py` where that is not enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,12 +30,18 @@ from headrace.operators.patterns.parser import (
     DEFAULT_SKIP_STRATEGY,
     MAX_MATCHES,
     MAX_ROWS,
+    NEXT_ROW,
     NO_SKIP,
     PAST_LAST,
-    SKIP_TILL_NEXT,
-    STRICT,
     TO_FIRST,
     SkipStrategy,
+)
+from headrace.operators.patterns.path_memory import PathMemory
+from headrace.operators.patterns.path_search import (
+    GIVEN_UP,
+    MAX_THREADS,
+    FoundPaths,
+    PathSearch,
 )
 from headrace.operators.patterns.row_buffer import NEVER, SortedRows
 from headrace.operators.patterns.walker import (
@@ -44,7 +51,6 @@ from headrace.operators.patterns.walker import (
     CheckCondition,
     Lookahead,
     MatchRows,
-    RowTransition,
     Walker,
 )
 
@@ -54,8 +60,6 @@ MIN_STARTS_FOR_QUEUE = 64
 """From so many starts of a key on it pays to look at them a few at a time."""
 MIN_QUEUE_STEP, MAX_QUEUE_STEP = 8, 1 << 20
 """How many starts of a key are looked at together, at first and at most."""
-MAX_TRIES = 20_000
-"""The rows that backtracking tries for one start before it gives up."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,30 @@ class MatchRules:
     subsets: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_rows: int = MAX_ROWS
     max_matches: int = MAX_MATCHES
+    max_threads: int = MAX_THREADS
 
     def members(self, name: str) -> tuple[str, ...]:
         """The symbols that a name stands for."""
         return dict(self.subsets).get(name, (name,))
 
+    @cached_property
+    def looks_back_midway(self) -> bool:
+        """Whether a row whose condition looks back can be followed by another row of the match:
+        then the rows alone do not tell how long a start stays open.
+        """
+        return any(
+            symbol in self.match_dependent
+            and any(transition.target != ACCEPT for transition in transitions)
+            for symbol, transitions in zip(
+                self.automaton.symbols, self.automaton.transitions, strict=True
+            )
+        )
+
 
 @dataclass(frozen=True)
 class Matches:
-    """Matches in order of key and start: their rows, the first row, and the time since which each
-    is certain.
+    """Matches in order of key and start: their rows, the row at which each begins, and the time
+    since which it is certain. An empty match begins at a row that is none of its own.
     """
 
     rows: MatchRows
@@ -203,188 +221,27 @@ class StartQueue:
         return np.searchsorted(self._stop, np.searchsorted(self._start, rows), side="right")
 
 
-# Backtracking
-
-
-Path = list[tuple[int, int]]
-"""Rows and the states that took them."""
-
-
-class TooManyTries(Exception):
-    """The search from a start is abandoned."""
-
-
-@dataclass
-class SearchResult:
-    """The outcome of a start: its status, the row that made it certain, and its matches."""
-
-    status: int
-    decided_by: int
-    paths: list[Path] = field(default_factory=list)
-
-
-class Backtracker:
-    """Tries every transition in order from one start, and turns back where one ends: for runs that
-    failed although they had a choice, and for all matches of a start.
-
-    It looks ahead as the walker does, so it tries only what can still be complete in time. A start
-    that takes too many tries or has more than `max_matches` is abandoned.
-    """
-
-    def __init__(
-        self, lookahead: Lookahead, check: CheckCondition, *, max_matches: int = MAX_MATCHES
-    ) -> None:
-        self.lookahead, self.check, self.max_matches = lookahead, check, max_matches
-        self.automaton, self.rows = lookahead.automaton, lookahead.rows
-
-    def find_first(self, start: int, limit: int) -> SearchResult:
-        """The preferred match: the first in the order in which transitions are tried."""
-        search = _Search(self, start, limit)
-        for path in search.paths():
-            if path is None:
-                return SearchResult(WAITING, NEVER)
-            waits = self.lookahead.next_violation is not None
-            decided_by = max(search.decided_by, NEVER if waits else path[-1][0])
-            return SearchResult(MATCHED, decided_by, [path])
-        return SearchResult(FAILED, search.decided_by)
-
-    def find_all(self, start: int, limit: int) -> SearchResult:
-        """Every match."""
-        search = _Search(self, start, limit)
-        symbols = self.automaton.symbols
-        matches: dict[tuple[tuple[int, str], ...], Path] = {}
-        for path in search.paths():
-            if path is not None:
-                matches.setdefault(tuple((row, symbols[state]) for row, state in path), path)
-                if len(matches) > self.max_matches:
-                    raise TooManyTries
-        status = MATCHED if matches else FAILED
-        return SearchResult(status, search.decided_by, list(matches.values()))
-
-
-@dataclass
-class _Search:
-    """A search from one row. `decided_by` is the last row so far that ended a transition."""
-
-    backtracker: Backtracker
-    start: int
-    limit: int
-    decided_by: int = 0
-    tries: int = 0
-
-    def __post_init__(self) -> None:
-        self.decided_by = self.start
-        self.lookahead, self.rows = self.backtracker.lookahead, self.backtracker.rows
-
-    def paths(self) -> Iterator[Path | None]:
-        """Matches in order; None where a transition waits for rows that have not arrived."""
-        path: Path = []
-        pending: list[Iterator[tuple[int, int] | None]] = [self._first_steps()]
-        while pending:
-            try:
-                step = next(pending[-1])
-            except StopIteration:
-                pending.pop()
-                if path:
-                    path.pop()
-                continue
-            if step is None:
-                yield None
-            elif step[1] == ACCEPT:
-                yield list(path)
-            else:
-                path.append(step)
-                pending.append(self._next_steps(path))
-
-    def _first_steps(self) -> Iterator[tuple[int, int] | None]:
-        for state in self.backtracker.automaton.start_states:
-            is_viable = self.lookahead.completion[state][self.start] <= self.limit
-            if is_viable and self._holds([], self.start, state):
-                yield self.start, state
-            self._note_end(int(self.lookahead.exhausted[state][self.start]))
-
-    def _next_steps(self, path: Path) -> Iterator[tuple[int, int] | None]:
-        """The steps from the last row of a path. When the search comes back from one, that way has
-        ended.
-        """
-        before = list(path)
-        row, state = before[-1]
-        violation = self.lookahead.next_violation
-        for row_transition in self.lookahead.transitions[state]:
-            completion, exhausted = self.lookahead.look(row_transition, np.array([row]))
-            if row_transition.target == ACCEPT:
-                if violation is None or violation[row] > self.limit:
-                    yield row, ACCEPT
-            elif int(completion[0]) <= self.limit:
-                yield from self._follow(before, row_transition, row)
-            self._note_end(int(exhausted[0]))
-
-    def _follow(
-        self, path: Path, row_transition: RowTransition, row: int
-    ) -> Iterator[tuple[int, int] | None]:
-        target, end = row_transition.target, int(self.rows.end[row])
-        completion = self.lookahead.completion[target]
-        if row_transition.mode == STRICT:
-            if row + 1 >= end:
-                yield None
-            elif completion[row + 1] <= self.limit and self._holds(path, row + 1, target):
-                yield row + 1, target
-            return
-        assert row_transition.next_fit is not None
-        next_absent = row_transition.next_absent
-        ended_at = NEVER if next_absent is None else int(next_absent[row])
-        candidate = int(row_transition.next_fit[row])
-        while candidate < NEVER and candidate <= ended_at:
-            if self._holds(path, candidate, target):
-                if completion[candidate] <= self.limit:
-                    yield candidate, target
-                if row_transition.transition.contiguity.mode == SKIP_TILL_NEXT:
-                    return
-            candidate = int(row_transition.next_fit[candidate])
-        if ended_at == NEVER and self.limit >= end:
-            yield None
-
-    def _holds(self, path: Path, row: int, state: int) -> bool:
-        self.tries += 1
-        if self.tries > MAX_TRIES:
-            raise TooManyTries
-        symbol = self.backtracker.automaton.symbols[state]
-        if not self.rows.mask(symbol)[row]:
-            return False
-        if symbol not in self.lookahead.match_dependent:
-            return True
-        match_rows = match_rows_of([[*path, (row, state)]])
-        return bool(self.backtracker.check(symbol, match_rows, 1)[0])
-
-    def _note_end(self, row: int) -> None:
-        self.decided_by = max(self.decided_by, row)
-
-
-def match_rows_of(paths: list[Path]) -> MatchRows:
-    """Paths as columns."""
-    lengths = np.array([len(path) for path in paths], np.int64)
-    steps: Ints = np.array([step for path in paths for step in path], np.int64).reshape(-1, 2)
-    return MatchRows(np.repeat(np.arange(len(paths)), lengths), steps[:, 0], steps[:, 1])
-
-
 # The matcher
 
 
 @dataclass(frozen=True)
 class MatchOutcome:
     """What the matcher finds: the matches; for each row since when its fate as a start is certain
-    (FOREVER: not yet); the starts whose time ran out; and those that were abandoned.
+    (FOREVER: not yet); the starts whose time ran out; and those that were abandoned. `open_paths`
+    are those of the starts that are open or timed out, by the search; None if there was none.
     """
 
     matches: Matches
     decided_us: Times
     timed_out: Ints
     abandoned: Ints
+    open_paths: FoundPaths | None = None
 
 
 class Matcher:
     """Matches one pattern over some rows. Rows at `now_us` and later have not arrived; `may_begin`
-    says which rows may begin a match.
+    says which rows may begin a match. With `in_order` no match is certain before all starts before
+    it are.
     """
 
     def __init__(
@@ -393,10 +250,14 @@ class Matcher:
         rows: SortedRows,
         now_us: int,
         check: CheckCondition,
+        memory: PathMemory,
         may_begin: Mask,
+        *,
+        in_order: bool = False,
     ) -> None:
         self.rules, self.rows, self.now_us = rules, rows, now_us
-        self.check, self.may_begin = check, may_begin
+        self.check, self.memory, self.may_begin = check, memory, may_begin
+        self.in_order = in_order
         self.lookahead = Lookahead(rules.automaton, rows, rules.match_dependent)
         within = rules.within_us
         self.deadline = (
@@ -405,7 +266,11 @@ class Matcher:
             else np.where(rows.times > FOREVER - within, FOREVER, rows.times + within)
         )
         self.row_limit = rows.positions + rules.max_rows  # the first row that is too many
-        self._abandoned: list[int] = []
+        # Whether all starts are searched, because the look-ahead does not know how long they stay
+        # open.
+        self.searches_all = rules.looks_back_midway or not self.lookahead.has_settled
+        self._abandoned: list[Ints] = []
+        self._searched: list[FoundPaths] = []
 
     def run(self) -> MatchOutcome:
         """Find everything."""
@@ -413,6 +278,16 @@ class Matcher:
         exhausted = np.where(self.may_begin, exhausted, self.rows.positions)
         decided_by, at_deadline = self._decisions(self.rows.positions, exhausted)
         matches, match_decided_by = self._find_matches(completion)
+        if self.searches_all:
+            for found in self._searched:
+                known = np.ones(len(found.start), np.bool_)
+                if not self.rules.looks_back_midway:
+                    # Rows alone tell how long a start stays open, also one that is given up.
+                    known = found.status != GIVEN_UP
+                start = found.start[known]
+                decided_by[start], at_deadline[start] = self._decisions(
+                    start, found.decided_by[known]
+                )
         match_decided_by, match_at_deadline = self._decisions(matches.start, match_decided_by)
         if self.rules.skip_strategy.kind != NO_SKIP:
             decided_by[matches.start] = match_decided_by
@@ -428,18 +303,48 @@ class Matcher:
                 np.where(visited, decided_by, -1), at_deadline & visited
             )
             match_decided_us = decided_us[matches.start]
+        elif self.in_order and self.rules.skip_strategy.kind == NEXT_ROW:
+            visited = self.may_begin
+            decided_us = self._sequential_times(
+                np.where(visited, decided_by, -1), at_deadline & visited
+            )
+            match_decided_us = decided_us[matches.start]
         else:
             visited = self.may_begin
             decided_us = self._times(decided_by, at_deadline, self.rows.positions)
             match_decided_us = self._times(match_decided_by, match_at_deadline, matches.start)
         without_match = visited & ~is_match_start
         is_too_long = without_match & (decided_by == self.row_limit)
+        abandoned = np.unique(np.concatenate([np.flatnonzero(is_too_long), *self._abandoned]))
+        matches = Matches(matches.rows, matches.start, match_decided_us)
+        if self.rules.automaton.may_be_empty and self.rules.skip_strategy.kind != NO_SKIP:
+            is_empty = without_match.copy()
+            is_empty[abandoned] = False
+            matches = _with_empty_matches(matches, np.flatnonzero(is_empty), decided_us)
+            without_match[:] = False
         return MatchOutcome(
-            matches=Matches(matches.rows, matches.start, match_decided_us),
+            matches=matches,
             decided_us=np.where(visited, decided_us, -FOREVER),
             timed_out=np.flatnonzero(without_match & at_deadline),
-            abandoned=np.union1d(np.flatnonzero(is_too_long), np.array(self._abandoned, np.int64)),
+            abandoned=abandoned,
+            open_paths=FoundPaths.concat(self._searched) if self._searched else None,
         )
+
+    def partial_matches(self, outcome: MatchOutcome, start: Ints, limit: Ints) -> MatchRows:
+        """How far starts that are open, or whose time ran out, came up to their limits."""
+        if not self.searches_all:
+            return Walker(self.lookahead, self.check).partial_matches(start, limit)
+        found = outcome.open_paths
+        if found is None or not len(start):
+            nothing = np.zeros(0, np.int64)
+            return MatchRows(nothing, nothing, nothing)
+        owner_of = np.full(len(self.rows), -1)
+        owner_of[start] = np.arange(len(start))
+        owner = owner_of[found.start][found.open_rows.owner]
+        mine = np.flatnonzero(owner >= 0)
+        mine = mine[np.argsort(owner[mine], kind="stable")]
+        rows = found.open_rows
+        return MatchRows(owner[mine], rows.row[mine], rows.state[mine])
 
     # When a start is decided
 
@@ -503,6 +408,15 @@ class Matcher:
         may reach: behind all rows of the key, if later ones may belong to it.
         """
         rows = self.rows
+        if self.searches_all:
+            symbols = {
+                self.rules.automaton.symbols[state] for state in self.rules.automaton.start_states
+            }
+            start = np.flatnonzero(self.may_begin & rows.any_mask(sorted(symbols)))
+            last = self.last_in_time(start)
+            is_open = (last == rows.end[start] - 1) & (self.deadline[start] >= self.now_us)
+            last = np.where(is_open, rows.end[start], last)
+            return start, np.minimum(last, self.row_limit[start] - 1)
         start = np.flatnonzero(self.may_begin & (completion < rows.end))
         in_time = rows.times[completion[start]] <= self.deadline[start]
         start = start[in_time & (completion[start] < self.row_limit[start])]
@@ -524,6 +438,10 @@ class Matcher:
         wait for rows that have not arrived.
         """
         finds_all = self.rules.skip_strategy.kind == NO_SKIP
+        if self.searches_all:
+            found = self._search(start, limit)
+            self._searched.append(found)
+            return _found_matches(found)
         runs = Walker(self.lookahead, self.check, tracks_choices=finds_all).walk(start, limit)
         repeated = runs.had_choice if finds_all else runs.had_choice & (runs.status == FAILED)
         matched = np.flatnonzero((runs.status == MATCHED) & ~repeated)
@@ -532,30 +450,52 @@ class Matcher:
             self._last_rows(rows[0], len(matched)) if finds_all else runs.decided_by[matched]
         ]
         waiting = [start[(runs.status == WAITING) & ~repeated]]
-        backtracker = Backtracker(self.lookahead, self.check, max_matches=self.rules.max_matches)
-        find = backtracker.find_all if finds_all else backtracker.find_first
-        for index in np.flatnonzero(repeated).tolist():
-            try:
-                result = find(int(start[index]), int(limit[index]))
-            except TooManyTries:
-                self._abandoned.append(int(start[index]))
-                continue
-            count = len(result.paths)
-            rows.append(match_rows_of(result.paths))
-            starts.append(np.full(count, start[index]))
-            decided_by.append(
-                self._last_rows(rows[-1], count) if finds_all else np.full(count, result.decided_by)
-            )
-            if result.status == WAITING:
-                waiting.append(start[index : index + 1])
+        if repeated.any():
+            found = self._search(start[repeated], limit[repeated])
+            matches, match_decided_by, open_starts = _found_matches(found)
+            rows.append(matches.rows)
+            starts.append(matches.start)
+            decided_by.append(match_decided_by)
+            waiting.append(open_starts)
         matches, match_decided_by = _merge_matches(rows, starts, decided_by)
         return matches, match_decided_by, np.sort(np.concatenate(waiting))
+
+    def _search(self, start: Ints, limit: Ints) -> FoundPaths:
+        search = PathSearch(
+            self.lookahead,
+            self.memory,
+            finds_all=self.rules.skip_strategy.kind == NO_SKIP,
+            max_matches=self.rules.max_matches,
+            max_threads=self.rules.max_threads,
+        )
+        # A start that reaches its limit because it has as many rows as it may is not in time.
+        found = search.run(start, limit, self.last_in_time(start) < self.row_limit[start])
+        self._abandoned.append(start[found.status == GIVEN_UP])
+        return found
 
     def _last_rows(self, match_rows: MatchRows, count: int) -> Ints:
         """The last row of each match; NEVER if something must be absent until the deadline."""
         if self.lookahead.next_violation is not None:
             return np.full(count, NEVER)
         return last_rows(match_rows, count)
+
+
+def _found_matches(found: FoundPaths) -> tuple[Matches, Ints, Ints]:
+    """The matches of a search, the row that makes each certain, and the starts that wait."""
+    nothing = np.zeros(len(found.match_start), np.int64)
+    matches = Matches(found.match_rows, found.match_start, nothing)
+    return matches, found.match_decided_by, found.start[found.status == WAITING]
+
+
+def _with_empty_matches(matches: Matches, start: Ints, decided_us: Times) -> Matches:
+    """The matches, and those without rows of some more starts, in order of their starts."""
+    nothing = np.zeros(0, np.int64)
+    merged, _ = _merge_matches(
+        [matches.rows, MatchRows(nothing, nothing, nothing)],
+        [matches.start, start],
+        [matches.start, start],
+    )
+    return Matches(merged.rows, merged.start, decided_us[merged.start])
 
 
 def _merge_matches(

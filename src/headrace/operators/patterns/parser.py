@@ -4,6 +4,7 @@
     a -> b ->> c             skipping rows that do not fit: to the next b; to any later c
     a (-> b)+ !x -> c        several b's, rows between; then a c, with no x before it
     (a | b)? c+? PERMUTE(d, e)
+    a {- b+ -} c             the rows of b are left out where all rows of matches are emitted
     placed !shipped          nothing shipped until the time is up
     ^ a b $                  from the key's first row on; no row follows until the time is up
 
@@ -56,10 +57,13 @@ STRICT_CONTIGUITY = Contiguity()
 
 @dataclass(frozen=True)
 class Symbol:
-    """A row that fits a condition, and the position of the symbol in the text."""
+    """A row that fits a condition, and the position of the symbol in the text. An excluded row
+    belongs to the match, and is left out where all rows of matches are emitted.
+    """
 
     name: str
     position: int = 0
+    is_excluded: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,9 @@ def _collect(node: Node, symbols: dict[str, None], *, with_absent: bool = True) 
 
 MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
-_TOKENS = re.compile(r"\s*(?:(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<sign>->>|->|[(){}|?*+,!^$]))")
+_TOKENS = re.compile(
+    r"\s*(?:(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<sign>\{-|-\}|->>|->|[(){}|?*+,!^$]))"
+)
 _FIX = 'write it as in "a b+ (c | d)?", "a -> b" or "placed !shipped".'
 
 
@@ -199,7 +205,7 @@ class _PatternParser:
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where
         self._tokens = self._split()
-        self._index, self._depth = 0, 0
+        self._index, self._depth, self._exclusions = 0, 0, 0
 
     def _split(self) -> list[_PatternToken]:
         tokens, position = [], 0
@@ -349,7 +355,9 @@ class _PatternParser:
         return self._tokens[self._index - 1].text
 
     def _starts_element(self) -> bool:
-        return self._next.kind == "name" or (self._next.kind == "sign" and self._next.text == "(")
+        return self._next.kind == "name" or (
+            self._next.kind == "sign" and self._next.text in ("(", "{-")
+        )
 
     def _element(self) -> Node:
         node = self._atom()
@@ -382,14 +390,17 @@ class _PatternParser:
                 self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.position)
             return Permutation(tuple(nodes))
         if token.kind == "name":
-            return Symbol(token.text, token.position)
+            return Symbol(token.text, token.position, self._exclusions > 0)
         self._deeper(token)
+        is_exclusion = token.text == "{-"
+        self._exclusions += is_exclusion
         node, _ = self._alternation()
+        self._exclusions -= is_exclusion
         self._depth -= 1
-        if self._accept(")") is None:
+        if self._accept("-}" if is_exclusion else ")") is None:
             self._fail(
                 (
-                    "this '(' is not closed"
+                    f"this {token.text!r} is not closed"
                     if self._next.kind == "end"
                     else f"{self._next.text!r} was not expected"
                 ),

@@ -28,13 +28,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask, expand_ranges
+from headrace.columnar.keys import as_array
 from headrace.columnar.lookup import sort_order
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import Groups, KeyedState, Times
 from headrace.operators.windows.state import RowStore, Windows, with_long_keys
 
-TIMER = "_mark"
-BITS = "_bits"
+TIMER = "\0mark"
+BITS = "\0bits"
 NO_TIMER = -1
 WORD_BITS = 63
 _COUNTERS = pa.scalar(b"k", pa.binary())
@@ -200,7 +201,7 @@ class SortedRows:
     keys: Ints
     times: Times
     fits: Mapping[str, Mask | None]
-    _next_fit: dict[frozenset[str], Ints] = field(default_factory=dict, repr=False)
+    _next_fit: dict[frozenset[str], Ints] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -312,17 +313,33 @@ def merge_by_key(stored_counts: Ints, keys: Ints, order: Ints) -> tuple[Ints, In
     return merged, np.repeat(np.arange(len(stored_counts)), stored_counts + new_counts)
 
 
-def sort_by_time(order: Ints, keys: Ints, times: Times) -> tuple[Ints, Times]:
-    """Sort rows that are in order of key and arrival by key and time; in place. The rows of most
-    keys are sorted already.
+def sort_by_time(
+    order: Ints, keys: Ints, times: Times, ties: Sequence[Ints] = ()
+) -> tuple[Ints, Times]:
+    """Sort rows that are in order of key and arrival by key and time, and rows of one time by
+    `ties`; in place. The rows of most keys are sorted already.
     """
     sorted_times = times[order]
-    is_behind = (sorted_times[1:] < sorted_times[:-1]) & (keys[1:] == keys[:-1])
+    is_behind, is_same = sorted_times[1:] < sorted_times[:-1], sorted_times[1:] == sorted_times[:-1]
+    for tie in ties:
+        difference = np.diff(tie[order])
+        is_behind |= is_same & (difference < 0)
+        is_same &= difference == 0
+    is_behind &= keys[1:] == keys[:-1]
     if is_behind.any():
         is_unsorted = np.zeros(int(keys[-1]) + 1, np.bool_)
         is_unsorted[keys[np.flatnonzero(is_behind)]] = True
         which = np.flatnonzero(is_unsorted[keys])
-        resorted = which[sort_order(keys[which], sorted_times[which])]
+        ranks = (tie[order[which]] for tie in ties)
+        resorted = which[sort_order(keys[which], sorted_times[which], *ranks)]
         order[which] = order[resorted]
         sorted_times[which] = sorted_times[resorted]
     return order, sorted_times
+
+
+def tie_ranks(values: pa.Array, *, descends: bool) -> Ints:
+    """The rank of each value, as Spark orders them: nulls first, and last where it descends."""
+    ranks = as_array(pc.rank(values, sort_keys="ascending", tiebreaker="dense"))
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    numbers: Ints = np.where(is_valid, ranks.to_numpy().astype(np.int64), 0)
+    return -numbers if descends else numbers

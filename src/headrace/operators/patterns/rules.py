@@ -126,6 +126,11 @@ class RuleSettings:
                 " later cannot know.",
                 fix="leave out ^.",
             )
+        if pattern.automaton.may_be_empty:
+            raise BadPattern(
+                f"Every part of {spec.pattern!r} may be left out, so every row would match it.",
+                fix="let at least one row be needed: a+ instead of a*.",
+            )
         row_conditions(pattern, self.matching)
         return pattern
 

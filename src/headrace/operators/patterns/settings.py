@@ -74,6 +74,8 @@ class MatchSettings:
     producer: str | None = None
     time_shift_us: int = 0
     when_full: str = DROP
+    tie_order: tuple[tuple[str, bool], ...] = ()
+    """By which columns rows of one time are ordered, and whether each descends; then by arrival."""
     horizon_lag_us: int = 0
     """How far the horizon is behind the watermark."""
     active_rules: ActiveRules | None = None
@@ -109,6 +111,10 @@ class MatchSettings:
     @cached_property
     def counts_matches(self) -> bool:
         return self.rows == ALL_ROWS or any(pattern.counts_matches for _, pattern in self.patterns)
+
+    def numbers_matches(self, pattern: CompiledPattern) -> bool:
+        """Whether the matches of a pattern are numbered in the result."""
+        return self.rows == ALL_ROWS or pattern.counts_matches
 
     @cached_property
     def is_anchored(self) -> bool:

@@ -10,8 +10,8 @@ Example: the pattern `a b+ c`, over the rows of one key.
     run from row 0:  row 0 in state a, rows 1 and 2 in state b, row 3 in state c, accepted
 
 A run ends as a match; or it waits for rows that have not arrived; or it fails: a condition that
-looks at earlier rows of the match did not hold. A failed run that had a choice is repeated, one by
-one, with backtracking (`matcher.py`).
+looks at earlier rows of the match did not hold. Where a failed run had a choice, its start is
+searched row by row, with all choices at once (`path_search.py`).
 
 `decided_by` of a run is the row that made its outcome certain: the last row of the match, or the
 row that ended a transition that would have been preferred.
@@ -83,6 +83,8 @@ class Lookahead:
         # another transition leads on, and the last row of each run of rows that fit.
         self.exit_counts: dict[int, Ints] = {}
         self.run_ends: dict[int, Ints] = {}
+        # Whether it is known of all states, and not only bounded.
+        self.has_settled = True
         self.is_exact = not self.match_dependent and not automaton.pattern.waits_for_deadline
         self.next_violation = self._next_violation()
         self.transitions: list[tuple[RowTransition, ...]] = [()] * len(automaton)
@@ -117,7 +119,7 @@ class Lookahead:
                 for (completion, exhausted), state in zip(before, component, strict=True)
             ):
                 return
-        self.is_exact = False
+        self.is_exact = self.has_settled = False
 
     def _compute_single(self, state: int) -> bool:
         """Compute a state that at most follows itself. False if that takes several passes."""

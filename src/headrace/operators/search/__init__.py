@@ -10,7 +10,9 @@ From the text of a query to the index:
 
 From documents to matches:
 
+- `character_table`: which characters make words, and what each is folded to.
 - `analyzer`: texts to words, for queries and documents alike.
+- `edit_distance`: words that are a few edits away from a word.
 - `documents`: batches of documents, and the features that they have.
 - `evaluator`: tests that cost more than a word: phrases, prefixes, ranges; highlights.
 - `kernel`: the kernel: queries as state, documents in, matches out.

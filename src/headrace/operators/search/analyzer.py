@@ -7,10 +7,9 @@ accents folded; stop words and stems by choice; whole columns at once.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,124 +19,14 @@ import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints
 from headrace.errors import ConfigurationError, MissingExtra, nearest
+from headrace.operators.search.character_table import (
+    ALONE,
+    BREAK,
+    JOINED,
+    ascii_table,
+    character_table,
+)
 from headrace.operators.search.vocabulary import Terms
-
-# Characters: whether each belongs to a word, and its form without case and accents.
-#
-# Letters, digits, marks and `_` make words; each ideograph and each hiragana is a word of its own.
-# Compatibility forms, case and diacritical marks are folded: `Ｅ́` is `e`, `ß` is `ss`. Marks of
-# other scripts, which distinguish words, stay.
-
-
-BREAK, WORD, ALONE = 0, 1, 2
-_TABLE_END = 0x20000
-_DIACRITICS = (
-    (0x0300, 0x036F),
-    (0x1AB0, 0x1AFF),
-    (0x1DC0, 0x1DFF),
-    (0x20D0, 0x20FF),
-    (0xFE20, 0xFE2F),
-)
-_ALONE = (
-    (0x3005, 0x3007),
-    (0x3041, 0x309F),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x323AF),
-)
-
-CodePoints = npt.NDArray[np.uint32]
-
-
-def character_kind(character: str) -> int:
-    """The kind of a character: BREAK, WORD or ALONE."""
-    if _within(ord(character), _ALONE):
-        return ALONE
-    if ord(character) >= _TABLE_END:
-        return BREAK
-    return WORD if character == "_" or unicodedata.category(character)[0] in "LNM" else BREAK
-
-
-def fold_character(character: str) -> str:
-    """The character without case, accents and compatibility forms: nothing, one character, or
-    several.
-    """
-    if ord(character) >= _TABLE_END:
-        return character
-    apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
-    return unicodedata.normalize(
-        "NFC", "".join(each for each in apart if not _within(ord(each), _DIACRITICS))
-    )
-
-
-def _within(point: int, ranges: tuple[tuple[int, int], ...]) -> bool:
-    return any(low <= point <= high for low, high in ranges)
-
-
-@dataclass(frozen=True)
-class CharacterTable:
-    """For each code point: its kind, and where in `text` its folded form begins and ends."""
-
-    kinds: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    text: CodePoints
-
-    def kinds_of(self, points: CodePoints) -> npt.NDArray[np.uint8]:
-        """The kinds of code points. Beyond the table are ideographs, and what is in no word."""
-        if len(points) and points.max() < _TABLE_END:
-            return self.kinds[np.minimum(points, _TABLE_END)]
-        kinds = self.kinds[np.minimum(points, _TABLE_END - 1)].copy()
-        rare = points >= _TABLE_END
-        kinds[rare] = np.where(points[rare] <= _ALONE[-1][1], ALONE, BREAK)
-        return kinds
-
-    def fold(self, points: CodePoints) -> tuple[CodePoints, npt.NDArray[np.int64]]:
-        """The folded text, and where in it each of the characters begins; the last number is the
-        text's length.
-        """
-        at = np.minimum(points, _TABLE_END - 1)
-        rare = points >= _TABLE_END
-        lengths = np.where(rare, 1, self.starts[at + 1] - self.starts[at])
-        folded_starts = np.append(0, np.cumsum(lengths))
-        within = np.arange(int(folded_starts[-1])) - np.repeat(folded_starts[:-1], lengths)
-        text = self.text[
-            np.minimum(np.repeat(self.starts[at], lengths) + within, len(self.text) - 1)
-        ]
-        return (
-            np.where(np.repeat(rare, lengths), np.repeat(points, lengths), text).astype(np.uint32),
-            folded_starts,
-        )
-
-
-@cache
-def character_table() -> CharacterTable:
-    """The table of all characters; built once a process, in a fifth of a second."""
-    kinds = np.zeros(_TABLE_END + 1, np.uint8)
-    forms = []
-    for point in range(_TABLE_END):
-        character = chr(point)
-        if 0xD800 <= point <= 0xDFFF or (kind := character_kind(character)) == BREAK:
-            forms.append(character if point < 0xD800 or point > 0xDFFF else "")
-            continue
-        kinds[point] = kind
-        forms.append(fold_character(character))
-    starts = np.append(0, np.cumsum([len(form) for form in forms]))
-    return CharacterTable(
-        kinds, starts, np.frombuffer("".join(forms).encode("utf-32-le"), np.uint32)
-    )
-
-
-@cache
-def ascii_table() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
-    """The table of ASCII, which is quicker: which bytes belong to words, and each byte in lower
-    case.
-    """
-    characters = [chr(point) for point in range(128)]
-    return np.array([character_kind(each) == WORD for each in characters]), np.array(
-        [ord(each.lower()) for each in characters], np.uint8
-    )
-
 
 MAX_CACHED_STEMS = 200_000
 NO_WORD = -1
@@ -310,7 +199,7 @@ def _snowball(language: str) -> Any:
 
 def _unicode_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
     """The words of any text: characters are folded first, some into several, and words are cut out
-    of that.
+    of that. Characters that were written in several parts become one.
     """
     points = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32)
     table = character_table()
@@ -323,13 +212,12 @@ def _unicode_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, In
     encoded = np.frombuffer(
         text.astype("<u4").tobytes().decode("utf-32-le").encode("utf-8"), np.uint8
     )
-    return (
-        starts,
-        ends,
-        _slice_words(
-            encoded, byte_offsets[folded_starts[starts]], byte_offsets[folded_starts[ends]]
-        ),
+    words = _slice_words(
+        encoded, byte_offsets[folded_starts[starts]], byte_offsets[folded_starts[ends]]
     )
+    if not table.is_composed(text):
+        words = pc.utf8_normalize(words, form="NFC")
+    return starts, ends, words
 
 
 def _word_edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints]:
@@ -338,9 +226,15 @@ def _word_edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints
     """
     if not len(kinds):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    is_first = np.zeros(len(kinds), np.bool_)
+    is_first[offsets[:-1][offsets[:-1] < len(kinds)]] = True
+    is_joined = kinds == JOINED
+    if is_joined.any():  # they have the kind of the character that they belong to
+        owns = ~is_joined | is_first
+        kinds = kinds[np.maximum.accumulate(np.where(owns, np.arange(len(kinds)), 0))]
+        kinds = np.where(kinds == JOINED, np.uint8(BREAK), kinds)
     before = np.append(np.uint8(BREAK), kinds[:-1])
-    new = (kinds != before) | (kinds == ALONE)
-    new[offsets[:-1][offsets[:-1] < len(kinds)]] = True
+    new = (kinds != before) | ((kinds == ALONE) & ~is_joined) | is_first
     edges = np.flatnonzero(new)
     inside = kinds[edges] != BREAK
     ends = np.append(edges[1:], len(kinds))

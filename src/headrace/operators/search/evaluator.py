@@ -22,6 +22,7 @@ from headrace.operators.search.syntax import (
     Phrase,
     Prefix,
     Range,
+    Regex,
     Test,
     Wildcard,
     Word,
@@ -206,7 +207,7 @@ class Evaluator:
                 phrases.append(feature)
             elif isinstance(test, Range):
                 ranges.setdefault(test.field, []).append(feature)
-            elif isinstance(test, Prefix | Wildcard | Fuzzy):
+            elif isinstance(test, Prefix | Wildcard | Fuzzy | Regex):
                 # Which documents have a word that matches a test.
                 documents = self.features.documents
                 has = np.zeros(documents.count, np.bool_)
@@ -322,7 +323,7 @@ class Highlighter:
         )
 
     def _highlights(self, test: Test, document: int) -> list[Highlight]:
-        if not isinstance(test, Word | Phrase | Prefix | Wildcard | Fuzzy):
+        if not isinstance(test, Word | Phrase | Prefix | Wildcard | Fuzzy | Regex):
             return []
         if (test, document) not in self._known:
             text_fields = self._features.vocabulary.fields.text
@@ -335,7 +336,7 @@ class Highlighter:
         return self._known[test, document]
 
     def _field_highlights(
-        self, test: Word | Phrase | Prefix | Wildcard | Fuzzy, name: str, document: int
+        self, test: Word | Phrase | Prefix | Wildcard | Fuzzy | Regex, name: str, document: int
     ) -> list[Highlight]:
         tokens = self._features.documents.words[name]
         first, last = int(tokens.row_starts[document]), int(tokens.row_starts[document + 1])

@@ -9,6 +9,7 @@ from batch to batch (`IndexCache`).
 from __future__ import annotations
 
 import hashlib
+import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,9 @@ import pyarrow as pa
 
 from headrace._version import __version__
 from headrace.columnar.buffers import Ints, Mask, expand_ranges
-from headrace.errors import NewerFormat
+from headrace.errors import BadSearch, NewerFormat
 from headrace.operators.kernel import CachingState, KeyedState
+from headrace.operators.search.character_table import FOLDING_VERSION
 from headrace.operators.search.documents import (
     DocumentBatch,
     Features,
@@ -54,10 +56,13 @@ from headrace.operators.search.syntax import (
     Phrase,
     Prefix,
     Range,
+    Regex,
     Wildcard,
     Word,
 )
 from headrace.operators.search.vocabulary import Vocabulary
+
+logger = logging.getLogger("headrace.search")
 
 Key = bytes
 _MIN_SEGMENT_QUERIES, _FOLD_RATIO = 500, 8
@@ -80,6 +85,19 @@ class StoredQuery:
     @classmethod
     def of(cls, language: Language, text: str, value: bytes = b"") -> StoredQuery:
         return cls(text, language.parse(text), value)
+
+    @classmethod
+    def of_stored(cls, language: Language, text: str, value: bytes) -> StoredQuery:
+        """A query that was accepted when it was stored. If an earlier version accepted what this
+        one does not, the query fits nothing, and the log says so: a pipeline goes on without it.
+        """
+        try:
+            return cls.of(language, text, value)
+        except BadSearch as error:
+            logger.warning(
+                "A stored query fits no document any more, until it is stored again: %s", error
+            )
+            return cls(text, Not(Leaf(Everything())), value)
 
 
 @dataclass(frozen=True)
@@ -261,7 +279,7 @@ class QueryIndex:
         if total > _MIN_SEGMENT_QUERIES and 2 * sum(part.count for part in parts) < total:
             # A new index and vocabulary, once most queries were removed.
             read = {
-                key: StoredQuery.of(self.language, text, value)
+                key: StoredQuery.of_stored(self.language, text, value)
                 for live in [part.live_entries() for part in parts]
                 for key, text, value in zip(live.keys, live.texts, live.values, strict=True)
             }
@@ -427,7 +445,7 @@ attempt starts from; and the limit of their queries in sum, beyond these.
 
 MIN_UNSAVED_QUERIES, _UNSAVED_RATIO = 1_000, 8
 """An index is saved when so many queries have changed since, and more than one in so many."""
-_WRITTEN_BY = f"search index 3, {__version__}, ".encode()
+_WRITTEN_BY = f"search index 3, folding {FOLDING_VERSION}, {__version__}, ".encode()
 _SAVED_CLASSES: dict[str, type] = {
     each.__name__: each
     for each in (
@@ -443,6 +461,7 @@ _SAVED_CLASSES: dict[str, type] = {
         Prefix,
         Wildcard,
         Fuzzy,
+        Regex,
         Range,
         Exists,
         Everything,
@@ -513,7 +532,7 @@ class IndexCache:
                 if base.index.get(name) == value:
                     del changes[name]
                 else:
-                    changes[name] = StoredQuery.of(self._language, text, value)
+                    changes[name] = StoredQuery.of_stored(self._language, text, value)
         return CachedIndex(base.index.with_changes(changes), digests, base.unsaved + len(changes))
 
     def _nearest_cached(self, digests: GroupDigests) -> CachedIndex | None:

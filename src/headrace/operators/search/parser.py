@@ -5,7 +5,8 @@
     +wind +(north OR south) harbour         what must be there; the rest adds to the score
     title:budget AND NOT (draft OR "for review")
     (storm flood hail thunder)~2            at least two of them
-    colo?r  anal*  brok~1                   one character, any characters, at most one edit
+    colo?r  anal*  brok~1  /stor[mk]s?/     one character, any characters, at most one edit, a
+                                            regular expression for whole words
     price:[10 TO 20}  price:>=10  day:[2026-01-01 TO *]  language:en  rating:*  *:*
 
 NOT binds more than AND, AND more than OR, and OR more than standing side by side. Of words side by
@@ -17,6 +18,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import BadSearch, nearest
 from headrace.operators.search.analyzer import Analyzer
@@ -35,6 +39,7 @@ from headrace.operators.search.syntax import (
     Phrase,
     Prefix,
     Range,
+    Regex,
     Test,
     UnfitValue,
     Wildcard,
@@ -42,6 +47,7 @@ from headrace.operators.search.syntax import (
     closed_range,
     with_boost,
 )
+from headrace.operators.search.vocabulary import whole_word
 
 # The scanner
 
@@ -53,6 +59,8 @@ _QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _BOUND = re.compile(r'"((?:\\.|[^"\\])*)"|((?:\\.|[^\s()\]}^\"\\])+)', re.DOTALL)
 _PIECES = re.compile(r"\\(.)|([*?])|([^\\*?]+)", re.DOTALL)
+_REGEX = re.compile(r"/((?:\\.|[^/\\])+)/(?=[\s()\[\]{}^]|$)", re.DOTALL)
+_MAX_NUMBER = 1e15
 RESERVED_WORDS = ("AND", "OR", "NOT")
 
 
@@ -132,7 +140,7 @@ class Scanner:
         if match is None:
             return None
         self.position = match.end()
-        return float(match[0])
+        return min(float(match[0]), _MAX_NUMBER)
 
     def quoted(self) -> str:
         match = _QUOTED.match(self.text, self.position)
@@ -143,6 +151,14 @@ class Scanner:
             )
         self.position = match.end()
         return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
+
+    def regex(self) -> str | None:
+        """The regular expression between slashes, if one stands here."""
+        match = _REGEX.match(self.text, self.position)
+        if match is None:
+            return None
+        self.position = match.end()
+        return match[1].replace("\\/", "/")
 
     def word(self) -> RawWord | None:
         match = _WORD.match(self.text, self.position)
@@ -187,6 +203,11 @@ MAX_DEPTH = 32
 MAX_SLOP = 1_000
 MAX_PHRASE = 100
 MAX_EDITS = 2
+MAX_REGEX = 500
+MAX_PATTERNS = 100
+"""Words with wildcards or edits, and regular expressions, of which each is held against every word
+of the documents.
+"""
 MIN_PLAIN, MIN_PLAIN_WHEN_LEADING = 1, 3
 OR, AND = "or", "and"
 _COMPARED = (">=", "<=", ">", "<")
@@ -235,7 +256,7 @@ class _QueryParser:
     def __init__(self, text: str, language: Language) -> None:
         self._scan, self._language = Scanner(text), language
         self._fields, self._analyzer = language.fields, language.analyzer
-        self._depth = self._clause_count = 0
+        self._depth = self._clause_count = self._pattern_count = 0
 
     def query(self) -> Node:
         node = self._list(None)
@@ -387,6 +408,9 @@ class _QueryParser:
             return self._phrase_clause(field, text, slop, position)
         if scan.next and scan.next in "[{":
             return self._range_clause(field, position)
+        regex = scan.regex() if scan.next == "/" else None
+        if regex is not None:
+            return self._regex_clause(field, regex, position)
         raw_word = scan.word()
         if raw_word is None:
             scan.fail(
@@ -503,8 +527,45 @@ class _QueryParser:
             else Leaf(Word(field, raw_word.text))
         )
 
+    def _regex_clause(self, field: str | None, regex: str, position: int) -> Node:
+        if self._kind(field) not in {TEXT, STRING}:
+            self._scan.fail(
+                f"The field {field!r} has values, not words",
+                position,
+                fix=f"name a value or a range: {field}:5, {field}:[1 TO 9], {field}:*.",
+            )
+        self._count_pattern(position)
+        if len(regex) > MAX_REGEX:
+            self._scan.fail(
+                f"A regular expression has {len(regex):,} characters; {MAX_REGEX} are the most",
+                position,
+                fix="make several of it, with OR between them.",
+            )
+        try:
+            # By itself too: a) | (b would end the parentheses around it.
+            for text in (regex, whole_word(regex)):
+                pc.match_substring_regex(pa.array([""]), text)
+        except pa.ArrowInvalid as error:
+            self._scan.fail(
+                f"The regular expression cannot be used: {str(error).splitlines()[0]}",
+                position,
+                fix="write it as RE2 has them, or put a backslash before / if none is meant.",
+            )
+        return Leaf(Regex(field, regex))
+
+    def _count_pattern(self, position: int) -> None:
+        self._pattern_count += 1
+        if self._pattern_count > MAX_PATTERNS:
+            self._scan.fail(
+                f"The query has more than {MAX_PATTERNS} words with wildcards or edits, or regular"
+                " expressions",
+                position,
+                fix="make several queries of it.",
+            )
+
     def _wildcard_test(self, field: str | None, raw_word: RawWord) -> Test:
         """A prefix or wildcard. In a text field the plain parts are folded as words are."""
+        self._count_pattern(raw_word.position)
         plain = sum(
             len(part) for part, wild in zip(raw_word.parts, raw_word.wild, strict=True) if not wild
         )
@@ -571,7 +632,10 @@ class _QueryParser:
         chosen = (
             int(edits) if edits is not None else 0 if len(text) < 3 else 1 if len(text) < 6 else 2
         )
-        return Leaf(Fuzzy(field, text, chosen) if chosen else Word(field, text))
+        if not chosen:
+            return Leaf(Word(field, text))
+        self._count_pattern(raw_word.position)
+        return Leaf(Fuzzy(field, text, chosen))
 
     # Values of filter columns
 

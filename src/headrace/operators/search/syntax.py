@@ -223,6 +223,14 @@ class Fuzzy:
 
 
 @dataclass(frozen=True, slots=True)
+class Regex:
+    """A word that a regular expression fits as a whole."""
+
+    field: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """A filter column between two values, both included, in the column's units. `source_text` is
     the range as the query has it, for people.
@@ -246,7 +254,7 @@ class Everything:
     pass
 
 
-Test = Word | Phrase | Prefix | Wildcard | Fuzzy | Range | Exists | Everything
+Test = Word | Phrase | Prefix | Wildcard | Fuzzy | Regex | Range | Exists | Everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +347,8 @@ def as_text(test: Test) -> str:
         return f"{field}*"
     if isinstance(test, Wildcard):
         return field + test.pattern
+    if isinstance(test, Regex):
+        return f"{field}/{test.text.replace('/', chr(92) + '/')}/"
     return (
         field
         + test.text

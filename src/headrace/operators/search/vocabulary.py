@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.buffers import Ints
+from headrace.operators.search.edit_distance import WordList
 from headrace.operators.search.syntax import (
     Everything,
     Fields,
     Fuzzy,
     Phrase,
     Prefix,
+    Regex,
     Test,
     Wildcard,
     Word,
@@ -133,51 +135,6 @@ class Vocabulary:
         )
 
 
-# Edit distance
-
-
-def within_edits(word: str, candidates: Sequence[str], max_edits: int) -> Mask:
-    """Which candidates are at most so many edits away from a word: a character more, less, another,
-    or two neighbours exchanged (optimal string alignment). All of one length are compared at once.
-    """
-    near = np.zeros(len(candidates), np.bool_)
-    lengths = np.array([len(each) for each in candidates], np.int64)
-    for length in range(max(0, len(word) - max_edits), len(word) + max_edits + 1):
-        which = np.flatnonzero(lengths == length)
-        if len(which):
-            texts = np.array(
-                [[ord(character) for character in candidates[at]] for at in which.tolist()],
-                np.int64,
-            ).reshape(len(which), length)
-            near[which] = _distances(word, texts) <= max_edits
-    return near
-
-
-def _distances(
-    word: str, texts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The table of edit distances, row by row, for texts of one length."""
-    count, length = texts.shape
-    before: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None = None
-    last = np.tile(np.arange(length + 1), (count, 1))
-    for row, character in enumerate(map(ord, word), 1):
-        now = np.empty_like(last)
-        now[:, 0] = row
-        for column in range(1, length + 1):
-            same = texts[:, column - 1] == character
-            best = np.minimum(
-                np.minimum(last[:, column], now[:, column - 1]) + 1, last[:, column - 1] + ~same
-            )
-            if before is not None and column > 1:
-                exchanged = (texts[:, column - 2] == character) & (
-                    texts[:, column - 1] == ord(word[row - 2])
-                )
-                best = np.where(exchanged, np.minimum(best, before[:, column - 2] + 1), best)
-            now[:, column] = best
-        before, last = last, now
-    return last[:, -1]
-
-
 # Terms: the distinct words of some texts
 
 
@@ -194,7 +151,7 @@ class Terms:
     def __init__(self, array: pa.Array) -> None:
         self.array = array
         self._word_numbers: tuple[Vocabulary, int, Ints] | None = None
-        self._matching_codes: dict[Prefix | Wildcard | Fuzzy, Ints] = {}
+        self._matching_codes: dict[Prefix | Wildcard | Fuzzy | Regex, Ints] = {}
 
     def __len__(self) -> int:
         return len(self.array)
@@ -220,7 +177,7 @@ class Terms:
             self._word_numbers = vocabulary, len(known), np.append(found, ABSENT)
         return self._word_numbers[2]
 
-    def matching_codes(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
+    def matching_codes(self, test: Prefix | Wildcard | Fuzzy | Regex) -> Ints:
         """The codes of the words that match a test."""
         codes = self._matching_codes.get(test)
         if codes is None:
@@ -229,13 +186,16 @@ class Terms:
             codes = self._matching_codes[test] = self._find_codes(test)
         return codes
 
-    def _find_codes(self, test: Prefix | Wildcard | Fuzzy) -> Ints:
+    def _find_codes(self, test: Prefix | Wildcard | Fuzzy | Regex) -> Ints:
         """The codes of the words that match a test; only words with the right prefix are
         compared.
         """
-        texts, codes = self._in_order
         if isinstance(test, Fuzzy):
-            return codes[within_edits(test.text, texts, test.edits)]
+            return self._word_list.near(test.text, test.edits)
+        if isinstance(test, Regex):
+            fits = pc.match_substring_regex(self.array, whole_word(test.text))
+            return np.flatnonzero(fits.to_numpy(zero_copy_only=False))
+        texts, codes = self._in_order
         beginning = (
             test.text
             if isinstance(test, Prefix)
@@ -246,8 +206,14 @@ class Terms:
         low, high = bisect_left(texts, beginning), bisect_left(texts, beginning + _AFTER_ALL_TEXTS)
         if isinstance(test, Prefix):
             return codes[low:high]
-        pattern = wildcard_pattern(test)
-        return codes[[at for at in range(low, high) if pattern.fullmatch(texts[at])]]
+        within = codes[low:high]
+        fits = pc.match_substring_regex(self.array.take(pa.array(within)), wildcard_regex(test))
+        fitting: Ints = within[fits.to_numpy(zero_copy_only=False)]
+        return fitting
+
+    @cached_property
+    def _word_list(self) -> WordList:
+        return WordList(self.texts)
 
     @cached_property
     def _in_order(self) -> tuple[list[str], Ints]:
@@ -255,16 +221,12 @@ class Terms:
         return [self.texts[at] for at in order], np.array(order, np.int64)
 
 
-def wildcard_pattern(test: Wildcard) -> re.Pattern[str]:
-    """The regular expression of a wildcard. What stands between two * is taken where it comes
-    first, once and for all: trying later positions finds nothing more, and could take forever.
-    """
-    runs = [""]
-    for part in test.parts:
-        if part == "\0*":
-            runs.append("")
-        else:
-            runs[-1] += "." if part == "\0?" else re.escape(part)
-    first, *between = runs
-    last = f".*{between.pop()}" if between else ""
-    return re.compile(first + "".join(f"(?>.*?{run})" for run in between if run) + last, re.DOTALL)
+def wildcard_regex(test: Wildcard) -> str:
+    """The regular expression of a wildcard."""
+    signs = {"\0*": ".*", "\0?": "."}
+    return whole_word("".join(signs.get(part) or re.escape(part) for part in test.parts))
+
+
+def whole_word(regex: str) -> str:
+    """The regular expression of RE2, which takes linear time, for whole words."""
+    return rf"(?s)\A(?:{regex})\z"

@@ -207,10 +207,10 @@ class WindowResults(Protocol):
 class WindowKernel(ABC):
     """The base of all window kernels.
 
-    After each call, the host reads: `late_rows`; `dead_letters` and `unknown_results`, as
-    of `AggregateKernel`; and `counts`, with the number of late rows and, for tumbling and hopping
-    windows, of rows that arrived after a window of theirs was complete (`corrected`). Downstream
-    steps lower their horizon by `lateness_us`; the watermark passes through unchanged.
+    After each call, the host reads: `late_rows`; `dead_letters`, `unknown_results` and `left_out`,
+    as of `AggregateKernel`; and `counts`, with the number of late rows and, for tumbling and
+    hopping windows, of rows that arrived after a window of theirs was complete (`corrected`).
+    Downstream steps lower their horizon by `lateness_us`; the watermark passes through unchanged.
     """
 
     gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": EMITTED}
@@ -230,6 +230,7 @@ class WindowKernel(ABC):
         self.aggregation = self.build_aggregation(settings)
         self.dead_letters = self.aggregation.dead_letters
         self.unknown_results = self.aggregation.unknown_results
+        self.left_out = self.aggregation.left_out
         self.late_rows = LateRowCounter(
             settings.schema, settings.producer, divert=isinstance(settings.late, Divert)
         )

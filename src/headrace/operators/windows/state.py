@@ -277,7 +277,8 @@ _VERSION = 1
 _NAME = pa.scalar(b"r", pa.binary())
 _FIRST_BYTE = pa.scalar(bytes([_VERSION]), pa.large_binary())
 _NO_BYTES = pa.scalar(b"", pa.large_binary())
-TIME, ID = "_time", "_id"
+TIME, ID = "\0time", "\0id"
+"""Columns of buffered rows beside the user's, under names that no schema can declare."""
 
 
 @dataclass

@@ -150,7 +150,7 @@ function detail() {
   if (!node) return el("p", { class: "soft" }, "Choose a box to see its step, its counts, and what it waits for.");
   const rows = Object.entries(measurements.run?.counts ?? {}).filter(([name]) => name.startsWith(`${node.id}.`)).map(([name, count]) => ({ what: name.slice(node.id.length + 1).replaceAll("_", " "), since_start: count, per_second: Math.round(10 * (measurements.rates[name] ?? 0)) / 10 }));
   const due = Object.values(measurements.run?.queries ?? {}).map((query) => query.due_us?.[node.id]).find((time) => time !== undefined);
-  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [measurements.state[node.id] !== undefined ? `state ${bytes(measurements.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? ownTable(["what", "since_start", "per_second"], rowsOf(rows)) : null);
+  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [measurements.run?.steps?.[node.id] ? `state ${number(measurements.run.steps[node.id].keys)} keys, ${bytes(measurements.run.steps[node.id].bytes)}` : null, measurements.state[node.id] !== undefined ? `state files ${bytes(measurements.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? ownTable(["what", "since_start", "per_second"], rowsOf(rows)) : null);
 }
 
 // ---- what each tab shows

@@ -56,6 +56,20 @@ def test_a_file_declares_captures(shop: Path) -> None:
         assert json.loads(log.note("cdc.two") or "")["tables"]["items"]["topic"] == "two.items"
 
 
+def test_the_files_of_a_directory_are_captured_once(shop: Path) -> None:
+    (shop.parent / "in").mkdir()
+    (shop.parent / "in" / "a.csv").write_text("id,name\n1,a\n2,b\n")
+    arguments = ("dir:in/*.csv", "--topic", "items", "--option", "every=20 ms", "--until-caught-up")
+    assert "does not exist" in run(*arguments, code=1)
+    schema = ("--schema", "id BIGINT, name STRING")
+    assert "2 rows" in run(*arguments, *schema)
+    (shop.parent / "in" / "b.csv").write_text("id,name\n3,c\nx,d\n")
+    assert "1 record became dead letters" in run(*arguments)
+    run(*arguments)
+    with hr.open_log("file:data") as log:
+        assert [row["id"] for row in log.read("items").to_pylist()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,6 +78,10 @@ def test_a_file_declares_captures(shop: Path) -> None:
         (("empty.py",), "declares no capture"),
         (("captures.py", "--name", "tow"), "did you mean 'two'"),
         (("captures.py", "--table", "items"), "can be given only with a URL"),
+        (("dir:in",), "names no topic"),
+        (("dir:in", "--topic", "a", "--option", "colour=red"), "no setting 'colour'"),
+        (("sqlite:shop.db", "--option", "colour=red"), "no setting 'colour'"),
+        (("sqlite:shop.db", "--schema", "id BIGINT"), "no setting 'schema'"),
     ],
 )
 def test_arguments_that_are_refused(shop: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -72,6 +90,51 @@ def test_arguments_that_are_refused(shop: Path, arguments: tuple[str, ...], mess
         "import headrace as hr\ntwo = hr.cdc.sqlite('shop.db', name='two')\n"
     )
     assert message in run(*arguments, code=1)
+
+
+def test_choices_are_made_on_the_command_line(shop: Path) -> None:
+    with sqlite3.connect(shop) as db:
+        db.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, mail TEXT, pass TEXT, age INTEGER)")
+        db.execute("INSERT INTO users VALUES (1, 'a@b.c', 'secret', 30), (2, 'x', 'secret', 3)")
+    db.close()
+    choices = (
+        *("--table", "users", "--topic", "the_{table}", "--exclude", "*.pass"),
+        *("--mask", "users.mail=-", "--where", "users=age > 18", "--snapshot-mode", "initial"),
+    )
+    run("sqlite:shop.db", *choices, "--until-caught-up")
+    with hr.open_log("file:data") as log:
+        (row,) = log.read("the_users").to_pylist()
+        assert (row["id"], row["mail"], row["age"], "pass" in row) == (1, "-", 30, False)
+    report = run("sqlite:shop.db", "--status")
+    assert "lag seconds" in report
+    assert "1" in report
+    assert json.loads(run("sqlite:shop.db", "--status", "--json"))["rows"] == 1
+    assert "pauses its snapshots" in run("sqlite:shop.db", "--pause-snapshots")
+    assert "reads users again" in run(
+        "sqlite:shop.db", "--snapshot", "users", "--condition", "age > 20"
+    )
+    run("sqlite:shop.db", "--resume-snapshots")
+    assert "has no =" in run("sqlite:shop.db", "--mask", "users.mail", code=2)
+
+
+def test_a_run_that_is_to_catch_up_fails_if_a_table_is_not_followed(shop: Path) -> None:
+    run("sqlite:shop.db", "--until-caught-up")
+    rule = ("--mask", "items.nam=-")
+    assert "but for items" in run("sqlite:shop.db", *rule, "--until-caught-up", code=1)
+    assert "items is not followed any more" in run("sqlite:shop.db", "--status")
+    run("sqlite:shop.db", "--snapshot", "items")
+    run("sqlite:shop.db", "--until-caught-up")
+    with hr.open_log("file:data") as log:
+        assert log.end_offsets("items") == {0: 4}
+
+
+def test_a_host_that_is_not_there_ends_the_run_with_a_code(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg2")
+    monkeypatch.setattr("headrace.cdc.capture.CATCH_UP_PATIENCE_S", 0.3)
+    message = run("postgresql://x@127.0.0.1:1/y", "--until-caught-up", code=1)
+    assert "cannot be reached" in message
 
 
 def test_the_status_line_says_how_far_it_is() -> None:

@@ -60,6 +60,16 @@ def test_sync_and_check(run: Run, accounts: str, tmp_path: Path) -> None:
     assert found["counts"] == {"missing": 1, "extra": 1, "different": 1}
 
 
+def test_partitioned_files(run: Run, accounts: str, tmp_path: Path) -> None:
+    sink = f"parquet:{tmp_path / 'lake'}"
+    run("sync", accounts, sink, "--partition-by", "name", "--until-caught-up")
+    assert len(list((tmp_path / "lake").glob("name=n*/*.parquet"))) == 100
+    done = run("sync", accounts, sink, "--partition-by", "name", "--check")
+    assert "Equal: 100 rows" in done.out
+    done = run("sync", accounts, "sqlite:x.db", "--partition-by", "name", code=1)
+    assert "hr.sinks.sqlite has no setting 'partition_by'" in done.err
+
+
 def test_a_sink_declared_in_a_file(run: Run, accounts: str, tmp_path: Path) -> None:
     file = tmp_path / "targets.py"
     file.write_text(
@@ -69,6 +79,10 @@ def test_a_sink_declared_in_a_file(run: Run, accounts: str, tmp_path: Path) -> N
         "shop: ended cleanly; 100 rows"
         in run("sync", accounts, f"{file}:shop", "--until-caught-up").out
     )
+    done = run("sync", accounts, f"{file}:shop", "--commit-interval", "1 s", "--until-caught-up")
+    assert "shop: ended cleanly; 0 rows" in done.out
+    done = run("sync", accounts, f"{file}:shop", "--partition-by", "name", code=1)
+    assert "give partition_by=… where" in done.err
     assert (
         "did you mean 'shop'"
         in run("sync", accounts, f"{file}:shp", "--until-caught-up", code=1).err
@@ -129,6 +143,44 @@ def count(path: Path) -> int:
         return found
     except sqlite3.OperationalError:
         return 0
+
+
+def test_an_unreachable_server_ends_a_run_that_is_to_catch_up(
+    run: Run, accounts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried for ever."""
+    monkeypatch.setattr("headrace.sinks.sync.CATCH_UP_PATIENCE_S", 0.5)
+    monkeypatch.setenv("HEADRACE_WEBHOOK_INTERNAL", "127.0.0.1")
+    done = run("sync", accounts, "webhook:http://127.0.0.1:9/", "--until-caught-up", code=1)
+    assert "cannot be connected to" in done.err
+    assert "ended cleanly" not in done.out
+
+
+@pytest.mark.process
+def test_a_sync_that_could_do_nothing_does_not_end_cleanly(address: str, accounts: str) -> None:
+    """Ended by SIGTERM while its receiver was away, it said that it had ended cleanly."""
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.cli",
+        "sync",
+        accounts,
+        "webhook:http://127.0.0.1:9/",
+    ]
+    process = subprocess.Popen(
+        [*command, "--log", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HEADRACE_WEBHOOK_INTERNAL": "127.0.0.1"},
+    )
+    assert process.stderr is not None
+    assert "cannot be connected to" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert "stopped while it could not work; 0 rows" in out
+    assert "cannot be connected to" in out
+    assert process.returncode == 1
 
 
 @pytest.mark.process

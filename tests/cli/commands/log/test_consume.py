@@ -235,5 +235,10 @@ def test_conditions_over_every_type(run: Run, log: hr.Log) -> None:
         ("name LIKE 'n1%'", [1, 10, 11]),
         ("order_id % 5 = 0 -- a comment", [0, 5, 10]),
         ("_timestamp > '2099'", []),
+        # Times were compared as texts, of which those with fractions come before those without.
+        (f"at = '{AT + timedelta(days=3):%Y-%m-%dT%H:%M:%SZ}'", [3]),
+        (f"at < '{AT + timedelta(days=2):%Y-%m-%dT%H:%M:%SZ}'", [0, 1]),
+        (f"at <= '{AT + timedelta(days=1, hours=2):%Y-%m-%dT%H:%M:%S+02:00}'", [0, 1]),
+        ("_timestamp < '1 hour ago'", []),
     ):
         assert ids(run("consume", "t", "--where", where, "--json").lines) == expected

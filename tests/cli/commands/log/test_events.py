@@ -77,6 +77,13 @@ def test_excise(run: Run, bank: hr.Log) -> None:
     assert "nothing of the subject '7'" in run("events", "excise", "--subject", "7", code=1).err
 
 
+def test_truncate(run: Run, bank: hr.Log) -> None:
+    options = ("events", "truncate", "ada", "--decider", BANK, "--before")
+    assert "the state of 'ada' would be" in run(*options, 2, code=1).err
+    assert len(run("events", "history", "ada", "--json").lines) == 3
+    assert "Removed 0 events of ada." in run(*options, 1).out
+
+
 def test_list(run: Run, bank: hr.Log) -> None:
     with open_store(bank, "bank") as store:
         store.append("bob", Event("Opened", {"owner": "Bob"}))

@@ -70,7 +70,9 @@ def test_reset_of_one_partition_leaves_the_others(run: Run, log: hr.Log) -> None
     with log.producer("wide") as producer:
         for partition in range(3):
             producer.append([{"n": 1}, {"n": 2}], partition=partition)
-    run("group", "reset", "g", "--topic", "wide", "--to", "latest", "--new")
+    assert not run("group", "reset", "g", "--topic", "wide", "--to", "latest", "--new").err
+    past = run("group", "reset", "g", "--topic", "wide", "--to", "9", "--dry-run")
+    assert "the nearest offset instead: wide[0], wide[1], wide[2]." in past.err
     moved = run(
         "group", "reset", "g", "--topic", "wide", "--to", "1", "--partition", 2, "--json"
     ).lines
@@ -87,7 +89,9 @@ def test_reset_by_a_number_of_offsets(
     assert (tried["before"], tried["after"], tried["dry_run"]) == (4, after, True)
     assert "Would move" in run(*reset, "--shift", shift, "--dry-run").out
     assert log.committed(behind)["events"] == {0: 4}, "nothing has moved"
-    assert "Moved" in run(*reset, "--shift", shift).out
+    said = run(*reset, "--shift", shift)
+    assert "Moved" in said.out
+    assert ("the nearest offset instead: events[0]" in said.err) == (abs(shift) == 100)
     assert log.committed(behind)["events"] == {0: after}
 
 

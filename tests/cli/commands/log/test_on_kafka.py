@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 import headrace as hr
@@ -72,3 +73,24 @@ def test_a_file_is_stored_once(kafka_broker: KafkaBroker, tmp_path: Path) -> Non
         for _ in range(2):
             assert run().exit_code == 0
             assert sorted(row["id"] for row in log.read(topic).to_pylist()) == list(range(250))
+
+
+def test_what_kafka_does_not_know_was_shown_as_minus_one(kafka_broker: KafkaBroker) -> None:
+    topic, group = f"theirs-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
+    address = kafka_broker.address
+
+    def run(*arguments: str) -> str:
+        return CliRunner().invoke(app, [*arguments, "--log", address], terminal_width=200).stdout
+
+    with hr.open_log(address) as log:
+        log.create_topic(topic, "n BIGINT")
+        log.producer(topic).append([{"n": 1}])
+        log.reset_group(group, topic, "earliest")
+        producer = Producer({"bootstrap.servers": address.removeprefix("kafka://")})
+        producer.produce(topic, b"oops")
+        assert producer.flush(20) == 0
+    verified = run("log", "verify", topic)
+    assert ["corrupt", topic, "0", "1", f"{topic}[0]", "-", "it", "is"] == next(
+        line.split()[:8] for line in verified.splitlines() if "corrupt" in line
+    )
+    assert run("group", "show", group).splitlines()[0] == f"group {group}"

@@ -303,6 +303,42 @@ def test_a_file_corrected_as_advised_doubled_its_rows(
     assert stored(log) == list(range(2_500))
 
 
+def test_a_file_corrected_before_its_bad_row_too_doubled_its_rows(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    good = jsonl([order(n) for n in range(20)])
+    file.write_text(good.replace('"order_id": 15', '"order_id": oops'))
+    run("produce", orders, file, "--batch-rows", 10, code=1)
+    assert stored(log) == list(range(10))
+    file.write_text(good.replace(": 0.5", ": 0.50"))  # as by an editor, from the first line on
+    for _ in range(2):
+        refused = run("produce", orders, file, code=1)
+        assert "does not begin with the 10 rows" in refused.err
+        assert stored(log) == list(range(10))
+    file.write_text(good)
+    assert "Stored 10 rows in orders; 10 rows" in run("produce", orders, file).out
+    assert stored(log) == list(range(20))
+    file.write_text(jsonl([order(20)]))  # another file of that name, now that the first is whole
+    run("produce", orders, file)
+    assert stored(log) == list(range(21))
+
+
+def test_another_file_in_place_of_one_that_stopped_is_stored_when_it_is_said(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text(jsonl([order(n) for n in range(10)]) + "oops\n")
+    run("produce", orders, file, "--batch-rows", 5, code=1)
+    file.write_text(jsonl([order(n) for n in range(10, 13)]))
+    run("produce", orders, file, code=1)
+    run("produce", orders, file, "--again")
+    assert stored(log) == list(range(13))
+    file.write_text(jsonl([order(n) for n in range(13, 15)]))
+    run("produce", orders, file)
+    assert stored(log) == list(range(15))
+
+
 @pytest.mark.parametrize("name", ["o.jsonl", "o.json", "o.csv", "o.csv.gz", "o.parquet"])
 def test_running_again_stored_a_file_twice(
     run: Run, log: hr.Log, orders: str, tmp_path: Path, name: str

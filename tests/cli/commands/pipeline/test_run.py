@@ -109,10 +109,10 @@ def test_a_batch_that_fails_is_retried_and_the_reason_reported(
 
     shop.run_until(run, see_it_fail_and_repair_it)
     status = run("status", failing)
-    assert "AggregateFailed" in status.out
+    assert "OSError" in status.out
     assert "broken on purpose" in status.out
     assert "Py4J" not in status.out
-    assert "A batch of shop failed (1 in a row): AggregateFailed" in caplog.text
+    assert "A batch of shop failed (1 in a row): OSError" in caplog.text
     assert "Trying again in 2 s." in caplog.text
     shop.check_totals()
 
@@ -189,6 +189,8 @@ def test_a_run_with_dead_letters_ends_with_a_code_of_its_own_when_asked(
     shop: Shop, run: Run, spark: SparkSession
 ) -> None:
     options = "--until-caught-up", "--master", "local[2]", "--fail-on-dead-letters"
+    declared = shop.file.read_text().replace("orders.group", 'orders.where("k IS NOT NULL").group')
+    shop.file.write_text(declared + 'shop.view("newest", orders.to_table("k"))\n')
     command = "run", shop.file, *options, "--log", shop.log.address
     shop.feed(20)
     run(*command)

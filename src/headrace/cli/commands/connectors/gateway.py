@@ -13,6 +13,7 @@ from headrace.cli.options import (
     JsonOption,
     LogOption,
     open_chosen_log,
+    parse_settings,
     require_log_address,
     stop_signals,
 )
@@ -118,6 +119,41 @@ def http(
             help="A file with the token that senders must send.  [env var: HEADRACE_TOKEN]",
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="The URL under which a reverse proxy makes this public, with its prefix.",
+        ),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help=(
+                "An address or network of reverse proxies whose X-Forwarded-For is believed; may be"
+                " repeated."
+            ),
+        ),
+    ] = None,
+    client_connections: Annotated[
+        int,
+        typer.Option(
+            "--client-connections",
+            min=1,
+            help="The most connections of one address that is no trusted proxy.",
+        ),
+    ] = 1_000,
+    drain: Annotated[
+        str,
+        typer.Option(
+            "--drain",
+            metavar="DURATION",
+            help="How long requests are accepted after SIGTERM, while it is not ready any more.",
+        ),
+    ] = "0 seconds",
     policy: PolicyOption = "block",
     max_rows: RowsOption = None,
     max_bytes: BytesOption = None,
@@ -125,7 +161,7 @@ def http(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Accept rows by HTTP: POST /topics/TOPIC with JSON, JSON lines, or a webhook's body. The
+    """Accept rows by HTTP: POST /topics/TOPIC with JSON, JSON lines, CSV, or a webhook's body. The
     response is sent once they are durable.
 
     Example: headrace gateway http --topic orders --log file:data
@@ -139,6 +175,10 @@ def http(
         host=host,
         hooks=hooks,
         token_file=token_file,
+        public_url=public_url,
+        proxies=proxy or (),
+        client_connections=client_connections,
+        drain=drain,
         name=name,
         **_policy_options(policy, max_rows, max_bytes),
     )
@@ -279,6 +319,41 @@ def amqp(
         **_policy_options(policy, max_rows, max_bytes),
     )
     _run(context, gateway, log, as_json=json)
+
+
+@app.command("open")
+def open_gateway(
+    context: typer.Context,
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="http://HOST:PORT, statsd://HOST:PORT, or what an installed package brings.",
+        ),
+    ],
+    topic: Annotated[
+        list[str],
+        typer.Option("--topic", metavar="TOPIC", help="A topic to append to; may be repeated."),
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="NAME=VALUE", help="Another setting of it; may be repeated."
+        ),
+    ] = None,
+    name: NameOption = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Accept rows by the gateway of a URL, such as one that an installed package brings.
+
+    Example: headrace gateway open http://127.0.0.1:8766 --topic orders --log file:data
+    """
+    from headrace.gateways import from_url
+
+    given = {"name": name, **parse_settings(option or ())}
+    settings = {setting: value for setting, value in given.items() if value is not None}
+    _run(context, from_url(url, topics=topic, **settings), log, as_json=json)
 
 
 @app.command("list")

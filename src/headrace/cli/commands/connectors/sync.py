@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.options import JsonOption, LogOption, require_log_address, stop_signals
 from headrace.cli.output import StatusLines, count_text, echo, format_cell, print_json
+from headrace.durations import to_us
 from headrace.errors import BadPipelineFile, nearest
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ def sync(
         typer.Argument(
             metavar="SINK",
             help=(
-                "The target: sqlite:PATH, parquet:, delta: or search:DIRECTORY, postgresql://…,"
-                " redis://…, amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file"
-                " declares."
+                "The target: sqlite:PATH, duckdb:PATH, parquet:, delta: or search:DIRECTORY,"
+                " parquet:s3://BUCKET/PREFIX, iceberg:CATALOG/NAMESPACE, postgresql://…,"
+                " mysql://…, redis://…, amqp://…, webhook:https://…, or FILE.py:NAME"
+                " for a sink that a file declares."
             ),
         ),
     ],
@@ -73,6 +75,28 @@ def sync(
         int | None,
         typer.Option("--batch-rows", min=1, help="The largest number of rows per commit."),
     ] = None,
+    commit_interval: Annotated[
+        str | None,
+        typer.Option(
+            "--commit-interval",
+            metavar="DURATION",
+            help=(
+                "How long a sink that has caught up waits after a commit, such as '30 seconds'."
+                " Default: 10 seconds where every commit adds small files."
+            ),
+        ),
+    ] = None,
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMN",
+            help=(
+                "Put rows in folders or partitions by this column; may be repeated. Only for"
+                " parquet: and iceberg:."
+            ),
+        ),
+    ] = None,
     until_caught_up: Annotated[
         bool,
         typer.Option("--until-caught-up", help="End when all current rows have been applied."),
@@ -102,6 +126,8 @@ def sync(
         create=False if no_create else None,
         name=name,
         batch_rows=batch_rows,
+        commit_interval=commit_interval,
+        partition_by=tuple(partition_by or ()),
     )
     address = require_log_address(context, log)
     if check:
@@ -120,6 +146,8 @@ def sync(
         )
     notice = _refused_notice(status_lines.last)
     echo(f"{target.name_for(topic)}: {status_lines.summary()}{notice}")
+    if status_lines.is_failing:
+        raise typer.Exit(1)
 
 
 def load_sink(text: str, **settings: Any) -> Sink:
@@ -137,6 +165,14 @@ def load_sink(text: str, **settings: Any) -> Sink:
     declared = {label: value for label, value in values if isinstance(value, Sink)}
     if name not in declared:
         raise BadPipelineFile(f"{path} declares no sink {name!r}: {nearest(name, declared)}")
+    if "partition_by" in options:
+        raise BadPipelineFile(
+            "--partition-by is for sinks that a URL describes.",
+            fix=f"give partition_by=… where {path} declares the sink {name!r}.",
+        )
+    if "commit_interval" in options:
+        interval_us = to_us(options.pop("commit_interval"), what="--commit-interval")
+        options["commit_interval_s"] = interval_us / 1e6
     return replace(declared[name], **options)
 
 
@@ -147,6 +183,8 @@ def _check(sink: Sink, topic: str, address: str, *, as_json: bool) -> None:
     else:
         for difference in result.examples:
             echo(_format_difference(difference))
+        for description in result.unreadable_examples:
+            echo(f"cannot be read: {description}")
         echo(_verdict(result))
     if not result.is_equal:
         raise typer.Exit(EXIT_DIFFERENT)
@@ -167,7 +205,8 @@ def _format_difference(difference: Difference) -> str:
 def _verdict(result: SinkComparison) -> str:
     if result.is_equal:
         return f"Equal: {count_text(result.rows, 'row')}, as of {_offsets_text(result)}."
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in result.counts.items() if count)
+    kinds = {**result.counts, "that cannot be read": result.unreadable}
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
     more = sum(result.counts.values()) - len(result.examples)
     return (
         f"Different: {counts}, of {count_text(result.rows, 'row')}, as of"

@@ -109,6 +109,7 @@ def watch(
         )
     with open_chosen_log(context, log) as opened_log:
         measurements = Measurements(opened_log, state or ())
+        measurements.check_subjects(watched)
         if once:
             values = measurements.measure()
             is_exceeded = False

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ import typer
 from headrace.cli.options import JsonOption, LogOption, open_chosen_log, parse_offset
 from headrace.cli.output import count_text, format_cell, print_table
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.durations import to_time_us
 from headrace.errors import BadExpression, HeadraceError, OffsetOutOfRange, UnknownColumn
 from headrace.log.api import Consumer, Log
 from headrace.log.topic_config import resolve_offset_alias
@@ -257,17 +259,15 @@ def _condition(where: str | None, schema: pa.Schema) -> Keep:
 
 
 class _Condition:
-    """Keeps the rows for which a condition is true. SQLite computes it, as in `headrace view show
-    --sql`; a DECIMAL is a number.
+    """Keeps the rows for which a condition is true. SQLite computes it; a DECIMAL is a number, and
+    times are compared as times with whatever text names one.
     """
 
     def __init__(self, where: str, schema: pa.Schema) -> None:
         self._where, self._names = where, schema.names
         self._db = sqlite3.connect(":memory:")
-        columns = ", ".join(
-            f"{_quoted(field.name)} {'' if _is_decimal(field.type) else affinity(field.type)}"
-            for field in schema
-        )
+        self._db.create_collation("times", _compare_times)
+        columns = ", ".join(f"{_quoted(field.name)} {_column_type(field.type)}" for field in schema)
         self._db.execute(f"CREATE TABLE rows (_headrace_row INTEGER PRIMARY KEY, {columns})")
         marks = ", ".join("?" * (len(schema) + 1))
         # The condition is the user's own, and this database has nothing but the rows.
@@ -301,6 +301,30 @@ class _Condition:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _column_type(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return f"{affinity(kind)} COLLATE times"
+    return "" if _is_decimal(kind) else affinity(kind)
+
+
+def _compare_times(text: str, other: str) -> int:
+    """Order two texts as the times that they are; as texts where one of them is none."""
+    time_us, other_us = _time_us(text), _time_us(other)
+    if time_us is None or other_us is None:
+        return (text > other) - (text < other)
+    return (time_us > other_us) - (time_us < other_us)
+
+
+@lru_cache(maxsize=10_000)
+def _time_us(text: str) -> int | None:
+    if text.isdigit():  # the beginning of a time, such as a year
+        return None
+    try:
+        return to_time_us(text)
+    except HeadraceError:
+        return None
 
 
 def _is_decimal(kind: pa.DataType) -> bool:

@@ -1,5 +1,5 @@
 """`headrace events`: the entities of an event store, their history and state, digests to compare
-replicas, and the erasure of a person's data.
+replicas, truncation, and the erasure of a person's data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Event stores: list, history, state, digest, excise, forget.", no_args_is_help=True
+    help="Event stores: list, history, state, digest, truncate, excise, forget, rotate-key.",
+    no_args_is_help=True,
 )
 
 Entity = Annotated[str, typer.Argument(help="The entity's name.")]
@@ -42,14 +43,14 @@ Rules = Annotated[
 def _store(log: Log, name: str | None) -> EventStore:
     """Open an event store that exists: a command that only reads must not create one."""
     from headrace.events import open_store
-    from headrace.events.event import ARROW
+    from headrace.events.event import is_event_schema
     from headrace.events.store import check_log
 
     check_log(log)
     stores = [
         topic
         for topic, info in log.topic_infos().items()
-        if info is not None and info.arrow_schema.equals(ARROW)
+        if info is not None and is_event_schema(info.arrow_schema)
     ]
     if name is None and len(stores) == 1:
         return open_store(log, stores[0])
@@ -160,6 +161,9 @@ def history(
                     "subject": event.subject,
                     "offset": event.offset,
                     "data": event.data,
+                    "correlation_id": event.correlation_id,
+                    "causation_id": event.causation_id,
+                    "metadata": event.metadata,
                 }
             )
         return
@@ -203,7 +207,7 @@ def state(
     Example: headrace events state account-17 --decider bank.py:ACCOUNTS --at "1 hour ago" --log
     file:data
     """
-    from headrace.events.codec import to_json
+    from headrace.events.value_codec import loose_json
 
     with open_chosen_log(context, log) as opened_log, _store(opened_log, store) as events:
         if not events.version(entity):
@@ -215,7 +219,7 @@ def state(
                 entity_state if handler.vault is None else handler.vault.reveal(entity_state)
             )
     if json:
-        print_json({"entity": entity, "version": as_of, "state": to_json(entity_state)})
+        print_json({"entity": entity, "version": as_of, "state": loose_json(entity_state)})
     else:
         echo(f"{entity} at version {as_of}: {entity_state}")
 
@@ -269,6 +273,37 @@ def digest(
 
 
 @app.command()
+def truncate(
+    context: typer.Context,
+    entity: Entity,
+    before: Annotated[
+        int, typer.Option("--before", metavar="VERSION", help="The first version that stays.")
+    ],
+    rules: Annotated[
+        str,
+        typer.Option(
+            "--decider",
+            metavar="FILE:NAME",
+            help="A Python file and the decider's name in it: the state must stay the same.",
+        ),
+    ],
+    store: Store = None,
+    log: LogOption = None,
+) -> None:
+    """Remove an entity's events before a version, if its state does not need them.
+
+    Example: headrace events truncate account-17 --before 901 --decider bank.py:ACCOUNTS
+    """
+    with (
+        open_chosen_log(context, log) as opened_log,
+        _store(opened_log, store) as events,
+        ExitStack() as stack,
+    ):
+        removed = _handler(events, rules, stack).truncate(entity, before=before)
+    echo(f"Removed {count_text(removed, 'event')} of {entity}.")
+
+
+@app.command()
 def excise(
     context: typer.Context,
     subject: Annotated[str, typer.Option("--subject", help="The person whose events to remove.")],
@@ -288,6 +323,14 @@ def excise(
             ),
         ),
     ] = None,
+    retire: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--retire",
+            metavar="PIPELINE",
+            help="Give up a pipeline that cannot be built again, with its state and views.",
+        ),
+    ] = None,
     store: Store = None,
     log: LogOption = None,
     json: JsonOption = False,
@@ -305,7 +348,7 @@ def excise(
     from headrace.events import excise as excised
 
     with open_chosen_log(context, log) as opened_log, _store(opened_log, store) as events:
-        done = excised(events, subject, values=value or (), also=also or ())
+        done = excised(events, subject, values=value or (), also=also or (), retire=retire or ())
     if json:
         print_json(
             {
@@ -353,3 +396,56 @@ def forget(
     ):
         vault.forget(subject)
     echo("The key is deleted.")
+
+
+@app.command("rotate-key")
+def rotate_key(
+    context: typer.Context,
+    new_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--new-key-file",
+            metavar="FILE",
+            help="The new master key, as base64. The present one comes from the environment.",
+        ),
+    ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish",
+            help="End the rotation: from here on only the new key, now in the environment, is"
+            " valid.",
+        ),
+    ] = False,
+    store: Store = None,
+    log: LogOption = None,
+) -> None:
+    """Rotate the master key of a vault. First wrap all keys by the new one too, with
+    --new-key-file; then start all programs again with the new key; then --finish.
+
+    Example: headrace events rotate-key --new-key-file new.key --log file:data
+    """
+    from headrace.events import open_vault
+    from headrace.events.privacy.vault import decode_master_key
+
+    if finish == (new_key_file is not None):
+        raise InputError(
+            "A rotation begins with a new key, and ends without one.",
+            fix="give --new-key-file FILE, or --finish.",
+        )
+    with (
+        open_chosen_log(context, log) as opened_log,
+        _store(opened_log, store) as events,
+        open_vault(events, create=False) as vault,
+    ):
+        if new_key_file is None:
+            count = vault.finish_rotation()
+        else:
+            count = vault.rotate(decode_master_key(new_key_file.read_text()))
+    if finish:
+        echo(f"The rotation is finished: {count_text(count, 'key')}.")
+    else:
+        echo(
+            f"{count_text(count, 'key')} are wrapped by the new master key too. Start all programs"
+            " again with it; then run this with --finish."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -101,7 +102,8 @@ def show(
             }
         )
         return
-    echo(f"{info.kind} {info.name}, generation {info.generation}")
+    generation = f", generation {info.generation}" if info.generation >= 0 else ""
+    echo(f"{info.kind} {info.name}{generation}")
     members = [
         (
             member.member,
@@ -183,6 +185,16 @@ def reset(
         for number, offset in sorted(after.items())
         if not partition or number in partition
     ]
+    missing = [
+        f"{topic}[{number}]"
+        for number, was, offset in moved
+        if offset != (target if shift is None else (was or 0) + shift)
+    ]
+    if missing and (isinstance(target, int) or shift is not None):
+        print(
+            f"Not in the topic, so the nearest offset instead: {', '.join(missing)}.",
+            file=sys.stderr,
+        )
     if json:
         for number, was, is_now in moved:
             print_json(

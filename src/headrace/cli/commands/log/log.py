@@ -41,14 +41,16 @@ def verify(
             (
                 finding.kind,
                 finding.topic or "-",
-                finding.partition if finding.partition >= 0 else None,
+                _known(finding.partition),
+                _known(finding.offset),
                 finding.file,
-                finding.position,
+                _known(finding.position),
                 finding.message,
             )
             for finding in findings
         ]
-        print_table(["found", "topic", "partition", "file", "byte", "what"], rows, empty=NO_DAMAGE)
+        heads = ["found", "topic", "partition", "offset", "file", "byte", "what"]
+        print_table(heads, rows, empty=NO_DAMAGE)
     if findings:
         raise typer.Exit(EXIT_DAMAGE)
 
@@ -84,7 +86,7 @@ def stats(
 
 
 def _known(count: int) -> int | None:
-    """A count that the log knows; None for one that it does not."""
+    """A number that the log knows; None for one that it does not."""
     return None if count < 0 else count
 
 

@@ -1,5 +1,5 @@
 """`headrace produce`: appends rows from JSON, CSV, Parquet or standard input to a topic. Files are
-read by `headrace.cli.row_files`; `headrace.cli.file_progress` knows how far each was stored.
+read by `headrace.log.row_files`; `headrace.cli.file_progress` knows how far each was stored.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from headrace.cli.file_progress import FileProgress, StoredPart
+from headrace.cli.file_progress import FileProgress, StoredPart, forget_stop
 from headrace.cli.options import JsonOption, LogOption, open_chosen_log
 from headrace.cli.output import console, count_text, echo, print_json
-from headrace.cli.row_files import (
+from headrace.columnar.columns import CHANGE_TYPE
+from headrace.errors import BadRows, InputError
+from headrace.log.api import Log, Producer
+from headrace.log.row_files import (
     COMPRESSED_SUFFIXES,
     Blocks,
     ChunkSize,
@@ -47,9 +50,6 @@ from headrace.cli.row_files import (
     parquet_rows,
     skip_to,
 )
-from headrace.columnar.columns import CHANGE_TYPE
-from headrace.errors import BadRows, InputError
-from headrace.log.api import Log, Producer
 from headrace.log.rows import check_changes, to_batch, upserts
 from headrace.log.values import AppendResult, TopicInfo
 from headrace.types.text import TextRow, TextRowParser
@@ -188,6 +188,8 @@ def produce(
         try:
             for path in paths:
                 is_stream = path == STDIN or (path.exists() and not path.is_file())
+                if again and not is_stream:
+                    forget_stop(opened_log, info, path)
                 if is_stream or numbered is not None or again:
                     destination: _Destination = numbered or _PlainAppends(opened_log, info, path)
                 else:
@@ -257,8 +259,10 @@ class _Destination(Protocol):
     def skip(self, part: StoredPart) -> None:
         """Go on to `part` without storing rows: all rows up to there were bad."""
 
-    def advice(self, line: int | None) -> str:
-        """What to do after an error, if rows up to a line are stored."""
+    def stop(self, line: int | None) -> str:
+        """Remember that the file stops at a bad row, and say what to do, if rows up to a line are
+        stored.
+        """
 
     def close(self) -> None: ...
 
@@ -284,9 +288,13 @@ class _FileAppends:
     def skip(self, part: StoredPart) -> None:
         self._progress.append(None, None, None, part)
 
-    def advice(self, line: int | None) -> str:
+    def stop(self, line: int | None) -> str:
+        self._progress.stop()
         behind = "" if line is None else f" and goes on behind line {line:,}"
-        return f"Run the command again: it skips what is stored{behind}."
+        return (
+            "Correct the row, and leave what is before it as it is. Run the command again: it"
+            f" skips what is stored{behind}."
+        )
 
     def close(self) -> None:
         self._progress.close()
@@ -317,7 +325,7 @@ class _PlainAppends:
     def skip(self, part: StoredPart) -> None:
         self.part = part
 
-    def advice(self, line: int | None) -> str:
+    def stop(self, line: int | None) -> str:
         where = "the rest" if line is None else f"only what is behind line {line:,}"
         return f"Produce {where}: everything else would be stored twice."
 
@@ -351,7 +359,7 @@ class _NumberedAppends:
     def skip(self, part: StoredPart) -> None:
         """Numbers count appends, and nothing was appended."""
 
-    def advice(self, line: int | None) -> str:  # noqa: ARG002 - numbers say how far it came
+    def stop(self, line: int | None) -> str:  # noqa: ARG002 - numbers say how far it came
         return (
             f"Run the command again with --id {self._producer.id} --sequence {self._first} and the"
             " same --batch-rows: appends that are stored are skipped."
@@ -427,7 +435,7 @@ class _Production:
             outcome, fixes = "Nothing was stored.", [error.fix]
             if rows:
                 outcome = f"The {count_text(rows, 'row')} of earlier appends were stored."
-                fixes.append(destination.advice(line))
+                fixes.append(destination.stop(line))
             if is_skippable:
                 fixes.append("--skip-bad N skips up to N such rows.")
             raise BadRows(f"{error.message} {outcome}", fix=" ".join(filter(None, fixes))) from None

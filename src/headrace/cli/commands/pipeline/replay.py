@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.commands.pipeline.run import (
     File,
+    FinalOption,
     LocalOption,
     MasterOption,
     PipelineOption,
@@ -61,6 +62,7 @@ def replay(
     shards: ShardsOption = None,
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
+    final: FinalOption = False,
 ) -> None:
     """Build a version of a pipeline next to it: replay the same ticks, with state, topics and views
     of its own.
@@ -95,6 +97,7 @@ def replay(
             local=local,
             shards=shards,
             until_caught_up=until_caught_up,
+            final=final,
             stop=stop,
             on_status=progress,
             master=master,

@@ -31,7 +31,7 @@ def rescale(
 
     Example: headrace rescale shop.py --shards 8
     """
-    from headrace.errors import ConfigurationError
+    from headrace.errors import ConfigurationError, CorruptionError
     from headrace.pipeline.loader import load_pipeline
     from headrace.run_status import read_status
     from headrace.runtime.query_assignment import remember_shards
@@ -45,7 +45,7 @@ def rescale(
         remember_shards(opened_log, name, shards)
     try:
         status = read_status(directory if version is None else version_state(directory, version))
-    except ConfigurationError:
+    except (ConfigurationError, CorruptionError):
         echo(f"{name} will run with {shards} shards.")
         return
     if status.is_running:

@@ -80,6 +80,16 @@ UntilOption = Annotated[
     bool,
     typer.Option("--until-caught-up", help="End when all rows in the log have been processed."),
 ]
+FinalOption = Annotated[
+    bool,
+    typer.Option(
+        "--final",
+        help=(
+            "With --until-caught-up, end event time then: emit windows, unmatched rows and patterns"
+            " that still wait. Rows that are appended later are late."
+        ),
+    ),
+]
 PortOption = Annotated[
     int | None,
     typer.Option(
@@ -104,6 +114,7 @@ def run(
     shards: ShardsOption = None,
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
+    final: FinalOption = False,
     port: PortOption = None,
     batch_target: Annotated[
         str,
@@ -117,6 +128,17 @@ def run(
         ),
     ] = "30 seconds",
     width: WidthOption = "auto",
+    accept_edit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-edit",
+            metavar="TOPIC",
+            help=(
+                "Go on with a topic whose definition was edited: its rows up to now follow the old"
+                " definition. Can be given several times."
+            ),
+        ),
+    ] = None,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
     fail_on_dead_letters: Annotated[
         bool,
@@ -151,6 +173,7 @@ def run(
             local=local,
             shards=shards,
             until_caught_up=until_caught_up,
+            final=final,
             stop=stop,
             on_status=progress,
             master=master,
@@ -166,6 +189,7 @@ def run(
             on_starting=echo_starting,
             batch_target=batch_target,
             width=width,
+            accept_edits=accept_edit or (),
         )
         archive_later()
         echo(final_line(loaded.name, progress, stopped=stop.is_set()))
@@ -195,9 +219,15 @@ def default_state(file: Path, name: str) -> Path:
 
 def echo_takeover(state: Path) -> None:
     """Say that this run replaces another process of the same pipeline, which is fenced and ends."""
+    from headrace.errors import CorruptionError
     from headrace.run_status import running_elsewhere
 
-    if (older := running_elsewhere(state)) is not None:
+    try:
+        older = running_elsewhere(state)
+    except CorruptionError as damaged:  # this run writes it anew, and fences whoever runs
+        echo(f"{damaged.message} This run writes it anew.")
+        return
+    if older is not None:
         echo(
             f"Taking over from process {older.process} on {older.host}, which runs {older.pipeline}"
             " now and will end."

@@ -62,6 +62,15 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
                 for name, watermark in sorted(status.watermarks.items())
             ],
         )
+    if status.steps:
+        echo("")
+        print_table(
+            ["step", "keys in its state", "bytes"],
+            [
+                (step, f"{size['keys']:,}", f"{size['bytes']:,}")
+                for step, size in sorted(status.steps.items(), key=lambda each: -each[1]["bytes"])
+            ],
+        )
     if windows := _window_rows(status):
         echo("")
         print_table(["step", "waiting windows", "retained for corrections", "waits for"], windows)
@@ -127,6 +136,8 @@ def _query_row(name: str, query: dict[str, Any]) -> tuple[str, ...]:
 
 def _watermark_row(name: str, watermark: dict[str, Any]) -> tuple[str, str, str, str]:
     """The watermark of an input, and the producer that holds it back most."""
+    if watermark.get("ended"):
+        return name, "event time has ended", f"{watermark['producers']:,}", ""
     if watermark["watermark_us"] is None:
         return name, "no row yet", "0", ""
     held_back_by = ""
@@ -140,7 +151,7 @@ def _watermark_row(name: str, watermark: dict[str, Any]) -> tuple[str, str, str,
         name,
         time_text(watermark["watermark_us"]),
         f"{watermark['producers']:,}",
-        held_back_by or "none: all producers are idle, and the watermark follows the ticks",
+        held_back_by or "none: all producers are idle, and the watermark moves on with tick time",
     )
 
 

@@ -1,13 +1,21 @@
-"""What every sink promises, tested alike for each kind. A kind's own file says how to make one, and
-where it can be struck besides.
+"""What every sink promises, as a suite of tests. The package's own sinks pass it, and so should one
+that you write:
+
+    class TestJsonFile(SinkContract):
+        points = (StrikePoint(JsonFileTarget, "atomic", "before"),)
+
+        @pytest.fixture
+        def sink(self, tmp_path):
+            return Sink(kind="json", opener=JsonFileTarget, options={"path": tmp_path / "a.json"})
+
+A subclass gives the fixture `sink`, and may name more points at which its process dies. The slow
+form of the suite, marked `slow`, kills real processes; the other one raises where they would die.
 """
 
-import functools
-import pickle
+from __future__ import annotations
+
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +33,7 @@ from headrace.sinks.batch import SinkBatch, TargetShape, build_batch
 from headrace.sinks.checkpoint import SinkCheckpoint, new_owner
 from headrace.sinks.sync import SinkLoop
 from headrace.sinks.topic_follower import TopicFollower
+from headrace.testing.strikes import StrikePoint, Struck, strike, sync_and_die
 
 ACCOUNTS = "id BIGINT, name STRING, amount DECIMAL(12, 2)"
 EVERYTHING = (
@@ -42,10 +51,6 @@ STEPS = [
     for name in ("merge", "write_checkpoint", "apply")
     for when in ("before", "after")
 ] + [("write_checkpoint", when, 1) for when in ("before", "after")]
-
-
-class Died(BaseException):
-    """Where a process would have been killed."""
 
 
 def account(number: int, amount: int | str = 1, name: str = "ada") -> dict[str, Any]:
@@ -140,15 +145,18 @@ def no_dead_letters(_refused: Any) -> None:
 
 
 class SinkContract:
-    """The suite. A subclass gives the fixture `sink`, and may name more `points`: (class, method,
-    "before" or "after", how often it is passed first).
+    """The suite. A subclass gives the fixture `sink`, and may name more points of its own kind at
+    which a commit is struck.
     """
 
-    points: tuple[tuple[type, str, str, int], ...] = ()
+    points: tuple[StrikePoint, ...] = ()
     is_atomic = True
     """Whether what was struck is wholly there or not at all; or there in part, until it is sent
     again.
     """
+
+    stores_nan = True
+    """Whether NaN and infinities come back as they were. Otherwise such rows are refused."""
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Iterator[hr.Log]:
@@ -187,12 +195,20 @@ class SinkContract:
             full_row("a"),
             {**dict.fromkeys(full_row("b")), "k": "b"},
             full_row("", words="", raw=b"", tags=[]),
-            full_row("nan", twice=float("nan"), single=float("-inf")),
         ]
+        not_finite = full_row("nan", twice=float("nan"), single=float("-inf"))
+        target = replace(sink, table="everything")
         with log.producer("everything") as producer:
-            producer.upsert(written)
-        caught_up(replace(sink, table="everything"), log, "everything")
-        assert_equal_to_log(replace(sink, table="everything"), log, "everything")
+            producer.upsert([*written, not_finite] if self.stores_nan else written)
+        assert caught_up(target, log, "everything").status.refused == 0
+        assert_equal_to_log(target, log, "everything")
+        if self.stores_nan:
+            return
+        with log.producer("everything") as producer:
+            producer.upsert(not_finite)
+        assert caught_up(target, log, "everything").status.refused == 1
+        compared = target.check("everything", log=log.address)
+        assert [(each.kind, each.key) for each in compared.examples] == [("missing", {"k": "nan"})]
 
     def test_a_batch_again_changes_nothing(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:
@@ -235,17 +251,17 @@ class SinkContract:
         self, sink: hr.sinks.Sink, log: hr.Log, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kind = type(self._opened(sink, log))
-        steps = [(kind, *step) for step in STEPS]
+        steps = [StrikePoint(kind, *step) for step in STEPS]
         chance = random.Random(1)
         for number, point in enumerate([*steps, *self.points]):
             with log.producer("accounts") as producer:
                 producer.upsert([account(chance.randrange(20), number) for _ in range(8)])
                 producer.delete([chance.randrange(20)])
             with monkeypatch.context() as patch:
-                struck = strike(patch, *point)
-                with pytest.raises(Died):
+                calls = strike(patch, point)
+                with pytest.raises(Struck):
                     caught_up(sink, log, "accounts")
-                assert struck
+                assert calls
             if number % 2 and self.is_atomic:
                 assert_whole(sink, log)
             caught_up(sink, log, "accounts")
@@ -256,11 +272,13 @@ class SinkContract:
         """As above, but a process of its own, which does not get to say anything."""
         kind = type(self._opened(sink, log))
         chance = random.Random(3)
-        for number, point in enumerate([*((kind, *step) for step in STEPS), *self.points]):
+        for number, point in enumerate(
+            [*(StrikePoint(kind, *step) for step in STEPS), *self.points]
+        ):
             with log.producer("accounts") as producer:
                 producer.upsert([account(chance.randrange(20), number) for _ in range(8)])
                 producer.delete([chance.randrange(20)])
-            assert run_and_die(sink, log.address, point) == -signal.SIGKILL
+            assert sync_and_die(sink, log.address, "accounts", point) == -signal.SIGKILL
             if self.is_atomic:
                 assert_whole(sink, log)
             caught_up(sink, log, "accounts")
@@ -377,37 +395,3 @@ def assert_whole(sink: hr.sinks.Sink, log: hr.Log) -> None:
     place it says.
     """
     assert sink.check("accounts", log=log.address).is_equal
-
-
-def run_and_die(
-    sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int], topic: str = "accounts"
-) -> int:
-    """Sync in a process that kills itself at a point. Returns how it ended."""
-    command = [sys.executable, "-m", "tests.sinks.dying_sync"]
-    return subprocess.run(
-        command,
-        input=pickle.dumps((sink, address, topic, point)),
-        check=False,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-    ).returncode
-
-
-def strike(patch: pytest.MonkeyPatch, owner: type, name: str, when: str, passes: int) -> list[str]:
-    """Die just before or just after a method, when it has been passed so often. Returns what grows
-    with each call.
-    """
-    real, struck = getattr(owner, name), []
-
-    @functools.wraps(real)
-    def dying(*args: Any, **options: Any) -> Any:
-        struck.append(name)
-        if len(struck) > passes and when == "before":
-            raise Died
-        result = real(*args, **options)
-        if len(struck) > passes:
-            raise Died
-        return result
-
-    patch.setattr(owner, name, dying)
-    return struck
