@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from headrace.errors import ConfigurationError, InputError, UnknownTopic
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.paced_log import PacedLog
 from tests.gateways.senders import JSON, LINES, post
+from tests.waits import wait_until
 
 
 def test_curl_appends_an_object_an_array_and_lines(log: hr.Log, opened: Open) -> None:
@@ -177,18 +180,41 @@ def test_a_bad_request_is_answered_with_the_reason_counted_and_not_stored(
 
 def test_a_body_without_a_length_is_bounded_too(opened: Open) -> None:
     running = opened(hr.gateways.http("orders", port=0, body_bytes=1000))
-    connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=20)
-    connection.request(
-        "POST",
-        "/topics/orders",
-        (b"x" * 100 for _ in range(100)),
-        {**LINES, "Transfer-Encoding": "chunked"},
-        encode_chunked=True,
-    )
-    assert connection.getresponse().status == 413
-    connection.close()
+    address = running.address.removeprefix("http://")
+    with closing(http.client.HTTPConnection(address, timeout=20)) as connection:
+        connection.request(
+            "POST",
+            "/topics/orders",
+            (b"x" * 100 for _ in range(100)),
+            {**LINES, "Transfer-Encoding": "chunked"},
+            encode_chunked=True,
+        )
+        assert connection.getresponse().status == 413
     assert running.status().reasons == {"too large": 1}
     assert running.status().waiting_bytes == 0
+
+
+def test_a_sender_that_is_still_sending_sees_why_it_was_refused(opened: Open) -> None:
+    """What came after the response, above `body_bytes`, broke the connection before it was read."""
+    running = opened(hr.gateways.http("orders", port=0, body_bytes=1000))
+    address = running.address.removeprefix("http://")
+
+    def parts() -> Iterator[bytes]:
+        yield b"x" * 2_000
+        wait_until(lambda: running.status().refused == 1)
+        for _ in range(20):
+            time.sleep(0.01)  # so that the server reads each part before the next one
+            yield b"x" * 1_000
+
+    with closing(http.client.HTTPConnection(address, timeout=20)) as connection:
+        connection.request(
+            "POST",
+            "/topics/orders",
+            parts(),
+            {**LINES, "Transfer-Encoding": "chunked"},
+            encode_chunked=True,
+        )
+        assert connection.getresponse().status == 413
 
 
 def test_a_repeated_request_is_stored_once_also_by_the_next_gateway(log: hr.Log) -> None:

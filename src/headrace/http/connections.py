@@ -48,6 +48,10 @@ DRAIN_S = 5.0
 """How long the rest of a body is read and discarded after its response, so that the sender sees the
 response and not a broken connection.
 """
+DRAIN_BYTES = 1 << 20
+"""How many bytes of the rest are read and discarded at the least, also where bodies are bounded by
+less: what is on its way when the response is sent would break the connection.
+"""
 YOUNG_S = 0.5
 """How long an unfinished body is not refused for others: an honest one is complete by then."""
 UNFINISHED_SHARE = 0.75
@@ -70,7 +74,7 @@ class ConnectionLimits:
         idle_s: How long a connection may be idle between requests.
         body_s: How long a body may take before its rate counts.
         body_rate: The least bytes a second of a body that takes longer.
-        body_bytes: The most bytes of a body that has had its response, and of what frames a body.
+        body_bytes: The most bytes of a body that has had its response, if more than `DRAIN_BYTES`.
         held_bytes: The most bytes of bodies that the application holds.
         client_held_bytes: The most of these from one client address.
         proxies: The proxies whose forwarded addresses are believed.
@@ -444,7 +448,7 @@ class GuardedConnection(HttpToolsProtocol):
         itself, than it may have.
         """
         if not self._open:
-            return self._raw_bytes > self._limits.body_bytes
+            return self._raw_bytes > max(self._limits.body_bytes, DRAIN_BYTES)
         framing_bytes = self._raw_bytes - self._body_bytes
         return framing_bytes > self._limits.head_bytes + 8 * self._body_bytes
 
