@@ -163,6 +163,25 @@ def test_follow_shows_rows_as_they_come_and_ends_on_ctrl_c(address: str, log: hr
     assert (reader.returncode, out, err) == (130, "", "")
 
 
+def test_following_from_an_offset_past_the_end_waited_and_said_nothing(
+    address: str, log: hr.Log
+) -> None:
+    log.create_topic("t", "n BIGINT")
+    with (
+        start(address, "consume", "t", "--follow", "--from", "1", "--json") as reader,
+        log.producer("t") as producer,
+    ):
+        assert reader.stderr is not None
+        assert reader.stdout is not None
+        assert reader.stderr.readline() == (
+            "Waiting for offset 1 of t: partition 0 has the offsets 0 to 0.\n"
+        )
+        producer.append([{"n": 0}, {"n": 1}])
+        assert json.loads(reader.stdout.readline())["n"] == 1
+        reader.send_signal(signal.SIGINT)
+        reader.communicate(timeout=30)
+
+
 def test_produce_does_not_hold_back_rows_while_its_sender_pauses(address: str, log: hr.Log) -> None:
     log.create_topic("t", "n BIGINT")
     with start(address, "produce", "t") as writer:

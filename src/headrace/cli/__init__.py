@@ -9,7 +9,7 @@
 
 Exit codes, for scripts: 0 done, 1 error (standard error says what happened and what to do), 2 wrong
 usage, 3 a threshold was exceeded, 4 `log verify` found damage, 5 `view diff` or `sync --check`
-found a difference, 130 ended by Ctrl-C. If a reader such as `head` closes the output early, a
+found a difference, 6 `run --fail-on-dead-letters` made some, 130 ended by Ctrl-C. If a reader such as `head` closes the output early, a
 command ends with 0.
 """
 
@@ -31,7 +31,7 @@ app = typer.Typer(
         " or on Kafka, and pipelines over it, with views that are served.\n\nName the log with"
         " --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\nExit"
         " codes: 0 done, 1 error, 2 wrong usage, 3 a threshold was exceeded, 4 damage was found,"
-        " 5 views, or a sink and its topic, differ."
+        " 5 views, or a sink and its topic, differ, 6 rows became dead letters (if asked)."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

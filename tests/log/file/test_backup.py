@@ -362,3 +362,58 @@ def test_a_backup_survives_a_loss_of_power_while_the_next_one_is_made(
             assert {row["k"] for row in restored.read("t").to_pylist()} == {0, 1, 2}
         shutil.rmtree(root)
     assert lasts <= {39, 59}
+
+
+def newest(log: FileLog) -> dict[int, int]:
+    """The newest number of each key of the topic "t"."""
+    return {row["k"]: row["n"] for row in log.read("t").to_pylist()}
+
+
+def copy_across_a_compaction(log: FileLog, root: Path, *, other_keys: bool) -> None:
+    """Copy the journal; append newer rows of the same keys, and compact; then copy the segments.
+    With other keys between them, segments have no room to be merged.
+    """
+    log.create_topic(
+        "t", "k BIGINT, n BIGINT, text STRING", key="k", compact=True, segment_bytes=20_000
+    )
+    producer, source = log.producer("t", id="job"), log.store.root
+
+    def append(start: int, stop: int) -> None:
+        for number in range(start, stop):
+            key = 1000 + number if other_keys and number % 5 else number % 5
+            producer.append({"k": key, "n": number, "text": "x" * 1000}, sequence=number)
+
+    append(0, 50)
+    root.mkdir()
+    shutil.copy(source / "headrace.json", root)
+    shutil.copytree(source / "journal", root / "journal")
+    append(50, 100)
+    log.maintain()
+    log.maintain()
+    shutil.copytree(source / "topics", root / "topics")
+
+
+@pytest.mark.parametrize("other_keys", [False, True], ids=["merged", "superseded"])
+def test_a_copy_that_was_compacted_behind_its_journal_had_lost_keys_without_a_word(
+    log: FileLog, tmp_path: Path, other_keys: bool
+) -> None:
+    copy_across_a_compaction(log, tmp_path / "copy", other_keys=other_keys)
+    for _ in range(2):
+        with pytest.raises(TornCopy, match="compaction has removed older"):
+            FileLog.open(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("other_keys", [False, True], ids=["merged", "superseded"])
+def test_rows_behind_the_journal_of_a_copy_were_in_the_way_of_new_ones(
+    log: FileLog, tmp_path: Path, other_keys: bool
+) -> None:
+    copy_across_a_compaction(log, tmp_path / "copy", other_keys=other_keys)
+    with FileLog.open(tmp_path / "copy", accept_torn_copy=True) as accepted:
+        assert newest(accepted) == newest(log)
+        producer = accepted.producer("t", id="job")
+        assert producer.last_sequence == 99
+        producer.append({"k": 5, "n": 100, "text": "new"}, sequence=100)
+    (tmp_path / "copy" / "journal" / "durable").unlink()  # recovery, as after a loss of power
+    with FileLog.open(tmp_path / "copy") as opened:
+        assert newest(opened) == newest(log) | {5: 100}
+        assert opened.verify() == []

@@ -250,6 +250,19 @@ def test_reading_left_a_topic_of_dead_letters(
     assert f"{topic}.dead" not in log.topics()
 
 
+def test_the_last_rows_counted_misfits_as_often_as_they_looked_for_rows(
+    log: Log, foreign_client: ForeignClient, name: MakeName
+) -> None:
+    topic = log.create_topic(name("events"), "n BIGINT").name
+    foreign_client.write(topic, *(b'{"n":1,"new":1}' for _ in range(9)), b"garbage", b"garbage")
+    done = CliRunner().invoke(
+        app, ["consume", topic, "--last", "2", "--json", "--log", log.address]
+    )
+    assert len(done.stdout.splitlines()) == 2
+    assert f"2 records of {topic} do not fit" in done.stderr
+    assert "ignored: new (6)." in done.stderr
+
+
 def test_a_new_field_upstream_emptied_the_topic(
     log: Log, other: Log, foreign_client: ForeignClient, name: MakeName
 ) -> None:

@@ -378,11 +378,17 @@ def check_copy(store: Store, replica: Replica) -> None:
     if replica.damage:
         missing.append(f"commits from number {replica.lost_commits.first} on")
     for topic in replica.state.topics.values():
-        for number in range(len(topic.partitions)):
+        for number, partition in enumerate(topic.partitions):
             missing += [
                 f"offsets {first} to {stop - 1} of {topic.name}[{number}]"
                 for first, stop in _missing_offsets(store, topic, number, _stop_by_headers)
             ]
+            stop = compacted_to(store, topic, number)
+            if stop > partition.end:
+                missing.append(
+                    f"commits of {topic.name}[{number}] up to offset {stop - 1}, for whose rows"
+                    " compaction has removed older ones,"
+                )
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" * (len(missing) > 5))
         raise TornCopy(
@@ -394,6 +400,29 @@ def check_copy(store: Store, replica: Replica) -> None:
                 " without them."
             ),
         )
+
+
+def is_ahead(store: Store, state: State) -> bool:
+    """Whether segments of a copy are of a later time than its journal: compaction has removed rows
+    from them in favour of rows of commits that the journal does not have.
+    """
+    return any(
+        compacted_to(store, topic, number) > partition.end
+        for topic in state.topics.values()
+        for number, partition in enumerate(topic.partitions)
+    )
+
+
+def compacted_to(store: Store, topic: TopicState, number: int) -> int:
+    """The offset up to which compaction has looked at rows of a partition; 0 if it never has."""
+    partition = topic.partitions[number]
+    path = store.partition_directory(topic.directory, number)
+    stop = 0
+    for info in list_segments(path, partition.segment, begun=partition.position > 0):
+        with suppress(CorruptionError), closing(Segment(store.disk, path / info.name)) as segment:
+            header = segment.header
+            stop = max(stop, header.stop or 0, header.superseded_to or 0)
+    return stop
 
 
 # The offsets that segments have

@@ -361,6 +361,14 @@ class Replica:
         )
         self._skip_damage(damage, limit)
 
+    def skip_rest(self) -> None:
+        """Take note that commits behind the journal's end are lost, whose rows may be there."""
+        file = self.journal.file_at(self.base)
+        position = self.lsn - self.base
+        self.damage.append(JournalDamage(self.lsn, None, self.lsn, str(file.path), position))
+        self.lost_commits.add_from(self.state.commit + 1)
+        self.state.forget_sequences()
+
     def _restore_topics(self, record: JournalRecord) -> None:
         """Define the topics that a record refers to and whose definition was in lost records.
         Operations on topics that cannot be restored are removed from the record and logged.

@@ -99,7 +99,8 @@ def compact_partition(log: LogHandle, topic: TopicState, number: int) -> tuple[i
         def keep(batch: pa.RecordBatch) -> pa.BooleanArray:
             return _is_current(batch, topic, newest, now_us)
 
-        rewrite = _Rewrite(log, topic, number, COMPACTED)
+        superseded_to = (pc.max(newest["offset_max"]).as_py() or 0) + 1
+        rewrite = _Rewrite(log, topic, number, COMPACTED, superseded_to)
         for segment in segments:
             rewrite.add(segment, keep)
         rewrite.finish()
@@ -254,10 +255,14 @@ class _Rewrite:
     Attributes:
         segments: How many segments were rewritten or removed so far.
         rows: How many rows were removed.
+        superseded_to: Rows before this offset may be newer ones of the keys of removed rows.
     """
 
-    def __init__(self, log: LogHandle, topic: TopicState, number: int, flag: int) -> None:
+    def __init__(
+        self, log: LogHandle, topic: TopicState, number: int, flag: int, superseded_to: int = 0
+    ) -> None:
         self.log, self.topic, self.number, self.flag = log, topic, number, flag
+        self._superseded_to = superseded_to
         self.segments = self.rows = 0
         self._group: list[Segment] = []
         self._frames: list[_RewrittenFrame] = []
@@ -358,9 +363,10 @@ class _Rewrite:
         crash leaves rows in one file or in both, which is the same for readers.
         """
         first, *others = self._group
-        flags = self.flag
+        flags, superseded_to = self.flag, self._superseded_to
         for segment in self._group:
             flags |= segment.header.flags
+            superseded_to = max(superseded_to, segment.header.superseded_to or 0)
         header = new_segment_header(
             self.topic.name,
             self.number,
@@ -368,6 +374,7 @@ class _Rewrite:
             self.topic.settings,
             flags=flags,
             stop=self._stop,
+            superseded_to=superseded_to or None,
         ).encode(sum(item.frame.frame_bytes for item in self._frames))
         buffers: list[Buffer] = [header]
         position = len(header)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
-from headrace.log.file.backup import check_copy, finish_backup
+from headrace.log.file.backup import check_copy, finish_backup, is_ahead
 from headrace.log.file.checkpoint import LostCommits, Replica, restore_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
@@ -89,9 +89,12 @@ def recover(store: Store) -> None:
         file = journal.file_at(base)
         file.write([bytes(size)], lsn - base)
         file.sync()
-    redo.finish()  # 4
     mark = store.marker.read()
-    if mark is not None and mark.inode != store.marker.inode and not store.accepts_torn_copy:
+    is_copy = mark is not None and mark.inode != store.marker.inode
+    if is_copy and is_ahead(store, replica.state):
+        replica.skip_rest()
+    redo.finish()  # 4
+    if is_copy and not store.accepts_torn_copy:
         check_copy(store, replica)
     if replica.damage:
         reconcile(store, replica)
@@ -152,7 +155,8 @@ class _Redo:
                 Adoption(directory=directory, partition=partition, file=file, name=segment)
             )
             self._partitions[directory, partition] = PartitionState(start=0, end=end, segment=end)
-            self._stray_ranges.add((directory, partition, offset, end))
+            if SegmentInfo.parse(segment).commit:  # otherwise it is a rewritten one, not a stray
+                self._stray_ranges.add((directory, partition, offset, end))
             path = self.store.partition_directory(directory, partition)
             if path.is_dir():
                 self.adopted.add(path)
@@ -364,8 +368,24 @@ def _lost_rows(
         position, last = frames[-1]
         return last.relative + last.span - (end - base), position + last.frame_bytes
 
+    def adopt_rewritten(info: SegmentInfo, end: int, stop: int) -> Operation:
+        with closing(Segment(store.disk, directory / info.name)) as rewritten:
+            for _, header, body in read_frames(
+                rewritten.file, rewritten.header.size, rewritten.file.size()
+            ):
+                if header is not None and body_is_sound(header, body):
+                    first = info.base + header.relative
+                    if first + header.span > end:
+                        sequences.add(topic.name, number, header, first)
+        return ["adopt", topic.name, number, end, stop - end, "", info.name]
+
     directory = store.partition_directory(topic.directory, number)
     segment, position, end = partition.segment, partition.position, partition.end
+    for info in list_segments(directory, segment, begun=position > 0):
+        stop = _stop_of(store, directory / info.name)
+        if stop > end:  # compaction has put them into one file with rows before them
+            yield adopt_rewritten(info, end, stop)
+            position, end = 0, stop
     if position:
         path = directory / segment_name(segment)
         span, size = measure(path, position, segment, lost)
@@ -377,6 +397,11 @@ def _lost_rows(
         if info is None or (info.commit and info.commit not in lost):
             return
         path = directory / info.name
+        stop = _stop_of(store, path)
+        if stop > end:
+            yield adopt_rewritten(info, end, stop)
+            end = stop
+            continue
         span, size = measure(path, 0, end, None if info.commit else lost)
         if not span:
             return

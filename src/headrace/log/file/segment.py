@@ -353,6 +353,7 @@ class SegmentHeader:
     end: int = 0  # the file's size, if it was written at once; 0 if it grew
     size: int = 0  # the size of both copies
     stop: int | None = None  # the offset behind a rewritten segment; None if its frames show it
+    superseded_to: int | None = None  # newer rows before this offset supersede what it lacks
 
     @cached_property
     def schema_history(self) -> SchemaHistory:
@@ -369,6 +370,8 @@ class SegmentHeader:
         }
         if self.stop is not None:
             about["stop"] = self.stop
+        if self.superseded_to is not None:
+            about["superseded_to"] = self.superseded_to
         meta = json.dumps(about).encode()
         columns: bytes = self.schema.serialize().to_pybytes()
         size = -(-(_SEGMENT_HEADER.size + len(meta) + len(columns)) // 64) * 64
@@ -398,6 +401,7 @@ def new_segment_header(
     *,
     flags: int = 0,
     stop: int | None = None,
+    superseded_to: int | None = None,
 ) -> SegmentHeader:
     """A header with a random id, by which an index names its segment."""
     return SegmentHeader(
@@ -408,6 +412,7 @@ def new_segment_header(
         settings=settings,
         flags=flags,
         stop=stop,
+        superseded_to=superseded_to,
     )
 
 
@@ -459,6 +464,7 @@ def _read_header_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | N
         end=end,
         size=2 * size,
         stop=meta.get("stop"),
+        superseded_to=meta.get("superseded_to"),
     )
 
 

@@ -157,13 +157,19 @@ class _TopicRead:
 
     def start_at(self, start: str | int | datetime, *, follow: bool) -> None:
         """Begin at an offset or time. An offset that does not exist yet in any partition is
-        refused, unless rows are waited for.
+        refused; or, if rows are waited for, it is said what for.
         """
         self._positions = self._offsets(start)
         behind = [
             number for number in self._numbers if self._positions[number] > self._ends[number]
         ]
-        if isinstance(start, int) and not follow and len(behind) == len(self._numbers):
+        if isinstance(start, int) and behind == self._numbers:
+            if follow:
+                print(
+                    f"Waiting for offset {start} of {self._topic}: {self.range_text()}.",
+                    file=sys.stderr,
+                )
+                return
             number = behind[0]
             raise OffsetOutOfRange(
                 self._topic, number, start, self._earliest[number], self._ends[number]
@@ -209,8 +215,10 @@ class _TopicRead:
             start, rows = stop, pa.table({})
             span = count
             # Offsets have gaps: look further back until there are enough rows.
+            misfits, unknown = self._misfits, self._unknown.copy()
             while rows.num_rows < count and start > self._earliest[number]:
                 start = max(self._earliest[number], stop - span)
+                self._misfits, self._unknown = misfits, unknown.copy()  # it is read once more
                 batches = list(self._read(number, start, stop))
                 rows = pa.Table.from_batches(batches) if batches else pa.table({})
                 span *= 4
