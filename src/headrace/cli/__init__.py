@@ -9,8 +9,8 @@
 
 Exit codes, for scripts: 0 done, 1 error (standard error says what happened and what to do), 2 wrong
 usage, 3 a threshold was exceeded, 4 `log verify` found damage, 5 `view diff` or `sync --check`
-found a difference, 6 `run --fail-on-dead-letters` made some, 130 ended by Ctrl-C. If a reader such as `head` closes the output early, a
-command ends with 0.
+found a difference, 6 `run --fail-on-dead-letters` made some, 130 ended by Ctrl-C. If a reader such
+as `head` closes the output early, a command ends with 0.
 """
 
 from __future__ import annotations

@@ -321,6 +321,28 @@ def test_two_backups_into_one_directory_at_once_both_succeed(log: FileLog, tmp_p
     assert check_whole(tmp_path / "backup") >= 49
 
 
+def test_backups_of_two_logs_into_one_directory_at_once_were_mixed(
+    log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer(log, 0)
+    copy_partition = backup_module._copy_partition
+    refused: list[str] = []
+
+    def copy_while_another_begins(*arguments: Any) -> None:
+        monkeypatch.setattr(backup_module, "_copy_partition", copy_partition)
+        with FileLog.open(tmp_path / "other") as other:
+            other.create_topic("c", SCHEMA)
+            with pytest.raises(InputError) as error:
+                other.backup(tmp_path / "backup")
+            refused.append(str(error.value))
+        copy_partition(*arguments)
+
+    monkeypatch.setattr(backup_module, "_copy_partition", copy_while_another_begins)
+    log.backup(tmp_path / "backup")
+    assert "is being made just now" in refused[0]
+    assert check_whole(tmp_path / "backup") == 0
+
+
 def back_up_twice(root: Path) -> tuple[RecordingDisk, int]:
     """Two backups of a log that is compacted between them. Returns the disk, and after how many
     changes the first backup was complete.

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from mmap import ALLOCATIONGRANULARITY, MAP_SHARED, PROT_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -80,7 +80,11 @@ def back_up(log: LogHandle, destination: Path) -> BackupResult:
         CorruptionError: The log is damaged. The backup before is as it was.
     """
     started_s = time.monotonic()
-    with maintenance_lock(log, wait=True), _Target(log.store.disk, destination) as target:
+    with (
+        maintenance_lock(log, wait=True),
+        _Target(log.store.disk, destination) as target,
+        target.locked(log.store.root),
+    ):
         target.check(log.store.root)
         lsn, base, dumped = write_checkpoint(log)  # 1
         state = State.load(dumped)
@@ -143,10 +147,9 @@ class _Target:
         self._copier.shutdown()
         self._checker.shutdown()
 
-    def check(self, source: Path) -> None:
-        """Raise InputError unless the directory is empty, or a backup that nobody has written to
-        since.
-        """
+    @contextmanager
+    def locked(self, source: Path) -> Iterator[None]:
+        """Create the directory, and exclude backups of other logs into it. Raises InputError."""
         if (
             self.root.resolve() == source.resolve()
             or source.resolve() in self.root.resolve().parents
@@ -155,6 +158,18 @@ class _Target:
                 f"{self.root} is in the log's own directory.", fix="name a directory elsewhere."
             )
         self.disk.make_directory(self.root)
+        with self.disk.locked_directory(self.root) as is_ours:
+            if not is_ours:
+                raise InputError(
+                    f"A backup of another log into {self.root} is being made just now.",
+                    fix="name another directory: each log has a backup of its own.",
+                )
+            yield
+
+    def check(self, source: Path) -> None:
+        """Raise InputError unless the directory is empty, or a backup that nobody has written to
+        since.
+        """
         names = set(os.listdir(self.root))
         if not names:
             return

@@ -334,6 +334,20 @@ class Disk:
         finally:
             os.close(descriptor)
 
+    @contextmanager
+    def locked_directory(self, path: Path) -> Iterator[bool]:
+        """Lock a directory against others who do the same. Yields False if one of them has it."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)
 
