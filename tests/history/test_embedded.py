@@ -1,6 +1,6 @@
 """Histories of the embedded log, under load and under faults, have no anomaly.
 
-HEADRACE_HISTORY_SECONDS=600 python -m pytest -m slow tests/history/test_embedded.py
+HEADRACE_HISTORY_SECONDS=600 python -m pytest -n 0 -s -m slow tests/history/test_embedded.py
 """
 
 from __future__ import annotations

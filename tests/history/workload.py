@@ -234,6 +234,7 @@ def run_rounds(load: Load, seconds: float) -> None:
             load, address=address, directory=directory, seed=load.seed + number, meets_all=True
         )
         verdict = round_.run()
+        print(f"round {number}, seed {round_.seed}: {verdict}", flush=True)  # seen with `-s`
         assert not verdict.anomalies, f"seed {round_.seed}, in {directory}: {verdict}"
         assert not verdict.stuck, f"{verdict.stuck} did not come to their ends: {verdict}"
         shortfalls = verdict.shortfalls(round_)
