@@ -321,6 +321,28 @@ def test_two_backups_into_one_directory_at_once_both_succeed(log: FileLog, tmp_p
     assert check_whole(tmp_path / "backup") >= 49
 
 
+@pytest.mark.parametrize("writable", [True, False], ids=["writable", "read-only"])
+def test_a_backup_that_was_copied_while_the_next_one_was_made_opened_without_a_word(
+    log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    for number in range(30):
+        transfer(log, number)
+    log.backup(tmp_path / "backup")
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "backup" / "topics", tmp_path / "copy" / "topics")
+    transfer(log, 30)
+    log.backup(tmp_path / "backup")
+    for name in ("headrace.json", "backup.json"):
+        shutil.copy(tmp_path / "backup" / name, tmp_path / "copy")
+    shutil.copytree(tmp_path / "backup" / "journal", tmp_path / "copy" / "journal")
+    monkeypatch.setattr("headrace.log.file.store.os.access", lambda *_: writable)
+    for _ in range(2):
+        with pytest.raises(TornCopy, match="not whole"):
+            FileLog.open(tmp_path / "copy")
+    with FileLog.open(tmp_path / "backup", create=False) as restored:
+        assert numbers(restored, "a") == numbers(restored, "b") == list(range(31))
+
+
 def test_backups_of_two_logs_into_one_directory_at_once_were_mixed(
     log: FileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

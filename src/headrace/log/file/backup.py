@@ -406,6 +406,15 @@ def check_copy(store: Store, replica: Replica) -> None:
                 )
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" * (len(missing) > 5))
+        if store.marker.read() is None:
+            raise TornCopy(
+                f"{store.root} is a backup that is not whole, or a copy of one that was made while"
+                f" the next backup was: {shown} are missing.",
+                fix=(
+                    "back up again, or copy the backup while nobody writes it. If there is nothing"
+                    " but this one, `headrace log repair` opens it without them."
+                ),
+            )
         raise TornCopy(
             f"{store.root} is a copy that was made while the log was being written: {shown} are"
             " missing, so transactions may be torn.",

@@ -66,7 +66,8 @@ def recover(store: Store) -> None:
     4. cut each segment that was written at its end, and sync it
     5. sync the journal, then publish its end
     """
-    if (store.root / "backup.json").exists():
+    is_backup = (store.root / "backup.json").exists()
+    if is_backup:
         finish_backup(store.disk, store.root)
     journal = Journal(store.disk, store.journal_directory, write=True)
     replica = Replica.open(journal, store.journal_directory)  # 1
@@ -90,7 +91,8 @@ def recover(store: Store) -> None:
         file.write([bytes(size)], lsn - base)
         file.sync()
     mark = store.marker.read()
-    is_copy = mark is not None and mark.inode != store.marker.inode
+    # A backup has no mark until it is opened, and nor has a copy of one.
+    is_copy = is_backup if mark is None else mark.inode != store.marker.inode
     if is_copy and is_ahead(store, replica.state):
         replica.skip_rest()
     redo.finish()  # 4

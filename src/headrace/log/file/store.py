@@ -149,12 +149,14 @@ class Store:
     def _check_unwritable_copy(self) -> None:
         """Raise TornCopy for a copy that cannot be repaired here, and lacks something."""
         mark = self.marker.read()
-        if mark is not None and mark.inode != self.marker.inode:
+        is_backup = mark is None and (self.root / "backup.json").exists()
+        if is_backup or (mark is not None and mark.inode != self.marker.inode):
             replica = Replica.open(self._view_journal, self.journal_directory)
             try:
-                replica.advance(mark.lsn, durable_lsn=mark.lsn)
+                replica.advance(mark.lsn if mark else None, durable_lsn=mark.lsn if mark else 0)
             except MissingJournal as missing:
-                replica.skip_missing(missing.base, mark.lsn)
+                if mark is not None:  # otherwise a backup was stopped before it made that file
+                    replica.skip_missing(missing.base, mark.lsn)
             self._recovery.check_copy(self, replica)
 
     # The state
