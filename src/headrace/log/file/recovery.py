@@ -395,20 +395,20 @@ def _lost_rows(
             yield ["append", topic.name, number, end, span, segment, position, size - position, 0]
             end += span
     while True:
-        info = _segment_at(directory, end)
-        if info is None or (info.commit and info.commit not in lost):
+        found = _segment_at(directory, end)
+        if found is None or (found.commit and found.commit not in lost):
             return
-        path = directory / info.name
+        path = directory / found.name
         stop = _stop_of(store, path)
         if stop > end:
-            yield adopt_rewritten(info, end, stop)
+            yield adopt_rewritten(found, end, stop)
             end = stop
             continue
-        span, size = measure(path, 0, end, None if info.commit else lost)
+        span, size = measure(path, 0, end, None if found.commit else lost)
         if not span:
             return
-        if info.commit:
-            yield ["adopt", topic.name, number, end, span, "", info.name]
+        if found.commit:
+            yield ["adopt", topic.name, number, end, span, "", found.name]
         else:
             yield ["append", topic.name, number, end, span, end, 0, size, 0]
         end += span
