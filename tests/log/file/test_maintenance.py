@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ import headrace as hr
 from headrace.errors import OffsetOutOfRange
 from headrace.log.file import maintenance
 from headrace.log.file.log import FileLog
+from tests.waits import wait_until
 
 DAY_US = 24 * 3600 * 1_000_000
 
@@ -174,3 +176,23 @@ def test_staging_files_of_dead_owners_are_swept(log: FileLog, clock: Clock) -> N
     with pytest.raises(hr.errors.TransactionTimedOut), log.transaction("late") as tx:
         tx.adopt(staged)
     assert rows(log) == []
+
+
+def test_every_commit_woke_maintenance_in_vain_while_a_backup_was_made(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", "a BIGINT")
+    monkeypatch.setattr(maintenance, "CHECKPOINT_RECORDS", 1)
+    monkeypatch.setattr(maintenance, "_PAUSE_S", 3600.0)
+    runs, run_maintenance = [0], maintenance.run_maintenance
+
+    def counted(*arguments: Any, **options: Any) -> dict[str, int]:
+        runs[0] += 1
+        return run_maintenance(*arguments, **options)
+
+    monkeypatch.setattr(maintenance, "run_maintenance", counted)
+    with maintenance.maintenance_lock(log, wait=True):  # as a backup does
+        fill(log, 0, 1)
+        wait_until(lambda: runs[0] > 0)
+        fill(log, 1, 200)
+    assert runs[0] == 1
