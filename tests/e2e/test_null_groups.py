@@ -232,6 +232,32 @@ def test_null_groups_left_the_result_as_dead_letters(tmp_path: Path) -> None:
         assert (counted["pages_topic.topic.diverted"], counted["keyed.diverted"]) == (1, 2)
 
 
+def test_patterns_and_last_rows_left_out_the_null_group(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("web")
+    visits = visits_of(pipeline)
+    pipeline.view("last", visits.last(per="page", name="last"))
+    pipeline.view("first", visits.first(per="page", name="first"))
+    growing = visits.key_by("page").match(
+        "a b", define={"b": "b.ms > a.ms"}, measures={"from": "a.id", "to": "b.id"}, name="growing"
+    )
+    pipeline.write("growing", growing)
+    pipeline.write("followed", visits.over("page", order_by="id").aggregate(n=hr.agg.count()))
+    with PipelineTest(pipeline, tmp_path, shards=3) as test:
+        test.feed("visits", [visit(n, "a", page, n, n) for n in (1, 2) for page in (None, "null")])
+        test.settle()
+        test.restart(lose_local_store=True)
+        test.feed("visits", [visit(n, "a", page, n, n) for n in (3, 4) for page in (None, "null")])
+        test.settle(final=True)
+        assert {row["page"]: row["id"] for row in test.view("last")} == {None: 4, "null": 4}
+        assert {row["page"]: row["id"] for row in test.view("first")} == {None: 1, "null": 1}
+        pairs = {
+            (row["page"], row["from"], row["to"]) for row in test.log.read("growing").to_pylist()
+        }
+        assert pairs == {(page, n, n + 1) for page in (None, "null") for n in (1, 3)}
+        assert test.log.read("followed").to_table().num_rows == 8
+        assert not [name for name in test.log.topics() if name.endswith(".dead")]
+
+
 def test_the_newest_row_was_the_last_to_arrive(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("web")
     visits = visits_of(pipeline)

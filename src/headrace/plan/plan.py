@@ -76,6 +76,10 @@ class Step:
 
     operation: ClassVar[str] = "step"
     stateful: ClassVar[bool] = False
+    former_can_be_declared: ClassVar[bool] = True
+    """Whether a user can still declare what `former` returns, so that state of it may be as it was
+    meant.
+    """
 
     name: str = ""
     inputs: tuple[Step, ...] = ()
@@ -828,6 +832,14 @@ class ToTableStep(Step):
 
     by: str | None = None
     ttl_us: int | None = None
+    null_groups: bool = False
+    """Whether null is a group, as in `Stream.last`. If not, the key is a primary key: rows with a
+    null in it become dead letters.
+    """
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return self.null_groups
 
     @property
     def ttl(self) -> int | None:
@@ -837,7 +849,8 @@ class ToTableStep(Step):
         return super().hosted_kernel() if self.ttl_us is None else expiring(self, self.ttl_us)
 
     def identity(self) -> dict[str, Any]:
-        return {name: value for name, value in super().identity().items() if name != "ttl"}
+        identity = {name: value for name, value in super().identity().items() if name != "ttl"}
+        return {**identity, **null_groups_identity(self.schema, self.key, self.null_groups)}
 
     def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
         content = super().meaning(needed, parsed=parsed)
@@ -845,7 +858,7 @@ class ToTableStep(Step):
 
     @property
     def key_may_be_null(self) -> bool:
-        return False
+        return self.null_groups and has_nullable(self.schema, self.key)
 
     def details(self) -> dict[str, Any]:
         by = {} if self.by is None else {"by": self.by}
