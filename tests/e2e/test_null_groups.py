@@ -258,6 +258,29 @@ def test_patterns_and_last_rows_left_out_the_null_group(tmp_path: Path) -> None:
         assert not [name for name in test.log.topics() if name.endswith(".dead")]
 
 
+def test_a_question_by_null_did_not_find_the_null_group(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("web")
+    visits = visits_of(pipeline)
+    pipeline.ask("page", using=visits.group_by("page").aggregate(n=hr.agg.count()))
+    pipeline.ask("site", using=visits.group_by("site", "page").aggregate(n=hr.agg.count()))
+    with PipelineTest(pipeline, tmp_path, shards=3) as test:
+        test.feed("visits", [visit(1, "a", None, 1, 1), visit(2, None, "x", 1, 1)])
+        test.settle()
+        test.restart(lose_local_store=True)
+        for number, (site, page) in enumerate([("a", None), (None, "x"), (None, None), ("a", "x")]):
+            test.feed("ask.page", [{"ask_id": str(number), "page": page}])
+            test.feed("ask.site", [{"ask_id": str(number), "site": site, "page": page}])
+        test.settle()
+        answers = {
+            name: {
+                row["ask_id"]: row["n"] for row in test.log.read(f"ask.{name}.answers").to_pylist()
+            }
+            for name in ("page", "site")
+        }
+        assert answers["page"] == {"0": 1, "1": 1, "2": 1, "3": 1}
+        assert answers["site"] == {"0": 1, "1": 1, "2": None, "3": None}
+
+
 def test_the_newest_row_was_the_last_to_arrive(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("web")
     visits = visits_of(pipeline)

@@ -59,8 +59,6 @@ class MatchStep(Step):
     null_groups: bool = True
     """Whether null is a key like others. If not, rows with a null key become dead letters."""
 
-    former_can_be_declared: ClassVar[bool] = False
-
     @property
     def shard_key(self) -> tuple[str, ...]:
         return self.by
@@ -72,6 +70,10 @@ class MatchStep(Step):
     def former(self) -> Step:
         """Before, patterns had no rows with a null key."""
         return replace(self, null_groups=False)
+
+    @property
+    def former_can_be_declared(self) -> bool:
+        return False
 
     @property
     def late_topic(self) -> str | None:

@@ -76,10 +76,6 @@ class Step:
 
     operation: ClassVar[str] = "step"
     stateful: ClassVar[bool] = False
-    former_can_be_declared: ClassVar[bool] = True
-    """Whether a user can still declare what `former` returns, so that state of it may be as it was
-    meant.
-    """
 
     name: str = ""
     inputs: tuple[Step, ...] = ()
@@ -296,6 +292,13 @@ class Step:
         began (`fingerprints.with_stored_semantics`). The step itself if nothing changed.
         """
         return self
+
+    @property
+    def former_can_be_declared(self) -> bool:
+        """Whether a user can still declare what `former` returns, so that its state may be as it
+        was meant.
+        """
+        return True
 
     def parsed_identity(self) -> dict[str, Any]:
         """The identity, with expressions as they are parsed: spaces, brackets and the case of
