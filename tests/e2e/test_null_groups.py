@@ -68,6 +68,9 @@ def web_log() -> hr.Pipeline:
     pipeline.view("page_visits", pages.select("page", "n").join(seen, on="page", how="left"))
     moved = newest.window(hr.tumbling("10 seconds"), emit="changes").group_by("page")
     pipeline.view("moved", moved.aggregate(n=hr.agg.count()))
+    pipeline.view("firsts", visits.first(per="page"))
+    pipeline.view("lasts", visits.last(per=["page", "site"]))
+    pipeline.view("slowest", visits.top(2, by="ms", per="page"))
     return pipeline
 
 
@@ -92,6 +95,12 @@ QUERIES = {
     "page_visits": f"""SELECT p.page, p.n, t.id FROM {PAGES} p
         LEFT JOIN {NEWEST} t ON t.page = p.page""",
     "moved": f"SELECT page, {WINDOW}, count(*) FROM {NEWEST} GROUP BY page, {WINDOW}",
+    "firsts": "SELECT page, first(id ORDER BY happened, arrived) FROM visits GROUP BY page",
+    "lasts": """SELECT page, site, last(id ORDER BY happened, arrived) FROM visits
+        GROUP BY page, site""",
+    "slowest": """SELECT page, row_number() OVER same_page AS rank, id FROM visits
+        WINDOW same_page AS (PARTITION BY page ORDER BY ms DESC NULLS LAST, arrived)
+        QUALIFY rank <= 2""",
 }
 COLUMNS: dict[str, list[str]] = {
     "sites": [
@@ -105,6 +114,9 @@ COLUMNS: dict[str, list[str]] = {
     "joined": ["id", "n_page" ],
     "page_visits": ["page", "n", "visit"],
     "moved": ["page", "window_start", "n"],
+    "firsts": ["page", "id"],
+    "lasts": ["page", "site", "id"],
+    "slowest": ["page", "rank", "id"],
 }  # fmt: skip
 
 
