@@ -182,6 +182,7 @@ def test_a_null_key_of_a_text_could_not_be_read_and_ended_the_pages(
             query = {"limit": 1, "order": order, **at, **page["next"]}
             page = client.get("/views/texts", **query).json
             seen += [row["n"] for row in page["rows"]]
+            assert len(seen) <= len(in_order)
         assert seen == (in_order if order == "asc" else in_order[::-1]), (order, at)
     assert client.get("/views/texts", key="\\N").json["row"] == {"k": None, "n": null}
     for selected in ({"key": "\\N"}, {"where": "k = null"}):
