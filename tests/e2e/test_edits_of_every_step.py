@@ -19,7 +19,7 @@ from headrace.testing.pipelines import PipelineTest
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-SCHEMA = "id BIGINT NOT NULL, k BIGINT, v BIGINT, w BIGINT, at TIMESTAMP"
+SCHEMA = "id BIGINT NOT NULL, k BIGINT, v BIGINT, w BIGINT, at TIMESTAMP, till TIMESTAMP"
 Rows = Any
 """A stream or a table."""
 
@@ -42,6 +42,7 @@ class Definition:
     after: str
     measure: str
     history: str
+    ttl: str | None
     is_table: bool
 
     def spec(self) -> hr.agg.AggregateSpec:
@@ -82,6 +83,7 @@ OPTIONS: dict[str, list[Any]] = {
     "after": ["skip past last row", "skip to next row"],
     "measure": ["first(v)", "last(w)"],
     "history": ["1 minute", "1 day"],
+    "ttl": [None, "20 milliseconds", "1 hour"],
     "is_table": [False, True],
 }
 
@@ -109,6 +111,55 @@ def matched(definition: Definition, rows: Rows) -> Rows:
         within=definition.size,
         after_match=definition.after,
     )
+
+
+def framed(definition: Definition, rows: Rows) -> Rows:
+    frame: dict[str, Any] = (
+        {"rows": definition.n} if definition.is_table else {"range": definition.size}
+    )
+    late = hr.late.drop()
+    results = rows.over(definition.key, order_by=["id", "v"], late=late, **frame)
+    return results.aggregate(x=definition.spec(), before=hr.over.lag(definition.column))
+
+
+class Sums(hr.Processor, each_key=True):
+    """The sum of a key's values, emitted with each row and once more when event time is there."""
+
+    output = "k BIGINT, x BIGINT"
+    total = hr.state("BIGINT", default=0)
+    due = hr.timer()
+
+    def __init__(self, column: str, seconds: int) -> None:
+        self.column, self.seconds = column, seconds
+
+    def on_row(self, row: Any, ctx: Any) -> None:
+        ctx["total"] += row[self.column] or 0
+        ctx["due"] = row["at"] + timedelta(seconds=self.seconds)
+        ctx.emit(k=row["k"], x=ctx["total"])
+
+    def on_timer(self, key: Any, ctx: Any) -> None:
+        ctx.emit(k=key["k"], x=-ctx["total"])
+
+
+def processed(definition: Definition, rows: Rows) -> Rows:
+    seconds = 20 if definition.size == "1 minute" else 60
+    sums = rows.process(Sums(definition.column, seconds), key="k", ttl=definition.ttl)
+    return sums.to_table("k", by="_arrival")
+
+
+def repeated(definition: Definition, rows: Rows) -> Rows:
+    times = definition.n
+
+    def repeats(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"k": row["k"], "w": row["w"], "v": row["v"] + n} for n in range(times)]
+
+    return definition.folded(rows.flat_map(repeats, "k BIGINT, w BIGINT, v BIGINT"))
+
+
+def until(definition: Definition, rows: Rows, inputs: Inputs) -> Rows:
+    seconds = f"{10 * definition.n} seconds"
+    pairs = rows.join(inputs.others, on="k", until="till", before=seconds, suffix="_r")
+    return definition.folded(pairs)
 
 
 WINDOWED = ("condition", "aggregate", "column", "size", "late", "emit")
@@ -148,6 +199,33 @@ KINDS: dict[str, tuple[Callable[[Definition, Rows, Inputs], Rows], tuple[str, ..
     "distinct": (
         lambda d, rows, _: rows.to_table("id").distinct("k", "w"),
         ("condition",),
+    ),
+    "first": (
+        lambda d, rows, _: rows.first(per=d.key, by=d.column if d.is_table else None),
+        ("condition", "column", "is_table"),
+    ),
+    "last": (
+        lambda d, rows, _: rows.last(per=d.key, by=d.column if d.is_table else None),
+        ("condition", "column", "is_table"),
+    ),
+    "frames": (
+        lambda d, rows, _: framed(d, rows).to_table("k", by="_arrival"),
+        ("condition", "aggregate", "column", "key", "n", "size"),
+    ),
+    "process": (lambda d, rows, _: processed(d, rows), ("condition", "column", "size", "ttl")),
+    "flat map": (lambda d, rows, _: repeated(d, rows), (*FOLDED, "n")),
+    "until": (until, (*FOLDED, "n")),
+    "ttl": (
+        lambda d, rows, _: rows.group_by("k").aggregate(x=d.spec(), ttl=d.ttl),
+        (*FOLDED, "ttl"),
+    ),
+    "newest for a time": (
+        lambda d, rows, _: rows.to_table("k", ttl=d.ttl),
+        ("condition", "ttl"),
+    ),
+    "newest of repeats": (
+        lambda d, rows, _: d.folded(rows.dedupe(on=[d.column], within=d.size, keep="last")),
+        (*FOLDED, "size"),
     ),
     "union": (
         lambda d, rows, inputs: d.folded(rows.union(inputs.others)),
@@ -235,7 +313,7 @@ def edited_views(views: dict[str, Definition], chance: Random) -> dict[str, Defi
 def feed_tick(test: PipelineTest, chance: Random, number: int) -> None:
     """A few rows or none, of which some are late."""
     for topic in ("clicks", "others", "items"):
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "id": chance.randrange(6),
                 "k": chance.choice([None, 0, 1]),
@@ -245,6 +323,8 @@ def feed_tick(test: PipelineTest, chance: Random, number: int) -> None:
             }
             for _ in range(chance.randrange(9))
         ]
+        for row in rows:
+            row["till"] = row["at"] + timedelta(seconds=10 * row["v"])
         if rows:
             test.feed(topic, rows)
     test.settle()

@@ -24,6 +24,20 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
+class Reminders(hr.Processor, each_key=True):
+    """Emits the newest order of a customer of whom none has come for a minute."""
+
+    output = "who STRING, id BIGINT, at TIMESTAMP"
+    newest = hr.state("BIGINT")
+    due = hr.timer()
+
+    def on_row(self, row: Any, ctx: Any) -> None:
+        ctx["newest"], ctx["due"] = row["id"], row["at"] + timedelta(minutes=1)
+
+    def on_timer(self, key: Any, ctx: Any) -> None:
+        ctx.emit(who=key["who"], id=ctx["newest"], at=ctx.fired_at)
+
+
 def everything_timed() -> hr.Pipeline:
     """All kinds of steps that wait for a watermark."""
     pipeline = hr.Pipeline("timed")
@@ -73,6 +87,16 @@ def everything_timed() -> hr.Pipeline:
         name="growing",
     )
     pipeline.write("growing", growing)
+    frames = orders.over("who", order_by="id", rows=2)
+    pipeline.write("frames", frames.aggregate(total=hr.agg.sum("amount"), name="frames"))
+    pipeline.write("repeats", orders.dedupe(on="who", within="1 hour", keep="last", name="repeats"))
+    pipeline.write(
+        "since",
+        orders.join(payments, on="id", since="at", after="1 hour", suffix="_p", name="since"),
+    )
+    pipeline.write("reminders", orders.process(Reminders, key="who", name="reminders"))
+    minutes = orders.window(hr.tumbling("1 minute")).group_by("who").aggregate(n=hr.agg.count())
+    pipeline.view("compared", minutes.compare("1 minute", name="compared"))
     pipeline.view("plain", orders.group_by("who").aggregate(n=hr.agg.count(), name="plain"))
     return pipeline
 
@@ -89,8 +113,8 @@ LATER: dict[str, list[Row]] = {
     "orders": [{"id": 50 + n, "who": "a", "amount": n, "at": at(4_000 * n)} for n in range(3)],
     "payments": [{"id": 50, "at": at(0)}],
 }
-VIEWS = ("tumbling", "hopping", "session", "sliding", "nested", "plain")
-TOPICS = ("left", "full", "rated", "growing")
+VIEWS = ("tumbling", "hopping", "session", "sliding", "nested", "compared", "plain")
+TOPICS = ("left", "full", "rated", "growing", "frames", "repeats", "since", "reminders")
 
 
 def feed(test: PipelineTest, rows: dict[str, list[Row]]) -> None:
@@ -129,6 +153,11 @@ def test_what_was_open_at_the_end_of_input_was_never_emitted(tmp_path: Path) -> 
         assert len(after["full"]) == 19, "and a payment has no order"
         assert len(after["rated"]) == 18
         assert set(before["growing"]) <= set(after["growing"])
+        assert len(after["frames"]) == 18
+        assert len(after["repeats"]) == 2, "the last order of a and of b"
+        assert len(after["since"]) == 1, "the payment is a second later"
+        assert len(after["reminders"]) == 2
+        assert sum(row["n"] for row in after["compared"]) == 18
         assert test.runner.leading.entry.due_us == {}
         again = test.runner.tick
         assert test.runner.end_event_time() == again, "event time ends once"
@@ -178,7 +207,8 @@ def test_rows_behind_the_end_of_input_are_late_and_counted(tmp_path: Path) -> No
         test.settle()
         after = outcome(test)
         counts = test.runner.leading.entry.counts
-        for name in ("tumbling", "hopping", "session", "sliding", "growing"):
+        timed = ("tumbling", "hopping", "session", "sliding", "growing", "frames")
+        for name in (*timed, "repeats"):
             assert counts[f"{name}.late"] == 3, name
             assert after[name] == before[name], name
         assert len(test.rows("late_tumbling")) == 3

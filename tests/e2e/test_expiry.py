@@ -151,6 +151,27 @@ def test_a_view_keeps_windows_for_a_time_and_others_keep_them_all(tmp_path: Path
         }
 
 
+@pytest.mark.parametrize("max_ticks", [1, 100])
+def test_the_end_of_input_left_nothing_of_a_view_that_keeps_rows_for_a_time(
+    tmp_path: Path, max_ticks: int
+) -> None:
+    """What is old is decided by the watermark before the end, however ticks are batched."""
+    with PipelineTest(windows("10 minutes"), tmp_path, SPARK) as test:
+        for minute in (0, 1, 15, 20, 24):
+            test.feed("clicks", [{"k": None, "at": NOON + timedelta(minutes=minute)}])
+            test.cut()
+        test.runner.end_event_time()
+        while test.step(max_ticks):
+            continue
+        assert [row["window_start"].minute for row in test.view("recent")] == [15, 20, 24]
+        assert len(test.view("all")) == 5
+        assert test.runner.leading.entry.due_us == {}
+        test.restart(shards=3, lose_local_store=True)
+        click(test, 30)
+        assert not test.cut()
+        assert [row["window_start"].minute for row in test.view("recent")] == [15, 20, 24]
+
+
 def test_another_time_to_keep_builds_the_view_again(tmp_path: Path) -> None:
     with PipelineTest(windows("10 minutes"), tmp_path, SPARK) as test:
         for minute in range(20):

@@ -68,6 +68,9 @@ def web_log() -> hr.Pipeline:
     pipeline.view("page_visits", pages.select("page", "n").join(seen, on="page", how="left"))
     moved = newest.window(hr.tumbling("10 seconds"), emit="changes").group_by("page")
     pipeline.view("moved", moved.aggregate(n=hr.agg.count()))
+    pipeline.view("firsts", visits.first(per="page"))
+    pipeline.view("lasts", visits.last(per=["page", "site"]))
+    pipeline.view("slowest", visits.top(2, by="ms", per="page"))
     return pipeline
 
 
@@ -92,6 +95,12 @@ QUERIES = {
     "page_visits": f"""SELECT p.page, p.n, t.id FROM {PAGES} p
         LEFT JOIN {NEWEST} t ON t.page = p.page""",
     "moved": f"SELECT page, {WINDOW}, count(*) FROM {NEWEST} GROUP BY page, {WINDOW}",
+    "firsts": "SELECT page, first(id ORDER BY happened, arrived) FROM visits GROUP BY page",
+    "lasts": """SELECT page, site, last(id ORDER BY happened, arrived) FROM visits
+        GROUP BY page, site""",
+    "slowest": """SELECT page, row_number() OVER same_page AS rank, id FROM visits
+        WINDOW same_page AS (PARTITION BY page ORDER BY ms DESC NULLS LAST, arrived)
+        QUALIFY rank <= 2""",
 }
 COLUMNS: dict[str, list[str]] = {
     "sites": [
@@ -105,6 +114,9 @@ COLUMNS: dict[str, list[str]] = {
     "joined": ["id", "n_page" ],
     "page_visits": ["page", "n", "visit"],
     "moved": ["page", "window_start", "n"],
+    "firsts": ["page", "id"],
+    "lasts": ["page", "site", "id"],
+    "slowest": ["page", "rank", "id"],
 }  # fmt: skip
 
 
@@ -230,6 +242,55 @@ def test_null_groups_left_the_result_as_dead_letters(tmp_path: Path) -> None:
         assert len(read_dead_letters(test.log, "keyed")) == 2
         counted = test.runner.leading.entry.counts
         assert (counted["pages_topic.topic.diverted"], counted["keyed.diverted"]) == (1, 2)
+
+
+def test_patterns_and_last_rows_left_out_the_null_group(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("web")
+    visits = visits_of(pipeline)
+    pipeline.view("last", visits.last(per="page", name="last"))
+    pipeline.view("first", visits.first(per="page", name="first"))
+    growing = visits.key_by("page").match(
+        "a b", define={"b": "b.ms > a.ms"}, measures={"from": "a.id", "to": "b.id"}, name="growing"
+    )
+    pipeline.write("growing", growing)
+    pipeline.write("followed", visits.over("page", order_by="id").aggregate(n=hr.agg.count()))
+    with PipelineTest(pipeline, tmp_path, shards=3) as test:
+        test.feed("visits", [visit(n, "a", page, n, n) for n in (1, 2) for page in (None, "null")])
+        test.settle()
+        test.restart(lose_local_store=True)
+        test.feed("visits", [visit(n, "a", page, n, n) for n in (3, 4) for page in (None, "null")])
+        test.settle(final=True)
+        assert {row["page"]: row["id"] for row in test.view("last")} == {None: 4, "null": 4}
+        assert {row["page"]: row["id"] for row in test.view("first")} == {None: 1, "null": 1}
+        pairs = {
+            (row["page"], row["from"], row["to"]) for row in test.log.read("growing").to_pylist()
+        }
+        assert pairs == {(page, n, n + 1) for page in (None, "null") for n in (1, 3)}
+        assert test.log.read("followed").to_table().num_rows == 8
+        assert not [name for name in test.log.topics() if name.endswith(".dead")]
+
+
+def test_a_question_by_null_did_not_find_the_null_group(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("web")
+    visits = visits_of(pipeline)
+    pipeline.ask("page", using=visits.group_by("page").aggregate(n=hr.agg.count()))
+    pipeline.ask("site", using=visits.group_by("site", "page").aggregate(n=hr.agg.count()))
+    with PipelineTest(pipeline, tmp_path, shards=3) as test:
+        test.feed("visits", [visit(1, "a", None, 1, 1), visit(2, None, "x", 1, 1)])
+        test.settle()
+        test.restart(lose_local_store=True)
+        for number, (site, page) in enumerate([("a", None), (None, "x"), (None, None), ("a", "x")]):
+            test.feed("ask.page", [{"ask_id": str(number), "page": page}])
+            test.feed("ask.site", [{"ask_id": str(number), "site": site, "page": page}])
+        test.settle()
+        answers = {
+            name: {
+                row["ask_id"]: row["n"] for row in test.log.read(f"ask.{name}.answers").to_pylist()
+            }
+            for name in ("page", "site")
+        }
+        assert answers["page"] == {"0": 1, "1": 1, "2": 1, "3": 1}
+        assert answers["site"] == {"0": 1, "1": 1, "2": None, "3": None}
 
 
 def test_the_newest_row_was_the_last_to_arrive(tmp_path: Path) -> None:

@@ -291,6 +291,7 @@ NOT_PART_OF_A_MEANING = {
     "JoinStep.right.time": DERIVED,
     "JoinStep.before_us": "of joins of streams only",
     "JoinStep.after_us": "of joins of streams only",
+    "JoinStep.null_matches": "part of it where the table's key may be null",
     "JoinStep.since": "of joins until a column only",
     "JoinStep.until": "of joins until a column only",
     "JoinStep.late_versions": "of joins as of a time only",

@@ -13,7 +13,7 @@ import pytest
 from headrace.serve import views
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
-from tests.serve.conftest import ORDERS, Client
+from tests.serve.conftest import ORDERS, Client, receive
 from tests.views.store_contract import changes, inserts
 
 AT = datetime(2026, 1, 31, 12, 30, 0, 5, tzinfo=UTC)
@@ -155,6 +155,44 @@ def test_keys_with_nulls_are_looked_up_and_paged_like_others(
     assert [
         client.get("/views/pairs", **bounds, **at).json["rows"] for at in ({}, {"at_tick": 5})
     ] == [[{"a": a, "b": b} for a, b in pairs[2:5]]] * 2
+
+
+TEXT_KEYS: dict[str, list[Any]] = {
+    "STRING": ["", "N", "\\N", "\\\\N", "a", "null"],
+    "BINARY": [b"", b"\x9e\xe9e"],  # the second is `null` in base64
+    "DECIMAL(6, 2)": [Decimal("-9.50"), Decimal("9.50"), Decimal("100.00")],
+    "TIMESTAMP": [datetime(1969, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)],
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_KEYS)
+def test_a_null_key_of_a_text_could_not_be_read_and_ended_the_pages(
+    client: Client, store: ViewStore, kind: str
+) -> None:
+    schema = parse_schema(f"k {kind}, n BIGINT")
+    store.declare("texts", schema, ("k",))
+    values = enumerate([*TEXT_KEYS[kind], None])
+    store.commit(5, 1, {"texts": inserts(5, *((v, n) for n, v in values), schema=schema)})
+    in_order = store.reader.table("texts")["n"].to_pylist()
+    null = len(TEXT_KEYS[kind])
+    for order, at in itertools.product(("asc", "desc"), ({}, {"at_tick": 5})):
+        page: dict[str, Any] = {"next": {}}
+        seen = []
+        while page["next"] is not None:
+            query = {"limit": 1, "order": order, **at, **page["next"]}
+            page = client.get("/views/texts", **query).json
+            seen += [row["n"] for row in page["rows"]]
+            assert len(seen) <= len(in_order)
+        assert seen == (in_order if order == "asc" else in_order[::-1]), (order, at)
+    assert client.get("/views/texts", key="\\N").json["row"] == {"k": None, "n": null}
+    for selected in ({"key": "\\N"}, {"where": "k = null"}):
+        with client.follow("/views/texts/changes", **selected) as subscriber:
+            assert [row["n"] for row in receive(subscriber).data["rows"]] == [null]
+    if kind == "STRING":
+        for escaped, n in (("\\\\N", 2), ("\\\\\\N", 3), ("N", 1), ("null", 5)):
+            assert client.get("/views/texts", key=escaped).json["row"]["n"] == n
+        with client.follow("/views/texts/changes", where="k = 'null'") as subscriber:
+            assert [row["n"] for row in receive(subscriber).data["rows"]] == [5]
 
 
 def test_a_stream_by_ticks(client: Client, store: ViewStore) -> None:

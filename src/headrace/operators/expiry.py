@@ -49,6 +49,7 @@ from headrace.columnar.lookup import rank_keys
 from headrace.errors import NewerFormat
 from headrace.operators.changelog import differs
 from headrace.operators.kernel import (
+    ENDED,
     UNSTARTED,
     Groups,
     Kernel,
@@ -246,9 +247,12 @@ class ExpiringKernel:
         self.unknown_results: dict[str, int] = getattr(kernel, "unknown_results", {})
         self.left_out: dict[str, int] = getattr(kernel, "left_out", {})
         self.counts: dict[str, int] = {}
+        self._has_ended = False
 
     def due(self, state: KeyedState) -> int | None:
         """The earliest timer: a time of ticks; with a time column, of the watermark."""
+        if self._has_ended:
+            return None
         earliest = _earliest_timer(state)
         return earliest if earliest is None or self.settled is None else earliest + self.ttl_us
 
@@ -268,14 +272,16 @@ class ExpiringKernel:
         """1. Drop the rows that have expired by the end of their tick. 2. Run the kernel. 3. Set
         timers. 4. Expire the keys that are due.
         """
+        clock = _watermark_before_end(watermarks)
+        self._has_ended = bool(len(clock)) and bool(clock[-1] != watermarks.watermark[-1])
         if rows.num_rows:  # 1
             times, is_known = _settled_times(rows, settled)
             index = watermarks.tick_indices(as_array(rows[TICK]).to_numpy())
-            is_over = is_known & (times + self.ttl_us <= watermarks.watermark[index])
+            is_over = is_known & (times + self.ttl_us <= clock[index])
             rows = rows.filter(pa.array(~is_over)) if is_over.any() else rows
         result = self._run(state, rows)  # 2
         _set_timers(state, rows, settled)  # 3
-        now_us = int(watermarks.watermark[-1]) if len(watermarks) else UNSTARTED
+        now_us = int(clock[-1]) if len(clock) else UNSTARTED
         up_to = UNSTARTED if now_us == UNSTARTED else now_us - self.ttl_us + 1
         names, keys, groups = _due_keys(state, up_to)  # 4
         if not names:
@@ -284,7 +290,7 @@ class ExpiringKernel:
         times_us = [int.from_bytes(name[start : start + 8], "big") - (1 << 63) for name in names]
         deadlines = np.array(times_us, np.int64) + self.ttl_us
         state.put(names, [None] * len(names), groups)
-        deletes = self._expire(state, keys, deadlines, watermarks.ticks, watermarks.watermark)
+        deletes = self._expire(state, keys, deadlines, watermarks.ticks, clock)
         return self._merge([result], [deletes])
 
     # By ticks
@@ -474,6 +480,17 @@ class ExpiringKernel:
         stays = np.ones(changes.num_rows, np.bool_)
         stays[second[is_same]] = stays[second[is_same] - 1] = False
         return merged.filter(pa.array(stays))
+
+
+def _watermark_before_end(watermarks: Watermarks) -> Times:
+    """The watermark of each tick; from the end of event time on the one before it. That no row
+    comes any more makes no row old: a final run would otherwise leave nothing of a table.
+    """
+    is_ended = watermarks.watermark >= ENDED // 2
+    if not is_ended.any():
+        return watermarks.watermark
+    before = int(watermarks.watermark_before[np.argmax(is_ended)])
+    return np.where(is_ended, UNSTARTED if before >= ENDED // 2 else before, watermarks.watermark)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from headrace.pipeline.view import View, plan_bundle
 from headrace.pipeline.windows import RESERVED, check_side_outputs
 from headrace.plan.columns import check_columns
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
-from headrace.plan.join_steps import HoldStep
+from headrace.plan.join_steps import HoldStep, JoinStep
 from headrace.plan.names import with_names
 from headrace.plan.plan import (
     Ingest,
@@ -738,8 +738,9 @@ class Pipeline:
             questions_topic(name), schema=to_ddl(schema), key=ASK_ID, retention=keep
         )
         known = using.with_columns(**{FOUND: "true"})
-        answers = questions.join(known, on=list(using.key), how="left", name=f"ask.{name}.join")
-        answers = answers.key_by(ASK_ID)
+        joined = questions.join(known, on=list(using.key), how="left", name=f"ask.{name}.join")
+        assert isinstance(joined.step, JoinStep)
+        answers = Stream(self, replace(joined.step, null_matches=True)).key_by(ASK_ID)
         self.write(answers_topic(name), answers, retention=keep)
         return answers
 

@@ -728,7 +728,8 @@ class Stream(Rows):
         otherwise by arrival. Of rows with the same time, the last to arrive counts.
 
         Args:
-            key: The column or columns of the table's primary key.
+            key: The column or columns of the table's primary key. A row with a null in it becomes
+                a dead letter; of `last(per=)` null is a group.
             by: The column that says which row is newer, instead of the event time; null is older
                 than every value. `"_arrival"` keeps the row that arrived last.
             ttl: How long a key stays after its newest row, in tick time. Then its row is deleted
@@ -749,6 +750,17 @@ class Stream(Rows):
             latest = orders.to_table("customer_id")
             ```
         """
+        return self._newest_rows(key, by, ttl, name, null_groups=False)
+
+    def _newest_rows(
+        self,
+        key: Names,
+        by: str | None,
+        ttl: Duration | None,
+        name: str | None,
+        *,
+        null_groups: bool,
+    ) -> Table:
         where = self.step_label("to_table", name)
         step = ToTableStep(
             name=name or "",
@@ -758,14 +770,15 @@ class Stream(Rows):
             is_table=True,
             by=newest_by(self.step, by, where=where),
             ttl_us=None if ttl is None else positive_us(ttl, f"ttl of the step {where}"),
+            null_groups=null_groups,
         )
         return Table(self.pipeline, step)
 
     def last(self, *, per: Names, by: str | None = None, name: str | None = None) -> Table:
-        """Keep the last row of each group, as a table: `to_table` by another name.
+        """Keep the last row of each group, as a table: `to_table`, but null is a group.
 
         Args:
-            per: The column or columns that make a group.
+            per: The column or columns that make a group. Null is a group.
             by: The column by which rows are ordered, instead of the event time; `"_arrival"` keeps
                 the row that arrived last. Of rows that are equal, the last to arrive counts.
             name: The step's name.
@@ -783,7 +796,7 @@ class Stream(Rows):
             last_orders = orders.last(per="customer_id")
             ```
         """
-        return self.to_table(per, by=by, name=name)
+        return self._newest_rows(per, by, None, name, null_groups=True)
 
     def first(self, *, per: Names, by: str | None = None, name: str | None = None) -> Table:
         """Keep the first row of each group, as a table.

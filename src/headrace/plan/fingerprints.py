@@ -102,7 +102,8 @@ def with_stored_semantics(
         return step.name_is_derived and step.lineage in lineages
 
     def may_be_former(step: Step) -> bool:
-        return step.name in begun_before or step.name not in known
+        is_known = step.name in known and step.name not in begun_before
+        return not (is_known and step.former_can_be_declared)
 
     continued: dict[int, Step] = {}
     for step in topological_order([*plan.inputs, *(output.input for output in plan.outputs)]):

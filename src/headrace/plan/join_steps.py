@@ -19,6 +19,7 @@ from headrace.plan.plan import (
     TimeColumn,
     Times,
     among,
+    has_nullable,
     settled_columns,
     settled_keys_of,
 )
@@ -284,6 +285,18 @@ class JoinStep(Step):
     history_us: int | None = None
     """How long old versions are kept, in a join as of a time; None in others."""
     late_versions: str = WAIT
+    null_matches: bool = False
+    """Whether a stream's row with a null key meets a table's row with a null key, as a question by
+    key does. In other joins null matches nothing.
+    """
+
+    def former(self) -> Step:
+        """Before, questions did not find the rows of null groups."""
+        return replace(self, null_matches=False) if self.null_matches else self
+
+    @property
+    def former_can_be_declared(self) -> bool:
+        return not self.null_matches
 
     @property
     def shard_key(self) -> tuple[str, ...]:
@@ -342,7 +355,14 @@ class JoinStep(Step):
                 how=self.how,
             )
         if self.kind == "stream-table":
-            return StreamTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
+            return StreamTableJoin(
+                self.name,
+                self.left,
+                self.right,
+                self.columns,
+                how=self.how,
+                null_matches=self.null_matches,
+            )
         return TableTableJoin(
             self.name,
             self.left,
@@ -492,7 +512,11 @@ class JoinStep(Step):
 
     def identity(self) -> dict[str, Any]:
         """How long versions are kept may change."""
-        return {name: value for name, value in super().identity().items() if name != "history_us"}
+        identity = {
+            name: value for name, value in super().identity().items() if name != "history_us"
+        }
+        nullable = self.null_matches and has_nullable(self.right.schema, self.right.on)
+        return {**identity, "null_matches": True} if nullable else identity
 
     def further_meaning(self) -> dict[str, Any]:
         """How long versions are kept decides which rows find theirs."""

@@ -21,7 +21,14 @@ from headrace.operators.patterns.compiled_pattern import (
 )
 from headrace.operators.patterns.parser import DROP, ONE_ROW
 from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy
-from headrace.plan.plan import SideOutput, Step, TimeColumn, Times, watermark_paths
+from headrace.plan.plan import (
+    SideOutput,
+    Step,
+    TimeColumn,
+    Times,
+    null_groups_identity,
+    watermark_paths,
+)
 from headrace.types.schema import to_ddl
 
 if TYPE_CHECKING:
@@ -49,10 +56,24 @@ class MatchStep(Step):
     timed_out: str | None = None
     when_full: str = DROP
     tie_order: tuple[tuple[str, bool], ...] = ()
+    null_groups: bool = True
+    """Whether null is a key like others. If not, rows with a null key become dead letters."""
 
     @property
     def shard_key(self) -> tuple[str, ...]:
         return self.by
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return self.null_groups
+
+    def former(self) -> Step:
+        """Before, patterns had no rows with a null key."""
+        return replace(self, null_groups=False)
+
+    @property
+    def former_can_be_declared(self) -> bool:
+        return False
 
     @property
     def late_topic(self) -> str | None:
@@ -176,6 +197,7 @@ class MatchStep(Step):
             "conditions": [text for _, text in self.bits],
             "given": to_ddl(self.input.schema),
             "time": self.over.name,
+            **null_groups_identity(self.input.schema, self.by, self.null_groups),
         }
 
     def summary(self) -> str:

@@ -293,6 +293,13 @@ class Step:
         """
         return self
 
+    @property
+    def former_can_be_declared(self) -> bool:
+        """Whether a user can still declare what `former` returns, so that its state may be as it
+        was meant.
+        """
+        return True
+
     def parsed_identity(self) -> dict[str, Any]:
         """The identity, with expressions as they are parsed: spaces, brackets and the case of
         keywords do not count.
@@ -828,6 +835,14 @@ class ToTableStep(Step):
 
     by: str | None = None
     ttl_us: int | None = None
+    null_groups: bool = False
+    """Whether null is a group, as in `Stream.last`. If not, the key is a primary key: rows with a
+    null in it become dead letters.
+    """
+
+    @property
+    def allows_null_keys(self) -> bool:
+        return self.null_groups
 
     @property
     def ttl(self) -> int | None:
@@ -837,7 +852,8 @@ class ToTableStep(Step):
         return super().hosted_kernel() if self.ttl_us is None else expiring(self, self.ttl_us)
 
     def identity(self) -> dict[str, Any]:
-        return {name: value for name, value in super().identity().items() if name != "ttl"}
+        identity = {name: value for name, value in super().identity().items() if name != "ttl"}
+        return {**identity, **null_groups_identity(self.schema, self.key, self.null_groups)}
 
     def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:
         content = super().meaning(needed, parsed=parsed)
@@ -845,7 +861,7 @@ class ToTableStep(Step):
 
     @property
     def key_may_be_null(self) -> bool:
-        return False
+        return self.null_groups and has_nullable(self.schema, self.key)
 
     def details(self) -> dict[str, Any]:
         by = {} if self.by is None else {"by": self.by}

@@ -28,7 +28,9 @@ def description(limits: Limits) -> dict[str, Any]:
                     [
                         _parameter("name", "The view", location="path"),
                         _parameter(
-                            "key", "One row: once for each column of the key, in order", _STRINGS
+                            "key",
+                            "One row: once for each column of the key, in order; \\N is null",
+                            _STRINGS,
                         ),
                         _parameter(
                             "from",

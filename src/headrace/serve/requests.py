@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class Limits:
 
 
 _BATCH_ROWS = 65_536
+NULL_KEY = "\\N"
+"""Null in a key that is written as text."""
+_LOOKS_LIKE_NULL = re.compile(r"\\+N")
 
 
 class NoSuchRow(Refused):
@@ -255,7 +259,13 @@ def parse_value(text: str, field: pa.Field) -> pa.Scalar:
     """The value of a column that a request writes as text: as in JSON responses, without quotes.
     InputError names the type that was expected.
     """
-    is_string = is_written_as_text(field) or text in {"NaN", "Infinity", "-Infinity"}
+    if text == "null" and not is_plain_text(field):
+        return pa.scalar(None, field.type)
+    is_string = (
+        is_plain_text(field)
+        or is_text_encoded(field.type)
+        or text in {"NaN", "Infinity", "-Infinity"}
+    )
     written = (
         json.dumps({field.name: text}) if is_string else f"{{{json.dumps(field.name)}:{text}}}"
     )
@@ -269,9 +279,31 @@ def parse_value(text: str, field: pa.Field) -> pa.Scalar:
     return decoded.batch.column(0)[0]
 
 
-def is_written_as_text(field: pa.Field) -> bool:
-    """Whether a column's values are strings in JSON, so that `null` in a URL means the text."""
-    return bool(pa.types.is_string(field.type)) or is_text_encoded(field.type)
+def is_plain_text(field: pa.Field) -> bool:
+    """Whether `null` in a URL is a value of the column: as a text, or as bytes in base64."""
+    return bool(pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+
+
+def key_value_text(text: str) -> str | None:
+    r"""What a key's value is written as: `\N` is null, whatever the column's type; the text `\N`
+    itself has one more backslash, and so on.
+    """
+    if text == NULL_KEY:
+        return None
+    return text[1:] if _LOOKS_LIKE_NULL.fullmatch(text) else text
+
+
+def parse_key_value(text: str, field: pa.Field) -> pa.Scalar:
+    """`parse_value` for a column of a key, which may be null in the form of `key_value_text`."""
+    value = key_value_text(text)
+    return pa.scalar(None, field.type) if value is None else parse_value(value, field)
+
+
+def written_key_value(value: str | None, *, is_plain: bool) -> str:
+    """What `parse_key_value` reads as null, or as a value's text in a response."""
+    if value is None:
+        return NULL_KEY if is_plain else "null"
+    return "\\" + value if _LOOKS_LIKE_NULL.fullmatch(value) else value
 
 
 def parse_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any, ...]:
@@ -296,5 +328,5 @@ def parse_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any
             fix="give key= once for each, in order.",
         )
     return tuple(
-        parse_value(text, field).as_py() for text, field in zip(texts, fields, strict=False)
+        parse_key_value(text, field).as_py() for text, field in zip(texts, fields, strict=False)
     )

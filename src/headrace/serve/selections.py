@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, UPDATE_POSTIMAGE, UPDATE_PREIMAGE
 from headrace.columnar.keys import encode_keys
 from headrace.errors import InputError, UnknownColumn
-from headrace.serve.requests import parse_value
+from headrace.serve.requests import parse_key_value, parse_value
 from headrace.types.schema import type_name
 
 Positions = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ def parse_selection(
             fix="give key= once for each.",
         )
     comparisons = [
-        _Comparison(schema.field(column), "=", text)
+        _Comparison(schema.field(column), "=", parse_key_value(text, schema.field(column)))
         for column, text in zip(key, texts, strict=False)
     ]
     if where is not None:
@@ -92,7 +92,7 @@ def parse_selection(
         condition = _compare(comparison)
         column = comparison.field.name
         if comparison.operator == "=" and column not in equal:
-            equal[column] = parse_value(comparison.text, comparison.field)
+            equal[column] = comparison.value
         else:
             conditions.append(condition)
     return RowSelection(
@@ -245,7 +245,7 @@ class _Comparison:
 
     field: pa.Field
     operator: str
-    text: str
+    value: pa.Scalar
 
 
 def _comparison(of: str, schema: pa.Schema, text: str) -> _Comparison:
@@ -261,18 +261,23 @@ def _comparison(of: str, schema: pa.Schema, text: str) -> _Comparison:
     name = match[1] or match[2]
     if name not in schema.names:
         raise UnknownColumn(name, schema.names, where=repr(of))
-    value = match[4].replace("''", "'") if match[4] is not None else match[5]
-    return _Comparison(schema.field(name), match[3], value)
+    column = schema.field(name)
+    if pa.types.is_nested(column.type):
+        raise InputError(
+            f"The column {name!r} is {type_name(column.type)}, which cannot be compared.",
+            fix="choose another column.",
+        )
+    if match[4] is None and match[5].lower() == "null":
+        value = pa.scalar(None, column.type)
+    else:
+        text = match[4].replace("''", "'") if match[4] is not None else match[5]
+        value = parse_value(text, column)
+    return _Comparison(column, match[3], value)
 
 
 def _compare(comparison: _Comparison) -> Condition:
-    column, operator = comparison.field, comparison.operator
-    if pa.types.is_nested(column.type):
-        raise InputError(
-            f"The column {column.name!r} is {type_name(column.type)}, which cannot be compared.",
-            fix="choose another column.",
-        )
-    value, compare = parse_value(comparison.text, column), _FUNCTIONS[operator]
+    column, operator, value = comparison.field, comparison.operator, comparison.value
+    compare = _FUNCTIONS[operator]
     if not value.is_valid:
         return _compare_null(column, operator)
     if pa.types.is_floating(column.type) and value.as_py() != value.as_py():

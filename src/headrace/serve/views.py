@@ -25,10 +25,11 @@ from headrace.serve.requests import (
     RequestParameters,
     bounded_seconds,
     head_json,
-    is_written_as_text,
+    is_plain_text,
     parse_key,
     read_json,
     rows_json,
+    written_key_value,
 )
 from headrace.serve.stores import ViewLocation, ViewStores, versions
 from headrace.serve.time_travel import TickNotKept, view_at
@@ -199,12 +200,13 @@ def _next_page(info: ViewInfo, rows: pa.Table, row_range: RowRange) -> Mapping[s
     if info.is_stream:
         return {}
     boundary = rows.slice(row_range.limit - 1 if row_range.descending else row_range.limit, 1)
-    texts = [json_text_or_null(boundary[name].combine_chunks())[0].as_py() for name in info.key]
-    for name, text in zip(info.key, texts, strict=True):
-        if text == "null" and is_written_as_text(info.schema.field(name)):
-            return {}  # in a URL, null would be read as the text
-    plain = [json.loads(text) if text.startswith('"') else text for text in texts]
-    return {"to" if row_range.descending else "from": plain}
+    texts = []
+    for name in info.key:
+        text = json_text_or_null(boundary[name].combine_chunks())[0].as_py()
+        value = None if text == "null" else json.loads(text) if text.startswith('"') else text
+        is_plain = is_plain_text(info.schema.field(name))
+        texts.append(written_key_value(value, is_plain=is_plain))
+    return {"to" if row_range.descending else "from": texts}
 
 
 # SQL

@@ -120,14 +120,14 @@ class Lookup:
         )
 
     def parse_plain_key(self, texts: Sequence[str]) -> list[Any] | None:
-        """The stored form of a key given as texts, if all its columns are STRING or BIGINT; else
-        None.
+        r"""The stored form of a key given as texts, if all its columns are STRING or BIGINT and no
+        text ends in `\N`, which may be null; else None.
         """
         if len(texts) != len(self._plain_key_types):
             return None
         stored: list[Any] = []
         for text, plain_type in zip(texts, self._plain_key_types, strict=True):
-            if plain_type is str:
+            if plain_type is str and not text.endswith("\\N"):
                 stored.append(text)
             elif (
                 plain_type is int

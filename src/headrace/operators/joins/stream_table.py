@@ -11,7 +11,8 @@ Example: orders joined with customers on `customer`, `how="left"`.
                                                             emits (3, 7, "Anna"), tick 3
 
 The result is a stream: later changes of the table do not change what was emitted. A row whose join
-key has a null matches nothing. The rows of the stream are not stored.
+key has a null matches nothing, unless the step says `null_matches`. The rows of the stream are not
+stored.
 
 Also here: a table as one side of a join, as rows that exist from tick to tick (`TableSide`,
 `Versions`), which the join of two tables and the top rows are made of too.
@@ -264,13 +265,14 @@ class StreamTableJoin:
         columns: Sequence[ResultColumn],
         *,
         how: str = "inner",
+        null_matches: bool = False,
     ) -> None:
         if how not in {"inner", "left"}:
             raise InputError(
                 f"Step {step!r} joins a stream with a table how={how!r}.",
                 fix='choose how="inner" or how="left"; join tables for what has no row yet.',
             )
-        self.step_name, self.how = step, how
+        self.step_name, self.how, self.null_matches = step, how, null_matches
         self.stream, self.table = stream, table
         self._columns = JoinColumns(step, stream, table, columns, how)
 
@@ -302,7 +304,7 @@ class StreamTableJoin:
             fields=self._columns.right_fields,
             changes=changes,
             keys=ranked.ranks[1],
-            has_null=has_null,
+            has_null=np.zeros_like(has_null) if self.null_matches else has_null,
         )
         row_store = KeyedRowStore(self.step_name, state, ranked.keys, sections=1, registers=0)
         side.load(row_store, 0, mask_at(len(row_store), ranked.ranks[0]))

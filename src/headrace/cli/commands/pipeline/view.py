@@ -18,6 +18,7 @@ from headrace.cli.options import JsonOption, parse_seconds
 from headrace.cli.output import count_text, echo, format_cell, print_json, print_table
 from headrace.cli.view_stores import StateOption, find_queried_store, locate_served, open_stores
 from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.serve.requests import key_value_text
 from headrace.serve.stores import ViewLocation, ViewStores
 from headrace.types.schema import to_ddl
 from headrace.types.text import csv_converter
@@ -84,12 +85,13 @@ def show(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            "--key", help="Only the row of this key; once for each column of the key, in order."
+            "--key",
+            help="Only the row of this key (\\\\N is null); once for each column, in order.",
         ),
     ] = None,
     sql: Annotated[
         str | None,
-        typer.Option("--sql", metavar="QUERY", help="A SELECT over the views, in SQLite's SQL."),
+        typer.Option("--sql", metavar="QUERY", help="A SELECT over the views, in DuckDB's SQL."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then print changes, until Ctrl-C.")
@@ -191,8 +193,8 @@ def _show_row(location: ViewLocation, key: list[str], *, json: bool) -> None:
 
 
 def _parse_key(view: ViewInfo, key: list[str]) -> tuple[Any, ...]:
-    """The values of a key, converted to the types of its columns where there is a converter. The
-    reader refuses values that do not fit.
+    """The values of a key, converted to the types of its columns where there is a converter; null
+    is written as in requests. The reader refuses values that do not fit.
     """
     fields = [view.schema.field(name) for name in view.key]
     if view.key and len(key) != len(fields):
@@ -202,9 +204,9 @@ def _parse_key(view: ViewInfo, key: list[str]) -> tuple[Any, ...]:
         )
     values = []
     for text, field in zip(key, fields, strict=False):
-        convert = csv_converter(field.type)
+        value, convert = key_value_text(text), csv_converter(field.type)
         try:
-            values.append(text if convert is None else convert(text))
+            values.append(value if value is None or convert is None else convert(value))
         except Misfit as error:
             raise typer.BadParameter(
                 f"The key column {field.name!r}: {error}.", param_hint="--key"
