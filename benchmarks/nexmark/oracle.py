@@ -65,7 +65,7 @@ def answered(
 
 def _in_the_form_of_sql(query: Query, rows: pa.Table) -> pa.Table:
     """The columns of the SQL: windows that the benchmark leaves out, and the times of a session."""
-    if query.name in {"q5", "q7", "q8", "q9"}:
+    if query.name in {"q5", "q8", "q9"}:
         extra = {"window_start", "window_end", "rank"} & set(rows.column_names)
         return rows.drop_columns(list(extra))
     if query.name == "q12":

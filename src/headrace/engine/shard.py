@@ -43,7 +43,7 @@ from headrace.engine.shuffle import (
     heartbeat,
     labels,
     pack,
-    packed_rows,
+    packed_row,
     shard_groups,
     to_blob,
     unpack,
@@ -371,4 +371,4 @@ def pack_by_partition(
         for task in np.flatnonzero(np.bincount(tasks)).tolist():
             is_mine = tasks == task
             part = batch if is_mine.all() else batch.filter(pa.array(is_mine))
-            yield packed_rows([labels(shards)[task]], port, [to_blob(part)])
+            yield packed_row(labels(shards)[task], port, to_blob(part))
