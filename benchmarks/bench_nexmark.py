@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.nexmark import flink
-from benchmarks.nexmark.events import RATE, SCHEMAS, events
+from benchmarks.nexmark.events import SCHEMAS, events
 from benchmarks.nexmark.flink import FlinkRun
-from benchmarks.nexmark.oracle import side_input
 from benchmarks.nexmark.pattern_queries import PATTERNS
 from benchmarks.nexmark.queries import QUERIES, Query
 from benchmarks.report import Result, Unavailable, judged, limited, note
@@ -81,7 +80,7 @@ def cpu_seconds() -> float:
 
 
 def filled_log(root: Path, count: int) -> FileLog:
-    """A log with the events in their topics, in order of their times, and the side input."""
+    """A log with the events in their topics, in order of their times."""
     log = new_log(root)
     for name, schema in SCHEMAS.items():
         log.create_topic(name, schema, partitions=2)
@@ -89,9 +88,6 @@ def filled_log(root: Path, count: int) -> FileLog:
         part = events(min(TICK_ROWS, count - first), first=first)
         for name, rows in part.tables().items():
             append(log, rows, name)
-    log.create_table("side_input", "key BIGINT, value STRING", key="key")
-    with log.producer("side_input") as producer:
-        producer.upsert(side_input())
     return log
 
 
@@ -100,7 +96,7 @@ def run(
 ) -> Measured:
     """Answer a query over everything in the log, in ticks of so many rows, a batch for each."""
     name = f"{query.name}-{number}"
-    plan = query.pipeline(RATE, name=name).plan()
+    plan = query.pipeline(name=name).plan()
     state = root / name
     runner = Runner.start(plan, log, spark, state)
     try:

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.nexmark.events import SCHEMAS, Events
-from benchmarks.nexmark.oracle import side_input
+from benchmarks.nexmark.events import SCHEMAS, Events, side_input
 from benchmarks.nexmark.queries import Query
 from benchmarks.report import Unavailable, note
 

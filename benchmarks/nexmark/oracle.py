@@ -13,18 +13,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.nexmark.events import Events
-from benchmarks.nexmark.queries import SIDE_ROWS, Query
+from benchmarks.nexmark.events import Events, side_input
+from benchmarks.nexmark.queries import Query
 from headrace.columnar.columns import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.log.api import Log
 
 Rows = Counter[tuple[Any, ...]]
-
-
-def side_input() -> pa.Table:
-    """The small table that bids are joined with: each number, and the same as text."""
-    keys = pa.array(np.arange(SIDE_ROWS))
-    return pa.table({"key": keys, "value": keys.cast(pa.string())})
 
 
 def expected(query: Query, rows: Events) -> Rows:
