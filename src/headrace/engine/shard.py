@@ -47,6 +47,7 @@ from headrace.engine.shuffle import (
     shard_groups,
     to_blob,
     unpack,
+    without_unread,
 )
 from headrace.engine.state.files import to_ranges
 from headrace.engine.state.step_state import StepState
@@ -192,7 +193,9 @@ class ShardFunction:
         elif isinstance(target, StageTarget):
             diverter = Diverter(self.context.files, target.step)
             with_key = (
-                diverter.divert_null_keys(batch, target.key, nulls=target.nulls)
+                without_unread(
+                    diverter.divert_null_keys(batch, target.key, nulls=target.nulls), target.unread
+                )
                 for batch in rows.to_batches()
             )
             transform = target.prepare.prepare if target.prepare else None

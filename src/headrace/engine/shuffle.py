@@ -102,6 +102,11 @@ def pack(
                 yield from _pack_by_key(port, batch, key, shards)
 
 
+def without_unread(rows: pa.RecordBatch, unread: Sequence[str]) -> pa.RecordBatch:
+    """Rows without the columns that nothing behind the shuffle reads."""
+    return rows.drop_columns(list(unread)) if unread else rows
+
+
 def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Concatenate small batches into tables that are worth a blob per shard, bounded in rows and in
     bytes.

@@ -414,6 +414,8 @@ class JobBuilder:
         """
         kernel = hosted.kernel
         nulls = consumer.allows_null_keys
+        read = consumer.read_columns(port)
+        unread = tuple(name for name in source.schema.names if name not in read)
         prepare = kernel if key is None and isinstance(kernel, BroadcastKernel) else None
         step, is_exclusive = self._behind_key_by(source)
         if isinstance(step, TopicStep) and (step is consumer or port in consumer.versioned_inputs):
@@ -436,11 +438,17 @@ class JobBuilder:
                 combine=combine,
                 nulls=nulls,
                 prepare=prepare,
+                unread=unread,
             )
             return self._with_heartbeats(MapNode(self._read_tasks(reader), read_and_pack, PACKED))
         if step.keeps_state and is_exclusive:
             target = StageTarget(
-                step=consumer.name, key=key, port=port, nulls=nulls, prepare=prepare
+                step=consumer.name,
+                key=key,
+                port=port,
+                nulls=nulls,
+                prepare=prepare,
+                unread=unread,
             )
             return self._stage(step, (), target)
         pack_rows = PackRows(
@@ -451,6 +459,7 @@ class JobBuilder:
             job=self.context.files,
             nulls=nulls,
             prepare=prepare,
+            unread=unread,
         )
         return self._with_heartbeats(MapNode(self.rows(step), pack_rows, PACKED))
 
