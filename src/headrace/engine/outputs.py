@@ -162,15 +162,16 @@ class CopyToTopic:
         )
         if len({ranges[number].partition for number in mine}) > 1:
             rows = _in_order(list(rows))
-        rows = iter(rows)
-        first = next(rows, None)
+        remaining = iter(rows)
+        first = next(remaining, None)
         if first is None:
             return
+        batches = chain([first], remaining)
         ticks: Counter[int] = Counter()
         names = [name for name in first.schema.names if name not in _ORDER_COLUMNS]
 
         def plain() -> Iterator[pa.RecordBatch]:
-            for batch in chain([first], rows):
+            for batch in batches:
                 found, counts = np.unique(batch[TICK].to_numpy(), return_counts=True)
                 ticks.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
                 yield batch.select(names)
