@@ -98,6 +98,7 @@ _LAST_NAMES = [
 ]
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 _CHANNELS = 10_000
+_SIDE_ROWS = 10_000
 _POOL_BYTES = 1 << 20
 _MIN_TEXT = 3
 
@@ -146,9 +147,10 @@ def events(
     )
 
 
-def longest_auction_ms(rate: int = RATE) -> int:
-    """How long an auction is open at most."""
-    return 2 * (_OPEN_AUCTIONS * _ROUND // _AUCTIONS * 1000 // rate + 1) + 1
+def side_input() -> pa.Table:
+    """The small table that bids are joined with: each number, and the same as text."""
+    keys = pa.array(np.arange(_SIDE_ROWS))
+    return pa.table({"key": keys, "value": keys.cast(pa.string())})
 
 
 class _Draws:

@@ -13,18 +13,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.nexmark.events import Events
-from benchmarks.nexmark.queries import SIDE_ROWS, Query
+from benchmarks.nexmark.events import Events, side_input
+from benchmarks.nexmark.queries import Query
 from headrace.columnar.columns import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.log.api import Log
 
 Rows = Counter[tuple[Any, ...]]
-
-
-def side_input() -> pa.Table:
-    """The small table that bids are joined with: each number, and the same as text."""
-    keys = pa.array(np.arange(SIDE_ROWS))
-    return pa.table({"key": keys, "value": keys.cast(pa.string())})
 
 
 def expected(query: Query, rows: Events) -> Rows:
@@ -65,7 +59,7 @@ def answered(
 
 def _in_the_form_of_sql(query: Query, rows: pa.Table) -> pa.Table:
     """The columns of the SQL: windows that the benchmark leaves out, and the times of a session."""
-    if query.name in {"q5", "q7", "q8", "q9"}:
+    if query.name in {"q5", "q8", "q9"}:
         extra = {"window_start", "window_end", "rank"} & set(rows.column_names)
         return rows.drop_columns(list(extra))
     if query.name == "q12":

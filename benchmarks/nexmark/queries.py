@@ -13,30 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from pyarrow import parquet
+
 import headrace as hr
-from benchmarks.nexmark.events import SCHEMAS, longest_auction_ms
+from benchmarks.nexmark.events import SCHEMAS, side_input
+from headrace.operators.file_table import FileTable
 from headrace.pipeline.stream import Stream, Table
 
 DELAY = "4 seconds"
 ALWAYS = "3650 days"
-SIDE_ROWS = 10_000
 _MANY = 10_000_000
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The streams of one pipeline, and how long an auction is open at most."""
+    """The streams of one pipeline."""
 
     pipeline: hr.Pipeline
     person: Stream
     auction: Stream
     bid: Stream
-    longest_auction: str
 
-    def side_input(self) -> Table:
-        return self.pipeline.table("side_input", schema="key BIGINT, value STRING", key="key")
+    def side_input(self) -> FileTable:
+        """The small table of `events.side_input`, from a file."""
+        with TemporaryDirectory(prefix="nexmark-") as directory:
+            path = Path(directory) / "side_input.parquet"
+            parquet.write_table(side_input(), path)
+            return hr.file_table(path, schema="key BIGINT, value STRING", key="key")
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,10 @@ class Query:
     is_by_arrival: bool = False
     """Whether its time is that of processing."""
 
-    def pipeline(self, rate: int, *, name: str = "nexmark", partitions: int = 2) -> hr.Pipeline:
+    def pipeline(self, *, name: str = "nexmark", partitions: int = 2) -> hr.Pipeline:
         """The pipeline that writes the query's answer to the topic `<name>.answer`.
 
         Args:
-            rate: How many events have a second of event time.
             name: The pipeline's name.
             partitions: Of each topic that is created.
 
@@ -72,8 +78,7 @@ class Query:
             )
             for topic, schema in SCHEMAS.items()
         )
-        longest = f"{longest_auction_ms(rate)} milliseconds"
-        sources = Sources(pipeline, person, auction, bid, longest)
+        sources = Sources(pipeline, person, auction, bid)
         pipeline.write(f"{name}.answer", self.build(sources), partitions=partitions)
         return pipeline
 
@@ -139,20 +144,10 @@ def q3(nexmark: Sources) -> Stream:
 
 
 def _bids_in_time(nexmark: Sources, auction: str, bid: str) -> Stream:
-    """Bids with their auctions, while those are open: the stream's columns of either, as text.
-
-    The bound of the join is the longest time that an auction is open; `expires` of each row is
-    compared behind it.
-    """
+    """Bids with their auctions, while those are open: the stream's columns of either, as text."""
     auctions = nexmark.auction.select("id", "dateTime", "expires", *_names(auction))
     bids = nexmark.bid.select("auction", "price", "dateTime AS bid_dateTime", *_names(bid))
-    return bids.join(
-        auctions,
-        left_on="auction",
-        right_on="id",
-        before=nexmark.longest_auction,
-        after="0 seconds",
-    ).where("bid_dateTime <= expires")
+    return auctions.join(bids, left_on="id", right_on="auction", until="expires")
 
 
 def _names(text: str) -> list[str]:
@@ -279,17 +274,23 @@ def q6(nexmark: Sources) -> Table:
     WHERE B.dateTime BETWEEN M.window_end - INTERVAL '10' SECOND AND M.window_end
     """,
 )
-def q7(nexmark: Sources) -> Table:
-    """The highest bid of each ten seconds.
-
-    Joining a window back to its rows cannot be said yet: each column comes with the highest price.
-    Of equal bids the first counts.
+def q7(nexmark: Sources) -> Stream:
+    """The highest bids of each ten seconds: the window's result, joined back to its rows. Its own
+    time is the last microsecond of the window.
     """
-    of_highest: dict[str, Any] = {
-        name: hr.agg.max_by(name, by="price")
-        for name in ("auction", "price", "bidder", "dateTime", "extra")
-    }
-    return nexmark.bid.window(hr.tumbling("10 seconds")).aggregate(**of_highest)
+    highest = nexmark.bid.window(hr.tumbling("10 seconds")).aggregate(maxprice=hr.agg.max("price"))
+    bids = nexmark.bid.select("auction", "price", "bidder", "dateTime", "extra")
+    return (
+        highest.changes()
+        .join(
+            bids,
+            left_on="maxprice",
+            right_on="price",
+            before="10 seconds",
+            since="window_start",
+        )
+        .select("auction", "price", "bidder", "dateTime", "extra")
+    )
 
 
 @_query(
@@ -461,7 +462,7 @@ def q12(nexmark: Sources) -> Table:
     """,
 )
 def q13(nexmark: Sources) -> Stream:
-    """Bids with a value of a small table, which is a topic here."""
+    """Bids with a value of a small table in a file."""
     bids = nexmark.bid.select(
         "auction", "bidder", "price", "dateTime", "auction % 10000 AS side_key"
     )

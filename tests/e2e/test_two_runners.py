@@ -236,7 +236,7 @@ def test_a_whole_job_again_on_spark_when_the_next_one_is_committed(
         if width == "one":
             run_in_one_task(spark, *first)
         else:
-            run_wide(spark, first[0])
+            run_wide(spark, first[0], first[1].job_directory)
         assert test.rows("totals") == before
         test.settle()
         check(test)

@@ -44,6 +44,39 @@ def test_rows_without_a_key_share_the_partitions_and_keep_the_order_they_were_re
         assert [number for number in there if number in set(numbers)] == numbers
 
 
+@pytest.mark.parametrize("width", ["one", "wide"])
+def test_a_copy_of_partition_to_partition_passes_through_no_shuffle(
+    tmp_path: Path, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("rows were packed")
+
+    monkeypatch.setattr("headrace.engine.outputs.pack_by_partition", refuse)
+    with PipelineTest(copied(partitions=2), tmp_path, width=width) as test:
+        for start in range(0, len(ROWS), 20):
+            test.feed("numbers", ROWS[start : start + 20])
+            test.cut()
+        test.settle(max_ticks=3)
+        read, written = by_partition(test, "numbers"), by_partition(test, "all")
+    for partition, numbers in written.items():
+        sources = [numbers for source, numbers in read.items() if source % 2 == partition]
+        assert sorted(numbers) == sorted(number for source in sources for number in source)
+        for source in sources:
+            assert [number for number in numbers if number in set(source)] == source
+
+
+def test_copied_rows_are_in_order_of_their_ticks(tmp_path: Path) -> None:
+    with PipelineTest(copied(partitions=2), tmp_path) as test:
+        for start in range(0, len(ROWS), 20):
+            test.feed("numbers", ROWS[start : start + 20])
+            test.cut()
+        test.settle()  # all ticks in one batch
+        written = by_partition(test, "all")
+    for numbers in written.values():
+        ticks = [number // 20 for number in numbers]
+        assert ticks == sorted(ticks)
+
+
 def test_a_topic_with_one_partition_has_all_rows_without_a_key(tmp_path: Path) -> None:
     with PipelineTest(copied(partitions=1), tmp_path) as test:
         test.feed("numbers", ROWS)

@@ -10,7 +10,7 @@ In the order in which a batch flows:
 - `watermarks`: how far event time has come
 - `job_graph`: what a batch computes, as nodes that can be run in several ways
 - `map_tasks`: the functions before the shuffle: reading, row-local steps, packing, filtering
-- `shuffle`: how rows reach their shards
+- `shuffle`: how rows reach their shards; `shuffle_items`: in which form Spark moves them
 - `shard`: the kernels of a stage with their state, behind the shuffle
 - `state`: state files, the local store, folding, sweeping
 - `whole_job`: all of that in one task, for small batches

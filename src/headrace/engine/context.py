@@ -67,6 +67,8 @@ class StageTarget:
     """Whether a key may be null. If not, rows with a null key become dead letters."""
     prepare: BroadcastKernel | None = None
     """What is computed for rows before they are sent to every shard."""
+    unread: tuple[str, ...] = ()
+    """The columns that the step does not read."""
 
 
 @dataclass(frozen=True)

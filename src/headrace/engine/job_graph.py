@@ -51,7 +51,9 @@ class OneInputNode(JobNode):
 
 @dataclass(eq=False)
 class RangesNode(JobNode):
-    """The numbers of the topic ranges that a reader reads, for some tasks: `id` from 0 on."""
+    """The numbers of the topic ranges that a reader reads, or of the partitions that are copied to,
+    for some tasks: `id` from 0 on.
+    """
 
     count: int
     tasks: int

@@ -33,7 +33,7 @@ from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.event_times import EventTimes, with_metadata, with_tick_times
 from headrace.engine.reader import TopicRange
 from headrace.engine.reports import JobFiles, mark_needs_spark, write_report
-from headrace.engine.shuffle import heartbeat, pack
+from headrace.engine.shuffle import heartbeat, pack, without_unread
 from headrace.errors import ExpressionFailed
 from headrace.expressions.evaluator import Filter, RowStep
 from headrace.operators.kernel import BroadcastKernel
@@ -135,6 +135,8 @@ class ReadAndPack:
     nulls: bool = False
     """Whether a key may be null."""
     prepare: BroadcastKernel | None = None
+    unread: tuple[str, ...] = ()
+    """The columns that the step does not read."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -149,7 +151,7 @@ class ReadAndPack:
             for batch in self.reader.rows(number):
                 rows = diverter.divert_null_keys(batch, self.key, nulls=self.nulls)
                 row_count += rows.num_rows
-                yield rows
+                yield without_unread(rows, self.unread)
 
         transform = None
         if self.combine is not None:
@@ -252,10 +254,17 @@ class PackRows:
     nulls: bool = False
     """Whether a key may be null."""
     prepare: BroadcastKernel | None = None
+    unread: tuple[str, ...] = ()
+    """The columns that the step does not read."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.job, self.step)
-        rows = (diverter.divert_null_keys(batch, self.key, nulls=self.nulls) for batch in batches)
+        rows = (
+            without_unread(
+                diverter.divert_null_keys(batch, self.key, nulls=self.nulls), self.unread
+            )
+            for batch in batches
+        )
         transform = self.prepare.prepare if self.prepare else None
         yield from pack(self.port, rows, self.key, self.shards, transform)
         diverter.finish(f"{self.port}-{this_task()}")

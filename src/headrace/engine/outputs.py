@@ -1,6 +1,6 @@
 """The tasks that write a batch's outputs for its commit: rows of a derived topic, sorted and staged
-in the log (`PackForTopic`, then `WriteTopic` behind a shuffle); changes of a view, in a file
-(`WriteView`).
+in the log (`PackForTopic`, then `WriteTopic` behind a shuffle; `CopyToTopic` without one); changes
+of a view, in a file (`WriteView`).
 
 A stage whose rows go to views only writes them itself (`shard`). `commit` makes all of them
 visible.
@@ -8,8 +8,10 @@ visible.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +31,13 @@ from headrace.columnar.keys import encode_keys
 from headrace.columnar.sort import key_codes, row_order
 from headrace.engine.context import BatchContext, TopicTarget
 from headrace.engine.dead_letters import Diverter
+from headrace.engine.map_tasks import InputReader
 from headrace.engine.reports import write_report, write_rows
 from headrace.engine.shard import pack_by_partition, topic_partitions
 from headrace.engine.shuffle import gather, labels, unpack
 from headrace.log.spark.options import Address, shared_log
+
+_ORDER_COLUMNS = [field.name for field in ORDER_FIELDS]
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,7 @@ class WriteTopic:
                 rows = self._with_key(rows, task)
             if not rows.num_rows:
                 return
-            order_columns = [field.name for field in ORDER_FIELDS]
-            plain = rows.drop_columns([name for name in rows.column_names if name in order_columns])
+            plain = rows.drop_columns([n for n in rows.column_names if n in _ORDER_COLUMNS])
             staged = [
                 shared_log(Address(self.context.log)).stage(
                     self.target.name,
@@ -126,6 +130,82 @@ class WriteTopic:
         change_order = [rows[name].to_numpy() for name in (RANK, PARTITION_COLUMN, OFFSET_COLUMN)]
         order = row_order([*columns, *change_order], likely=len(columns))
         return rows if order is None else rows.take(pa.array(order))
+
+
+@dataclass(frozen=True)
+class CopyToTopic:
+    """Writes a derived topic without a key whose rows come from one input, for the partitions whose
+    numbers come in. Each has the rows of certain partitions of the input, so one task can read,
+    compute and stage them: nothing is packed, shuffled or sorted, and if they are of one partition
+    of the input, only a batch of them is in memory at a time.
+    """
+
+    reader: InputReader
+    target: TopicTarget
+    context: BatchContext
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                self._write(partition)
+        yield from ()
+
+    def _write(self, partition: int) -> None:
+        ranges = self.reader.ranges
+        mine = [
+            number
+            for number, each in enumerate(ranges)
+            if each.partition % self.target.partitions == partition
+        ]
+        rows: Iterable[pa.RecordBatch] = (
+            batch for number in mine for batch in self.reader.rows(number) if batch.num_rows
+        )
+        if len({ranges[number].partition for number in mine}) > 1:
+            rows = _in_order(list(rows))
+        remaining = iter(rows)
+        first = next(remaining, None)
+        if first is None:
+            return
+        batches = chain([first], remaining)
+        ticks: Counter[int] = Counter()
+        names = [name for name in first.schema.names if name not in _ORDER_COLUMNS]
+
+        def plain() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                found, counts = np.unique(batch[TICK].to_numpy(), return_counts=True)
+                ticks.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+                yield batch.select(names)
+
+        staged = shared_log(Address(self.context.log)).stage(
+            self.target.name,
+            plain(),
+            partition=partition,
+            directory=str(self.context.job_directory),
+            group=self.context.job,
+        )
+        report = {
+            "topic": staged.topic,
+            "rows": staged.rows,
+            "partitions": {str(p): list(file) for p, file in staged.partitions.items()},
+            "ticks": {str(partition): sorted(ticks.items())},
+        }
+        write_report(self.context.files, f"topic-{self.target.name}-{partition}", report)
+
+
+def copies_in_parallel(reader: InputReader, target: TopicTarget, cores: int) -> bool:
+    """Whether `CopyToTopic` keeps as many tasks busy as reading would."""
+    if target.key:
+        return False
+    written = {each.partition % target.partitions for each in reader.ranges}
+    return len(written) >= min(cores, len(reader.ranges))
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of several partitions by tick, partition and offset."""
+    if batches:
+        rows = pa.Table.from_batches(batches)
+        order = row_order([rows[name].to_numpy() for name in _ORDER_COLUMNS])
+        yield from split_table(rows if order is None else rows.take(pa.array(order)))
 
 
 def dead_letters_of(topic: str) -> str:

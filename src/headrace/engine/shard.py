@@ -43,10 +43,11 @@ from headrace.engine.shuffle import (
     heartbeat,
     labels,
     pack,
-    packed_rows,
+    packed_row,
     shard_groups,
     to_blob,
     unpack,
+    without_unread,
 )
 from headrace.engine.state.files import to_ranges
 from headrace.engine.state.step_state import StepState
@@ -192,7 +193,9 @@ class ShardFunction:
         elif isinstance(target, StageTarget):
             diverter = Diverter(self.context.files, target.step)
             with_key = (
-                diverter.divert_null_keys(batch, target.key, nulls=target.nulls)
+                without_unread(
+                    diverter.divert_null_keys(batch, target.key, nulls=target.nulls), target.unread
+                )
                 for batch in rows.to_batches()
             )
             transform = target.prepare.prepare if target.prepare else None
@@ -371,4 +374,4 @@ def pack_by_partition(
         for task in np.flatnonzero(np.bincount(tasks)).tolist():
             is_mine = tasks == task
             part = batch if is_mine.all() else batch.filter(pa.array(is_mine))
-            yield packed_rows([labels(shards)[task]], port, [to_blob(part)])
+            yield packed_row(labels(shards)[task], port, to_blob(part))

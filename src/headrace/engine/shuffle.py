@@ -28,6 +28,7 @@ PACKED = "label INT, port INT, blob BINARY"
 PACKED_SCHEMA = pa.schema([("label", pa.int32()), ("port", pa.int32()), ("blob", pa.binary())])
 _HEARTBEAT_PORT = -1
 _BLOB_ROWS = 200_000
+_MAX_FILTERS = 4
 _MIN_COMPRESSED_BYTES = 1 << 20
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 _HASH_SEED = 42
@@ -95,9 +96,15 @@ def pack(
         rows = table if transform is None else transform(table.combine_chunks())
         for batch in split_table(rows):
             if key is None:
-                yield packed_rows(labels(shards), port, [to_blob(batch)] * shards)
+                blob = to_blob(batch)
+                yield from (packed_row(label, port, blob) for label in labels(shards))
             else:
-                yield _pack_by_key(port, batch, key, shards)
+                yield from _pack_by_key(port, batch, key, shards)
+
+
+def without_unread(rows: pa.RecordBatch, unread: Sequence[str]) -> pa.RecordBatch:
+    """Rows without the columns that nothing behind the shuffle reads."""
+    return rows.drop_columns(list(unread)) if unread else rows
 
 
 def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -119,32 +126,23 @@ def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _pack_by_key(
     port: int, rows: pa.RecordBatch, key: Sequence[str], shards: int
-) -> pa.RecordBatch:
+) -> Iterator[pa.RecordBatch]:
     """One blob for each shard that some of the rows belong to."""
     shard = shards_of(rows, key, shards)
-    order = np.argsort(shard, kind="stable")
-    by_shard = rows.take(pa.array(order))
-    cuts = np.searchsorted(shard[order], np.arange(shards + 1))
-    present = [number for number in range(shards) if cuts[number + 1] > cuts[number]]
-    blobs = [
-        to_blob(by_shard.slice(int(cuts[number]), int(cuts[number + 1] - cuts[number])))
-        for number in present
-    ]
-    return packed_rows([labels(shards)[number] for number in present], port, blobs)
-
-
-def packed_rows(
-    to_labels: Sequence[int], port: int, blobs: Sequence[bytes | None]
-) -> pa.RecordBatch:
-    """Rows of `PACKED_SCHEMA`, one for each label."""
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(to_labels, pa.int32()),
-            pa.array([port] * len(to_labels), pa.int32()),
-            pa.array(blobs, pa.binary()),
-        ],
-        schema=PACKED_SCHEMA,
-    )
+    counts = np.bincount(shard, minlength=shards)
+    present = np.flatnonzero(counts).tolist()
+    if len(present) > _MAX_FILTERS:  # one sorted copy is cheaper than so many filters
+        rows = rows.take(pa.array(np.argsort(shard, kind="stable")))
+    stops = np.cumsum(counts)
+    for number in present:
+        count, stop = int(counts[number]), int(stops[number])
+        if count == rows.num_rows:
+            part = rows
+        elif len(present) > _MAX_FILTERS:
+            part = rows.slice(stop - count, count)
+        else:
+            part = rows.filter(pa.array(shard == number))
+        yield packed_row(labels(shards)[number], port, to_blob(part))
 
 
 def packed_row(label: int, port: int, blob: pa.Buffer) -> pa.RecordBatch:
@@ -158,12 +156,21 @@ def packed_row(label: int, port: int, blob: pa.Buffer) -> pa.RecordBatch:
 
 def heartbeat(shards: int) -> pa.RecordBatch:
     """A row without a blob for each shard, so that a shard runs even if no row is for it."""
-    return packed_rows(labels(shards), _HEARTBEAT_PORT, [None] * shards)
+    return _heartbeats(labels(shards))
 
 
 def heartbeat_of(shard: int, shards: int) -> pa.RecordBatch:
     """The heartbeat of one shard."""
-    return packed_rows([labels(shards)[shard]], _HEARTBEAT_PORT, [None])
+    return _heartbeats([labels(shards)[shard]])
+
+
+def _heartbeats(to_labels: Sequence[int]) -> pa.RecordBatch:
+    count = len(to_labels)
+    ports = pa.array([_HEARTBEAT_PORT] * count, pa.int32())
+    return pa.RecordBatch.from_arrays(
+        [pa.array(to_labels, pa.int32()), ports, pa.nulls(count, pa.binary())],
+        schema=PACKED_SCHEMA,
+    )
 
 
 def shard_of(label: int, shards: int) -> int:
@@ -176,7 +183,7 @@ _stays_here: ContextVar[bool] = ContextVar("_stays_here", default=False)
 
 @contextmanager
 def blobs_stay_here() -> Iterator[None]:
-    """Say that blobs do not leave this process, which makes compressing them a waste."""
+    """Say that blobs do not leave this machine, which makes compressing them a waste."""
     token = _stays_here.set(True)
     try:
         yield
@@ -184,7 +191,7 @@ def blobs_stay_here() -> Iterator[None]:
         _stays_here.reset(token)
 
 
-def to_blob(batch: pa.RecordBatch) -> bytes:
+def to_blob(batch: pa.RecordBatch) -> pa.Buffer:
     """Encode a batch. A large one that is mostly text is compressed: blobs are copied several times
     on their way through Spark, and text shrinks to half.
     """
@@ -199,8 +206,7 @@ def to_blob(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED if compress else None) as writer:
         writer.write_batch(batch)
-    blob: bytes = sink.getvalue().to_pybytes()
-    return blob
+    return sink.getvalue()
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, dict[int, list[pa.Table]]]:

@@ -27,7 +27,7 @@ from headrace.error_policy import DIVERT, NULL
 from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.expressions.evaluator import Filter, Projection, RowStep
 from headrace.expressions.expression import Expression, parse_expression, parsed_text
-from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.aggregates.specs import NEVER_REJECTING, AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.operators.watermark_spec import WatermarkPath, WatermarkSpec
@@ -305,6 +305,10 @@ class Step:
         keywords do not count.
         """
         return self.identity()
+
+    def read_columns(self, port: int) -> frozenset[str]:
+        """The columns of an input that the kernel reads, and dead letters have. By default all."""
+        return frozenset((self.inputs or (self,))[port].schema.names)
 
     def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:  # noqa: ARG002
         """Per input, the columns that decide the `needed` columns of this step's rows, and which
@@ -713,6 +717,11 @@ class AggregateStep(Step):
     def column_needs(self, needed: frozenset[str]) -> tuple[frozenset[str], ...]:  # noqa: ARG002
         return (frozenset(aggregated_columns(self.input, self.by, self.aggregates)),)
 
+    def read_columns(self, port: int) -> frozenset[str]:
+        if self.input.is_table or may_reject(self.aggregates):
+            return super().read_columns(port)
+        return self.column_needs(frozenset(self.schema.names))[port]
+
     def identity(self) -> dict[str, Any]:
         """State depends on the types that are read. Bounds of state may change."""
         identity = {name: value for name, value in super().identity().items() if name != "ttl"}
@@ -744,6 +753,11 @@ class AggregateStep(Step):
             row_key=row_key,
             divert=self.errors == DIVERT,
         )
+
+
+def may_reject(aggregates: Iterable[tuple[str, AggregateSpec]]) -> bool:
+    """Whether rows may become dead letters, which are whole rows."""
+    return any(spec.kind not in NEVER_REJECTING for _, spec in aggregates)
 
 
 def aggregated_columns(

@@ -30,6 +30,7 @@ from headrace.plan.plan import (
     aggregates_identity,
     former_aggregates,
     has_nullable,
+    may_reject,
     null_groups_identity,
     watermark_paths,
 )
@@ -138,6 +139,11 @@ class WindowStep(Step):
         names = aggregated_columns(self.input, self.by, self.aggregates) | {self.over.name}
         producers = {self.over.producer} if self.over.producer is not None else set[str]()
         return (frozenset((names | producers) & set(self.input.schema.names)),)
+
+    def read_columns(self, port: int) -> frozenset[str]:
+        if self.input.is_table or may_reject(self.aggregates):
+            return super().read_columns(port)
+        return self.column_needs(frozenset(self.schema.names))[port]
 
     def meaning(self, needed: frozenset[str], *, parsed: bool) -> Any | None:  # noqa: ARG002
         """How late rows may be decides which ones are in the result."""

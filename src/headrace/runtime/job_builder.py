@@ -49,7 +49,13 @@ from headrace.engine.map_tasks import (
     StopAtFailed,
     filter_changes,
 )
-from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
+from headrace.engine.outputs import (
+    CopyToTopic,
+    PackForTopic,
+    WriteTopic,
+    WriteView,
+    copies_in_parallel,
+)
 from headrace.engine.reader import min_range_rows, topic_ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
@@ -170,19 +176,26 @@ class JobBuilder:
             target = targets[0] if targets else None
             packed = self._stage(step, tuple(view.name for view in views), target)
             return [self._write_topic(packed, target) if target else packed]
+        written: list[JobNode] = []
         if not views and (source := self._local_source(step)) is not None:
-            # From topic to topic: rows are read, computed and packed in one task.
+            # From topic to topic: rows are read, computed and written or packed in one task.
             reader = self._input_reader(*source)
+            copied = [each for each in targets if copies_in_parallel(reader, each, self.cores)]
+            written += [self._copy_to_topic(reader, target) for target in copied]
+            targets = [target for target in targets if target not in copied]
             rows: JobNode = MapNode(self._read_tasks(reader), ReadRows(reader), _spark_schema(step))
         else:
             rows = self.rows(step)
-        written: list[JobNode] = [
-            MapNode(rows, WriteView(view.name, self.context), PACKED) for view in views
-        ]
+        written += [MapNode(rows, WriteView(view.name, self.context), PACKED) for view in views]
         for target in targets:
             packed = MapNode(rows, PackForTopic(target, self.context.shards), PACKED)
             written.append(self._write_topic(self._with_heartbeats(packed), target))
         return written
+
+    def _copy_to_topic(self, reader: InputReader, target: TopicTarget) -> JobNode:
+        written = {each.partition % target.partitions for each in reader.ranges}
+        numbers = RangesNode(target.partitions, max(1, min(self.cores, len(written))))
+        return MapNode(numbers, CopyToTopic(reader, target, self.context), PACKED)
 
     def _write_topic(self, packed: JobNode, target: TopicTarget) -> JobNode:
         return MapNode(
@@ -401,6 +414,8 @@ class JobBuilder:
         """
         kernel = hosted.kernel
         nulls = consumer.allows_null_keys
+        read = consumer.read_columns(port)
+        unread = tuple(name for name in source.schema.names if name not in read)
         prepare = kernel if key is None and isinstance(kernel, BroadcastKernel) else None
         step, is_exclusive = self._behind_key_by(source)
         if isinstance(step, TopicStep) and (step is consumer or port in consumer.versioned_inputs):
@@ -423,11 +438,17 @@ class JobBuilder:
                 combine=combine,
                 nulls=nulls,
                 prepare=prepare,
+                unread=unread,
             )
             return self._with_heartbeats(MapNode(self._read_tasks(reader), read_and_pack, PACKED))
         if step.keeps_state and is_exclusive:
             target = StageTarget(
-                step=consumer.name, key=key, port=port, nulls=nulls, prepare=prepare
+                step=consumer.name,
+                key=key,
+                port=port,
+                nulls=nulls,
+                prepare=prepare,
+                unread=unread,
             )
             return self._stage(step, (), target)
         pack_rows = PackRows(
@@ -438,6 +459,7 @@ class JobBuilder:
             job=self.context.files,
             nulls=nulls,
             prepare=prepare,
+            unread=unread,
         )
         return self._with_heartbeats(MapNode(self.rows(step), pack_rows, PACKED))
 

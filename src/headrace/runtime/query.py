@@ -369,7 +369,7 @@ class Query:
             if isinstance(files, JobMemory):
                 files = run_in_one_task(self.run.spark, job, context)
             else:
-                failures = run_wide(self.run.spark, job)
+                failures = run_wide(self.run.spark, job, context.job_directory)
             if needs_spark(files):
                 return None
             result = read_reports(

@@ -12,11 +12,11 @@ The results do not depend on the way: the functions are the same, and so is thei
 from __future__ import annotations
 
 import pickle
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,7 +35,8 @@ from headrace.engine.job_graph import (
 )
 from headrace.engine.map_tasks import ShardHeartbeat
 from headrace.engine.reports import JobMemory
-from headrace.engine.shuffle import PACKED, heartbeat_of, packed_row, shard_of
+from headrace.engine.shuffle import PACKED, heartbeat_of
+from headrace.engine.shuffle_items import from_items, to_pairs
 from headrace.engine.whole_job import WholeJob
 from headrace.engine.worker_daemon import settle_worker
 
@@ -115,13 +116,16 @@ def cancel_jobs(spark: SparkSession) -> None:
 # Wide
 
 
-def run_wide(spark: SparkSession, job: JobNode) -> Failures:
-    """Run a job in several tasks."""
+def run_wide(spark: SparkSession, job: JobNode, directory: Path) -> Failures:
+    """Run a job in several tasks. `directory` is removed with the job's files: where all tasks are
+    on this machine, the blobs of shuffles are there.
+    """
     context = classic_context(spark)
     if context is not None:
         _name_jobs(context)
     if context is not None and not sql_steps(job):
-        _RddJob(context).run(job)
+        is_local = str(context.master) == "local" or str(context.master).startswith("local[")
+        _RddJob(context, directory / "blobs" if is_local else None).run(job)
         return {}
     return _FrameJob(spark).run(job)
 
@@ -205,11 +209,12 @@ class ChainedTasks:
 
 class _RddJob:
     """A job as RDDs. Between functions of a task, items are Arrow batches; through a shuffle go
-    packed rows: a header with label and port, then the blob.
+    `shuffle_items`, whose blobs are in the directory `blobs` if there is one.
     """
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, blobs: Path | None) -> None:
         self._context = context
+        self._blobs = blobs
         self._rdds: dict[int, RDD[Any]] = {}
         self._persisted: list[RDD[Any]] = []
 
@@ -237,7 +242,7 @@ class _RddJob:
                 numbers = self._context.parallelize(range(node.count), node.tasks)
                 return numbers.mapPartitions(_numbers)
             case MapNode(input=ShuffleNode() as shuffle):
-                read = partial(_read_shard, node.function, shuffle.shards)
+                read = partial(_read_shard, node.function, shuffle.shards, self._blobs)
                 return self._shuffle(shuffle).mapPartitionsWithIndex(read)
             case MapNode():
                 return self._rdd(node.input).mapPartitions(node.function)
@@ -261,7 +266,9 @@ class _RddJob:
 
         pairs = []
         for source in _flat(node.input):
-            keyed: Any = self._rdd(source).mapPartitions(partial(_to_pairs, node.shards))
+            keyed: Any = self._rdd(source).mapPartitions(
+                partial(to_pairs, node.shards, self._blobs)
+            )
             keyed._bypass_serializer = True  # noqa: SLF001 - items are bytes already
             _ = keyed._jrdd  # noqa: SLF001 - which sets its serializer
             pairs.append(keyed)
@@ -282,35 +289,21 @@ def _flat(node: JobNode) -> list[JobNode]:
     return [] if isinstance(node, HeartbeatNode) else [node]
 
 
-_SHARD = struct.Struct("!q")
-_HEADER = struct.Struct("!ii")
-
-
 def _numbers(items: Iterable[int]) -> Iterator[pa.RecordBatch]:
     settle_worker()
     yield pa.record_batch({"id": pa.array(list(items), pa.int64())})
 
 
-def _to_pairs(shards: int, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Each packed row as its shard, and then its header and blob."""
-    for batch in batches:
-        rows = zip(*(batch.column(name) for name in ("label", "port", "blob")), strict=True)
-        for label, port, blob in rows:
-            if blob.is_valid:
-                yield _SHARD.pack(shard_of(label.as_py(), shards))
-                yield b"".join((_HEADER.pack(label.as_py(), port.as_py()), blob.as_buffer()))
-
-
 def _read_shard(
-    function: TaskFunction, shards: int, shard: int, items: Iterable[bytes]
+    function: TaskFunction,
+    shards: int,
+    directory: Path | None,
+    shard: int,
+    items: Iterable[bytes],
 ) -> Iterator[pa.RecordBatch]:
     settle_worker()
-    return function(chain([heartbeat_of(shard, shards)], map(_to_packed_row, items)))
-
-
-def _to_packed_row(item: bytes) -> pa.RecordBatch:
-    label, port = _HEADER.unpack_from(item)
-    return packed_row(label, port, pa.py_buffer(item).slice(_HEADER.size))
+    rows = from_items(directory, items)
+    return function(chain([heartbeat_of(shard, shards)], rows))
 
 
 def _drain(items: Iterable[Any]) -> None:

@@ -36,6 +36,11 @@ KEEPS_VALUES = frozenset(
 )
 """Kinds that keep values of a group so that they can retract them, up to the option `most`."""
 
+NEVER_REJECTING = frozenset(
+    {"count", "count_if", "sum", "rate", "avg", "min", "max", "min_by", "max_by", "first", "last"}
+)
+"""Kinds that never make dead letters of the rows of a stream."""
+
 ORDERED = frozenset({"first", "last", "min_by", "max_by"})
 """Kinds that choose a row by the option `by`, a column or (until the plan is built) an expression.
 `first` and `last` without it go by arrival.
