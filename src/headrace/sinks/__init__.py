@@ -14,6 +14,7 @@ In the order in which rows flow:
 - `sqlite_target`, `duckdb_target`, `postgres_target`, `mysql_target`, `redis_target`,
   `delta_target`, `iceberg_target`, `search_target`, and `files` with `parquet_target`: targets that
   apply each row exactly once.
+- `elasticsearch_target`: exactly once as well, by versions, though a batch is no transaction.
 - `at_least_once`, with `webhook_target` and `amqp_target`: targets that may get a row again.
 - `check`: compares a target with its topic, for `Sink.check`.
 
@@ -28,9 +29,11 @@ from headrace.sinks.declaration import (
     amqp,
     delta,
     duckdb,
+    elasticsearch,
     from_url,
     iceberg,
     mysql,
+    opensearch,
     parquet,
     postgres,
     redis,
@@ -44,9 +47,11 @@ __all__ = [
     "amqp",
     "delta",
     "duckdb",
+    "elasticsearch",
     "from_url",
     "iceberg",
     "mysql",
+    "opensearch",
     "parquet",
     "postgres",
     "redis",

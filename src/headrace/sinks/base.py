@@ -341,15 +341,21 @@ def bisect_refused(
                 )
             return
         refused += refusals(offsets, str(error))
-        if len(refused) > MAX_REFUSED:
-            raise TargetRefuses(
-                f"The target refuses more than {MAX_REFUSED:,} rows of one batch, such as offset"
-                f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
-                fix=(
-                    "change the target's table or constraints so that it takes them. Nothing of"
-                    " this batch was applied; the sink resumes with it."
-                ),
-            ) from error
+        check_refused(refused)
+
+
+def check_refused(refused: Sequence[Refusal]) -> None:
+    """Raise TargetRefuses if so many rows of a batch are refused that something else is wrong."""
+    if len(refused) <= MAX_REFUSED:
+        return
+    raise TargetRefuses(
+        f"The target refuses more than {MAX_REFUSED:,} rows of one batch, such as offset"
+        f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
+        fix=(
+            "change the target's table or constraints so that it takes them. The checkpoint is"
+            " still before this batch; the sink resumes with it."
+        ),
+    )
 
 
 def upsert_in_chunks(

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from headrace.connector import (
     PluginGroup,
@@ -24,6 +25,7 @@ from headrace.connector import (
 )
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+from headrace.secrets import is_named
 from headrace.sinks.base import SinkSpec
 
 if TYPE_CHECKING:
@@ -390,6 +392,74 @@ def search(path: str | Path, **settings: Any) -> Sink:
     return _sink("search", settings, path=_local_path("search", path))
 
 
+def elasticsearch(
+    url: str, *, headers: Mapping[str, str] | None = None, ca: str | None = None, **settings: Any
+) -> Sink:
+    """Declare a sink to an index of Elasticsearch, by its bulk API.
+
+    Args:
+        url: As in `https://user:password@host:9200`, or where it is stored: `env:NAME` or
+            `file:PATH`.
+        headers: Further headers, such as `Authorization`. Values may be `env:NAME` or `file:PATH`.
+        ca: A file with the certificates to trust, in PEM format; by default those of the system.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the index, or an alias of
+            one. `commit_interval` is 1 second by default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.elasticsearch("https://localhost:9200", headers={"Authorization": "env:ES"})
+    """
+    return _search_server("elasticsearch", url, headers, ca, settings)
+
+
+def opensearch(
+    url: str, *, headers: Mapping[str, str] | None = None, ca: str | None = None, **settings: Any
+) -> Sink:
+    """Declare a sink to an index of OpenSearch, by its bulk API.
+
+    Args:
+        url: As in `https://user:password@host:9200`, or where it is stored: `env:NAME` or
+            `file:PATH`.
+        headers: Further headers, such as `Authorization`. Values may be `env:NAME` or `file:PATH`.
+        ca: A file with the certificates to trust, in PEM format; by default those of the system.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the index, or an alias of
+            one. `commit_interval` is 1 second by default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.opensearch("https://localhost:9200", headers={"Authorization": "env:AUTH"})
+    """
+    return _search_server("opensearch", url, headers, ca, settings)
+
+
+def _search_server(
+    kind: str,
+    url: str,
+    headers: Mapping[str, str] | None,
+    ca: str | None,
+    settings: dict[str, Any],
+) -> Sink:
+    if not is_named(url):
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise InputError(
+                f"hr.sinks.{kind} needs the address of a server.",
+                fix="write https://HOST:9200, or say where it is stored: env:NAME or file:PATH.",
+            )
+    settings.setdefault("commit_interval", "1 second")
+    return _sink(kind, settings, url=url, headers=dict(headers or {}), ca=ca)
+
+
 def webhook(
     url: str,
     *,
@@ -499,6 +569,14 @@ KINDS = {
     "iceberg": SinkKind(
         _iceberg_from_url, "iceberg_target:IcebergTarget", "iceberg:CATALOG/NAMESPACE"
     ),
+    "elasticsearch": SinkKind(
+        elasticsearch,
+        "elasticsearch_target:ElasticsearchTarget",
+        "elasticsearch:https://HOST:9200",
+    ),
+    "opensearch": SinkKind(
+        opensearch, "elasticsearch_target:ElasticsearchTarget", "opensearch:https://HOST:9200"
+    ),
     "search": SinkKind(search, "search_target:SearchTarget", "search:DIRECTORY"),
     "duckdb": SinkKind(duckdb, "duckdb_target:DuckdbTarget", "duckdb:PATH"),
     "postgres": SinkKind(
@@ -553,7 +631,8 @@ def from_url(url: str, **settings: Any) -> Sink:
     Args:
         url: `sqlite:PATH`, `duckdb:PATH`, `parquet:DIRECTORY`, `parquet:s3://BUCKET/PREFIX`,
             `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`, `postgresql://…`, `mysql://…`,
-            `redis://…`, `amqp://…` or `webhook:https://…`; or another scheme that an installed
+            `redis://…`, `elasticsearch:https://…`, `opensearch:https://…`, `amqp://…` or
+            `webhook:https://…`; or another scheme that an installed
             package handles, by an entry point of the group `headrace.sinks`.
         **settings: As for every sink, see `hr.sinks.sqlite`.
 
