@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +27,7 @@ from headrace.durations import to_us
 from headrace.errors import InputError, nearest
 from headrace.secrets import is_named
 from headrace.sinks.base import SinkSpec
+from headrace.sinks.batch import APPEND
 
 if TYPE_CHECKING:
     from headrace.log.values import Duration
@@ -460,6 +461,38 @@ def _search_server(
     return _sink(kind, settings, url=url, headers=dict(headers or {}), ca=ca)
 
 
+def mirror(log: str, **settings: Any) -> Sink:
+    """Declare a sink to a topic of another log: the same rows, in the same partitions, at the same
+    offsets, with their headers.
+
+    Args:
+        log: The address of the other log, an embedded one: `file:DIRECTORY`.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the topic there, by default
+            of the same name. There is no `mode` and no `key`: every row is copied as it is.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.mirror("file:/mnt/standby").run("orders", log="file:data")
+    """
+    if not log.startswith("file:"):
+        raise InputError(
+            f"hr.sinks.mirror cannot write to {log}: offsets can be kept in an embedded log alone.",
+            fix="give file:DIRECTORY.",
+        )
+    for setting in ("mode", "key"):
+        if settings.get(setting):
+            raise InputError(
+                f"hr.sinks.mirror has no {setting}: every row is copied as it is.",
+                fix="leave it out.",
+            )
+    return replace(_sink("mirror", settings, log=log), mode=APPEND, keeps_all=True)
+
+
 def webhook(
     url: str,
     *,
@@ -569,6 +602,7 @@ KINDS = {
     "iceberg": SinkKind(
         _iceberg_from_url, "iceberg_target:IcebergTarget", "iceberg:CATALOG/NAMESPACE"
     ),
+    "mirror": SinkKind(mirror, "mirror_target:MirrorTarget", "mirror:file:DIRECTORY"),
     "elasticsearch": SinkKind(
         elasticsearch,
         "elasticsearch_target:ElasticsearchTarget",
@@ -630,10 +664,11 @@ def from_url(url: str, **settings: Any) -> Sink:
 
     Args:
         url: `sqlite:PATH`, `duckdb:PATH`, `parquet:DIRECTORY`, `parquet:s3://BUCKET/PREFIX`,
-            `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`, `postgresql://…`, `mysql://…`,
-            `redis://…`, `elasticsearch:https://…`, `opensearch:https://…`, `amqp://…` or
-            `webhook:https://…`; or another scheme that an installed
-            package handles, by an entry point of the group `headrace.sinks`.
+            `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`,
+            `mirror:file:DIRECTORY`, `postgresql://…`, `mysql://…`, `redis://…`,
+            `elasticsearch:https://…`, `opensearch:https://…`, `amqp://…` or `webhook:https://…`; or
+            another scheme that an installed package handles, by an entry point of the group
+            `headrace.sinks`.
         **settings: As for every sink, see `hr.sinks.sqlite`.
 
     Returns:

@@ -34,7 +34,7 @@ def sync(
             help=(
                 "The target: sqlite:PATH, duckdb:PATH, parquet:, delta: or search:DIRECTORY,"
                 " parquet:s3://BUCKET/PREFIX, iceberg:CATALOG/NAMESPACE, postgresql://…,"
-                " mysql://…, redis://…, elasticsearch:https://…, opensearch:https://…,"
+                " mysql://…, redis://…, mirror:file:DIRECTORY, elasticsearch:https://…, opensearch:https://…,"
                 " amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file"
                 " declares."
             ),
