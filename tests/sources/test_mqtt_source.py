@@ -1,5 +1,5 @@
-"""The source `mqtt`, against a real broker: the suite that every source passes, columns, refusals and
-bounds.
+"""The source `mqtt`, against a real broker: the suite that every source passes, columns, refusals
+and bounds.
 """
 
 import json

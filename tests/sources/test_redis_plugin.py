@@ -15,8 +15,9 @@ from headrace.testing.source_contract import ROWS, SourceContract, numbered
 from tests.cdc.conftest import started
 from tests.servers.redis_server import RedisServer
 
-redis = pytest.importorskip("redis")
+pytest.importorskip("redis")
 
+import redis
 from plugins.headrace_redis import headrace_redis
 
 pytestmark = pytest.mark.server

@@ -149,7 +149,7 @@ class MqttSource(RowSource):
         for message in messages:
             try:
                 rows.append(self._row(message))
-            except (JsonMismatch, ValueError) as error:
+            except (JsonMismatch, UnicodeDecodeError) as error:
                 place, reason = f"source {self.source.name}", f"{message.topic}: {error}"
                 letters.append(DeadLetter(place, reason, payload=bytes(message.payload)))
         return SourceRows(
@@ -160,7 +160,7 @@ class MqttSource(RowSource):
         payload = bytes(message.payload)
         row = {self._value: payload.decode()} if self._value is not None else parse_json(payload)
         if not isinstance(row, dict):
-            raise ValueError("it is no JSON object")
+            raise JsonMismatch("it is no JSON object")
         return row if self._subject is None else {**row, self._subject: message.topic}
 
     def is_caught_up(self) -> bool:
