@@ -500,6 +500,14 @@ WHERE r.prpubid = (SELECT oid FROM pg_publication WHERE pubname = %s)
 """
 
 
+_IS_WHOLE = """
+SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND (pubviaroot OR NOT EXISTS (
+SELECT 1 FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
+WHERE r.prpubid = p.oid AND c.relkind = 'p'))
+FROM pg_publication p WHERE pubname = %s
+"""
+
+
 def ensure_publication(
     catalogue: PostgresCatalogue, name: str, tables: Sequence[str]
 ) -> tuple[list[str], dict[str, ConfigurationError]]:
@@ -537,15 +545,11 @@ def _narrowed(catalogue: PostgresCatalogue, name: str) -> dict[str, Configuratio
         ConfigurationError: Somebody has altered the publication itself so that changes are missing.
     """
     quoted = quote_identifier(name)
-    ((is_whole,),) = catalogue.query(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot FROM"
-        " pg_publication WHERE pubname = %s",
-        name,
-    )
+    ((is_whole,),) = catalogue.query(_IS_WHOLE, name)
     if not is_whole:
         raise ConfigurationError(
-            f"The publication {name!r}, which the capture made, was altered: it does not publish"
-            " all changes any more.",
+            f"The publication {name!r} of the capture was altered: it does not publish all changes"
+            " any more.",
             fix=(
                 f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate',"
                 " publish_via_partition_root = true). The tables are then read again."
@@ -557,8 +561,8 @@ def _narrowed(catalogue: PostgresCatalogue, name: str) -> dict[str, Configuratio
     narrow = " AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)"
     return {
         table: ConfigurationError(
-            f"In the publication {name!r}, which the capture made, the table {table} was given a"
-            " condition or a list of columns: other changes are missing.",
+            f"In the publication {name!r} of the capture, the table {table} was given a condition"
+            " or a list of columns: other changes are missing.",
             fix=(
                 f"ALTER PUBLICATION {quoted} DROP TABLE {table}; the capture adds it again. Then"
                 " request a snapshot of it. To leave out columns or rows, use exclude=[…] and"
