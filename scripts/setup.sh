@@ -128,7 +128,7 @@ if [ "$purpose" = demo ]; then
     install_package .
     ensure_java
 else
-    install_package '.[dev,kafka,registry,connect,postgres,mysql,redis,search,delta,iceberg,objectstore,events,zeromq,amqp]'
+    install_package '.[dev,kafka,registry,connect,postgres,mysql,redis,search,delta,iceberg,objectstore,events,zeromq,amqp,mqtt]'
     ensure_java
     ensure_maven
     ensure_postgres

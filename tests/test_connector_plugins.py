@@ -125,8 +125,8 @@ def test_an_example_is_found_by_its_url_once_it_is_installed(
 ) -> None:
     package = tomllib.loads(project.read_text())["project"]
     module = package["name"].replace("-", "_")
-    if module == "headrace_mqtt":
-        pytest.importorskip("paho.mqtt")
+    if module == "headrace_redis":
+        pytest.importorskip("redis")
     information = tmp_path / f"{module}-{package['version']}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(

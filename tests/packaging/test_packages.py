@@ -34,6 +34,7 @@ EXTRAS = {
     "redis": "redis",
     "zeromq": "zmq",
     "amqp": "pika",
+    "mqtt": "paho.mqtt.client",
     "search": "tantivy, snowballstemmer",
     "events": "eventsourcing, cryptography",
     "delta": "deltalake",

@@ -17,10 +17,23 @@ class MqttBroker(DatabaseServer):
     kind = "mosquitto"
     user = "mosquitto"
 
+    def __init__(self, *, users: str = "") -> None:
+        """With `users`, as in `ada:secret`, only that user may connect."""
+        super().__init__()
+        self._users = users
+
     def prepare(self, data: Path) -> None:
         data.mkdir()
+        if self.owner is not None:
+            shutil.chown(data, self.owner)
+        access = "allow_anonymous true"
+        if self._users:
+            file = data / "users"
+            name, _, password = self._users.partition(":")
+            self.run(["mosquitto_passwd", "-b", "-c", str(file), name, password])
+            access = f"allow_anonymous false\npassword_file {file}"
         (data / "mosquitto.conf").write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
+            f"listener {self.port} 127.0.0.1\n{access}\npersistence false\n"
             "max_queued_messages 0\nmax_inflight_messages 100\n"
         )
 

@@ -194,11 +194,19 @@ class TableStorage:
     """Rows were rewritten if both are other ones. Files alone change when a table is compacted,
     definitions alone when a default is set.
     """
+    published: str = ""
+    """Under which name, and with which settings, the source publishes the table's changes. While it
+    was another one, changes may not have been in the stream. Empty in what was stored before this.
+    """
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> TableStorage:
         return TableStorage(
-            tuple(raw["parts"]), tuple(raw["empty_parts"]), raw["files"], raw["definition"]
+            parts=tuple(raw["parts"]),
+            empty_parts=tuple(raw["empty_parts"]),
+            files=raw["files"],
+            definition=raw["definition"],
+            published=raw.get("published", ""),
         )
 
     def was_rewritten_since(self, before: TableStorage) -> bool:
@@ -206,7 +214,8 @@ class TableStorage:
         went = {*before.parts} - {*self.parts}
         came = {*self.parts} - {*before.parts} - {*self.empty_parts}
         is_rewritten = self.files != before.files and self.definition != before.definition
-        return bool(went or came) or is_rewritten
+        was_unpublished = bool(before.published) and self.published != before.published
+        return bool(went or came) or is_rewritten or was_unpublished
 
 
 @dataclass(frozen=True)

@@ -251,18 +251,26 @@ class CaptureLoop:
             if is_first or self._writer.has_news(shape):
                 self._writer.add(shape)
         if is_first:
-            self._stop_missing(shapes)
+            self._stop_missing(shapes, getattr(source, "unavailable", {}))
         self._handle_requests(shapes, getattr(source, "reads_conditions", False))
         if self.capture.snapshot_mode == NEVER:
             for table in self._writer.state.tables.values():
                 table.snapshot = None
 
-    def _stop_missing(self, shapes: Mapping[str, TableShape]) -> None:
-        """Stop tables that were captured before, and are not among those of the source."""
+    def _stop_missing(
+        self, shapes: Mapping[str, TableShape], unavailable: Mapping[str, str]
+    ) -> None:
+        """Stop tables that were captured before, and are not among those of the source.
+
+        Args:
+            shapes: The tables of the source.
+            unavailable: Why others cannot be captured, where the source knows it.
+        """
         for name, table in self._writer.state.tables.items():
             if name not in shapes and table.stopped is None and name != self.capture.outbox:
-                reason = (
-                    "It was dropped or renamed, or is not among the tables to capture any more."
+                reason = unavailable.get(
+                    name,
+                    "It was dropped or renamed, or is not among the tables to capture any more.",
                 )
                 self._writer.stop_table(name, reason, is_gone=True)
 

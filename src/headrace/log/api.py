@@ -374,6 +374,12 @@ class Transaction(Closeable):
         """Internal: add a control record, which takes one offset and which `Log.read` skips."""
 
     @abstractmethod
+    def skip_offsets(self, topic: str, partition: int, count: int) -> None:
+        """Internal: leave out so many offsets, as if compaction had removed what was there. Not on
+        Kafka, which gives every record the next offset.
+        """
+
+    @abstractmethod
     def adopt(self, staged: Staged) -> None:
         """Internal: add rows that another process staged with `Log.stage`."""
 

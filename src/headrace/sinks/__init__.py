@@ -14,6 +14,8 @@ In the order in which rows flow:
 - `sqlite_target`, `duckdb_target`, `postgres_target`, `mysql_target`, `redis_target`,
   `delta_target`, `iceberg_target`, `search_target`, and `files` with `parquet_target`: targets that
   apply each row exactly once.
+- `mirror_target`: a topic of another log, with the same offsets.
+- `elasticsearch_target`: exactly once as well, by versions, though a batch is no transaction.
 - `at_least_once`, with `webhook_target` and `amqp_target`: targets that may get a row again.
 - `check`: compares a target with its topic, for `Sink.check`.
 
@@ -28,9 +30,12 @@ from headrace.sinks.declaration import (
     amqp,
     delta,
     duckdb,
+    elasticsearch,
     from_url,
     iceberg,
+    mirror,
     mysql,
+    opensearch,
     parquet,
     postgres,
     redis,
@@ -44,9 +49,12 @@ __all__ = [
     "amqp",
     "delta",
     "duckdb",
+    "elasticsearch",
     "from_url",
     "iceberg",
+    "mirror",
     "mysql",
+    "opensearch",
     "parquet",
     "postgres",
     "redis",

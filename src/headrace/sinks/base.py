@@ -100,6 +100,7 @@ class SinkSpec(Connector):
         default_name: What the sink is called if it has no name; by default `<topic>.<kind>`.
         keeps_marks: Whether the hidden column `_marks` goes along in merge mode too, because the
             target cannot be asked for values that a change left unchanged.
+        keeps_all: Whether all hidden columns of a captured table go along.
     """
 
     noun: ClassVar[str] = "sink"
@@ -115,6 +116,7 @@ class SinkSpec(Connector):
     follows: str | None = None
     default_name: str | None = None
     keeps_marks: bool = False
+    keeps_all: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,6 +141,7 @@ class SinkSpec(Connector):
             key=self.key,
             columns=self.columns,
             keeps_marks=self.keeps_marks,
+            keeps_all=self.keeps_all,
         )
 
     def open(self, shape: TargetShape, log: Log) -> Target:
@@ -341,15 +344,21 @@ def bisect_refused(
                 )
             return
         refused += refusals(offsets, str(error))
-        if len(refused) > MAX_REFUSED:
-            raise TargetRefuses(
-                f"The target refuses more than {MAX_REFUSED:,} rows of one batch, such as offset"
-                f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
-                fix=(
-                    "change the target's table or constraints so that it takes them. Nothing of"
-                    " this batch was applied; the sink resumes with it."
-                ),
-            ) from error
+        check_refused(refused)
+
+
+def check_refused(refused: Sequence[Refusal]) -> None:
+    """Raise TargetRefuses if so many rows of a batch are refused that something else is wrong."""
+    if len(refused) <= MAX_REFUSED:
+        return
+    raise TargetRefuses(
+        f"The target refuses more than {MAX_REFUSED:,} rows of one batch, such as offset"
+        f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
+        fix=(
+            "change the target's table or constraints so that it takes them. The checkpoint is"
+            " still before this batch; the sink resumes with it."
+        ),
+    )
 
 
 def upsert_in_chunks(

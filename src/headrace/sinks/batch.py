@@ -79,6 +79,7 @@ def target_shape(
     key: tuple[str, ...],
     columns: tuple[str, ...] = (),
     keeps_marks: bool,
+    keeps_all: bool = False,
 ) -> TargetShape:
     """Derive a target's columns and key from its topic.
 
@@ -90,9 +91,12 @@ def target_shape(
         columns: The topic's columns that the target gets, by their names or former names; all if
             there are none.
         keeps_marks: Whether the hidden column `_marks` is kept in merge mode too.
+        keeps_all: Whether all hidden columns are kept.
     """
     mode = mode or (MERGE if info.is_table or key else APPEND)
     hidden = _HIDDEN_NAMES - {MARKS} if mode == APPEND or keeps_marks else _HIDDEN_NAMES
+    if keeps_all:
+        hidden = set()
     wanted = {info.schema_history.present_name(name) for name in columns}
     for name in wanted:
         if name not in info.arrow_schema.names:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from headrace.connector import (
     PluginGroup,
@@ -24,7 +25,9 @@ from headrace.connector import (
 )
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+from headrace.secrets import is_named
 from headrace.sinks.base import SinkSpec
+from headrace.sinks.batch import APPEND
 
 if TYPE_CHECKING:
     from headrace.log.values import Duration
@@ -390,6 +393,106 @@ def search(path: str | Path, **settings: Any) -> Sink:
     return _sink("search", settings, path=_local_path("search", path))
 
 
+def elasticsearch(
+    url: str, *, headers: Mapping[str, str] | None = None, ca: str | None = None, **settings: Any
+) -> Sink:
+    """Declare a sink to an index of Elasticsearch, by its bulk API.
+
+    Args:
+        url: As in `https://user:password@host:9200`, or where it is stored: `env:NAME` or
+            `file:PATH`.
+        headers: Further headers, such as `Authorization`. Values may be `env:NAME` or `file:PATH`.
+        ca: A file with the certificates to trust, in PEM format; by default those of the system.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the index, or an alias of
+            one. `commit_interval` is 1 second by default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.elasticsearch("https://localhost:9200", headers={"Authorization": "env:ES"})
+    """
+    return _search_server("elasticsearch", url, headers, ca, settings)
+
+
+def opensearch(
+    url: str, *, headers: Mapping[str, str] | None = None, ca: str | None = None, **settings: Any
+) -> Sink:
+    """Declare a sink to an index of OpenSearch, by its bulk API.
+
+    Args:
+        url: As in `https://user:password@host:9200`, or where it is stored: `env:NAME` or
+            `file:PATH`.
+        headers: Further headers, such as `Authorization`. Values may be `env:NAME` or `file:PATH`.
+        ca: A file with the certificates to trust, in PEM format; by default those of the system.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the index, or an alias of
+            one. `commit_interval` is 1 second by default.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.opensearch("https://localhost:9200", headers={"Authorization": "env:AUTH"})
+    """
+    return _search_server("opensearch", url, headers, ca, settings)
+
+
+def _search_server(
+    kind: str,
+    url: str,
+    headers: Mapping[str, str] | None,
+    ca: str | None,
+    settings: dict[str, Any],
+) -> Sink:
+    if not is_named(url):
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise InputError(
+                f"hr.sinks.{kind} needs the address of a server.",
+                fix="write https://HOST:9200, or say where it is stored: env:NAME or file:PATH.",
+            )
+    settings.setdefault("commit_interval", "1 second")
+    return _sink(kind, settings, url=url, headers=dict(headers or {}), ca=ca)
+
+
+def mirror(log: str, **settings: Any) -> Sink:
+    """Declare a sink to a topic of another log: the same rows, in the same partitions, at the same
+    offsets, with their headers.
+
+    Args:
+        log: The address of the other log, an embedded one: `file:DIRECTORY`.
+        **settings: As for every sink, see `hr.sinks.sqlite`. `table` is the topic there, by default
+            of the same name. There is no `mode` and no `key`: every row is copied as it is.
+
+    Returns:
+        The sink, which opens nothing until it is run.
+
+    Raises:
+        InputError: The address or a setting cannot be used.
+
+    Example:
+        >>> hr.sinks.mirror("file:/mnt/standby").run("orders", log="file:data")
+    """
+    if not log.startswith("file:"):
+        raise InputError(
+            f"hr.sinks.mirror cannot write to {log}: offsets can be kept in an embedded log alone.",
+            fix="give file:DIRECTORY.",
+        )
+    for setting in ("mode", "key"):
+        if settings.get(setting):
+            raise InputError(
+                f"hr.sinks.mirror has no {setting}: every row is copied as it is.",
+                fix="leave it out.",
+            )
+    return replace(_sink("mirror", settings, log=log), mode=APPEND, keeps_all=True)
+
+
 def webhook(
     url: str,
     *,
@@ -499,6 +602,15 @@ KINDS = {
     "iceberg": SinkKind(
         _iceberg_from_url, "iceberg_target:IcebergTarget", "iceberg:CATALOG/NAMESPACE"
     ),
+    "mirror": SinkKind(mirror, "mirror_target:MirrorTarget", "mirror:file:DIRECTORY"),
+    "elasticsearch": SinkKind(
+        elasticsearch,
+        "elasticsearch_target:ElasticsearchTarget",
+        "elasticsearch:https://HOST:9200",
+    ),
+    "opensearch": SinkKind(
+        opensearch, "elasticsearch_target:ElasticsearchTarget", "opensearch:https://HOST:9200"
+    ),
     "search": SinkKind(search, "search_target:SearchTarget", "search:DIRECTORY"),
     "duckdb": SinkKind(duckdb, "duckdb_target:DuckdbTarget", "duckdb:PATH"),
     "postgres": SinkKind(
@@ -552,9 +664,11 @@ def from_url(url: str, **settings: Any) -> Sink:
 
     Args:
         url: `sqlite:PATH`, `duckdb:PATH`, `parquet:DIRECTORY`, `parquet:s3://BUCKET/PREFIX`,
-            `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`, `postgresql://…`, `mysql://…`,
-            `redis://…`, `amqp://…` or `webhook:https://…`; or another scheme that an installed
-            package handles, by an entry point of the group `headrace.sinks`.
+            `delta:DIRECTORY`, `iceberg:CATALOG/NAMESPACE`, `search:DIRECTORY`,
+            `mirror:file:DIRECTORY`, `postgresql://…`, `mysql://…`, `redis://…`,
+            `elasticsearch:https://…`, `opensearch:https://…`, `amqp://…` or `webhook:https://…`; or
+            another scheme that an installed package handles, by an entry point of the group
+            `headrace.sinks`.
         **settings: As for every sink, see `hr.sinks.sqlite`.
 
     Returns:

@@ -1,4 +1,5 @@
-"""Sources of rows that are no database: files of a directory, an HTTP API. `hr.sources`.
+"""Sources of rows that are no database: files of a directory, an HTTP API,
+an MQTT broker. `hr.sources`.
 
     orders = hr.sources.directory("incoming", topic="orders", log="file:data")
     orders.run()                                  # or: headrace capture dir:incoming --topic orders
@@ -6,7 +7,7 @@
 In the order in which rows flow:
 
 - `declaration`: what users call.
-- `directory_source`, `http_source`: the systems.
+- `directory_source`, `http_source`, `mqtt_source`: the systems.
 - `base`: what a source of rows is, and how to write one; its rows go through the loop of captures.
 - `decoder`: rows in the topic's columns, and dead letters.
 
@@ -16,6 +17,6 @@ Captures of databases are in `headrace.cdc`. `docs/edges/sources.md` says what i
 from __future__ import annotations
 
 from headrace.sources.base import RowSource, Source, SourceRows
-from headrace.sources.declaration import directory, from_url, poll
+from headrace.sources.declaration import directory, from_url, mqtt, poll
 
-__all__ = ["RowSource", "Source", "SourceRows", "directory", "from_url", "poll"]
+__all__ = ["RowSource", "Source", "SourceRows", "directory", "from_url", "mqtt", "poll"]

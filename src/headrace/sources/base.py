@@ -66,8 +66,9 @@ class SourceRows:
     """Rows of a source, and where it is behind them.
 
     Attributes:
-        rows: Dicts of Python values; JSON objects as bytes; or Arrow data. Columns that a row lacks
-            are null. Rows that do not fit become dead letters.
+        rows: Dicts of Python values; JSON objects as bytes; Arrow data; or `types.text.TextRow`s,
+            whose values are texts as in a CSV file. Columns that a row lacks are null. Rows that do
+            not fit become dead letters.
         position: A value that JSON has.
         are_json: Whether dicts are parsed JSON, in which times are texts.
         where: What the rows are of, for dead letters, such as a file's name.

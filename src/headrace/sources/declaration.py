@@ -166,6 +166,71 @@ def _open_poll(source: Source, topic: TopicInfo) -> RowSource:
     return HttpSource(source, topic)
 
 
+def mqtt(
+    url: str,
+    *,
+    topic: str,
+    subject_column: str | None = None,
+    value_column: str | None = None,
+    password: str = "",
+    ca: str | None = None,
+    name: str | None = None,
+    **settings: Any,
+) -> Source:
+    """Declare a source that subscribes to topics of an MQTT broker. Each message is a row, at least
+    once. Needs the extra `mqtt`.
+
+    Args:
+        url: `mqtt://USER@HOST/SUBJECTS`, or `mqtts://…` for TLS, as in `mqtt://localhost/sensors/#`
+            with the broker's wildcards.
+        topic: The topic of the log that gets the rows.
+        subject_column: The column that gets the broker's topic of each message.
+        value_column: The column that gets a message's content as text. By default a message is a
+            JSON object with the topic's columns.
+        password: The user's, as `env:NAME` or `file:PATH`.
+        ca: With TLS, a file with the certificates to trust, in PEM format; by default those of the
+            system.
+        name: Of the source, under which the broker keeps messages for it; by default by the URL's
+            host and topic.
+        **settings: As for every source, see `hr.sources.directory`.
+
+    Returns:
+        The source, which opens nothing until it is run.
+
+    Raises:
+        InputError: The URL or a setting cannot be used.
+
+    Example:
+        >>> hr.sources.mqtt(
+        ...     "mqtt://localhost/sensors/#", topic="readings", subject_column="sensor",
+        ...     schema="sensor STRING, celsius DOUBLE", log="file:data")
+    """
+    parts = urlsplit(url)
+    subjects = url.partition("://")[2].partition("/")[2]  # a # is a wildcard here, no fragment
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or not subjects:
+        raise InputError(
+            f"hr.sources.mqtt cannot subscribe to {url!r}: it names no"
+            f" {'broker' if not parts.hostname else 'topic'}.",
+            fix="write it as mqtt://HOST/TOPIC, or mqtts://… for TLS.",
+        )
+    options = {
+        "url": url,
+        "subjects": subjects,
+        "subject_column": subject_column,
+        "value_column": value_column,
+        "password": password,
+        "ca": ca,
+    }
+    name = name or _name(f"mqtt.{parts.hostname}.{subjects}")
+    return _source("mqtt", name, topic, _open_mqtt, settings, options)
+
+
+def _open_mqtt(source: Source, topic: TopicInfo) -> RowSource:
+    from headrace.sources.mqtt_source import MqttSource
+
+    return MqttSource(source, topic)
+
+
 def _name(text: str) -> str:
     return _UNUSABLE.sub("_", text).strip("_.-")[:100] or "source"
 
@@ -183,9 +248,9 @@ def from_url(
     """Declare the source or capture that a URL stands for, as `headrace capture` does.
 
     Args:
-        url: `dir:DIRECTORY`, with a pattern as in `dir:incoming/*.csv`; `poll:https://…`; or one of
-            `hr.cdc.from_url`: a database, or a scheme that an installed package handles, by an
-            entry point of the group `headrace.sources`.
+        url: `dir:DIRECTORY`, with a pattern as in `dir:incoming/*.csv`; `poll:https://…`;
+            `mqtt://HOST/TOPIC`; or one of `hr.cdc.from_url`: a database, or a scheme that an
+            installed package handles, by an entry point of the group `headrace.sources`.
         tables: Of a database, the tables to capture.
         name: Of the source, under which its position is stored.
         **settings: As for every source; of those of a kind, the ones that this kind has.
@@ -200,7 +265,7 @@ def from_url(
         >>> hr.sources.from_url("dir:incoming/*.csv", topic="orders", log="file:data")
     """
     scheme = urlsplit(url).scheme
-    if scheme not in {"dir", "poll"}:
+    if scheme not in {"dir", "poll", "mqtt", "mqtts"}:
         return capture_from_url(url, tables=tables, name=name, **settings)
     if tables:
         raise InputError(f"{scheme}: has no tables.", fix="name the topic: topic=… (--topic).")
@@ -208,6 +273,8 @@ def from_url(
         raise InputError(f"{url} names no topic for its rows.", fix="name one: topic=… (--topic).")
     if scheme == "poll":
         return poll(without_scheme(url), name=name, **settings)
+    if scheme in {"mqtt", "mqtts"}:
+        return mqtt(url, name=name, **settings)
     path, pattern = without_scheme(url), "*"
     parts = Path(path).parts
     for index, part in enumerate(parts):

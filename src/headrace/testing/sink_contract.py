@@ -158,6 +158,9 @@ class SinkContract:
     stores_nan = True
     """Whether NaN and infinities come back as they were. Otherwise such rows are refused."""
 
+    merges = True
+    """Whether the target can have one row a key. Otherwise it gets every row of the topic."""
+
     @pytest.fixture
     def log(self, tmp_path: Path) -> Iterator[hr.Log]:
         with hr.open_log(f"file:{tmp_path / 'log'}") as log:
@@ -174,19 +177,21 @@ class SinkContract:
         status = caught_up(sink, log, "accounts").status
         assert (status.rows, status.refused, status.behind) == (16, 0, 0)
         found = {row["id"]: (row["name"], row["amount"]) for row in rows_of(sink, log, "accounts")}
-        assert found == {
+        expected = {
             **dict.fromkeys((0, 5, 6, 7, 8, 9), ("ada", 1)),
             1: ("eve", 5),
             2: ("ada", 8),
             4: ("ada", 9),
         }
+        assert not self.merges or found == expected
         assert_equal_to_log(sink, log, "accounts")
 
         with log.producer("accounts") as producer:
             producer.delete([0, 1, 77])
             producer.upsert([{"id": 5, "name": None, "amount": None}])
         assert caught_up(sink, log, "accounts").status.rows == 4
-        assert [row["id"] for row in rows_of(sink, log, "accounts")] == [2, 4, 5, 6, 7, 8, 9]
+        kept = [row["id"] for row in rows_of(sink, log, "accounts")]
+        assert not self.merges or kept == [2, 4, 5, 6, 7, 8, 9]
         assert_equal_to_log(sink, log, "accounts")
 
     def test_every_type_comes_back_as_it_was(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
@@ -223,7 +228,8 @@ class SinkContract:
             assert target.apply(later, no_dead_letters)
             assert not target.apply(batch, no_dead_letters)
             assert not target.apply(later, no_dead_letters)
-        assert [row["amount"] for row in rows_of(sink, log, "accounts")] == [50, 1]
+        amounts = sorted(row["amount"] for row in rows_of(sink, log, "accounts"))
+        assert amounts == ([1, 50] if self.merges else [1, 1, 50])
 
     def test_an_older_owner_is_refused(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:
@@ -302,6 +308,8 @@ class SinkContract:
     def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_become_dead_letters(
         self, sink: hr.sinks.Sink, log: hr.Log
     ) -> None:
+        if not self.merges:
+            pytest.skip("every row is written as it is")
         merged = replace(sink, key=("id",), name="newest")
         with log.producer("payments") as producer:
             producer.append([account(7, 1), {**account(0, 2), "id": None}, account(7, 3)])
@@ -379,10 +387,8 @@ class SinkContract:
         with log.producer("accounts") as producer:
             producer.upsert([{**account(2), "city": "Oslo"}])
         caught_up(sink, log, "accounts")
-        assert [(row["id"], row["city"]) for row in rows_of(sink, log, "accounts")] == [
-            (1, None),
-            (2, "Oslo"),
-        ]
+        rows = rows_of(sink, log, "accounts")
+        assert sorted((row["id"], row["city"]) for row in rows) == [(1, None), (2, "Oslo")]
 
     def test_a_topic_without_a_key_cannot_be_merged(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         log.create_topic("noise", "text STRING")

@@ -40,7 +40,8 @@ FROM pg_partition_tree(%s::regclass) tree JOIN pg_class leaf ON leaf.oid = tree.
 WHERE tree.isleaf
 """
 # A row of the catalogue that was written anew has another xmin: a partition that was detached and
-# attached again, a column that was altered.
+# attached again, a column that was altered. So has the row of a table's type when the table is
+# renamed or goes to another schema, and that of the publication when its settings are altered.
 _STORAGE = """
 SELECT n.nspname || '.' || c.relname,
 concat_ws(' ', c.oid, p.oid, (SELECT bool_and(i.indimmediate) FROM pg_index i
@@ -51,10 +52,11 @@ c.relfilenode::text,
 (SELECT array_agg(ARRAY[concat_ws(' ', l.oid, l.relfilenode, i.xmin),
  (pg_relation_size(l.oid) = 0)::text])
  FROM pg_partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relid
- JOIN pg_inherits i ON i.inhrelid = l.oid WHERE c.relkind = 'p' AND t.isleaf)
+ JOIN pg_inherits i ON i.inhrelid = l.oid WHERE c.relkind = 'p' AND t.isleaf),
+concat_ws(' ', (SELECT t.xmin FROM pg_type t WHERE t.oid = c.reltype), published.xmin)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_publication_rel p ON p.prrelid = c.oid
-AND p.prpubid = (SELECT oid FROM pg_publication WHERE pubname = %s)
+LEFT JOIN pg_publication published ON published.pubname = %s
+LEFT JOIN pg_publication_rel p ON p.prrelid = c.oid AND p.prpubid = published.oid
 WHERE c.oid = ANY(%s::oid[])
 """
 _TYPE = "SELECT typname, typtype, typbasetype, typtypmod FROM pg_type WHERE oid = %s"
@@ -129,7 +131,7 @@ class PostgresCatalogue:
     def storage(self, publication: str, numbers: Sequence[int]) -> dict[str, TableStorage]:
         """Return where the rows of tables are, by name, given their oids."""
         storage = {}
-        for name, own, files, definition, leaves in self.query(
+        for name, own, files, definition, leaves, published in self.query(
             _STORAGE, publication, list(numbers)
         ):
             storage[name] = TableStorage(
@@ -137,6 +139,7 @@ class PostgresCatalogue:
                 empty_parts=tuple(leaf for leaf, is_empty in leaves or () if is_empty == "true"),
                 files=files,
                 definition=definition or "",
+                published=published,
             )
         return storage
 
@@ -285,9 +288,10 @@ _SETTINGS = (
     " bytea_output=hex -c synchronous_commit=local -c statement_timeout=0 -c"
     " idle_in_transaction_session_timeout=0"
 )
-_TEMPORARY_STATES = ("53", "57", "08", "40", "55P03")
+_TEMPORARY_STATES = ("53", "57", "08", "40", "55P03", "42P01", "42710")
 """Classes of SQLSTATE that pass by themselves: resources, an operator's intervention, connections,
-serialization, a lock.
+serialization, a lock; a table that was dropped or renamed, or an object that was created, since the
+catalogue was read, which is then read again.
 """
 
 
@@ -357,6 +361,11 @@ def _to_headrace_error(error: Any) -> HeadraceError:
             fix="stop whoever reads from it; SELECT active_pid FROM pg_replication_slots says who.",
         )
     if code.startswith(_TEMPORARY_STATES) or (not code and not _is_refusal(text)):
+        if code.startswith("42"):
+            return RetryError(
+                f"The catalogue changed while it was read: {text}",
+                fix="nothing: the capture reads it again.",
+            )
         return RetryError(
             f"Postgres cannot be reached: {text}",
             fix="see that the server runs; the capture tries again by itself.",
@@ -491,6 +500,14 @@ WHERE r.prpubid = (SELECT oid FROM pg_publication WHERE pubname = %s)
 """
 
 
+_IS_WHOLE = """
+SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND (pubviaroot OR NOT EXISTS (
+SELECT 1 FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
+WHERE r.prpubid = p.oid AND c.relkind = 'p'))
+FROM pg_publication p WHERE pubname = %s
+"""
+
+
 def ensure_publication(
     catalogue: PostgresCatalogue, name: str, tables: Sequence[str]
 ) -> tuple[list[str], dict[str, ConfigurationError]]:
@@ -504,10 +521,10 @@ def ensure_publication(
             catalogue,
             f"CREATE PUBLICATION {quote_identifier(name)} WITH (publish_via_partition_root = true)",
         )
+    problems = _narrowed(catalogue, name)
     published = {table for (table,) in catalogue.query(_PUBLISHED, name)}
     missing = [table for table in tables if table not in published]
     command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE "
-    problems: dict[str, ConfigurationError] = {}
     try:
         if missing:
             _execute_ddl(catalogue, command + ", ".join(f"ONLY {quoted_table(t)}" for t in missing))
@@ -518,6 +535,42 @@ def ensure_publication(
             except ConfigurationError as error:
                 problems[table] = error
     return [table for table in missing if table not in problems], problems
+
+
+def _narrowed(catalogue: PostgresCatalogue, name: str) -> dict[str, ConfigurationError]:
+    """Return the tables of our publication to which somebody has given a condition or a list of
+    columns: other changes would be missing.
+
+    Raises:
+        ConfigurationError: Somebody has altered the publication itself so that changes are missing.
+    """
+    quoted = quote_identifier(name)
+    ((is_whole,),) = catalogue.query(_IS_WHOLE, name)
+    if not is_whole:
+        raise ConfigurationError(
+            f"The publication {name!r} of the capture was altered: it does not publish all changes"
+            " any more.",
+            fix=(
+                f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate',"
+                " publish_via_partition_root = true). The tables are then read again."
+            ),
+        )
+    ((has_lists,),) = catalogue.query("SELECT current_setting('server_version_num')::int >= 150000")
+    if not has_lists:
+        return {}
+    narrow = " AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)"
+    return {
+        table: ConfigurationError(
+            f"In the publication {name!r} of the capture, the table {table} was given a condition"
+            " or a list of columns: other changes are missing.",
+            fix=(
+                f"ALTER PUBLICATION {quoted} DROP TABLE {table}; the capture adds it again. Then"
+                " request a snapshot of it. To leave out columns or rows, use exclude=[…] and"
+                " where={…}."
+            ),
+        )
+        for (table,) in catalogue.query(_PUBLISHED + narrow, name)
+    }
 
 
 def _execute_ddl(catalogue: PostgresCatalogue, command: str) -> None:

@@ -121,6 +121,8 @@ class PostgresSource:
         self._is_first_start = False
         self._reported: set[str] = set()
         """Tables that were reported as stopped, and are so still."""
+        self.unavailable: dict[str, str] = {}
+        """Why tables that were named, or captured before, cannot be captured."""
         self._stopping: dict[str, tuple[int, TableStopped]] = {}
         """By table that cannot be followed any more, the WAL's end when that was noticed."""
         self._deferred = DeferredKeyTables(self._deferrable_key)
@@ -207,6 +209,7 @@ class PostgresSource:
             self._check_first_start(refused)
             problems = {**found.problems, **self._serious(refused)}
             unavailable = problems.keys() | refused.keys()
+            self.unavailable = {name: str(error) for name, error in problems.items()}
             relations = [each for each in found.relations if each.name not in unavailable]
             storage = self._catalogue.storage(self.publication, [each.id for each in relations])
             self._stop_unavailable({each.name for each in relations}, problems, found.missing)

@@ -50,6 +50,7 @@ from headrace.log.file.segment import (
     body_is_sound,
     decode_batch,
     encode_batch,
+    is_gap,
     list_segments,
     new_segment_header,
     read_frames,
@@ -309,6 +310,8 @@ class _Rewrite:
             first = segment.info.base + header.relative
             stop = first + header.span
             time_us = header.first_us or segment.info.time_us
+            if is_gap(header):
+                continue  # a rewritten segment may have gaps
             if header.kind == CONTROL:
                 control = Frame(kind=CONTROL, flags=0, count=1, body=body, body_crc=header.body_crc)
                 rewritten.append(

@@ -44,6 +44,7 @@ from headrace.log.file.segment import (
     SegmentInfo,
     body_is_sound,
     decode_batch,
+    is_gap,
     list_segment_names,
     segment_name,
     stored_column,
@@ -267,7 +268,8 @@ class PartitionReader:
     def controls(self, start: int, stop: int) -> Iterator[ControlRecord]:
         """The control records with offsets from `start` to `stop`."""
         for frame in self.frames(start, stop, on_corrupt="raise"):
-            if frame.header.kind == CONTROL and start <= frame.first < stop:
+            is_control = frame.header.kind == CONTROL and not is_gap(frame.header)
+            if is_control and start <= frame.first < stop:
                 yield ControlRecord(
                     partition=self.number,
                     offset=frame.first,

@@ -62,6 +62,7 @@ FRAME_HEADER_BYTES = _FRAME_HEADER.size
 _FRAME_CRC_AT = 8
 TARGET_FRAME_BYTES = 4 << 20
 MAX_BODY_BYTES = 1 << 30
+MAX_SPAN = (1 << 32) - 1
 _SPARSE_FIELDS = (
     pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
     pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
@@ -251,6 +252,19 @@ def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
 def control_frame(payload: bytes) -> Frame:
     """Encode a control record."""
     return Frame(kind=CONTROL, flags=0, count=1, body=payload, body_crc=zlib.crc32(payload))
+
+
+def gap_frames(count: int) -> Iterator[Frame]:
+    """Encode offsets that nothing is stored at, as control records without a body."""
+    while count > 0:
+        span = min(count, MAX_SPAN)
+        yield Frame(kind=CONTROL, flags=0, count=1, span=span, body=b"", body_crc=zlib.crc32(b""))
+        count -= span
+
+
+def is_gap(header: FrameHeader) -> bool:
+    """Return whether a frame only takes offsets."""
+    return header.kind == CONTROL and not header.body_bytes
 
 
 def decode_batch(header: FrameHeader, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:

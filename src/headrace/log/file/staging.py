@@ -135,6 +135,7 @@ def load_small_file(store: Store, file: str, topic: TopicState) -> list[Frame] |
                     kind=header.kind,
                     flags=header.flags,
                     count=header.count,
+                    span=header.span,
                     body=body,
                     body_crc=header.body_crc,
                     producer=header.producer,

@@ -27,7 +27,7 @@ from headrace.log.api import Transaction
 from headrace.log.file.commit_draft import CommitDraft, PreparedRows, StaleTopic
 from headrace.log.file.consumer import check_offsets, check_owner, plain_offsets, store_offsets
 from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_batch
-from headrace.log.file.segment import control_frame
+from headrace.log.file.segment import control_frame, gap_frames
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import PRODUCER_RETENTION_US, TopicState
 from headrace.log.partitioning import PartitionAssigner, check_partition
@@ -106,6 +106,12 @@ class FileTransaction(Transaction):
         state = self._topic(topic)
         check_partition(state.info, partition)
         self._add(prepare_control(state, partition, control_frame(payload)))
+
+    def skip_offsets(self, topic: str, partition: int, count: int) -> None:
+        state = self._topic(topic)
+        check_partition(state.info, partition)
+        for frame in gap_frames(count):
+            self._add(prepare_control(state, partition, frame))
 
     def adopt(self, staged: Staged) -> None:
         self._topic(staged.topic)

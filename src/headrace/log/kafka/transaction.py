@@ -28,6 +28,7 @@ from headrace.errors import (
     InputError,
     MemberFenced,
     NoteConflict,
+    NotSupported,
     RetryError,
     TransactionFenced,
     TransactionTimedOut,
@@ -205,6 +206,11 @@ class KafkaTransaction(Transaction):
     def append_control(self, topic: str, partition: int, payload: bytes) -> None:
         check_partition(self._info(topic), partition)
         self._buffer([control_record(topic, partition, payload)])
+
+    def skip_offsets(self, topic: str, partition: int, count: int) -> None:  # noqa: ARG002 - never
+        raise NotSupported(
+            f"Kafka gives every record of {topic} the next offset.", fix="use an embedded log."
+        )
 
     def adopt(self, staged: Staged) -> None:
         """Add staged rows to the transaction. They stay in their files until the commit."""

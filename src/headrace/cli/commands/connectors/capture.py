@@ -52,7 +52,7 @@ def capture(
             help=(
                 "A Python file that declares captures; a database: sqlite:PATH, postgres://…,"
                 " mariadb://…, mysql://…; or another source of rows: dir:DIRECTORY,"
-                " poll:https://…"
+                " poll:https://…, mqtt://HOST/TOPIC"
             ),
         ),
     ],

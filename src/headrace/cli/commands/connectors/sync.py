@@ -34,8 +34,9 @@ def sync(
             help=(
                 "The target: sqlite:PATH, duckdb:PATH, parquet:, delta: or search:DIRECTORY,"
                 " parquet:s3://BUCKET/PREFIX, iceberg:CATALOG/NAMESPACE, postgresql://…,"
-                " mysql://…, redis://…, amqp://…, webhook:https://…, or FILE.py:NAME"
-                " for a sink that a file declares."
+                " mysql://…, redis://…, mirror:file:DIRECTORY, elasticsearch:https://…, opensearch:https://…,"
+                " amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file"
+                " declares."
             ),
         ),
     ],
