@@ -12,15 +12,25 @@ the operation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from sqlglot import exp
 
+from headrace.errors import HeadraceError
 from headrace.expressions.parser import parse_sql, to_sql
 from headrace.expressions.user_functions import UserFunction, user_function, user_function_names
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 CALL_PREFIX, ARGUMENT_PREFIX = "__call_", "__argument_"
+
+
+_written: ContextVar[dict[str, str]] = ContextVar("written")
+"""The calls of the present operation as they are written, by their columns."""
 
 
 def is_call_column(name: str) -> bool:
@@ -62,13 +72,22 @@ class CallExtractor:
 
     def rewrite(self, text: str) -> str:
         """An expression with columns instead of calls; the text itself if there are none."""
-        if text in self.columns or not _may_have_calls(text):
+        if text in self.columns or not may_have_calls(text):
             return text
         tree = parse_sql(text, where=self.where)
-        calls = [node for node in _bottom_up(tree) if _function_of(node) is not None]
+        rewritten = self._without_calls(tree.copy())
+        return text if rewritten == tree else to_sql(rewritten)
+
+    def column_of(self, call: exp.Expr) -> str:
+        """The column of a call of a user's function."""
+        return str(self._without_calls(call.copy()).name)
+
+    def _without_calls(self, tree: exp.Expr) -> exp.Expr:
+        """A tree with columns instead of calls."""
+        calls = [node for node in _bottom_up(tree) if called_function(node) is not None]
         rounds: dict[int, int] = {}
         for node in calls:
-            function = _function_of(node)
+            function = called_function(node)
             assert function is not None
             arguments = list(node.expressions)
             function.check_arguments(len(arguments))
@@ -81,18 +100,20 @@ class CallExtractor:
                 tree = replacement
             else:
                 node.replace(replacement)
-        return to_sql(tree) if calls else text
+        return tree
 
-    def _call(self, function: UserFunction, arguments: Iterable[exp.Expr], number: int) -> str:
+    def _call(self, function: UserFunction, given: Iterable[exp.Expr], number: int) -> str:
         """The column of a call in a round; the same one for the same call."""
         while len(self.rounds) <= number:
             self.rounds.append(CallRound())
-        names = tuple(self._argument(each, number) for each in arguments)
+        names = tuple(self._argument(each, number) for each in given)
         key = f"{function.name}({', '.join(names)})"
         if key not in self._known:
+            arguments = [as_written(to_sql(each)) for each in given]
             column = f"{CALL_PREFIX}{self._next()}"
             self.rounds[number].calls.append(FunctionCallColumn(column, function, names))
             self._known[key] = column, number
+            self._note(column, f"{function.name}({', '.join(arguments)})")
         return self._known[key][0]
 
     def _argument(self, node: exp.Expr, number: int) -> str:
@@ -106,17 +127,53 @@ class CallExtractor:
             self.rounds[number].arguments[name] = text
         return self._arguments[number, text]
 
+    def _note(self, column: str, call: str) -> None:
+        """Remember how a call is written, for errors."""
+        if (written := _written.get(None)) is not None:
+            written[column] = call
+
     def _next(self) -> int:
         self._count += 1
         return self._count - 1
 
 
-def _may_have_calls(text: str) -> bool:
+def as_written(text: str) -> str:
+    """A text with the calls of the present operation instead of their columns."""
+    for column, call in reversed(_written.get({}).items()):
+        text = text.replace(f"`{column}`", call).replace(column, call)
+    return text
+
+
+def shows_calls(operation: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Let the errors of an operation show calls as they are written, not the columns that they
+    became.
+    """
+
+    @wraps(operation)
+    def showing(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        token = _written.set({})
+        try:
+            return operation(*arguments, **named)
+        except HeadraceError as error:
+            error.message, error.fix = as_written(error.message), as_written(error.fix)
+            error.args = tuple(
+                as_written(each) if isinstance(each, str) else each for each in error.args
+            )
+            raise
+        finally:
+            _written.reset(token)
+
+    return showing
+
+
+def may_have_calls(text: str) -> bool:
+    """Whether an expression may call a function: false for most that call none."""
     lower = str(text).lower()  # what is no text is refused when it is parsed
     return "(" in lower and any(name in lower for name in user_function_names())
 
 
-def _function_of(node: exp.Expr) -> UserFunction | None:
+def called_function(node: exp.Expr) -> UserFunction | None:
+    """The user's function that a node calls; None if it is no such call."""
     return user_function(str(node.this)) if isinstance(node, exp.Anonymous) else None
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headrace.error_policy import DIVERT, NULL
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
 from headrace.expressions.expression import parse_expression
+from headrace.expressions.function_calls import is_call_column
 from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import (
     ARRIVAL,
@@ -144,7 +145,7 @@ def _warn_of_counted_condition(name: str, text: str, step: Step, *, where: str) 
     """Warn that a condition is counted where it is false, too. Columns are counted as asked for."""
     expression = parse_expression(text, step.schema, where=f"{where}, aggregate {name!r}")
     is_condition = expression.type is not None and pa.types.is_boolean(expression.type)
-    if is_condition and expression.column is None:
+    if is_condition and (expression.column is None or is_call_column(expression.column)):
         warnings.warn(
             f"{name!r} of the step {where} counts every row on which {text!r} is not null, whether"
             f" it is true or not. To count those for which it is true, write"
@@ -233,7 +234,7 @@ def _column_of(
             fix=f"say it: CAST({expression.text} AS DOUBLE).",
         )
     column = expression.column
-    if column is None:
+    if column is None or is_call_column(column):
         column = f"{name}_of"
         while (
             column in step.schema.names or computed.get(column, expression.text) != expression.text

@@ -16,6 +16,7 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.errors import PlanError, UnfitColumn
 from headrace.expressions.expression import parse_expression
+from headrace.expressions.function_calls import is_call_column
 from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import ARRIVAL, ORDERED, AggregateSpec
 from headrace.operators.row_functions import (
@@ -193,7 +194,7 @@ def _bound(
     if function.column is None:
         return function
     expression = parse_expression(function.column, step.schema, where=f"{where}, {name!r}")
-    if expression.column is not None:
+    if expression.column is not None and not is_call_column(expression.column):
         return replace(function, column=expression.column)
     if expression.type is None:
         raise UnfitColumn(

@@ -7,6 +7,7 @@ The steps are in `headrace.plan.function_steps`, and `headrace.engine.user_code`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ from headrace.error_policy import DIVERT, STOP, check_error_policy
 from headrace.errors import PlanError, StreamOnly, UnfitColumn
 from headrace.expressions.function_calls import CallExtractor, is_call_column
 from headrace.expressions.user_functions import UserFunction
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.row_functions import RowFunction
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.code_fingerprints import code_fingerprint
@@ -33,24 +36,45 @@ from headrace.types.schema import parse_schema, type_name
 
 
 def with_calls(
-    rows: Relation, texts: Sequence[str], named: Mapping[str, str], *, errors: str, where: str
+    step: Step, texts: Sequence[str], named: Mapping[str, str], *, errors: str, where: str
 ) -> tuple[Step, tuple[str, ...], dict[str, str]]:
     """A step with a column for each call of a user's function in some expressions, and the
-    expressions over it. The rows' own step, if they call none.
+    expressions over it. The step itself, if they call none.
 
     Args:
-        rows: The rows.
+        step: The step whose rows the expressions are about.
         texts: Expressions.
         named: Further ones, by name.
         errors: What becomes of a row on which a function fails.
         where: The step, for errors.
     """
-    extractor = CallExtractor(rows.schema.names, where=where)
+    extractor = CallExtractor(step.schema.names, where=where)
     rewritten = tuple(extractor.rewrite(text) for text in texts)
     by_name = {name: extractor.rewrite(text) for name, text in named.items()}
+    return call_steps(step, extractor, errors=errors, where=where), rewritten, by_name
+
+
+def with_calls_of_results(
+    step: Step, results: Mapping[str, Any], *, errors: str, where: str
+) -> tuple[Step, dict[str, Any]]:
+    """A step with a column for each call in the expressions of aggregates and of functions over
+    rows, and these over it. What is neither is left for a later check.
+    """
+    extractor = CallExtractor(step.schema.names, where=where)
+    rewritten: dict[str, Any] = {}
+    for name, spec in results.items():
+        if isinstance(spec, AggregateSpec):
+            spec = spec.with_expressions(extractor.rewrite)
+        elif isinstance(spec, RowFunction) and spec.column is not None:
+            spec = replace(spec, column=extractor.rewrite(spec.column))
+        rewritten[name] = spec
+    return call_steps(step, extractor, errors=errors, where=where), rewritten
+
+
+def call_steps(step: Step, extractor: CallExtractor, *, errors: str, where: str) -> Step:
+    """The step with the columns of the calls that were taken out of expressions."""
     if extractor.rounds:
         check_error_policy(errors, where=f"The step {where}")
-    step = rows.step
     for each in extractor.rounds:
         if each.arguments:
             step = _with_arguments(step, each.arguments, errors=errors, where=where)
@@ -68,7 +92,7 @@ def with_calls(
             errors=errors,
             calls=tuple(each.calls),
         )
-    return step, rewritten, by_name
+    return step
 
 
 def _with_arguments(step: Step, arguments: Mapping[str, str], *, errors: str, where: str) -> Step:

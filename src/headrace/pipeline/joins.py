@@ -17,9 +17,12 @@ import pyarrow as pa
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly, UnfitColumn
+from headrace.error_policy import NULL
 from headrace.expressions.expression import parse_expression
+from headrace.expressions.function_calls import is_call_column
 from headrace.expressions.literals import quoted_name
 from headrace.pipeline.aggregates import settle_step
+from headrace.pipeline.functions import with_calls
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.join_steps import (
@@ -359,13 +362,15 @@ def _with_key_columns(step: Step, on: Names, *, where: str) -> tuple[Step, tuple
     """
     names: list[str] = []
     computed: list[str] = []
-    for text in [on] if isinstance(on, str) else on:
+    texts = [on] if isinstance(on, str) else on
+    step, texts, _ = with_calls(step, texts, {}, errors=NULL, where=where)
+    for text in texts:
         if text in step.schema.names or not cols.is_expression(text):
             names.append(text)
             continue
         expression = parse_expression(text, step.schema, where=f"{where}, on {text!r}")
         name = expression.column
-        if name is None:
+        if name is None or is_call_column(name):
             name = f"on_{len(names)}"
             while name in step.schema.names:
                 name += "_"
@@ -422,12 +427,13 @@ def _row_bounds(left: Step, how: str, bounds: Bounds, *, where: str) -> tuple[St
             f"The step {where} has since= or until=, and joins how={how!r}.",
             fix='leave out how= (it is "inner"), or bound all rows alike with before= and after=.',
         )
+    declared = {"since": bounds.since, "until": bounds.until}
+    texts = {argument: text for argument, text in declared.items() if text is not None}
+    left, _, texts = with_calls(left, (), texts, errors=NULL, where=where)
     time = time_column(left)
     names: dict[str, str] = {}
     computed: list[str] = []
-    for argument, text in (("since", bounds.since), ("until", bounds.until)):
-        if text is None:
-            continue
+    for argument, text in texts.items():
         expression = parse_expression(text, left.schema, where=f"{where}, {argument}=")
         kind = expression.type
         if time is not None and kind != (expected := left.schema.field(time.name).type):
@@ -439,7 +445,7 @@ def _row_bounds(left: Step, how: str, bounds: Bounds, *, where: str) -> tuple[St
                 " HOUR.",
             )
         name = expression.column
-        if name is None:
+        if name is None or is_call_column(name):
             name = f"{argument}_of"
             while name in left.schema.names:
                 name += "_"

@@ -17,7 +17,9 @@ from datetime import timedelta
 
 import pyarrow as pa
 
+from headrace.error_policy import NULL
 from headrace.errors import PlanError, UnknownColumn, nearest
+from headrace.expressions.function_calls import CallExtractor, may_have_calls
 from headrace.expressions.literals import quoted_name
 from headrace.names import check_name
 from headrace.operators.patterns.compiled_pattern import (
@@ -25,6 +27,7 @@ from headrace.operators.patterns.compiled_pattern import (
     PatternSpec,
     compile_pattern,
 )
+from headrace.operators.patterns.condition_parser import PatternNames, rewrite_calls
 from headrace.operators.patterns.parser import (
     ALL_ROWS,
     DROP,
@@ -33,9 +36,11 @@ from headrace.operators.patterns.parser import (
     ONE_ROW,
     PAST_LAST,
     STOP,
+    parse_pattern,
 )
 from headrace.operators.windows.late_policy import Divert, Drop, LatePolicy, drop
 from headrace.operators.windows.specs import positive_us
+from headrace.pipeline.functions import call_steps
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import RESERVED, require_event_time
 from headrace.plan import columns as cols
@@ -133,6 +138,8 @@ def match_step(
     over = require_event_time(stream.step, where=where)
     late = check_match_options(options, where)
     ties = tie_order(stream.schema, options.order_by, where)
+    source, patterns = _with_calls(stream.step, patterns, where)
+    stream = replace(stream, step=source)
     if not patterns:
         raise PlanError(f"The step {where} has no patterns.", fix="give at least one.")
     specs = tuple((key, _pattern_spec(key, text, options, where)) for key, text in patterns.items())
@@ -171,6 +178,36 @@ def match_step(
         tie_order=ties,
     )
     return replace(step, name=name or "", schema=match_result_schema(step, where))
+
+
+def _with_calls(
+    step: Step, patterns: Mapping[str, PatternText], where: str
+) -> tuple[Step, Mapping[str, PatternText]]:
+    """A step with a column for each call of a user's function in conditions and measures, and the
+    patterns over it. A call is about one row: `tax(b.amount)` becomes a column of the rows of `b`.
+    """
+    extractor = CallExtractor(step.schema.names, where=where)
+
+    def rewritten(text: PatternText) -> PatternText:
+        texts = [expression for _, expression in (*text.define, *text.measures)]
+        if not any(may_have_calls(expression) for expression in texts):
+            return text
+        symbols = parse_pattern(text.pattern, where=where).symbols
+        names = PatternNames(step.schema, symbols, text.subsets)
+
+        def columns(expressions: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+            return tuple(
+                (name, rewrite_calls(expression, extractor, names, where=where))
+                for name, expression in expressions
+            )
+
+        return replace(text, define=columns(text.define), measures=columns(text.measures))
+
+    patterns = {
+        key: rewritten(text) if isinstance(text, PatternText) else text
+        for key, text in patterns.items()
+    }
+    return call_steps(step, extractor, errors=NULL, where=where), patterns
 
 
 def match_result_schema(step: MatchStep, where: str) -> pa.Schema:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.error_policy import NULL, check_error_policy
 from headrace.errors import PlanError, StreamOnly
+from headrace.expressions.function_calls import shows_calls
 from headrace.expressions.literals import quoted_name
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
@@ -50,6 +51,7 @@ from headrace.pipeline.functions import (
     map_step,
     refusal_for_table,
     with_calls,
+    with_calls_of_results,
 )
 from headrace.pipeline.joins import AsOf, Bounds, as_of, history_step, join_step
 from headrace.pipeline.relation import Relation
@@ -89,6 +91,7 @@ Duration = str | timedelta
 class Rows(Relation):
     """The operations that streams and tables share."""
 
+    @shows_calls
     def select(
         self, *columns: str, name: str | None = None, errors: str = NULL, **named: str
     ) -> Self:
@@ -119,10 +122,11 @@ class Rows(Relation):
             ```
         """
         where = self.step_label("select", name)
-        step, columns, named = with_calls(self, columns, named, errors=errors, where=where)
+        step, columns, named = with_calls(self.step, columns, named, errors=errors, where=where)
         selection = cols.select_columns(step, columns, named, where=where)
         return replace(self, step=step).add_selection(selection, name=name, errors=errors)
 
+    @shows_calls
     def with_columns(
         self, *columns: str, name: str | None = None, errors: str = NULL, **named: str
     ) -> Self:
@@ -149,10 +153,11 @@ class Rows(Relation):
             ```
         """
         where = self.step_label("with_columns", name)
-        step, columns, named = with_calls(self, columns, named, errors=errors, where=where)
+        step, columns, named = with_calls(self.step, columns, named, errors=errors, where=where)
         selection = cols.add_columns(step, columns, named, where=where)
         return replace(self, step=step).add_selection(selection, name=name, errors=errors)
 
+    @shows_calls
     def where(self, condition: str, *, name: str | None = None, errors: str = NULL) -> Self:
         """Keep the rows for which a condition is true. A row for which it is null is left out.
 
@@ -178,7 +183,7 @@ class Rows(Relation):
             ```
         """
         where = self.step_label("where", name)
-        step, (rewritten,), _ = with_calls(self, [condition], {}, errors=errors, where=where)
+        step, (rewritten,), _ = with_calls(self.step, [condition], {}, errors=errors, where=where)
         if step is not self.step:
             everything = [quoted_name(column) for column in self.schema.names]
             fitting = replace(self, step=step).where(rewritten, errors=errors)
@@ -193,6 +198,7 @@ class Rows(Relation):
             errors=check_error_policy(errors, where=f"The step {where}"),
         )
 
+    @shows_calls
     def group_by(self, *columns: str, **named: str) -> GroupedRows:
         """Group rows, for `aggregate`.
 
@@ -971,6 +977,7 @@ class Stream(Rows):
         name: str | None = ...,
     ) -> Table: ...
 
+    @shows_calls
     def join(
         self,
         other: Rows | AsOf | FileTable,
@@ -1098,6 +1105,7 @@ class Stream(Rows):
         name: str | None = ...,
     ) -> Stream: ...
 
+    @shows_calls
     def match(
         self,
         pattern: str | Mapping[str, PatternText] | Table,
@@ -1379,6 +1387,7 @@ class Table(Rows):
             return united
         return Table(self.pipeline, first_of_each_key(united.step, name))
 
+    @shows_calls
     def join(
         self,
         other: Table,
@@ -1647,6 +1656,7 @@ class GroupedRows:
     rows: Rows
     by: tuple[str, ...]
 
+    @shows_calls
     def aggregate(
         self,
         *,
@@ -1692,10 +1702,11 @@ class GroupedRows:
                 " the table has rows of it.",
                 fix="give ttl= to the step that makes the table: to_table(…) or aggregate(…).",
             )
-        aggregation = bind_aggregates(
-            self.rows.step, self.by, aggregates, where=where, errors=errors
+        source, aggregates = with_calls_of_results(
+            self.rows.step, aggregates, errors=errors, where=where
         )
-        rows = _aggregation_input(self.rows, aggregation, errors)
+        aggregation = bind_aggregates(source, self.by, aggregates, where=where, errors=errors)
+        rows = _aggregation_input(replace(self.rows, step=source), aggregation, errors)
         step = AggregateStep(
             name=name or "",
             inputs=(rows.step,),
@@ -1732,6 +1743,7 @@ class WindowedRows:
     emit: str
     by: tuple[str, ...] = ()
 
+    @shows_calls
     def group_by(self, *columns: str, **named: str) -> WindowedRows:
         """Make windows per group. Without it there is one group of all rows.
 
@@ -1761,6 +1773,7 @@ class WindowedRows:
         key = cols.key_columns(names, rows.schema, where=where)
         return replace(self, rows=rows, by=key)
 
+    @shows_calls
     def aggregate(
         self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec
     ) -> Table:
@@ -1789,8 +1802,11 @@ class WindowedRows:
         check_error_policy(errors, where=f"The step {where}")
         over = require_event_time(self.rows.step, where=where)
         kept = (*self.by, over.name, *([over.producer] if over.producer else []))
+        source, aggregates = with_calls_of_results(
+            self.rows.step, aggregates, errors=errors, where=where
+        )
         aggregation = bind_aggregates(
-            self.rows.step,
+            source,
             self.by,
             aggregates,
             where=where,
@@ -1798,7 +1814,7 @@ class WindowedRows:
             in_windows=True,
             errors=errors,
         )
-        rows = _aggregation_input(self.rows, aggregation, errors)
+        rows = _aggregation_input(replace(self.rows, step=source), aggregation, errors)
         time_type = rows.step.schema.field(over.name).type
         step = WindowStep(
             name=name or "",
@@ -1836,6 +1852,7 @@ class FramedRows:
     rows: Stream
     frame: RowFrame
 
+    @shows_calls
     def aggregate(
         self, *, name: str | None = None, errors: str = NULL, **results: AggregateSpec | RowFunction
     ) -> Stream:
@@ -1866,8 +1883,11 @@ class FramedRows:
         """
         where = self.rows.step_label("over", name)
         check_error_policy(errors, where=f"The step {where}")
-        selection, bound = frame_input(self.rows, self.frame, results, where=where, errors=errors)
-        source = self.rows
+        called, results = with_calls_of_results(
+            self.rows.step, results, errors=errors, where=where
+        )
+        source = replace(self.rows, step=called)
+        selection, bound = frame_input(source, self.frame, results, where=where, errors=errors)
         if selection is not None:
             source = source.add_selection(selection, name=None, errors=errors)
         step = over_step(self.rows, source.step, self.frame, bound, name, where=where)
@@ -1900,12 +1920,13 @@ def _with_group_columns(
     """Rows with the columns that `group_by(day="date(placed_at)")` groups by, and the names of all
     groups. Columns are passed as texts, so that a group may be called `name` or `errors`.
     """
+    source, columns, named = with_calls(rows.step, columns, named, errors=NULL, where=where)
     names, computed = cols.split_computed(
-        rows.step, columns, where=where, fix="name it: group_by('date(placed_at) AS day')."
+        source, columns, where=where, fix="name it: group_by('date(placed_at) AS day')."
     )
     computed |= named
     if computed:
-        rows = rows.with_columns(
+        rows = replace(rows, step=source).with_columns(
             *(f"{text} AS {quoted_name(name)}" for name, text in computed.items())
         )
     return rows, (*names, *named)

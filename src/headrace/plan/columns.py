@@ -141,8 +141,9 @@ def split_computed(
             names.append(text)
             continue
         name, expression = parse_named_expression(text, step.schema, where=where)
-        if expression.column is None or name != expression.column:
-            if name is None:
+        is_named = name is not None and not is_call_column(name)
+        if expression.column is None or not is_named or name != expression.column:
+            if name is None or not is_named:
                 raise BadExpression(
                     f"The step {where} has the expression {text!r}, which has no name.", fix=fix
                 )

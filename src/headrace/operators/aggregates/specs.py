@@ -108,6 +108,21 @@ class AggregateSpec:
         by = self.option("by")
         return (*([] if by is None else [by]), *self.option("more", ()))
 
+    def with_expressions(self, rewrite: Callable[[str], str]) -> AggregateSpec:
+        """The aggregate over other expressions: each of its own, rewritten."""
+        changed: dict[str, Any] = {}
+        by = self.option("by")
+        if isinstance(by, str) and by != ARRIVAL:
+            changed["by"] = rewrite(by)
+        if self.option("more"):
+            changed["more"] = tuple(rewrite(each) for each in self.option("more"))
+        return replace(
+            self,
+            column=None if self.column is None else rewrite(self.column),
+            where=None if self.where is None else rewrite(self.where),
+            options=tuple((name, changed.get(name, value)) for name, value in self.options),
+        )
+
     def former(self) -> AggregateSpec:
         """The aggregate before its results changed: `first` and `last` went by arrival, and
         `count_distinct` did not count values above its limit.

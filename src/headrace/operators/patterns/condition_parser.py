@@ -28,6 +28,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from headrace.errors import BadExpression, BadPattern, UnknownColumn, nearest
 from headrace.expressions.compiler import Compiler
 from headrace.expressions.evaluator import ColumnReference, Node
+from headrace.expressions.function_calls import CallExtractor, called_function, may_have_calls
 from headrace.expressions.parser import parse_sql, to_sql
 from headrace.expressions.typed_expression import ExpressionRefused
 from headrace.operators.aggregates.specs import UnfitType
@@ -145,6 +146,47 @@ def parse_measure_sql(text: Any, *, where: str) -> exp.Expr:
     if isinstance(text, str):
         text = parenthesize_modifiers(text)
     return parse_sql(text, where=where, max_characters=None)
+
+
+def rewrite_calls(
+    text: str, extractor: CallExtractor, names: PatternNames, *, where: str
+) -> str:
+    """A condition or measure with columns instead of the calls of users' functions.
+
+        tax(b.amount) > sum(tax(a.amount))     b.__call_0 > sum(a.__call_0)
+
+    Raises:
+        BadExpression: A call looks at several rows.
+    """
+    if not may_have_calls(text):
+        return text
+    tree = parse_measure_sql(text, where=where)
+
+    def replaced(node: exp.Expr) -> exp.Expr:
+        function = called_function(node)
+        if function is None:
+            return node
+        columns = list(node.find_all(exp.Column))
+        symbols = {each.table for each in columns if names.members(each.table)}
+        calls = [each for each in node.find_all(exp.Anonymous) if each is not node]
+        of_match = [each for each in calls if str(each.this).lower() in PATTERN_FUNCTIONS]
+        unnamed = any(not names.members(each.table) for each in columns)
+        if of_match or len(symbols) > 1 or (symbols and unnamed):
+            call = f"{function.name}({', '.join(map(to_sql, node.expressions))})"
+            raise BadExpression(
+                f"The step {where} has {call!r}, which looks at several rows of a match: a"
+                " function is computed of one row, before the rows are matched.",
+                fix="call it within first(…), last(…), prev(…) or an aggregate, as in"
+                " first(tax(a.amount)), and name one symbol in it.",
+            )
+        for each in columns:
+            if names.members(each.table):
+                each.set("table", None)
+        column = exp.to_identifier(extractor.column_of(node), quoted=True)
+        return exp.column(column, table=next(iter(symbols), None))
+
+    rewritten = tree.transform(replaced)
+    return to_sql(rewritten) if rewritten != tree else text
 
 
 def compile_measure(text: str, names: PatternNames, *, where: str) -> ConditionExpression:

@@ -90,7 +90,7 @@ class PatternKernel:
             MatchCounters(settings.name, len(settings.patterns)) if settings.has_counters else None
         )
         self.late_rows = LateRowCounter(
-            settings.schema, settings.producer, divert=isinstance(settings.late, Divert)
+            settings.row_schema, settings.producer, divert=isinstance(settings.late, Divert)
         )
         self.counts: dict[str, int] = {}
         self._timed_out: list[pa.Table] = []

@@ -462,7 +462,7 @@ class MatchPass:
         source, rows = view.source, emission.rows
         owner = rows.owner
         columns = [
-            *(source.column(name, rows.row) for name in self.settings.schema.names),
+            *(source.column(name, rows.row) for name in self.settings.row_schema.names),
             classifiers(source, rows),
             pa.array(emission.numbers[owner]),
         ]
@@ -477,7 +477,7 @@ class MatchPass:
         is_empty = np.bincount(rows.owner, minlength=len(emission.start)) == 0
         empty = emission.take(is_empty)
         columns = [
-            *(source.column(name, empty.start) for name in self.settings.schema.names),
+            *(source.column(name, empty.start) for name in self.settings.row_schema.names),
             pa.nulls(len(empty.start), pa.string()),
             pa.array(empty.numbers),
         ]

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, expand_ranges
 from headrace.errors import PlanError
+from headrace.expressions.function_calls import is_call_column
 from headrace.operators.kernel import Times
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
 from headrace.operators.patterns.conditions import (
@@ -121,6 +122,11 @@ class MatchSettings:
         return any(pattern.automaton.pattern.is_anchored for _, pattern in self.patterns)
 
     @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows as users see them: without those of calls in conditions."""
+        return pa.schema([field for field in self.schema if not is_call_column(field.name)])
+
+    @property
     def has_counters(self) -> bool:
         """Whether keys keep an entry for good: the number of their matches, or that they had a
         row.
@@ -130,14 +136,14 @@ class MatchSettings:
     @property
     def pattern_column_index(self) -> int:
         """Where the column with the pattern's name stands: behind the key, or behind the row."""
-        return len(self.schema) if self.rows == ALL_ROWS else len(self.by)
+        return len(self.row_schema) if self.rows == ALL_ROWS else len(self.by)
 
 
 def match_schema(settings: MatchSettings) -> pa.Schema:
     """The columns of a match."""
     if settings.rows == ALL_ROWS:
         fields = [
-            *settings.schema,
+            *settings.row_schema,
             pa.field(CLASSIFIER, pa.string()),
             pa.field(MATCH_NUMBER, pa.int64()),
         ]
