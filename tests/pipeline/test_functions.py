@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import NoFingerprint, PlanError, StreamOnly, UnfitColumn, UnknownColumn
+from headrace.errors import BadSchema, NoFingerprint, PlanError, StreamOnly, UnfitColumn, UnknownColumn
 
 SCHEMA = (
     "id BIGINT, tags ARRAY<STRING>, sizes MAP<STRING, INT>,"
@@ -76,6 +76,36 @@ def test_what_a_list_becomes(
     assert exploded.key == ("id",)
 
 
+def test_lists_become_rows_under_the_names_that_spark_has() -> None:
+    stream = orders()
+    assert stream.posexplode("tags", "tag").schema.names[-2:] == ["pos", "tag"]
+    assert stream.posexplode("sizes").schema.names[-3:] == ["pos", "key", "value"]
+    assert stream.inline("parts").schema.names[-2:] == ["n", "s"]
+    one = hr.Pipeline("one").topic("one", schema="id BIGINT, only ARRAY<STRUCT<n: INT>>")
+    assert one.explode("only", "m").schema.field("m").type == pa.struct([("n", pa.int32())])
+    assert one.inline("only", "m").schema.field("m").type == pa.int32()
+    with pytest.raises(UnfitColumn, match=r"orders\.inline .* ARRAY<STRING>"):
+        stream.inline("tags")
+
+
+def test_a_sample_that_could_not_be_taken_is_refused() -> None:
+    stream = orders()
+    for fraction in (0, -1, 1.5, True, "0.1", float("nan")):
+        with pytest.raises(PlanError, match="keeps .* of the rows"):
+            stream.sample(fraction)
+    with pytest.raises(UnknownColumn):
+        stream.sample(0.1, by="user")
+    with pytest.raises(BadSchema, match="'tags'"):
+        stream.sample(0.1, by="tags")
+    with pytest.raises(PlanError, match="would come and go"):
+        stream.to_table("id").sample(0.1, by="at")
+    with pytest.raises(PlanError, match="seed=None"):
+        stream.sample(0.1, seed=None)
+    assert stream.to_table("id").sample(0.1).key == ("id",)
+    lineages = {stream.sample(0.1, seed=seed).step.lineage for seed in (0, 1)}
+    assert len(lineages) == 2
+
+
 def test_what_cannot_be_exploded_is_refused() -> None:
     stream = orders()
     with pytest.raises(UnknownColumn):
@@ -94,6 +124,8 @@ def test_rows_of_a_table_are_not_mapped() -> None:
         ("map_batches", (lambda rows: rows, "id BIGINT")),
         ("flat_map", (lambda row: [row], "id BIGINT")),
         ("explode", ("tags",)),
+        ("posexplode", ("tags",)),
+        ("inline", ("parts",)),
     ):
         with pytest.raises(StreamOnly, match="no key by which they could be retracted"):
             getattr(table, operation)(*arguments)

@@ -61,6 +61,22 @@ def murmur2_array(array: pa.BinaryArray | pa.StringArray | pa.FixedSizeBinaryArr
     return _finish(hashed)
 
 
+def hash64(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """64 bits of each key: its hash, and that of the key behind another byte."""
+    prefix, end = pa.scalar(b"\x01", pa.binary()), pa.scalar(b"", pa.binary())
+    salted = pc.binary_join_element_wise(prefix, keys.cast(pa.binary()), end)
+    words = murmur2_array(keys).astype(np.uint64) << np.uint64(32)
+    return words | murmur2_array(salted).astype(np.uint64)
+
+
+def mix64(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Words whose bits depend on all bits of the ones before: the finalizer of SplitMix64."""
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
 def _finish(hashed: Words) -> Words:
     hashed ^= hashed >> np.uint32(13)
     hashed *= np.uint32(_M)

@@ -30,6 +30,8 @@ from headrace.plan.function_steps import (
     ExplodeStep,
     MapStep,
     RowsCode,
+    SampleCode,
+    SampleStep,
 )
 from headrace.plan.plan import SelectStep, Step, time_column
 from headrace.types.schema import parse_schema, type_name
@@ -186,9 +188,10 @@ def explode_step(
     position: str | None,
     outer: bool,
     name: str | None,
+    operation: str = "explode",
 ) -> Step:
-    """Check `explode`, and make its step."""
-    where = rows.step_label("explode", name)
+    """Check `explode`, `posexplode` or `inline`, and make its step."""
+    where = rows.step_label(operation, name)
     if column not in rows.schema.names:
         cols.key_columns(column, rows.schema, where=where)  # says what there is
     kind = rows.schema.field(column).type
@@ -198,7 +201,13 @@ def explode_step(
             f"The step {where} makes rows of the column {column!r}, which is {type_name(kind)}.",
             fix="name a column of type ARRAY or MAP.",
         )
-    is_inline = not is_map and bool(pa.types.is_struct(kind.value_type)) and len(names) != 1
+    is_of_structs = not is_map and bool(pa.types.is_struct(kind.value_type))
+    if operation == "inline" and not is_of_structs:
+        raise UnfitColumn(
+            f"The step {where} makes rows of the column {column!r}, which is {type_name(kind)}.",
+            fix="name a column of type ARRAY<STRUCT<…>>, or use explode.",
+        )
+    is_inline = is_of_structs and (operation == "inline" or len(names) != 1)
     parts = (
         [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
         if is_map
@@ -232,4 +241,40 @@ def explode_step(
         errors=STOP,
         column=column,
         outer=outer,
+    )
+
+
+def sample_step(
+    rows: Relation, fraction: float, by: str | Sequence[str] | None, seed: int, name: str | None
+) -> Step:
+    """Check `sample`, and make its step."""
+    where = rows.step_label("sample", name)
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise PlanError(
+            f"The step {where} keeps {fraction!r} of the rows.",
+            fix="give a fraction above 0 and up to 1: 0.01 keeps about every hundredth row.",
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise PlanError(f"The step {where} has seed={seed!r}.", fix="give a whole number.")
+    columns = () if by is None else cols.key_columns(by, rows.schema, where=where)
+    if rows.step.is_table:
+        columns = columns or rows.step.key
+        if not set(columns) <= set(rows.step.key):
+            raise PlanError(
+                f"The step {where} samples a table by {', '.join(columns)}, and its key is"
+                f" {', '.join(rows.step.key)}: a row whose other columns change would come and go.",
+                fix="leave out by=, or name columns of the key.",
+            )
+    return SampleStep(
+        name=name or "",
+        inputs=(rows.step,),
+        schema=rows.schema,
+        key=rows.step.key,
+        is_table=rows.step.is_table,
+        computation=SampleCode(tuple(rows.schema.names), columns, float(fraction), seed),
+        functions=(),
+        errors=STOP,
+        by=columns,
+        fraction=float(fraction),
+        seed=seed,
     )

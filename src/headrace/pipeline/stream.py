@@ -50,6 +50,7 @@ from headrace.pipeline.functions import (
     explode_step,
     map_step,
     refusal_for_table,
+    sample_step,
     with_calls,
     with_calls_of_results,
 )
@@ -298,6 +299,45 @@ class Rows(Relation):
         late = late or drop()
         check_window(self, window, late=late, emit=emit)
         return WindowedRows(self, window, late, emit)
+
+    def sample(
+        self,
+        fraction: float,
+        *,
+        by: Names | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Self:
+        """Keep a part of the rows, chosen by what each row is: the same rows in every replay,
+        whatever the batches.
+
+        Args:
+            fraction: How many of the rows are kept, above 0 and up to 1: 0.01 keeps about every
+                hundredth.
+            by: The column or columns that decide: all rows with the same values are kept, or none
+                of them. By default a row of a topic is chosen by its partition and offset, with
+                what was made of it by `explode` and the like; a row that a step with state made by
+                its values; and a row of a table by its key.
+            seed: Another seed chooses other rows. Samples with the same seed agree: a smaller one
+                is part of a larger one.
+            name: The step's name.
+
+        Returns:
+            A stream or table with the same columns and key.
+
+        Raises:
+            UnknownColumn: A column does not exist.
+            PlanError: `fraction` is out of range, or `by` names columns of a table that are not in
+                its key.
+
+        Example:
+            ```python
+            few = orders.sample(0.01)
+            of_few_customers = orders.sample(0.01, by="customer_id")
+            ```
+        """
+        step = sample_step(self, fraction, by, seed, name)
+        return type(self)(self.pipeline, step)
 
     def process(
         self,
@@ -708,6 +748,73 @@ class Stream(Rows):
             ```
         """
         step = explode_step(self, column, names, position=position, outer=outer, name=name)
+        return Stream(self.pipeline, step)
+
+    def posexplode(
+        self,
+        column: str,
+        *names: str,
+        position: str = "pos",
+        outer: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """Make a row for each element of a list, or for each entry of a map, with its position:
+        `explode` with a position.
+
+        Args:
+            column: A column of type ARRAY or MAP, which the result does not have.
+            *names: Names for what replaces it, as in `explode`.
+            position: The name of the column with each element's position, from 0.
+            outer: Whether a row whose list is empty or null gives a row with nulls.
+            name: The step's name.
+
+        Returns:
+            A stream with the other columns, the position, and the elements.
+
+        Raises:
+            UnknownColumn: The column does not exist.
+            UnfitColumn: It is neither ARRAY nor MAP.
+            PlanError: Two columns have one name, or another number of names is given.
+
+        Example:
+            ```python
+            words = orders.select("order_id", words="split(region, '-')").posexplode("words", "word")
+            ```
+        """
+        step = explode_step(
+            self, column, names, position=position, outer=outer, name=name, operation="posexplode"
+        )
+        return Stream(self.pipeline, step)
+
+    def inline(
+        self, column: str, *names: str, outer: bool = False, name: str | None = None
+    ) -> Stream:
+        """Make a row for each struct of a list, with a column for each member.
+
+        Args:
+            column: A column of type ARRAY<STRUCT<…>>, which the result does not have.
+            *names: Names for the members' columns, if not their own.
+            outer: Whether a row whose list is empty or null gives a row with nulls.
+            name: The step's name.
+
+        Returns:
+            A stream with the other columns and the members.
+
+        Raises:
+            UnknownColumn: The column does not exist.
+            UnfitColumn: It is no list of structs.
+            PlanError: Two columns have one name, or another number of names is given.
+
+        Example:
+            ```python
+            parts = orders.select(
+                "order_id", parts="array(named_struct('region', region, 'paid', amount))"
+            ).inline("parts")
+            ```
+        """
+        step = explode_step(
+            self, column, names, position=None, outer=outer, name=name, operation="inline"
+        )
         return Stream(self.pipeline, step)
 
     def _last_of_repeated(
@@ -1640,6 +1747,14 @@ class Table(Rows):
     def explode(self, *_: Any, **__: Any) -> Stream:
         """Internal: refused, since the rows of the result have no key."""
         raise refusal_for_table(self, "explode")
+
+    def posexplode(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since the rows of the result have no key."""
+        raise refusal_for_table(self, "posexplode")
+
+    def inline(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since the rows of the result have no key."""
+        raise refusal_for_table(self, "inline")
 
     def to_table(self, *_: Any, **__: Any) -> Table:
         """Internal: refused, since this is a table."""

@@ -1,5 +1,6 @@
 """The steps that run users' functions over rows: `CallStep` for the functions that expressions
-call, `MapStep` for `map_batches` and `flat_map`, `ExplodeStep` for lists.
+call, `MapStep` for `map_batches` and `flat_map`, `ExplodeStep` for lists; and `SampleStep`, which
+keeps some of the rows.
 
 A step's `code` turns a batch of rows into the columns of its result; `engine.user_code` runs it,
 and traces what it fails on to a row.
@@ -15,8 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints
-from headrace.columnar.keys import as_array
+from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, RANK
+from headrace.columnar.keys import as_array, encode_keys
+from headrace.columnar.murmur2 import hash64, mix64
 from headrace.errors import nearest
 from headrace.expressions.function_calls import FunctionCallColumn
 from headrace.plan.plan import SettledColumns, Step
@@ -290,3 +294,69 @@ class ExplodeStep(UserCodeStep):
 
     def summary(self) -> str:
         return self.column
+
+
+# Samples
+
+
+@dataclass(frozen=True)
+class SampleCode:
+    """Some of the rows, by a hash of what a row is: of its columns `by`; without them, of the
+    partition and offset at which it was read, or, where a step with state made it, of its values.
+
+        fraction 0.5, seed 0
+        row       partition 0, offset 7     hash 0x2f… of 2**64: below half, kept
+        row       partition 0, offset 8     hash 0xc1…: left out, in every replay
+
+    Rows that were made of one row, as by `explode`, are kept or left out together.
+    """
+
+    given: tuple[str, ...]
+    by: tuple[str, ...]
+    fraction: float
+    seed: int
+
+    def __call__(self, rows: pa.RecordBatch) -> tuple[list[pa.Array], Ints | None]:
+        words = hash64(encode_keys(rows, self.by)) if self.by else self._row_words(rows)
+        with np.errstate(over="ignore"):
+            words += np.uint64(self.seed % 2**64) * np.uint64(0x9E3779B97F4A7C15)
+        # 53 bits are what a float has.
+        kept = (mix64(words) >> np.uint64(11)) < np.uint64(round(self.fraction * 2**53))
+        indices = np.flatnonzero(kept)
+        chosen = pa.array(indices)
+        return [rows.column(name).take(chosen) for name in self.given], indices
+
+    def _row_words(self, rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        partition = rows.column(PARTITION_COLUMN).to_numpy().astype(np.uint64)
+        words = (partition << np.uint64(48)) ^ rows.column(OFFSET_COLUMN).to_numpy().astype(
+            np.uint64
+        )
+        derived = np.flatnonzero(rows.column(RANK).to_numpy() < 0)
+        if len(derived):
+            own = rows.select(list(self.given)).take(pa.array(derived))
+            words[derived] = hash64(row_codec.encode_array(own.to_struct_array()))
+        return words
+
+    def null_columns(self, rows: pa.RecordBatch) -> list[pa.Array] | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleStep(UserCodeStep):
+    """Some of the rows, the same ones in every replay."""
+
+    operation: ClassVar[str] = "sample"
+
+    by: tuple[str, ...]
+    fraction: float
+    seed: int
+
+    def settled_by(self, inputs: Sequence[SettledColumns]) -> SettledColumns:
+        return inputs[0]
+
+    def details(self) -> dict[str, Any]:
+        return {"fraction": self.fraction, "by": list(self.by), "seed": self.seed}
+
+    def summary(self) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        return f"{self.fraction:g}{by}"

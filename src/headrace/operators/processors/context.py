@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints
 from headrace.columnar.keys import as_array
-from headrace.columnar.murmur2 import murmur2_array
+from headrace.columnar.murmur2 import hash64, mix64
 from headrace.errors import PlanError, nearest
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.processors.processor import Declaration, StateSlot, TimerSlot
@@ -229,15 +229,10 @@ class ColumnContext(CallContext):
         Returns:
             An array with one number for each key.
         """
-        keys = self._frame.key_bytes
-        salted = pc.binary_join_element_wise(
-            pa.scalar(b"\x01", pa.binary()), keys.cast(pa.binary()), pa.scalar(b"", pa.binary())
-        )
-        words = murmur2_array(keys).astype(np.uint64) << np.uint64(32)
-        words |= murmur2_array(salted).astype(np.uint64)
+        words = hash64(self._frame.key_bytes)
         seed = blake2b(f"{self.tick} {self.timer} {self._draws}".encode(), digest_size=8).digest()
         self._draws += 1
-        words = _mix(words ^ np.uint64(int.from_bytes(seed, "little")))
+        words = mix64(words ^ np.uint64(int.from_bytes(seed, "little")))
         return (words >> np.uint64(11)).astype(np.float64) / 2.0**53
 
     def forget(self, which: pa.Array | npt.NDArray[np.bool_] | None = None) -> None:
@@ -255,14 +250,6 @@ class ColumnContext(CallContext):
     def take_columns(self) -> Columns:
         """Internal: values and timers after the call."""
         return self._columns
-
-
-def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Words whose bits depend on all bits of the ones before: the finalizer of SplitMix64."""
-    with np.errstate(over="ignore"):
-        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
 
 
 class KeyContext(CallContext):
