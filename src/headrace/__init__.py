@@ -5,7 +5,7 @@
     log          open_log, Log, Producer, Consumer, Queue, Transaction, Message, Batches,
                  AppendResult, Offsets, TopicInfo, GroupInfo, PartitionLag, spark
     pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time, file_table,
-                 Processor, state, timer, udf, tumbling, hopping, sliding, session, late, agg,
+                 Processor, state, timer, side_output, udf, tumbling, hopping, sliding, session, late,
                  over, pattern, search, shed
     edges        cdc, sources, gateways, sinks, alerts, events
     errors       errors
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.log.values import AppendResult, GroupInfo, Offsets, PartitionLag, TopicInfo
     from headrace.operators import row_functions as over
     from headrace.operators.aggregates import functions as agg
-    from headrace.operators.processors.processor import Processor, state, timer
+    from headrace.operators.processors.processor import Processor, side_output, state, timer
     from headrace.operators.windows import late_policy as late
     from headrace.operators.windows.specs import hopping, session, sliding, tumbling
     from headrace.pipeline import document_search as search
@@ -70,7 +70,7 @@ _NAMES_BY_MODULE = {
     ),
     "headrace.log.spark.session": ("spark",),
     "headrace.log.values": ("AppendResult", "GroupInfo", "Offsets", "PartitionLag", "TopicInfo"),
-    "headrace.operators.processors.processor": ("Processor", "state", "timer"),
+    "headrace.operators.processors.processor": ("Processor", "side_output", "state", "timer"),
     "headrace.operators.windows.specs": ("hopping", "session", "sliding", "tumbling"),
     "headrace.pipeline.file_table": ("file_table",),
     "headrace.pipeline.patterns": ("pattern",),
@@ -116,6 +116,7 @@ __all__ = [
     "processing_time",
     "search",
     "session",
+    "side_output",
     "shed",
     "sinks",
     "sliding",

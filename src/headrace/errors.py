@@ -301,6 +301,10 @@ class NoFingerprint(PlanError):
     """Edits of Python code of a plan could not be noticed. Give the code a version."""
 
 
+class NotSerializable(PlanError):
+    """Python code of a plan cannot be sent to Spark's workers. Make there what it needs."""
+
+
 class StreamOnly(PlanError):
     """An operation is for streams only, or for tables only. The message says what to write
     instead.

@@ -83,7 +83,9 @@ STEPS: dict[str, Callable[[Text, Any, Any, Any], Any]] = {
         .aggregate(p=hr.agg.sum("p"), s=hr.agg.sum("s"))
     ),
     "join with a table": lambda text, rows, _, items: (
-        rows.join(items, left_on=text("every_twice(v)"), right_on=text("every_twice(id)"), suffix="_r")
+        rows.join(
+            items, left_on=text("every_twice(v)"), right_on=text("every_twice(id)"), suffix="_r"
+        )
         .group_by("k")
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("w_r"))
     ),
@@ -102,7 +104,10 @@ STEPS: dict[str, Callable[[Text, Any, Any, Any], Any]] = {
     "where": lambda text, _, __, items: items.where(text("every_odd(every_twice(w) + v)")),
     "match": lambda text, rows, _, __: rows.match(
         "m n+",
-        define={"m": text("every_odd(v)"), "n": text("every_twice(n.v) >= m.v AND NOT every_odd(v)")},
+        define={
+            "m": text("every_odd(v)"),
+            "n": text("every_twice(n.v) >= m.v AND NOT every_odd(v)"),
+        },
         measures={
             "a": text("first(every_twice(v))"),
             "b": text("sum(every_twice(n.v))"),
@@ -112,15 +117,13 @@ STEPS: dict[str, Callable[[Text, Any, Any, Any], Any]] = {
         late=hr.late.divert("late_of_match"),
         timed_out="too_late",
     ).to_table("k", by="_arrival"),
-    "match, all rows": lambda text, rows, _, __: (
-        rows.match(
-            "m n+",
-            define={"m": text("every_odd(v)")},
-            measures={"c": text("last(every_twice(n.v))")},
-            within="2 minutes",
-            rows="all",
-        ).to_table("k", by="_arrival")
-    ),
+    "match, all rows": lambda text, rows, _, __: rows.match(
+        "m n+",
+        define={"m": text("every_odd(v)")},
+        measures={"c": text("last(every_twice(n.v))")},
+        within="2 minutes",
+        rows="all",
+    ).to_table("k", by="_arrival"),
     "match in SQL": lambda text, rows, _, __: rows.pipeline.sql(
         "SELECT k, c, d FROM clicks MATCH_RECOGNIZE (PARTITION BY k ORDER BY at MEASURES"
         f" {text('first(every_twice(v))')} AS c, {text('final last(every_twice(n.v))')} AS d"

@@ -5,6 +5,7 @@ and any size of batches; replayed; and on Spark.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -72,6 +73,42 @@ class Joined(hr.Processor):
         ctx["name"] = ctx.per_key(pc.if_else(gone, None, rows["name"]), "last")
 
 
+class Fourths(hr.Processor, each_key=True):
+    """A table of clicks by user without every fourth, and every third click aside."""
+
+    output = "u STRING, n BIGINT, places ARRAY<BIGINT> NOT NULL"
+    table_key = "u"
+    thirds = hr.side_output("u STRING, at TIMESTAMP, n BIGINT, why STRING")
+    places = hr.state("ARRAY<BIGINT>", default=[])
+
+    def on_row(self, row: dict[str, Any], ctx: Any) -> None:
+        n = len(ctx["places"]) + 1
+        ctx["places"].append(n)
+        if n % 4:
+            ctx.emit(u=row["u"], n=n, places=ctx["places"])
+        else:
+            ctx.delete(u=row["u"])
+        if not n % 3:
+            ctx.emit_to("thirds", row, n=n, why="a third")
+
+
+class ColumnFourths(hr.Processor):
+    """The table, by columns: of the clicks of a tick the last is the one that counts."""
+
+    output = "u STRING, n BIGINT"
+    table_key = ("u",)
+    many = hr.side_output("u STRING, n BIGINT")
+    n = hr.state("BIGINT", default=0)
+
+    def on_rows(self, rows: pa.Table, ctx: Any) -> pa.Table:
+        ctx["n"] = pc.add(ctx["n"], ctx.per_key(rows["at"], "count"))
+        table = pa.table({"u": ctx.keys["u"], "n": ctx["n"]})
+        ctx.emit_to("many", table.filter(pc.greater(table["n"], 3)))
+        is_gone = pc.equal(pc.subtract(ctx["n"], pc.multiply(pc.divide(ctx["n"], 4), 4)), 0)
+        changes = pc.if_else(is_gone, "delete", "insert")
+        return table.append_column("_change_type", changes)
+
+
 def clickstream() -> hr.Pipeline:
     pipeline = hr.Pipeline("clicks")
     clicks = pipeline.topic(
@@ -88,7 +125,27 @@ def clickstream() -> hr.Pipeline:
     pipeline.write("windows", windows.group_by("u").aggregate(n=hr.agg.count()).changes())
     joined = clicks.process(Joined, key="u", name="joined", ttl="2 hours", names=names)
     pipeline.view("newest", joined.to_table("u"))
+    fourths = clicks.process(Fourths, key="u", name="fourths")
+    pipeline.view("fourths", fourths)
+    pipeline.view("by_number", fourths.group_by("n").aggregate(users=hr.agg.count()))
+    pipeline.write("thirds", fourths.side("thirds"))
+    by_columns = clicks.process(ColumnFourths, key="u", name="column_fourths")
+    pipeline.view("column_fourths", by_columns)
+    pipeline.write("many", by_columns.side("many"))
     return pipeline
+
+
+def check_fourths(test: PipelineTest, ticks: list[Any]) -> None:
+    every = Counter(row["u"] for clicks, _ in ticks for row in clicks)
+    counts = {user: n for user, n in every.items() if n % 4 and user is not None}
+    rows = {row["u"]: row for row in test.view("fourths")}
+    assert {user: row["n"] for user, row in rows.items()} == counts
+    assert all(row["places"] == [*range(1, row["n"] + 1)] for row in rows.values())
+    assert {row["u"]: row["n"] for row in test.view("column_fourths")} == counts
+    users = {row["n"]: row["users"] for row in test.view("by_number")}
+    assert users == Counter(counts.values())
+    found = Counter(row["u"] for row in test.log.read("thirds").to_pylist())
+    assert found == Counter({user: n // 3 for user, n in every.items() if n >= 3})
 
 
 def fed(chance: random.Random) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
@@ -147,12 +204,15 @@ def test_sessions_of_a_processor_are_those_of_windows_through_kills(
             test.settle(final=True)
             sessions, windows = rows_of(test, "sessions"), rows_of(test, "windows")
             assert sessions == windows
-            results.append([sessions, sorted(map(str, test.view("newest")))])
+            check_fourths(test, ticks)
+            aside = [rows_of(test, "thirds"), rows_of(test, "many")]
+            results.append([sessions, sorted(map(str, test.view("newest"))), *aside])
             if not lives:
                 with test.replay("v2", shards=3) as again:
                     while again.step(4):
                         continue
                     assert rows_of(test, "sessions.v2") == sessions
+                    assert [rows_of(test, f"{name}.v2") for name in ("thirds", "many")] == aside
     assert results[0] == results[1]
     assert results[0][0]
 

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import BadSchema, NoFingerprint, PlanError, StreamOnly, UnfitColumn, UnknownColumn
+from headrace.errors import (
+    BadSchema,
+    NoFingerprint,
+    PlanError,
+    StreamOnly,
+    UnfitColumn,
+    UnknownColumn,
+)
 
 SCHEMA = (
     "id BIGINT, tags ARRAY<STRING>, sizes MAP<STRING, INT>,"

@@ -83,6 +83,10 @@ def nothing(self: Any, rows: Any, ctx: Any) -> None:
         (subclass(output="items INT"), "without the key column 'cart'"),
         (subclass(output="cart INT"), "the key column 'cart' as STRING and as INT"),
         (subclass(output="cart STRING, _tick INT"), "reserved"),
+        (subclass(odd=hr.side_output("why STRING")), "without the key column 'cart'"),
+        (subclass(odd=hr.side_output("cart INT")), "'cart' as STRING in output, and as INT in odd"),
+        (subclass(odd=hr.side_output("cart STRING, _tick INT")), "reserved"),
+        (subclass(output="cart STRING, n INT", table_key="n"), "lacks 'cart'"),
         (subclass(left=hr.timer()), "has no method on_timer"),
         (subclass(on_timer=nothing), "no timer is declared"),
         (subclass(on_paid=nothing), "method on_paid is never called"),
@@ -98,6 +102,32 @@ def test_what_a_processor_lacks_is_said_when_it_is_declared(processor: Any, mess
     with pytest.raises(PlanError, match=message) as caught:
         carts.process(processor, key="cart")
     assert "To fix" in str(caught.value)
+
+
+def test_a_processor_with_a_key_gives_a_table_and_side_outputs_give_streams() -> None:
+    carts, _ = streams()
+    odd = hr.side_output("cart STRING, at TIMESTAMP")
+    members = {"output": "cart STRING, n INT NOT NULL", "table_key": "cart", "odd": odd}
+    table: Any = carts.process(subclass(**members), key="cart", name="mine")
+    assert isinstance(table, hr.Table)
+    assert (table.key, table.schema.names) == (("cart",), ["cart", "n"])
+    side = table.side("odd")
+    assert isinstance(side, hr.Stream)
+    assert side.key == ("cart",)
+    assert side.window(hr.tumbling("1 minute")).aggregate(n=hr.agg.count())
+    plan = carts.pipeline
+    plan.view("n", table)
+    plan.write("odd", side)
+    assert [step.name for step in plan.plan().steps()][-4:] == [
+        "mine", "n.output", "n.upserts", "odd.output",
+    ]  # fmt: skip
+    with pytest.raises(UnknownColumn, match="'item'"):
+        carts.process(subclass(table_key="item"), key="cart")
+    with pytest.raises(PlanError, match="no side output 'ood': did you mean 'odd'"):
+        table.side("ood")
+    for other in (carts, side, table.where("n > 1")):
+        with pytest.raises(PlanError, match="has no side outputs"):
+            other.side("odd")
 
 
 def test_inputs_and_options_are_checked() -> None:

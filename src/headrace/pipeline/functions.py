@@ -63,13 +63,12 @@ def with_calls_of_results(
     rows, and these over it. What is neither is left for a later check.
     """
     extractor = CallExtractor(step.schema.names, where=where)
-    rewritten: dict[str, Any] = {}
+    rewritten = dict(results)
     for name, spec in results.items():
         if isinstance(spec, AggregateSpec):
-            spec = spec.with_expressions(extractor.rewrite)
+            rewritten[name] = spec.with_expressions(extractor.rewrite)
         elif isinstance(spec, RowFunction) and spec.column is not None:
-            spec = replace(spec, column=extractor.rewrite(spec.column))
-        rewritten[name] = spec
+            rewritten[name] = replace(spec, column=extractor.rewrite(spec.column))
     return call_steps(step, extractor, errors=errors, where=where), rewritten
 
 

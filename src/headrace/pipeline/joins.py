@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import to_us
-from headrace.errors import PlanError, StreamOnly, UnfitColumn
 from headrace.error_policy import NULL
+from headrace.errors import PlanError, StreamOnly, UnfitColumn
 from headrace.expressions.expression import parse_expression
 from headrace.expressions.function_calls import is_call_column
 from headrace.expressions.literals import quoted_name

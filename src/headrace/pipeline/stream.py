@@ -348,7 +348,7 @@ class Rows(Relation):
         ttl: Duration | None = None,
         name: str | None = None,
         **inputs: Rows,
-    ) -> Stream:
+    ) -> Stream | Table:
         """Run a class of one's own over the rows of each key, with state and timers: for what no
         other operation says.
 
@@ -367,8 +367,9 @@ class Rows(Relation):
                 tables are changes, with a column `_change_type`.
 
         Returns:
-            A stream of what the processor emits, keyed by `key`. It has this stream's event time if
-            the output has that column.
+            A stream of what the processor emits, keyed by `key`; a table if the class has a
+            `table_key`. It has this stream's event time if the output has that column. `side` gives
+            the further outputs that the class declares.
 
         Raises:
             PlanError: The processor's class lacks something, or inputs and output do not fit.
@@ -390,7 +391,39 @@ class Rows(Relation):
         from headrace.pipeline.processors import process_step
 
         step = process_step(self, processor, key, inputs, errors=errors, ttl=ttl, name=name)
-        return Stream(self.pipeline, step)
+        return (Table if step.is_table else Stream)(self.pipeline, step)
+
+    def side(self, output: str) -> Stream:
+        """The rows that a processor emits to a further output: `hr.side_output` of its class.
+
+        Args:
+            output: The name of the attribute.
+
+        Returns:
+            A stream of these rows.
+
+        Raises:
+            PlanError: This is not what `process` returned, or the class has no such output.
+
+        Example:
+            ```python
+            class Checked(hr.Processor, each_key=True):
+                output = "customer_id BIGINT, amount DOUBLE"
+                odd = hr.side_output("customer_id BIGINT, order_id BIGINT")
+
+                def on_row(self, row, ctx):
+                    if row["amount"] < 0:
+                        ctx.emit_to("odd", customer_id=row["customer_id"], order_id=row["order_id"])
+                    else:
+                        ctx.emit(customer_id=row["customer_id"], amount=row["amount"])
+
+            checked = orders.process(Checked, key="customer_id")
+            odd = checked.side("odd")
+            ```
+        """
+        from headrace.pipeline.processors import side_step
+
+        return Stream(self.pipeline, side_step(self, output))
 
     def df(
         self, spark: SparkSession | None = None, *, log: str | None = None, **options: Any
@@ -778,7 +811,7 @@ class Stream(Rows):
 
         Example:
             ```python
-            words = orders.select("order_id", words="split(region, '-')").posexplode("words", "word")
+            parts = orders.select("order_id", part="split(region, '-')").posexplode("part")
             ```
         """
         step = explode_step(
@@ -1998,9 +2031,7 @@ class FramedRows:
         """
         where = self.rows.step_label("over", name)
         check_error_policy(errors, where=f"The step {where}")
-        called, results = with_calls_of_results(
-            self.rows.step, results, errors=errors, where=where
-        )
+        called, results = with_calls_of_results(self.rows.step, results, errors=errors, where=where)
         source = replace(self.rows, step=called)
         selection, bound = frame_input(source, self.frame, results, where=where, errors=errors)
         if selection is not None:

@@ -24,7 +24,13 @@ from headrace.columnar.murmur2 import hash64, mix64
 from headrace.errors import nearest
 from headrace.expressions.function_calls import FunctionCallColumn
 from headrace.plan.plan import SettledColumns, Step
-from headrace.types.values import Misfit, column_converter, find_misfit, fit_column
+from headrace.types.values import (
+    Misfit,
+    column_converter,
+    find_misfit,
+    fit_column,
+    plain_copy,
+)
 
 ROW_INDEX = "_row"
 """The column by which a function of `map_batches` says which row each row of its result is from."""
@@ -60,6 +66,14 @@ class UserCodeStep(Step):
     def function_names(self) -> str:
         """How errors call the code."""
         return ", ".join(f"{name}()" for name, _ in self.functions) or self.operation
+
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        called: list[Any] = [call.function for call in getattr(self.computation, "calls", ())]
+        function = getattr(self.computation, "function", None)
+        named = [(each.name, each.function) for each in called]
+        named += [] if function is None else [(self.functions[0][0], function)]
+        return tuple((f"the function {name}()", function) for name, function in named)
 
 
 # Functions in expressions
@@ -165,13 +179,18 @@ class RowsCode:
     def __call__(self, rows: pa.RecordBatch) -> tuple[list[pa.Array], Ints | None]:
         emitted: list[dict[str, Any]] = []
         counts = []
+        # A function may yield one dictionary, or list, again and again.
+        is_nested = any(pa.types.is_nested(column.type) for column in self.schema)
+        copied = plain_copy if is_nested else dict
         for row in rows.select(list(self.given)).to_pylist():
             before = len(emitted)
-            emitted.extend(self.function(row))
+            returned = self.function(row)
+            for made in [returned] if isinstance(returned, dict) else returned or ():
+                if not isinstance(made, dict):
+                    raise Misfit(f"it returned a {type(made).__name__}, not a dictionary")
+                emitted.append(copied(made))
             counts.append(len(emitted) - before)
         for row in emitted:
-            if not isinstance(row, dict):
-                raise Misfit(f"it returned a {type(row).__name__}, not a dictionary")
             if row.keys() != set(self.schema.names):
                 _check_names(list(row), self.schema)
         columns = []

@@ -157,7 +157,9 @@ class MatchStep(Step):
         if isinstance(self.late, Divert):
             late_topic = self.late.topic
             sides.append(
-                SideOutput(late_topic, self.settings.row_schema, self.input.key, "diverts late rows")
+                SideOutput(
+                    late_topic, self.settings.row_schema, self.input.key, "diverts late rows"
+                )
             )
         if self.timed_out:
             what = "sends partial matches whose time ran out"

@@ -215,6 +215,11 @@ class Step:
         """The topic that partial matches are written to when they time out, if any."""
         return None
 
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        """Users' objects with code that tasks run, each with what errors call it."""
+        return ()
+
     def row_step(self, *, optimistic: bool) -> RowStep | None:  # noqa: ARG002
         """This step as a function over Arrow batches, where rows are read; None if Spark must
         compute it. `optimistic`: also if some values may turn out to need Spark.
@@ -247,6 +252,8 @@ class Step:
                 "settle",
                 "newest",
                 "late_moves",
+                "output",
+                "upserts",
             }:  # which users do not declare
                 operations.append(step.operation)
             step = step.input

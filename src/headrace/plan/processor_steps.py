@@ -1,4 +1,9 @@
-"""The step of processors: a user's own class over the state and timers of a key.
+"""The steps of processors: a user's own class over the state and timers of a key (`ProcessStep`),
+one of its outputs (`OutputStep`), and the table that its changes amount to (`UpsertStep`).
+
+    ProcessStep    rows of all outputs side by side    cart, items, reason, __output
+    OutputStep     those of one: "odd"                 cart, reason
+    UpsertStep     the newest row of each key, if the output is a table
 
 `headrace.pipeline.processors` checks and builds it; the kernel is in
 `headrace.operators.processors`.
@@ -9,10 +14,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.columnar.buffers import Ints
 from headrace.durations import format_us
 from headrace.error_policy import DIVERT
-from headrace.operators.kernel import TimedKernel
-from headrace.operators.processors.processor import PROCESSING, Declaration, Processor
+from headrace.operators.kernel import Kernel, TimedKernel
+from headrace.operators.processors.processor import (
+    OUTPUT_COLUMN,
+    PROCESSING,
+    Declaration,
+    Processor,
+)
+from headrace.plan.function_steps import UserCodeStep
 from headrace.plan.plan import Step, TimeColumn, Times
 from headrace.types.schema import to_ddl
 
@@ -42,6 +58,10 @@ class ProcessStep(Step):
     @property
     def allows_null_keys(self) -> bool:
         return True
+
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        return ((f"the processor {type(self.processor).__qualname__}", self.processor),)
 
     @property
     def goes_by_ticks(self) -> bool:
@@ -104,3 +124,52 @@ class ProcessStep(Step):
             ttl_us=self.ttl_us,
             diverts=self.errors == DIVERT,
         )
+
+
+@dataclass(frozen=True)
+class OutputCode:
+    """The rows of one output."""
+
+    output: str | None
+    columns: tuple[str, ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> tuple[list[pa.Array], Ints | None]:
+        outputs = rows.column(OUTPUT_COLUMN)
+        own = outputs.is_null() if self.output is None else pc.equal(outputs, self.output)
+        indices = np.flatnonzero(own.fill_null(False).to_numpy(zero_copy_only=False))
+        chosen = pa.array(indices)
+        return [rows.column(name).take(chosen) for name in self.columns], indices
+
+    def null_columns(self, rows: pa.RecordBatch) -> list[pa.Array] | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutputStep(UserCodeStep):
+    """One output of a processor that has several; `output` is None for the main one."""
+
+    operation: ClassVar[str] = "output"
+
+    output: str | None
+
+    def details(self) -> dict[str, Any]:
+        return {"output": self.output}
+
+    def summary(self) -> str:
+        return self.output or "main"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UpsertStep(Step):
+    """The table that a processor's changes amount to: of each key the newest row."""
+
+    operation: ClassVar[str] = "upserts"
+    stateful: ClassVar[bool] = True
+
+    def kernel(self) -> Kernel:
+        from headrace.operators.latest_rows import LatestKernel
+
+        return LatestKernel(self.name, self.schema, self.key)
+
+    def summary(self) -> str:
+        return f"key {', '.join(self.key)}"

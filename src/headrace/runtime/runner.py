@@ -60,6 +60,7 @@ from headrace.runtime.query_assignment import (
     remembered_shards,
     view_key,
 )
+from headrace.runtime.spark_jobs import check_code_can_be_sent
 from headrace.runtime.state_directory import StateDirectory
 from headrace.views.file import VIEWS_FILE
 from headrace.views.store import ViewStore
@@ -146,6 +147,7 @@ class Runner:
         declared, plan = plan, known_names(plan, log)  # 1
         log_former_steps(declared, plan)
         plan.check_kernels()
+        check_code_can_be_sent(plan)
         state = state.absolute()
         home = StateDirectory.find(log, plan.name, state)
         state.mkdir(parents=True, exist_ok=True)

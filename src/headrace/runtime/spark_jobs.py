@@ -11,6 +11,7 @@ The results do not depend on the way: the functions are the same, and so is thei
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,13 +40,55 @@ from headrace.engine.shuffle import PACKED, heartbeat_of
 from headrace.engine.shuffle_items import from_items, to_pairs
 from headrace.engine.whole_job import WholeJob
 from headrace.engine.worker_daemon import settle_worker
+from headrace.errors import NotSerializable
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, Observation, SparkSession
 
+    from headrace.plan.plan import PipelinePlan
+
 Failures = dict[str, int]
 """Step -> the number of rows for which its expressions failed and gave null."""
+
+
+def check_code_can_be_sent(plan: PipelinePlan) -> None:
+    """Raise NotSerializable if code of users cannot be sent to Spark's workers."""
+    from pyspark import cloudpickle
+
+    for step in plan.steps():
+        for name, subject in step.user_code:
+            try:
+                cloudpickle.dumps(subject)  # type: ignore[no-untyped-call]
+            except Exception as error:
+                held = ", ".join(_values_that_cannot_be_sent(subject))
+                raise NotSerializable(
+                    f"Spark's workers cannot be sent {name} of the step {step.name!r}"
+                    f"{f', which uses {held}' if held else ''}: {error}.",
+                    fix=(
+                        "make it where it is used, in the function or method itself, for instance"
+                        " behind functools.cache."
+                    ),
+                ) from None
+
+
+def _values_that_cannot_be_sent(subject: Any) -> Iterator[str]:
+    """The names of what a function or an object of a class uses and cannot be sent."""
+    from pyspark import cloudpickle
+
+    if inspect.isfunction(subject):
+        used = inspect.getclosurevars(subject)
+        values = {**used.globals, **used.nonlocals}
+    else:
+        values = {f"self.{name}": value for name, value in vars(subject).items()}
+        for method in filter(inspect.isfunction, vars(type(subject)).values()):
+            used = inspect.getclosurevars(method)
+            values |= {**used.globals, **used.nonlocals}
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+        except Exception:
+            yield name
 
 
 # Whole in one task

@@ -589,3 +589,12 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _mask(array: pa.Array) -> pa.BooleanArray | None:
     return array.is_null() if array.null_count else None
+
+
+def plain_copy(value: Any) -> Any:
+    """A Python value whose lists and dictionaries are others than the original's."""
+    if isinstance(value, list):
+        return [plain_copy(element) for element in value]
+    if isinstance(value, dict):
+        return {key: plain_copy(element) for key, element in value.items()}
+    return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -393,6 +393,100 @@ def test_timers_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ProcessorFailed, match="fired 50 times in one tick") as caught:
         chain(1, [1], [10**9])
     assert caught.value.row == {"k": "a"}
+
+
+class Keeping(hr.Processor, each_key=True):
+    """Changes what it has emitted, and lets all keys begin with one list."""
+
+    output = "k STRING, values ARRAY<INT>"
+    values = hr.state("ARRAY<INT>")
+    counts = hr.state("MAP<STRING, INT>", default={})
+    FIRST: ClassVar[list[int]] = []
+
+    def on_row(self, row: Row, ctx: Any) -> Iterator[Row]:
+        if ctx["values"] is None:
+            ctx["values"] = self.FIRST
+        ctx["values"].append(row["v"])
+        ctx["counts"]["rows"] = ctx["counts"].get("rows", 0) + 1
+        emitted = {"k": row["k"], "values": ctx["values"]}
+        for value in (-1, -2):
+            emitted["values"] = [*ctx["values"], value]
+            yield emitted
+        ctx.emit(k=row["k"], values=ctx["values"])
+
+
+def test_what_was_emitted_does_not_change_with_the_state_and_keys_share_nothing() -> None:
+    rows = [("a", 1), ("b", 2), ("a", 3)]
+    of_tick = table([{"k": key, "v": v, "at": at(0), "_tick": 1} for key, v in rows])
+    state = MemoryState()
+    for _ in range(2):  # another worker, which has seen other rows, does the same
+        kernel, state = kernel_of(Keeping()), MemoryState()
+        emitted = kernel.step_timed(state, [of_tick], [moments([1], [0])])
+        found = [(row["k"], row["values"]) for row in emitted.to_pylist()]
+        assert found == [
+            ("a", [1]), ("a", [1, -1]), ("a", [1, -2]),
+            ("a", [1, 3]), ("a", [1, 3, -1]), ("a", [1, 3, -2]),
+            ("b", [2]), ("b", [2, -1]), ("b", [2, -2]),
+        ]  # fmt: skip
+    assert Keeping.FIRST == []
+
+
+class Aside(hr.Processor, each_key=True):
+    output = "k STRING, n INT"
+    table_key = ("k", "n")
+    odd = hr.side_output("k STRING, why STRING")
+
+    def on_row(self, row: Row, ctx: Any) -> None:
+        if row["v"] == 13:
+            ctx.emit_to("odd", k=row["k"], why="unlucky")
+            ctx.emit_to("odd", k=row["k"], why=3)
+        elif row["v"] == 14:
+            ctx.emit_to("ood", k=row["k"], why="misspelt")
+        elif row["v"] == 15:
+            ctx.delete(k=row["k"], n=1, m=2)
+        elif row["v"] == 16:
+            ctx.emit({"k": row["k"], "n": 1, "_change_type": "remove"})
+        elif row["v"] < 0:
+            ctx.delete(k=row["k"], n=-row["v"])
+            ctx.emit_to("odd", k=row["k"], why="fewer than none")
+        else:
+            ctx.emit(k=row["k"], n=row["v"])
+
+
+class ColumnAside(hr.Processor):
+    output = "k STRING, n INT"
+    odd = hr.side_output("k STRING, why STRING")
+
+    def on_rows(self, rows: pa.Table, ctx: Any) -> pa.Table:
+        ctx.emit_to("odd", pa.table({"k": ctx.keys["k"], "why": pa.repeat("all", len(ctx))}))
+        ctx.emit(pa.table({"k": ctx.keys["k"], "n": ctx.per_key(rows["v"], "count")}))
+        return pa.table({"k": ctx.keys["k"], "n": ctx.per_key(rows["v"], "sum")})
+
+
+def test_rows_of_side_outputs_and_changes_are_marked() -> None:
+    rows = [("a", 1), ("a", -1), ("b", 13), ("c", 14), ("c", 15), ("c", 16), ("c", 2)]
+    of_tick = table([{"k": key, "v": v, "at": at(0), "_tick": 1} for key, v in rows])
+    kernel = kernel_of(Aside(), diverts=True)
+    emitted = kernel.step_timed(MemoryState(), [of_tick], [moments([1], [0])])
+    assert emitted.schema == kernel.output.append(pa.field("_tick", pa.int64(), nullable=False))
+    assert [tuple(row.values())[:-1] for row in emitted.to_pylist()] == [
+        ("a", 1, None, None, "insert"),
+        ("a", 1, None, None, "delete"),
+        ("a", None, "fewer than none", "odd", "insert"),
+        ("c", 2, None, None, "insert"),
+    ]
+    dead = {row["v"]: row["_reason"] for row in kernel.dead_letters.take().to_pylist()}
+    assert sorted(dead) == [13, 14, 15, 16]
+    assert "'why': " in dead[13]
+    assert "a row to the side output 'ood': did you mean 'odd'?" in dead[14]
+    assert "a column 'm': there is 'k', 'n'." in dead[15]
+    assert "the _change_type 'remove': " in dead[16]
+    by_columns = kernel_of(ColumnAside()).step_timed(MemoryState(), [of_tick], [moments([1], [0])])
+    assert [tuple(row.values())[:-1] for row in by_columns.to_pylist()][:3] == [
+        ("a", None, "all", "odd"),
+        ("a", 2, None, None),
+        ("a", 0, None, None),
+    ]
 
 
 class TwoTimers(hr.Processor, each_key=True):

@@ -148,9 +148,7 @@ def parse_measure_sql(text: Any, *, where: str) -> exp.Expr:
     return parse_sql(text, where=where, max_characters=None)
 
 
-def rewrite_calls(
-    text: str, extractor: CallExtractor, names: PatternNames, *, where: str
-) -> str:
+def rewrite_calls(text: str, extractor: CallExtractor, names: PatternNames, *, where: str) -> str:
     """A condition or measure with columns instead of the calls of users' functions.
 
         tax(b.amount) > sum(tax(a.amount))     b.__call_0 > sum(a.__call_0)

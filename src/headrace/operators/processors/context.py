@@ -23,20 +23,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints
+from headrace.columnar.columns import CHANGE_TYPE, DELETE
 from headrace.columnar.keys import as_array
 from headrace.columnar.murmur2 import hash64, mix64
 from headrace.errors import PlanError, nearest
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.processors.processor import Declaration, StateSlot, TimerSlot
-from headrace.types.values import Misfit, column_converter, fit_column
+from headrace.types.values import Misfit, column_converter, fit_column, plain_copy
 
 TIMER_TYPE = pa.timestamp("us", "UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_TIME, _LAST_TIME = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 Columns = dict[str, pa.Array]
+Emission = tuple[str | None, Any]
+"""What was emitted to an output; None is the main one."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,13 @@ class SlotTypes:
             for slot in declaration.states
             if slot.default is not None
         }
+        self.nested = frozenset(
+            name for name, field in self.fields.items() if pa.types.is_nested(field.type)
+        )
+        outputs = [declaration.output, *(side.schema for side in declaration.sides)]
+        self.emits_nested = any(
+            pa.types.is_nested(field.type) for schema in outputs for field in schema
+        )
 
     def name_of(self, which: str | StateSlot | TimerSlot) -> str:
         """The name of a value or timer. Raises PlanError if there is none."""
@@ -188,6 +197,7 @@ class ColumnContext(CallContext):
         self._slots, self._frame = slots, frame
         self._columns: Columns = dict(frame.columns)
         self._draws = 0
+        self._emitted: list[Emission] = []
 
     def __len__(self) -> int:
         return len(self._frame)
@@ -247,6 +257,27 @@ class ColumnContext(CallContext):
         indices = pa.array(np.arange(len(self)), mask=gone)
         self._columns = {name: column.take(indices) for name, column in self._columns.items()}
 
+    def emit(self, rows: Any) -> None:
+        """Emit rows, besides those that the method returns.
+
+        Args:
+            rows: An Arrow table with the columns of the output.
+        """
+        self._emitted.append((None, rows))
+
+    def emit_to(self, output: str, rows: Any) -> None:
+        """Emit rows to a side output.
+
+        Args:
+            output: The name of the side output.
+            rows: An Arrow table with its columns.
+        """
+        self._emitted.append((output, rows))
+
+    def take_emitted(self) -> list[Emission]:
+        """Internal: what was emitted, by output."""
+        return self._emitted
+
     def take_columns(self) -> Columns:
         """Internal: values and timers after the call."""
         return self._columns
@@ -286,6 +317,7 @@ class KeyContext(CallContext):
             for name, column in frame.columns.items()
         }
         self._emitted: list[Mapping[str, Any]] = []
+        self._aside: list[tuple[str, Mapping[str, Any]]] = []
 
     def _listed(self, name: str, column: pa.Array) -> list[Any]:
         values: list[Any] = column.to_pylist()
@@ -297,7 +329,9 @@ class KeyContext(CallContext):
         return self._values[self._slots.name_of(which)][self._index]
 
     def __setitem__(self, which: str, value: Any) -> None:
-        self._values[self._slots.name_of(which)][self._index] = value
+        name = self._slots.name_of(which)
+        # A list that is changed later, elsewhere, is no longer this key's.
+        self._values[name][self._index] = plain_copy(value) if name in self._slots.nested else value
 
     def __delitem__(self, which: str) -> None:
         name = self._slots.name_of(which)
@@ -322,7 +356,32 @@ class KeyContext(CallContext):
             row: The row's columns.
             **columns: Further columns.
         """
-        self._emitted.append({**(row or {}), **columns})
+        self._emitted.append(self._own({**(row or {}), **columns}))
+
+    def emit_to(self, output: str, row: Mapping[str, Any] | None = None, /, **columns: Any) -> None:
+        """Emit a row to a side output.
+
+        Args:
+            output: The name of the side output.
+            row: The row's columns.
+            **columns: Further columns.
+        """
+        self._aside.append((output, self._own({**(row or {}), **columns})))
+
+    def delete(self, row: Mapping[str, Any] | None = None, /, **columns: Any) -> None:
+        """Delete the row with a key, if the output is a table.
+
+        Args:
+            row: The columns of the table's key.
+            **columns: Further columns.
+        """
+        self._emitted.append({**(row or {}), **columns, CHANGE_TYPE: DELETE})
+
+    def _own(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row whose lists do not change any more when those in state do."""
+        if not self._slots.emits_nested:
+            return row
+        return {name: plain_copy(value) for name, value in row.items()}
 
     def forget(self) -> None:
         """Forget the present key: its values return to the defaults, its timers are removed."""
@@ -339,7 +398,7 @@ class KeyContext(CallContext):
 
     def snapshot(self) -> dict[str, Any]:
         """Internal: the present key's values, to go back to."""
-        return {name: _copy(values[self._index]) for name, values in self._values.items()}
+        return {name: plain_copy(values[self._index]) for name, values in self._values.items()}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Internal: go back to the present key's values of before."""
@@ -348,20 +407,30 @@ class KeyContext(CallContext):
 
     def take_emitted(self, returned: Any) -> list[Mapping[str, Any]]:
         """Internal: the rows that a call emitted and those that it returned."""
-        rows, self._emitted = self._emitted, []
         if returned is None:
-            return rows
+            return self.take_main()
         if isinstance(returned, Mapping):
-            return [*rows, returned]
+            return [*self.take_main(), self._own(returned)]
         if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
             raise Misfit(
                 f"it returned a {type(returned).__name__}, not a dictionary or dictionaries"
             )
-        more: list[Any] = list(returned)
-        wrong = next((row for row in more if not isinstance(row, Mapping)), None)
-        if wrong is not None:
-            raise Misfit(f"it emitted a {type(wrong).__name__}, not a dictionary")
-        return [*rows, *more]
+        more: list[Mapping[str, Any]] = []
+        for row in returned:
+            if not isinstance(row, Mapping):
+                raise Misfit(f"it emitted a {type(row).__name__}, not a dictionary")
+            more.append(self._own({**row}))  # a method may yield one dictionary again and again
+        return [*self.take_main(), *more]
+
+    def take_main(self) -> list[Mapping[str, Any]]:
+        """Internal: the rows of the main output that were emitted."""
+        rows, self._emitted = self._emitted, []
+        return rows
+
+    def take_aside(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Internal: the rows of side outputs that were emitted."""
+        rows, self._aside = self._aside, []
+        return rows
 
     def check_values(self) -> None:
         """Internal: raise Misfit if a value of the present key does not fit its type."""
@@ -372,12 +441,3 @@ class KeyContext(CallContext):
         """Internal: values and timers after the calls."""
         count = len(self._frame)
         return {name: self._slots.fit(name, values, count) for name, values in self._values.items()}
-
-
-def _copy(value: Any) -> Any:
-    """A value whose lists and dictionaries are others than the original's."""
-    if isinstance(value, list):
-        return [_copy(element) for element in value]
-    if isinstance(value, dict):
-        return {key: _copy(element) for key, element in value.items()}
-    return value

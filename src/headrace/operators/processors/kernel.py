@@ -159,7 +159,7 @@ class ProcessorKernel:
 
     @property
     def output(self) -> pa.Schema:
-        return self.declaration.output
+        return self.calls.emitted_schema
 
     @cached_property
     def _row_type(self) -> pa.StructType:

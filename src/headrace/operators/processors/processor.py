@@ -12,17 +12,21 @@ anything runs. The methods are called by `calls`; `context` has what they are gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from headrace.errors import PlanError, nearest
-from headrace.types.schema import parse_schema, type_name
+from headrace.types.schema import parse_schema, to_ddl, type_name
 from headrace.types.values import Misfit, column_converter
 
 EVENT, PROCESSING = "event", "processing"
+OUTPUT_COLUMN = "__output"
+"""The column that says to which output an emitted row belongs, if a processor has several; null is
+the main one.
+"""
 ROWS, ROW, ON_TIMER = "on_rows", "on_row", "on_timer"
 MAX_SLOTS = 100
 
@@ -54,6 +58,22 @@ class TimerSlot:
 
     def __set_name__(self, owner: Any, name: str) -> None:
         object.__setattr__(self, "name", name)
+
+
+@dataclass(frozen=True)
+class OutputSlot:
+    """A further output of a processor."""
+
+    declared_schema: str
+    name: str = ""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns; `BadSchema` if the text is none."""
+        return parse_schema(self.declared_schema)
 
 
 def state(type: str, *, default: Any = None) -> Any:
@@ -116,6 +136,35 @@ def timer(*, clock: str = EVENT) -> Any:
     return TimerSlot(clock)
 
 
+def side_output(schema: str) -> Any:
+    """Declare a further output of a processor, as an attribute of its class.
+
+    Args:
+        schema: The columns of its rows, as a schema. They include those of the key.
+
+    Returns:
+        The declaration. In the processor's methods, `ctx.emit_to("name", …)` emits a row; outside,
+        `stream.side("name")` of the stream that `process` returns is a stream of these rows.
+
+    Raises:
+        BadSchema: The schema cannot be read. Raised where the processor is used.
+
+    Example:
+        ```python
+        class Checked(hr.Processor, each_key=True):
+            output = "cart STRING, items INT"
+            odd = hr.side_output("cart STRING, reason STRING")
+
+            def on_row(self, row, ctx):
+                if row["items"] < 0:
+                    ctx.emit_to("odd", cart=row["cart"], reason="fewer than none")
+                else:
+                    ctx.emit(cart=row["cart"], items=row["items"])
+        ```
+    """
+    return OutputSlot(schema)
+
+
 class Processor:
     """The interface of a user's own operator, given to `stream.process`.
 
@@ -137,6 +186,9 @@ class Processor:
 
     Attributes:
         output: The columns of the rows that it emits, as a schema. It has the columns of the key.
+        table_key: If set, the column or columns of a primary key: `process` returns a table then.
+            A row that is emitted inserts its key's row or replaces it; one with a `_change_type` of
+            `"delete"`, or `ctx.delete(…)`, deletes it. The key has the columns of `process`'s.
         version: If set, the processor's version: state goes on with another class of the same
             version, whatever its code.
 
@@ -159,6 +211,7 @@ class Processor:
     """
 
     output: ClassVar[str]
+    table_key: ClassVar[str | Sequence[str] | None] = None
     version: ClassVar[str | None] = None
     each_key: ClassVar[bool] = False
 
@@ -174,11 +227,28 @@ class Processor:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a processor declares: the columns of its output, its state and its timers."""
+    """What a processor declares: the columns of its output, its state and its timers; further
+    outputs, and the primary key if its output is a table.
+    """
 
     output: pa.Schema
     states: tuple[StateSlot, ...]
     timers: tuple[TimerSlot, ...]
+    sides: tuple[OutputSlot, ...] = ()
+    table_key: tuple[str, ...] = ()
+
+    @property
+    def emitted(self) -> pa.Schema:
+        """The columns of all outputs side by side. With several, a row has those of its own, and
+        `__output` says which that is.
+        """
+        if not self.sides:
+            return self.output
+        fields: dict[str, pa.Field] = {}
+        for schema in (self.output, *(side.schema for side in self.sides)):
+            for field in schema:
+                fields.setdefault(field.name, pa.field(field.name, field.type))
+        return pa.schema([*fields.values(), pa.field(OUTPUT_COLUMN, pa.string())])
 
     @property
     def clock(self) -> str | None:
@@ -186,12 +256,16 @@ class Declaration:
         return self.timers[0].clock if self.timers else None
 
     def describe(self) -> dict[str, Any]:
-        """State and timers in plain values. They say which state fits."""
+        """State, timers and further outputs in plain values. They say which state fits."""
+        table = {"table_key": list(self.table_key)} if self.table_key else {}
+        sides = {side.name: to_ddl(side.schema) for side in self.sides}
         return {
             "state": {
                 slot.name: [type_name(slot.field.type), repr(slot.default)] for slot in self.states
             },
             "timers": {slot.name: slot.clock for slot in self.timers},
+            **({"side_outputs": sides} if sides else {}),
+            **table,
         }
 
 
@@ -210,6 +284,7 @@ def read_declaration(processor: Processor, inputs: Iterable[str], *, where: str)
     slots = _slots(cls)
     states = tuple(slot for slot in slots.values() if isinstance(slot, StateSlot))
     timers = tuple(slot for slot in slots.values() if isinstance(slot, TimerSlot))
+    sides = tuple(slot for slot in slots.values() if isinstance(slot, OutputSlot))
     text = getattr(processor, "output", None)
     if not isinstance(text, str):
         raise PlanError(
@@ -230,16 +305,47 @@ def read_declaration(processor: Processor, inputs: Iterable[str], *, where: str)
     for slot in states:
         _check_default(slot, where=f"The step {where}: {cls.__qualname__}.{slot.name}")
     _check_methods(processor, inputs, has_timers=bool(timers), where=where)
-    return Declaration(parse_schema(text), states, timers)
+    table_key = cls.table_key or ()
+    table_key = (table_key,) if isinstance(table_key, str) else tuple(table_key)
+    output = parse_schema(text)
+    if table_key:  # a row that is deleted has its key only
+        output = pa.schema(
+            [field.with_nullable(field.nullable or field.name not in table_key) for field in output]
+        )
+    declaration = Declaration(
+        output=output,
+        states=states,
+        timers=timers,
+        sides=sides,
+        table_key=table_key,
+    )
+    _check_outputs(declaration, where=f"The step {where} uses {cls.__qualname__}, which")
+    return declaration
 
 
-def _slots(cls: type) -> dict[str, StateSlot | TimerSlot]:
+def _check_outputs(declaration: Declaration, *, where: str) -> None:
+    """Raise if a column has one type in one output and another in another one."""
+    types: dict[str, tuple[str, pa.DataType]] = {}
+    outputs = [("output", declaration.output)]
+    outputs += [(side.name, side.schema) for side in declaration.sides]
+    for output, schema in outputs:
+        for field in schema:
+            first, kind = types.setdefault(field.name.lower(), (output, field.type))
+            if kind != field.type:
+                raise PlanError(
+                    f"{where} has the column {field.name!r} as {type_name(kind)} in {first}, and as"
+                    f" {type_name(field.type)} in {output}.",
+                    fix="give it one type in all outputs, or another name.",
+                )
+
+
+def _slots(cls: type) -> dict[str, StateSlot | TimerSlot | OutputSlot]:
     """The slots of a class and its bases, in the order of their declaration, bases first."""
     return {
         name: value
         for base in reversed(cls.__mro__)
         for name, value in vars(base).items()
-        if isinstance(value, StateSlot | TimerSlot)
+        if isinstance(value, StateSlot | TimerSlot | OutputSlot)
     }
 
 
