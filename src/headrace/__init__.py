@@ -5,8 +5,8 @@
     log          open_log, Log, Producer, Consumer, Queue, Transaction, Message, Batches,
                  AppendResult, Offsets, TopicInfo, GroupInfo, PartitionLag, spark
     pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time, file_table,
-                 Processor, state, timer, side_output, udf, tumbling, hopping, sliding, session, late,
-                 over, pattern, search, shed
+                 Processor, state, timer, side_output, udf, tumbling, hopping, sliding, session,
+                 late, agg, over, pattern, search, shed
     edges        cdc, sources, gateways, sinks, alerts, events
     errors       errors
 
@@ -116,8 +116,8 @@ __all__ = [
     "processing_time",
     "search",
     "session",
-    "side_output",
     "shed",
+    "side_output",
     "sinks",
     "sliding",
     "sources",

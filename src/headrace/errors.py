@@ -245,8 +245,20 @@ class FunctionFailed(InputError):
     """
 
     def __init__(
-        self, *, step: str, function: str, row: dict[str, Any], where: str, cause: str, trace: str
+        self,
+        *,
+        step: str,
+        function: str,
+        row: dict[str, Any],
+        position: tuple[int, int] | None,
+        cause: str,
+        trace: str,
     ) -> None:
+        self.step, self.function, self.row = step, function, row
+        self.position = position
+        """The partition and offset of the row; None if a step has made it."""
+        self.cause, self.trace = cause, trace
+        where = "" if position is None else " (partition {}, offset {})".format(*position)
         super().__init__(
             f"{function} of the step {step!r} failed on the row {row!r}{where}:"
             f" {cause}\n{trace}".rstrip(),
@@ -255,8 +267,17 @@ class FunctionFailed(InputError):
                 ' with errors="divert".'
             ),
         )
-        self.step = step
-        self.row = row
+
+    def at(self, position: tuple[int, int] | None) -> FunctionFailed:
+        """The error for the row at another position."""
+        return FunctionFailed(
+            step=self.step,
+            function=self.function,
+            row=self.row,
+            position=position,
+            cause=self.cause,
+            trace=self.trace,
+        )
 
 
 class ProcessorFailed(InputError):

@@ -116,9 +116,7 @@ class RunUserCode:
             step=self.step,
             function=self.functions,
             row={name: value for name, value in row.items() if name not in names},
-            where=f" (partition {row[PARTITION_COLUMN]}, offset {row[OFFSET_COLUMN]})"
-            if is_read
-            else "",
+            position=(row[PARTITION_COLUMN], row[OFFSET_COLUMN]) if is_read else None,
             cause=failure_text(error),
             trace="" if isinstance(error, Misfit) else user_trace(error),
         ) from error

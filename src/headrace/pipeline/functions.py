@@ -248,12 +248,13 @@ def sample_step(
 ) -> Step:
     """Check `sample`, and make its step."""
     where = rows.step_label("sample", name)
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+    number: Any = fraction
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1:
         raise PlanError(
             f"The step {where} keeps {fraction!r} of the rows.",
             fix="give a fraction above 0 and up to 1: 0.01 keeps about every hundredth row.",
         )
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if type(seed) is not int:
         raise PlanError(f"The step {where} has seed={seed!r}.", fix="give a whole number.")
     columns = () if by is None else cols.key_columns(by, rows.schema, where=where)
     if rows.step.is_table:

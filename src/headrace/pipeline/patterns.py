@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 
@@ -181,7 +182,7 @@ def match_step(
 
 
 def _with_calls(
-    step: Step, patterns: Mapping[str, PatternText], where: str
+    step: Step, patterns: Mapping[str, Any], where: str
 ) -> tuple[Step, Mapping[str, PatternText]]:
     """A step with a column for each call of a user's function in conditions and measures, and the
     patterns over it. A call is about one row: `tax(b.amount)` becomes a column of the rows of `b`.

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from headrace.operators.file_table import FileTable
     from headrace.operators.processors.processor import Processor
     from headrace.pipeline.patterns import PatternText
+    from headrace.pipeline.preview import Preview
 
 Names = str | Sequence[str]
 Duration = str | timedelta
@@ -456,6 +457,50 @@ class Rows(Relation):
         from headrace.pipeline.dataframes import dataframe
 
         return dataframe(self, spark, log, options)
+
+    def preview(
+        self,
+        rows: int = 20,
+        *,
+        of: int = 10_000,
+        given: Mapping[str, Any] | None = None,
+        log: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> Preview:
+        """Compute what this gives on the newest rows, at once and without a run of the pipeline:
+        for a look in a notebook, and to try out functions. Nothing is stored.
+
+        The newest rows of each topic are copied to a temporary directory, and the steps run there:
+        all rows in one tick, after which event time ends, so that windows that are open are shown
+        too. Tables have what these rows make of them. Steps that Python computes need no JVM;
+        others start Spark.
+
+        Args:
+            rows: How many rows to show: the newest ones, of a table the first by key.
+            of: How many of the newest rows of each topic are read.
+            given: Rows for topics, by name, instead of those in the log: dictionaries, an Arrow
+                table or a DataFrame of pandas.
+            log: The log's address, if the pipeline does not name it.
+            spark: A session to use; by default one is started where it is needed.
+
+        Returns:
+            The rows, which a notebook shows as a table; `to_pandas()`, `to_arrow()` and
+            `to_pylist()` give them.
+
+        Raises:
+            UnknownTopic: A topic does not exist yet.
+            FunctionFailed: A function failed on a row, and `errors="stop"`.
+            ConfigurationError: No log is named.
+
+        Example:
+            ```python
+            def look():
+                return orders.where("amount > 100").preview(5)
+            ```
+        """
+        from headrace.pipeline.preview import preview
+
+        return preview(self, rows, of=of, given=given, log=log, spark=spark)
 
     def add_selection(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
         """Internal: these rows behind a step that computes a checked selection."""

@@ -231,11 +231,12 @@ def view_bundle(view: View) -> dict[str, str]:
     more = f"<p>… and {count - len(rows):,} more</p>" if count > len(rows) else ""
     return {
         "text/plain": f"{title}\n{rows.to_pandas().to_string(index=False)}",
-        "text/html": f"<p><b>{escape(title)}</b></p>{_html_table(rows)}{more}",
+        "text/html": f"<p><b>{escape(title)}</b></p>{html_table(rows)}{more}",
     }
 
 
-def _html_table(rows: pa.Table) -> str:
+def html_table(rows: pa.Table) -> str:
+    """Rows as a table of HTML."""
     headings = "".join(f"<th>{escape(name)}</th>" for name in rows.column_names)
     lines = [
         "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values())

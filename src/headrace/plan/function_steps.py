@@ -347,9 +347,8 @@ class SampleCode:
 
     def _row_words(self, rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.uint64]]:
         partition = rows.column(PARTITION_COLUMN).to_numpy().astype(np.uint64)
-        words = (partition << np.uint64(48)) ^ rows.column(OFFSET_COLUMN).to_numpy().astype(
-            np.uint64
-        )
+        offset = rows.column(OFFSET_COLUMN).to_numpy().astype(np.uint64)
+        words: np.ndarray[Any, np.dtype[np.uint64]] = (partition << np.uint64(48)) ^ offset
         derived = np.flatnonzero(rows.column(RANK).to_numpy() < 0)
         if len(derived):
             own = rows.select(list(self.given)).take(pa.array(derived))
