@@ -1,5 +1,5 @@
-"""`stream.preview(20)`: what a stream or table gives on the newest rows of its topics, without a run
-of the pipeline. For notebooks, and for trying out functions.
+"""`stream.preview(20)`: what a stream or table gives on the newest rows of its topics, without a
+run of the pipeline. For notebooks, and for trying out functions.
 
     orders, 1,000,000 rows         the newest 10,000 are copied to a log in a temporary directory
     orders.where(…).window(…)      a pipeline of these steps alone runs there: one tick, then the

@@ -611,3 +611,73 @@ def test_state_of_a_newer_version_is_refused() -> None:
 def test_a_clock_must_be_one_of_two() -> None:
     with pytest.raises(PlanError, match="clock 'wall'"):
         hr.timer(clock="wall")
+
+
+class Debounced(hr.Processor, each_key=True):
+    output = "k STRING, at TIMESTAMP"
+    quiet = hr.timer()
+    other = hr.timer()
+
+    def on_row(self, row: Row, ctx: Any) -> None:
+        if row["v"] == 0:
+            ctx["quiet"] = None
+        elif row["v"] == 1:
+            ctx["quiet"] = row["at"]
+        else:
+            ctx["other"] = row["at"]
+
+    def on_timer(self, key: Row, ctx: Any) -> None:
+        ctx.emit(key, at=ctx.fired_at)
+
+
+def test_a_timer_that_moves_to_later_times_moves_its_entry_once() -> None:
+    kernel, state = kernel_of(Debounced()), MemoryState()
+
+    def tick(number: int, *rows: tuple[str, int, int], watermark: int = 0) -> list[tuple[Any, int]]:
+        of_tick = table([{"k": k, "v": v, "at": at(us), "_tick": number} for k, v, us in rows])
+        emitted = kernel.step_timed(state, [of_tick], [moments([number], [watermark])])
+        return [(row["k"], us(row["at"])) for row in emitted.to_pylist()]
+
+    def timers_put() -> int:
+        return sum(name.startswith(b"t") for name in state.take_changes())
+
+    assert tick(1, ("a", 1, 10), ("b", 1, 10)) == []
+    assert timers_put() == 2
+    assert tick(2, ("a", 1, 20), ("b", 1, 30), ("b", 2, 15)) == []
+    assert timers_put() == 1  # `other` of b
+    assert kernel.due(state) == 10
+    assert tick(3, watermark=12) == []  # both are due, and are later by now
+    assert kernel.due(state) == 15
+    assert tick(4, ("b", 1, 14), watermark=14) == [("b", 14)]  # earlier than its entry
+    assert tick(5, watermark=15) == [("b", 15)]
+    assert tick(6, ("a", 0, 0), watermark=15) == []
+    assert kernel.due(state) is None
+    assert not state.values
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 40), st.integers(0, 9)),
+        max_size=12,
+    )
+)
+def test_timers_fire_whatever_times_they_were_moved_to(
+    rows: list[tuple[str, int, int, int]],
+) -> None:
+    kernel, state, watermark = kernel_of(Debounced()), MemoryState(), 0
+    timers: dict[tuple[str, int], int] = {}
+    for tick, (key, which, time, step_us) in enumerate(rows):
+        watermark += step_us
+        if which == 0:
+            timers.pop((key, 1), None)
+        else:
+            timers[key, which] = time
+        of_tick = table([{"k": key, "v": which, "at": at(time), "_tick": tick}])
+        emitted = kernel.step_timed(state, [of_tick], [moments([tick], [watermark])])
+        due = {timer: time for timer, time in timers.items() if time <= watermark}
+        for timer in due:
+            del timers[timer]
+        assert sorted((row["k"], us(row["at"])) for row in emitted.to_pylist()) == sorted(
+            (key, time) for (key, _), time in due.items()
+        )
+    assert kernel.due(state) is None or timers

@@ -18,11 +18,16 @@ next tick. The result does not depend on how ticks are grouped into calls.
 
 State:
 
-    key     `k`, key                        version 1; the key's columns, values, timers, and with a
-                                            ttl the time of the newest tick that had a row, as one
-                                            row (`columnar/row_codec.py`)
+    key     `k`, key                        version 1; the key's columns, values, timers, for each
+                                            timer the time of its entry, and with a ttl the time of
+                                            the newest tick that had a row, as one row
+                                            (`columnar/row_codec.py`)
     timer   `t`, number, time, key          version 1; the key
-    expiry  `x`, time, key                  version 1; the key. It moves only when it is due.
+    expiry  `x`, time, key                  version 1; the key
+
+Entries of timers and of expiry move only when they are due: a timer that each row sets to a later
+time, as that of `Reminders`, costs one entry a key, not two for each row. The entry of a timer is
+never later than the timer.
 """
 
 from __future__ import annotations
@@ -85,6 +90,20 @@ class _LoadedKeys:
     names: pa.Array
     stored: pa.Array
     touched_us: Times
+    entries_us: dict[str, Times]
+    """Per timer, the times of the keys' entries; `_NO_TIMER` where there is none."""
+
+    def take(self, which: Ints) -> _LoadedKeys:
+        """Some of the keys."""
+        chosen = pa.array(which)
+        return _LoadedKeys(
+            self.frame.take(which),
+            self.groups[which],
+            self.names.take(chosen),
+            self.stored.take(chosen),
+            self.touched_us[which],
+            {timer: times[which] for timer, times in self.entries_us.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,7 @@ class ProcessorKernel:
         fields = [
             *(pa.field(f"key {field.name}", field.type) for field in self.key_fields),
             *(field.with_nullable(True) for field in self.calls.slots.fields.values()),
+            *(pa.field(f"entry {timer}", pa.int64()) for timer in self._timer_names),
             *([pa.field("touched", pa.int64())] if self.ttl_us is not None else []),
         ]
         return pa.struct(fields)
@@ -276,6 +296,7 @@ class ProcessorKernel:
         """
         emitted: list[pa.Table] = []
         fired = _DueTimers.none()
+        self._settle_entries(state, self._clock_us(moment))
         for _ in range(MAX_ROUNDS):
             due = self._due_timers(state, self._clock_us(moment), fired)
             if not len(due.keys):
@@ -295,8 +316,27 @@ class ProcessorKernel:
             trace="",
         )
 
+    def _settle_entries(self, state: KeyedState, up_to_us: int) -> None:
+        """Move the entries up to a time to the times of their timers, where these are later."""
+        entries = self._due_entries(state, up_to_us)
+        if not len(entries.keys):
+            return
+        keys, (key_of,) = number_keys([entries.keys])
+        loaded = self._load(state, keys, None)
+        later = np.zeros(len(keys), np.bool_)
+        for timer, entry_us in loaded.entries_us.items():
+            later |= _timer_times(loaded.frame.columns[timer]) != entry_us
+        if later.any():
+            moved = loaded.take(np.flatnonzero(later))
+            self._store(state, moved, moved.frame.columns, moved.touched_us, moves_all=True)
+
     def _due_timers(self, state: KeyedState, up_to_us: int, fired: _DueTimers) -> _DueTimers:
         """Of each key its earliest timer that is due, and later than those that have fired."""
+        due = self._due_entries(state, up_to_us)
+        return due.later_than(fired) if len(fired.keys) else due.earliest_of_each_key()
+
+    def _due_entries(self, state: KeyedState, up_to_us: int) -> _DueTimers:
+        """The entries of timers up to a time."""
         if up_to_us == UNSTARTED:
             return _DueTimers.none()
         (end,) = big_endian(np.array([min(up_to_us, _NO_TIMER - 1) + 1]))
@@ -312,12 +352,11 @@ class ProcessorKernel:
             times += [name[2:10] for name in names]
             counts.append(len(names))
         words = np.frombuffer(b"".join(times), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
-        due = _DueTimers(
+        return _DueTimers(
             pa.array(keys, pa.binary()),
             words.view(np.int64),
             np.repeat(np.arange(len(counts)), counts),
         )
-        return due.later_than(fired) if len(fired.keys) else due.earliest_of_each_key()
 
     def _fire_one(
         self, state: KeyedState, timer: str, keys: pa.Array, times: Times, moment: Moment
@@ -334,7 +373,7 @@ class ProcessorKernel:
             rows = frame.keys.append_column(TICK_FIELD, ticks)
             self._divert(rows.append_column(CHANGE_FIELD, changes), outcome)
         self.counts["fired"] += len(keys)
-        self._store(state, loaded, outcome.columns, loaded.touched_us)
+        self._store(state, loaded, outcome.columns, loaded.touched_us, moves_all=True)
         return self._with_tick(outcome.emitted, moment)
 
     # Expiry
@@ -365,13 +404,7 @@ class ProcessorKernel:
         gone = np.flatnonzero(is_known & (expires_us <= moment.time_us))
         if len(gone):
             self.counts["expired"] += len(gone)
-            old = _LoadedKeys(
-                loaded.frame.take(gone),
-                loaded.groups[gone],
-                loaded.names.take(pa.array(gone)),
-                loaded.stored.take(pa.array(gone)),
-                loaded.touched_us[gone],
-            )
+            old = loaded.take(gone)
             empty = {
                 name: pa.nulls(len(gone), column.type) for name, column in old.frame.columns.items()
             }
@@ -416,6 +449,10 @@ class ProcessorKernel:
         else:
             key_columns = [as_array(of_keys[name]) for name in self.key]
         slots = dict(zip(self.calls.slots.fields, fields[count:], strict=False))
+        entries = {
+            timer: fields[count + len(slots) + number].fill_null(_NO_TIMER).to_numpy()
+            for number, timer in enumerate(self._timer_names)
+        }
         touched = (
             fields[-1].fill_null(UNSTARTED).to_numpy()
             if self.ttl_us is not None
@@ -423,7 +460,7 @@ class ProcessorKernel:
         )
         of_keys_schema = pa.schema(self.key_fields)
         frame = KeyFrame(pa.Table.from_arrays(key_columns, schema=of_keys_schema), keys, slots)
-        return _LoadedKeys(frame, groups, names, stored, touched)
+        return _LoadedKeys(frame, groups, names, stored, touched, entries)
 
     def _decode(self, stored: pa.Array) -> pa.StructArray:
         if len(stored):
@@ -434,16 +471,28 @@ class ProcessorKernel:
         return row_codec.decode_array(content, self._row_type)
 
     def _store(
-        self, state: KeyedState, loaded: _LoadedKeys, columns: Columns, touched_us: Times
+        self,
+        state: KeyedState,
+        loaded: _LoadedKeys,
+        columns: Columns,
+        touched_us: Times,
+        *,
+        moves_all: bool = False,
     ) -> None:
-        """Store values and timers of some keys, and move their timers. A key with neither is
-        deleted.
+        """Store values and timers of some keys, and move the entries of their timers; with
+        `moves_all` also those that need not move yet. A key with neither is deleted.
         """
+        entries = {
+            timer: _entry_times(_timer_times(columns[timer]), before, moves_all=moves_all)
+            for timer, before in loaded.entries_us.items()
+        }
         kept = {name: self._without_default(name, column) for name, column in columns.items()}
         arrays = [as_array(column) for column in loaded.frame.keys.columns] + list(kept.values())
         is_used = np.zeros(len(loaded.frame), np.bool_)
         for column in kept.values():
             is_used |= column.is_valid().to_numpy(zero_copy_only=False)
+        for times in entries.values():
+            arrays.append(pa.array(times, mask=times == _NO_TIMER))
         if self.ttl_us is not None:
             arrays.append(pa.array(touched_us))
         rows = pa.StructArray.from_arrays(arrays, fields=list(self._row_type))
@@ -458,7 +507,7 @@ class ProcessorKernel:
         elif changed.any():
             which = pa.array(np.flatnonzero(changed))
             state.put_array(loaded.names.take(which), values.take(which), loaded.groups[changed])
-        self._move_timers(state, loaded, kept)
+        self._move_entries(state, loaded, entries)
         if self.ttl_us is not None:
             was_used = loaded.stored.is_valid().to_numpy(zero_copy_only=False)
             new = np.flatnonzero(is_used & ~was_used)
@@ -484,11 +533,13 @@ class ProcessorKernel:
             return column
         return column.take(pa.array(np.arange(len(column)), mask=is_default))
 
-    def _move_timers(self, state: KeyedState, loaded: _LoadedKeys, columns: Columns) -> None:
+    def _move_entries(
+        self, state: KeyedState, loaded: _LoadedKeys, entries: dict[str, Times]
+    ) -> None:
         keys = loaded.frame.key_bytes.cast(pa.binary()).cast(pa.large_binary())
-        for number, timer in enumerate(self._timer_names):
+        for number, (timer, after) in enumerate(entries.items()):
             prefix = _TIMER + bytes([number])
-            before, after = _timer_times(loaded.frame.columns[timer]), _timer_times(columns[timer])
+            before = loaded.entries_us[timer]
             moved = before != after
             for times, is_set in ((before, False), (after, True)):
                 which = np.flatnonzero(moved & (times != _NO_TIMER))
@@ -497,6 +548,20 @@ class ProcessorKernel:
                     value = _versioned(own) if is_set else pa.nulls(len(which), pa.binary())
                     names = entry_names(prefix, times[which], own)
                     state.put_array(names, value, loaded.groups[which])
+
+
+def _entry_times(timers: Times, before: Times, *, moves_all: bool) -> Times:
+    """Where the entries of timers go, given where they were: a timer that is later than its entry
+    leaves it where it is.
+
+        timer     13:40    12:10    none
+        entry     13:30    12:30    12:30
+        after     13:30    12:10    none
+    """
+    if moves_all:
+        return timers
+    stays = (before <= timers) & (timers != _NO_TIMER)
+    return np.where(stays, before, timers)
 
 
 def _all_columns(inputs: Sequence[ProcessorInput]) -> pa.Schema:
