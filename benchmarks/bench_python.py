@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -107,7 +108,7 @@ def functions(root: Path, spark: SparkSession) -> Iterator[Result]:
 def pandas_udf_rate(root: Path, spark: SparkSession) -> float:
     from pyspark.sql.functions import pandas_udf
 
-    def spark_gross(amount: Any) -> Any:
+    def spark_gross(amount: pd.Series) -> pd.Series:
         return amount * 1.2 + 3.0
 
     function: Any = pandas_udf(spark_gross, "double")  # type: ignore[call-overload]
@@ -164,7 +165,7 @@ class Counts(hr.Processor):
         ctx["quiet"] = pc.add(ctx.per_key(rows["at"], "last"), pa.scalar(TIMER))
         return pa.table({"k": ctx.keys["k"], "n": ctx["n"]})
 
-    def on_timer(self, keys: pa.Table, ctx: Any) -> None:
+    def on_timer(self, keys: pa.Table, ctx: Any) -> None:  # noqa: ARG002 - the timer's keys
         ctx.forget()
 
 
@@ -180,7 +181,7 @@ class EachCounts(hr.Processor, each_key=True):
         ctx["quiet"] = row["at"] + TIMER
         ctx.emit(k=row["k"], n=ctx["n"])
 
-    def on_timer(self, key: dict[str, Any], ctx: Any) -> None:
+    def on_timer(self, key: dict[str, Any], ctx: Any) -> None:  # noqa: ARG002 - the timer's key
         ctx.forget()
 
 
@@ -233,12 +234,7 @@ def stateful_processor() -> Any:
             self.n.update((count,))
             yield Row(k=key[0], n=count)
 
-        def handleExpiredTimer(  # noqa: N802 - Spark's name
-            self,
-            key: Any,
-            timerValues: Any,
-            expiredTimerInfo: Any,  # noqa: ARG002, N803
-        ) -> Iterator[Any]:
+        def handleExpiredTimer(self, key: Any, timerValues: Any, info: Any) -> Iterator[Any]:  # noqa: ARG002, N802, N803 - Spark's names
             self.n.clear()
             return iter(())
 

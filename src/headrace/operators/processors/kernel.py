@@ -321,7 +321,7 @@ class ProcessorKernel:
         entries = self._due_entries(state, up_to_us)
         if not len(entries.keys):
             return
-        keys, (key_of,) = number_keys([entries.keys])
+        keys, _ = number_keys([entries.keys])
         loaded = self._load(state, keys, None)
         later = np.zeros(len(keys), np.bool_)
         for timer, entry_us in loaded.entries_us.items():
