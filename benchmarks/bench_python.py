@@ -106,12 +106,12 @@ def functions(root: Path, spark: SparkSession) -> Iterator[Result]:
 
 
 def pandas_udf_rate(root: Path, spark: SparkSession) -> float:
-    from pyspark.sql.functions import pandas_udf
+    from pyspark.sql.pandas.functions import pandas_udf
 
     def spark_gross(amount: pd.Series) -> pd.Series:
         return amount * 1.2 + 3.0
 
-    function: Any = pandas_udf(spark_gross, "double")  # type: ignore[call-overload]
+    function: Any = pandas_udf(spark_gross, "double")
     rng = np.random.default_rng(1)
     rates = []
     with new_log(root) as log:
@@ -145,7 +145,9 @@ def streamed_s(frame: Any, checkpoint: Path) -> float:
     )
     query.awaitTermination()
     took_ms = sum(
-        each.durationMs["triggerExecution"] for each in query.recentProgress if each.numInputRows
+        int(each.durationMs["triggerExecution"])
+        for each in query.recentProgress
+        if each.numInputRows
     )
     return took_ms / 1000
 

@@ -55,6 +55,16 @@ class Totals(hr.Processor, each_key=True):
     def on_timer(self, key: dict[str, Any], ctx: Any) -> None: ...
 
 
+class Sided(hr.Processor, each_key=True):
+    """A processor with a table and a side output."""
+
+    output = "k STRING, id BIGINT, v BIGINT"
+    table_key = ("k", "id")
+    odd = hr.side_output("k STRING, w BIGINT")
+
+    def on_row(self, row: dict[str, Any], ctx: Any) -> None: ...
+
+
 @hr.udf("BIGINT", name="test_tripled", each_row=True)
 def tripled(value: int, other: int) -> int:
     return 3 * value + other
@@ -96,6 +106,7 @@ def examples() -> hr.Pipeline:
     day: dict[str, Any] = {"late": hr.late.correct("1 hour"), "emit": "changes"}
     windows = clicks.window(hr.tumbling("1 hour"), late=hr.late.drop()).group_by("k", "j")
     hours = windows.aggregate(n=hr.agg.count(), name="hours")
+    sided = clicks.process(Sided, key="k")
     outputs: dict[str, Any] = {
         "devices": devices,
         "pings": pings,
@@ -159,6 +170,9 @@ def examples() -> hr.Pipeline:
         "mapped": clicks.flat_map(copies, "id BIGINT, k STRING"),
         "exploded": clicks.select("k", words="split(title, ' ')").explode("words", "word"),
         "processed": clicks.process(Totals(2), key="k", ttl="1 day", others=others),
+        "sided": sided,
+        "odd": sided.side("odd"),
+        "sampled": clicks.sample(0.5, by="k"),
         "over": clicks.over("k", order_by="v", rows=3, gap="1 hour").aggregate(
             total=hr.agg.sum("v"), before=hr.over.lag("w")
         ),
@@ -302,6 +316,9 @@ NOT_PART_OF_A_MEANING = {
     "OverStep.over.producer": WHO,
     "CallStep.calls[order]": "columns go by their names",
     "ExplodeStep.errors": "it never fails",
+    "OutputStep.errors": "it never fails",
+    "SampleStep.errors": "it never fails",
+    "ProcessStep.declaration.sides[].declared_schema": "a schema; no variant is one",
     "ProcessStep.declaration.output": "the schema, a field of its own",
     "ProcessStep.declaration.states[].declared_type": "a type; no variant is one",
     "MatchStep.over.shift_us": DERIVED,

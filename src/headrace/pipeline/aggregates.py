@@ -30,7 +30,7 @@ from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.columns import Selection, check_columns, select_columns
 from headrace.plan.join_steps import DistinctStep, RankStep, SettleStep, TopStep
-from headrace.plan.plan import SelectStep, Step, UnionStep, time_column
+from headrace.plan.plan import SelectStep, Step, UnionStep, aggregate_code, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ def _check_aggregate(
             f"{name!r} of the step {where} is {spec}, which goes by the length of a window, and"
             " there is none.",
             fix='use it behind window(…), as in window(hr.tumbling("1 minute")).aggregate(…).',
+        )
+    if spec.kind == "custom":
+        aggregate_code(
+            spec.option("aggregate"), where=f"the aggregate {name!r} of the step {where}"
         )
     # Which rows a custom aggregate refused is not remembered, so it could not be spared their
     # retraction.

@@ -121,7 +121,7 @@ def preview(
 ) -> Preview:
     """Compute `declared.preview(rows)`."""
     for name, number in (("rows", rows), ("of", of)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if type(number) is not int or number < 1:
             raise InputError(f"preview was given {name}={number!r}.", fix="give a whole number.")
     inputs = [step for step in topological_order([declared.step]) if isinstance(step, TopicStep)]
     topics = sorted({step.topic for step in inputs})
@@ -193,15 +193,15 @@ def _plan_of(declared: Relation) -> PipelinePlan:
         if isinstance(step, TopicStep):
             copies[id(step)] = replace(step, metadata=(), partitions=1, shed=None)
     last = copies[id(declared.step)]
-    inputs = tuple(step for step in copies.values() if isinstance(step, TopicStep))
-    taken = {step.topic for step in inputs} | {step.name for step in copies.values()}
+    topics = tuple(step for step in copies.values() if isinstance(step, TopicStep))
+    taken = {step.topic for step in topics} | {step.name for step in copies.values()}
     taken |= {side.topic for step in copies.values() for side in step.side_outputs}
     name = _OUTPUT
     while name in taken:
         name += "_"
     output: Output = (ViewOutput if last.is_table else TopicOutput)(name=name, input=last)
     return PipelinePlan(
-        name=declared.pipeline.name, inputs=inputs, outputs=with_names(inputs, [output])
+        name=declared.pipeline.name, inputs=topics, outputs=with_names(topics, [output])
     )
 
 

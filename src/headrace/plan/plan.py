@@ -27,10 +27,12 @@ from headrace.error_policy import DIVERT, NULL
 from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.expressions.evaluator import Filter, Projection, RowStep
 from headrace.expressions.expression import Expression, parse_expression, parsed_text
+from headrace.operators.aggregates.custom import CustomAggregate
 from headrace.operators.aggregates.specs import NEVER_REJECTING, AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import ShedPolicy
 from headrace.operators.watermark_spec import WatermarkPath, WatermarkSpec
+from headrace.plan.code_fingerprints import code_fingerprint
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.types.schema import to_ddl
 
@@ -729,6 +731,13 @@ class AggregateStep(Step):
             return super().read_columns(port)
         return self.column_needs(frozenset(self.schema.names))[port]
 
+    def further_meaning(self) -> dict[str, Any]:
+        return code_of_aggregates(self.aggregates)
+
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        return code_to_send(self.aggregates)
+
     def identity(self) -> dict[str, Any]:
         """State depends on the types that are read. Bounds of state may change."""
         identity = {name: value for name, value in super().identity().items() if name != "ttl"}
@@ -765,6 +774,41 @@ class AggregateStep(Step):
 def may_reject(aggregates: Iterable[tuple[str, AggregateSpec]]) -> bool:
     """Whether rows may become dead letters, which are whole rows."""
     return any(spec.kind not in NEVER_REJECTING for _, spec in aggregates)
+
+
+def custom_aggregates(results: Iterable[tuple[str, Any]]) -> list[tuple[str, CustomAggregate]]:
+    """The users' own aggregates of a step, by the columns of their results."""
+    return [
+        (name, spec.option("aggregate"))
+        for name, spec in results
+        if isinstance(spec, AggregateSpec) and spec.kind == "custom"
+    ]
+
+
+def code_of_aggregates(results: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The code of users' own aggregates, of which the identity of a step has the names and the
+    settings: an edit of it is an edit of what is computed.
+    """
+    codes = {name: aggregate_code(aggregate) for name, aggregate in custom_aggregates(results)}
+    return {"code": codes} if codes else {}
+
+
+def aggregate_code(aggregate: CustomAggregate, *, where: str = "an aggregate") -> str:
+    """The fingerprint of an aggregate's class, or the version that it declares. Raises
+    NoFingerprint.
+    """
+    cls = type(aggregate)
+    if cls.version is not None:
+        return f"version {cls.version}"
+    return code_fingerprint(cls, where=where)
+
+
+def code_to_send(results: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """Users' own aggregates as `Step.user_code` has them."""
+    return tuple(
+        (f"the aggregate {type(aggregate).__qualname__} of {name!r}", aggregate)
+        for name, aggregate in custom_aggregates(results)
+    )
 
 
 def aggregated_columns(

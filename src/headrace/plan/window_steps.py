@@ -28,6 +28,8 @@ from headrace.plan.plan import (
     Times,
     aggregated_columns,
     aggregates_identity,
+    code_of_aggregates,
+    code_to_send,
     former_aggregates,
     has_nullable,
     may_reject,
@@ -168,6 +170,13 @@ class WindowStep(Step):
             **null_groups_identity(self.schema, self.by, self.null_groups),
             "shift_us": self.over.shift_us,
         }
+
+    def further_meaning(self) -> dict[str, Any]:
+        return code_of_aggregates(self.aggregates)
+
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        return code_to_send(self.aggregates)
 
     def summary(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
@@ -417,6 +426,13 @@ class OverStep(Step):
             "given": to_ddl(self.input.schema),
             "shift_us": 0 if self.over is None else self.over.shift_us,
         }
+
+    def further_meaning(self) -> dict[str, Any]:
+        return code_of_aggregates(self.results)
+
+    @property
+    def user_code(self) -> tuple[tuple[str, Any], ...]:
+        return code_to_send(self.results)
 
     def summary(self) -> str:
         by = f"by {', '.join(self.by)}" if self.by else "all rows"

@@ -19,6 +19,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,9 @@ class CustomAggregate(ABC):
 
     state_type: pa.DataType
     result_type: pa.DataType
+    version: ClassVar[str | None] = None
+    """If set, the aggregate's version: another class of the same version counts as the same code.
+    """
 
     @abstractmethod
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
