@@ -106,12 +106,14 @@ def functions(root: Path, spark: SparkSession) -> Iterator[Result]:
 
 
 def pandas_udf_rate(root: Path, spark: SparkSession) -> float:
-    from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.sql.pandas import functions as pandas_functions
+
+    pandas_udf: Any = pandas_functions.pandas_udf
 
     def spark_gross(amount: pd.Series) -> pd.Series:
         return amount * 1.2 + 3.0
 
-    function: Any = pandas_udf(spark_gross, "double")
+    function = pandas_udf(spark_gross, "double")
     rng = np.random.default_rng(1)
     rates = []
     with new_log(root) as log:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import headrace as hr
-from headrace.errors import FunctionFailed
+from headrace.errors import FunctionFailed, NotSerializable, PlanChanged
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -198,6 +199,100 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, function: Any, messa
         test.feed("rows", [{"n": 1}])
         with pytest.raises(FunctionFailed, match=message):
             test.settle()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda n: n.slice(1), "it returned 1 values for 2 rows"),
+        (lambda n: 3, "it returned a int, not a column"),
+        (lambda n: pa.array(["a"] * len(n)), "'a'"),
+        (lambda n: n.to_pylist() / 0, "TypeError"),
+    ],
+)
+def test_a_function_that_returns_what_does_not_fit_loses_no_row(
+    tmp_path: Path, function: Any, message: str
+) -> None:
+    # One after the other: of a single row, some of these fit.
+    hr.udf("BIGINT", name="test_unfit")(lambda n: function(n) if 13 in n.to_pylist() else n)
+    shop = hr.Pipeline("shop")
+    rows = shop.topic("rows", schema="n BIGINT")
+    shop.write("diverted", rows.with_columns(x="test_unfit(n)", errors="divert", name="unfit"))
+    shop.write("nulled", rows.with_columns(x="test_unfit(n)", name="null"))
+    with PipelineTest(shop, tmp_path, SPARK) as test:
+        test.feed("rows", [{"n": n} for n in (12, 13)])
+        test.settle()
+        dead = [row for name in test.log.topics() if name.endswith(".dead")
+                for row in test.log.read(name).to_pylist()]  # fmt: skip
+        kept = [row[1:] for row in test.rows("diverted")]
+        assert [row["source_offset"] for row in dead] == [1] or "1 values" in message
+        assert len(kept) + len(dead) == 2
+        assert all("test_unfit()" in row["reason"] for row in dead)
+        assert [row[1] for row in test.rows("nulled")] == [12, 13]
+
+
+def test_a_function_that_was_changed_between_runs_is_an_edit(tmp_path: Path) -> None:
+    def pipeline(factor: int, version: str | None = None) -> hr.Pipeline:
+        hr.udf("BIGINT", name="test_changed", version=version)(lambda n: pc.multiply(n, factor))
+        shop = hr.Pipeline("shop")
+        rows = shop.topic("rows", schema="n BIGINT", key="n")
+        shop.view("newest", rows.with_columns(x="test_changed(n)").to_table("n"))
+        shop.write("all", rows.with_columns(x="test_changed(n)"))
+        return shop
+
+    with PipelineTest(pipeline(2), tmp_path, SPARK) as test:
+        test.feed("rows", [{"n": 1}])
+        test.settle()
+        test.pipeline = pipeline(3)
+        with pytest.raises(PlanChanged, match="'?all'?"):
+            test.restart()
+        test.restart(accept_edits=["all"])
+        test.feed("rows", [{"n": 2}])
+        test.settle()
+        assert sorted((row["n"], row["x"]) for row in test.view("newest")) == [(1, 3), (2, 6)]
+        assert [row[1:] for row in test.rows("all")] == [(1, 2), (2, 6)]
+
+
+class Locked(hr.Processor, each_key=True):
+    output = "n BIGINT"
+    version = "1"
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def on_row(self, row: Row, ctx: Any) -> Row:
+        return row
+
+
+class LockedAggregate(hr.agg.CustomAggregate):
+    state_type = result_type = pa.int64()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
+        return states
+
+    def result(self, states: pa.Array) -> pa.Array:
+        return states
+
+
+@pytest.mark.parametrize("kind", ["function", "map", "processor", "aggregate"])
+def test_code_that_cannot_be_sent_to_workers_is_refused_at_start(tmp_path: Path, kind: str) -> None:
+    lock = threading.Lock()
+    hr.udf("BIGINT", name="test_locked", version="1")(lambda n: lock.acquire() and n)
+    shop = hr.Pipeline("shop")
+    rows = shop.topic("rows", schema="n BIGINT", key="n")
+    made: dict[str, Callable[[], Any]] = {
+        "function": lambda: rows.where("test_locked(n) > 1"),
+        "map": lambda: rows.map_batches(lambda t: lock.acquire() and t, "n BIGINT", version="1"),
+        "processor": lambda: rows.process(Locked, key="n"),
+        "aggregate": lambda: rows.group_by("n").aggregate(x=hr.agg.custom(LockedAggregate(), "n")),
+    }
+    shop.write("out", made[kind]())
+    with pytest.raises(NotSerializable, match=r"which uses (self\._?)?lock: .*lock") as caught:
+        PipelineTest(shop, tmp_path, SPARK)
+    assert "the step 'out." in str(caught.value)
 
 
 @pytest.mark.spark

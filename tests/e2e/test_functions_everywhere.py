@@ -165,7 +165,8 @@ def fed(seed: int) -> list[dict[str, list[dict[str, Any]]]]:
 @pytest.mark.parametrize("name", STEPS)
 def test_a_function_gives_what_its_expression_gives(tmp_path: Path, name: str) -> None:
     results = []
-    for number, (text, max_ticks) in enumerate(((str, 4), (in_sql, 1))):
+    texts: list[tuple[Text, int]] = [(str, 4), (in_sql, 1)]
+    for number, (text, max_ticks) in enumerate(texts):
         test = PipelineTest(pipeline_of(name, text), tmp_path / f"{number}", shards=number + 1)
         with test:
             for rows in fed(3):

@@ -9,7 +9,8 @@ import headrace as hr
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
 from headrace.operators.aggregates.specs import KINDS, AggregateSpec, UnfitType, result_type
 from headrace.pipeline.stream import Rows
-from headrace.plan.plan import AggregateStep, SelectStep
+from headrace.plan.meanings import Meaning, output_meaning
+from headrace.plan.plan import AggregateStep, SelectStep, ViewOutput
 from headrace.types.schema import type_name
 from tests.pipeline.shop_pipeline import Shop
 
@@ -210,6 +211,29 @@ def test_the_settings_of_a_users_aggregate_are_part_of_the_plan() -> None:
     assert plan(1.0) == plan(1.0)
     assert plan(1.0) != plan(2.0)
     assert "Mean(weight=2.0)" in str(plan(2.0))
+
+
+def test_an_edit_of_the_code_of_a_users_aggregate_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def meanings() -> list[Meaning]:
+        rows: Any = wide()
+        counts = rows.group_by("k").aggregate(m=agg.custom(Mean(), "d"))
+        windows = rows.over("k", order_by="_arrival").aggregate(x=agg.custom(Mean(), "d"))
+        return [output_meaning(ViewOutput(name="v", input=each.step)) for each in (counts, windows)]
+
+    def edited(self: Any, states: pa.Array) -> pa.Array:
+        return states
+
+    before = meanings()
+    assert all(now.is_same(then) for now, then in zip(meanings(), before, strict=True))
+    monkeypatch.setattr(Mean, "result", edited)
+    assert not any(now.is_same(then) for now, then in zip(meanings(), before, strict=True))
+    monkeypatch.setattr(Mean, "version", "1")
+    versioned = meanings()
+    monkeypatch.undo()
+    monkeypatch.setattr(Mean, "version", "1")
+    assert all(now.is_same(then) for now, then in zip(meanings(), versioned, strict=True))
 
 
 BAD_OPTIONS = [

@@ -349,7 +349,7 @@ class Rows(Relation):
         ttl: Duration | None = None,
         name: str | None = None,
         **inputs: Rows,
-    ) -> Stream | Table:
+    ) -> Any:
         """Run a class of one's own over the rows of each key, with state and timers: for what no
         other operation says.
 
