@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import headrace as hr
 from headrace.errors import (
     BadSchema,
     NoFingerprint,
+    NotSupported,
     PlanError,
     StreamOnly,
     UnfitColumn,
@@ -158,3 +160,14 @@ def test_a_function_is_named_in_the_plan() -> None:
     stream.pipeline.write("out", stream)
     assert "__call_0 = test_rated(id)" in str(stream.pipeline.plan())
     assert isinstance(stream.schema, pa.Schema)
+
+
+def test_a_data_frame_of_rows_that_a_function_made_is_refused_for_what_it_is(
+    tmp_path: Path,
+) -> None:
+    from headrace.pipeline.dataframes import dataframe
+
+    stream = orders().with_columns(x="test_rated(id)").where("x > 1")
+    spark: Any = object()
+    with pytest.raises(NotSupported, match=r"\(call\) runs in Headrace's tasks, not in Spark SQL"):
+        dataframe(stream, spark, f"file:{tmp_path}", {})

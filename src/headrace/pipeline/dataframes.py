@@ -20,6 +20,7 @@ from headrace.expressions.literals import quoted_text
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.relation import Relation
+from headrace.plan.function_steps import UserCodeStep
 from headrace.plan.join_steps import LookupStep
 from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
 from headrace.runtime.inputs import create_input, create_topics
@@ -98,6 +99,8 @@ class _FrameBuilder:
         reason = f"{step.path} ({step.operation}) keeps state"
         if isinstance(step, LookupStep):
             reason = f"{step.path} looks up the rows of a file"
+        if isinstance(step, UserCodeStep):
+            reason = f"{step.path} ({step.operation}) runs in Headrace's tasks, not in Spark SQL"
         if isinstance(step, WhereStep):
             reason += ", as every condition on a table's changes does"
         name = self.rows.pipeline.name
