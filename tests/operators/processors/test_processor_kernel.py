@@ -590,6 +590,64 @@ def test_random_numbers_depend_on_key_and_tick_alone(dice: Processor) -> None:
     assert step(kernel_of(dice), MemoryState(), 2, ("k1", 0))[0] not in alone
 
 
+def test_random_numbers_of_a_key_do_not_depend_on_the_rows_between() -> None:
+    """They did: each row behind another key's began the numbers anew, and which keys a shard has
+    depends on the number of shards.
+    """
+    alone = step(kernel_of(Dice()), MemoryState(), 1, ("a", 0), ("a", 0))
+    between = step(kernel_of(Dice()), MemoryState(), 1, ("a", 0), ("b", 0), ("a", 0))
+    assert [row for row in between if row[0] == "a"] == alone
+    assert len(set(between)) == 3
+
+
+class InputDice(hr.Processor, each_key=True):
+    output = "k STRING, v DOUBLE"
+    often = hr.timer()
+
+    def on_row(self, row: Row, ctx: Any) -> Row:
+        ctx["often"] = at(1)
+        return {"k": row["k"], "v": ctx.random.random()}
+
+    def on_more(self, row: Row, ctx: Any) -> Row:
+        return {"k": row["k"], "v": ctx.random.random()}
+
+    def on_timer(self, key: Row, ctx: Any) -> Row:
+        if ctx.fired_at < at(4):
+            ctx["often"] = ctx.fired_at + timedelta(microseconds=1)
+        return {"k": key["k"], "v": ctx.random.random()}
+
+
+class ColumnInputDice(hr.Processor):
+    output = "k STRING, v DOUBLE"
+    often = hr.timer()
+
+    def on_rows(self, rows: pa.Table, ctx: Any) -> pa.Table:
+        ctx["often"] = at(1)
+        return ctx.keys.append_column("v", pa.array(ctx.random()))
+
+    def on_more(self, rows: pa.Table, ctx: Any) -> pa.Table:
+        return ctx.keys.append_column("v", pa.array(ctx.random()))
+
+    def on_timer(self, keys: pa.Table, ctx: Any) -> pa.Table:
+        if ctx.fired_at[0].as_py() < at(4):
+            ctx["often"] = ctx.fired_at[0].as_py() + timedelta(microseconds=1)
+        return keys.append_column("v", pa.array(ctx.random()))
+
+
+@pytest.mark.parametrize("dice", [InputDice(), ColumnInputDice()], ids=["row", "columns"])
+def test_each_input_and_each_time_that_a_timer_fires_has_other_random_numbers(
+    dice: Processor,
+) -> None:
+    sources = (
+        ProcessorInput(None, SCHEMA, is_table=False),
+        ProcessorInput("more", SCHEMA, is_table=False),
+    )
+    row = table([{"k": "a", "v": 1, "at": at(0), "_tick": 1}])
+    marks = [moments([1], [10])] * 2
+    emitted = kernel_of(dice, *sources).step_timed(MemoryState(), [row, row], marks)
+    assert len(emitted) == len(set(emitted["v"].to_pylist())) == 6
+
+
 def test_a_default_takes_no_room_and_null_forgets() -> None:
     kernel, state = kernel_of(ColumnSums()), MemoryState()
     rows = table([{"k": "a", "v": 0, "at": at(0), "_tick": 1}])

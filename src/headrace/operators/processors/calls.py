@@ -227,7 +227,13 @@ class ProcessorCalls:
     ) -> CallOutcome:
         """Call a method for all keys. If it fails, call it for halves of them, down to one key."""
         context = ColumnContext(
-            self.slots, frame, moment, key_of=key_of, timer=timer, fired_at=fired_at
+            self.slots,
+            frame,
+            moment,
+            key_of=key_of,
+            timer=timer,
+            fired_at=fired_at,
+            source=method,
         )
         try:
             returned = getattr(self.processor, method)(rows, context)
@@ -302,7 +308,9 @@ class ProcessorCalls:
         fired_at: pa.Array | None = None,
     ) -> CallOutcome:
         """Call a method for each row (for each key, if a timer fired)."""
-        context = KeyContext(self.slots, frame, moment, timer=timer, fired_at=fired_at)
+        context = KeyContext(
+            self.slots, frame, moment, timer=timer, fired_at=fired_at, source=method
+        )
         call = getattr(self.processor, method)
         outcome = CallOutcome({})
         emitted: list[Mapping[str, Any]] = []

@@ -160,7 +160,8 @@ class CallContext:
         timer: In `on_timer`, the name of the timer that fired; otherwise None.
     """
 
-    def __init__(self, moment: Moment, timer: str | None) -> None:
+    def __init__(self, moment: Moment, timer: str | None, source: str | None) -> None:
+        self._origin = f"{moment.tick} {timer} {source}"
         self.now: datetime = to_datetime(moment.time_us) or _EPOCH
         self.watermark = to_datetime(moment.watermark_us)
         self.tick = moment.tick
@@ -189,8 +190,9 @@ class ColumnContext(CallContext):
         key_of: Ints,
         timer: str | None = None,
         fired_at: pa.Array | None = None,
+        source: str | None = None,
     ) -> None:
-        super().__init__(moment, timer)
+        super().__init__(moment, timer, source)
         self.keys = frame.keys
         self.key_of = key_of
         self.fired_at = fired_at
@@ -240,8 +242,10 @@ class ColumnContext(CallContext):
             An array with one number for each key.
         """
         words = hash64(self._frame.key_bytes)
-        seed = blake2b(f"{self.tick} {self.timer} {self._draws}".encode(), digest_size=8).digest()
+        seed = blake2b(f"{self._origin} {self._draws}".encode(), digest_size=8).digest()
         self._draws += 1
+        if self.fired_at is not None:  # a timer may fire more than once in a tick
+            words = mix64(words ^ self.fired_at.cast(pa.int64()).to_numpy().astype(np.uint64))
         words = mix64(words ^ np.uint64(int.from_bytes(seed, "little")))
         return (words >> np.uint64(11)).astype(np.float64) / 2.0**53
 
@@ -303,14 +307,16 @@ class KeyContext(CallContext):
         *,
         timer: str | None = None,
         fired_at: pa.Array | None = None,
+        source: str | None = None,
     ) -> None:
-        super().__init__(moment, timer)
+        super().__init__(moment, timer, source)
         self.key: dict[str, Any] = {}
         self.fired_at: datetime | None = None
         self._slots, self._frame = slots, frame
         self._fired_at = None if fired_at is None else fired_at.to_pylist()
         self._keys: list[dict[str, Any]] = frame.keys.to_pylist()
         self._index = 0
+        self._visits = [0] * len(self._keys)
         self._random: random.Random | None = None
         self._values = {
             name: self._listed(name, slots.with_default(name, column))
@@ -342,11 +348,17 @@ class KeyContext(CallContext):
 
     @property
     def random(self) -> random.Random:
-        """Random numbers of the present key and tick, the same in every replay."""
+        """Random numbers of the present row, or timer, of the present key: the same in every
+        replay.
+        """
         if self._random is None:
             key: bytes = self._frame.key_bytes[self._index].as_py()
-            seed = blake2b(key, digest_size=8, key=f"{self.tick} {self.timer}".encode()).digest()
-            self._random = random.Random(seed)  # noqa: S311 - not for secrets
+            # Which other keys the call has must not matter: their number depends on the shards.
+            which = f"{self._origin} {self._visits[self._index]} {self.fired_at}"
+            hashed = blake2b(
+                key, digest_size=8, salt=blake2b(which.encode(), digest_size=16).digest()
+            )
+            self._random = random.Random(hashed.digest())  # noqa: S311 - not for secrets
         return self._random
 
     def emit(self, row: Mapping[str, Any] | None = None, /, **columns: Any) -> None:
@@ -390,8 +402,8 @@ class KeyContext(CallContext):
 
     def move_to(self, index: int) -> None:
         """Internal: the next call is about this key."""
-        if index != self._index or not self.key:
-            self._random = None
+        self._random = None
+        self._visits[index] += 1
         self._index, self.key = index, self._keys[index]
         if self._fired_at is not None:
             self.fired_at = self._fired_at[index]
