@@ -215,7 +215,8 @@ def _unknown_function(name: str) -> ExpressionRefused:
     if name in GENERATORS:
         return ExpressionRefused(
             f"{name} makes several rows of one, and an expression gives one value.",
-            "use Stream.df() for it, and ingest the result.",
+            "use the operation of a stream: explode('tags', 'tag'), posexplode or inline, or"
+            " flat_map with a function.",
         )
     return ExpressionRefused(
         f"There is no function {name!r} for expressions:"

@@ -25,8 +25,8 @@ _SELECT_REST = "select the columns that stay, as in select('order_id', 'amount')
 _RENAME = "write select('*', 'amount AS total'), or select the columns under their new names."
 _ORDER = "rows of a stream have no order of their own; for a ranking use top(10, by=…)."
 _LIMIT = (
-    "a stream has no end; for the first rows by some order use top(10, by=…), for a look at a"
-    " topic `headrace consume TOPIC --follow`."
+    "a stream has no end; for a look at the newest rows use preview(10), for the first rows by some"
+    " order top(10, by=…)."
 )
 _OVER = "write over('customer_id', rows=10).aggregate(mean=hr.agg.avg('amount'))."
 _LAG = "write over('customer_id').aggregate(previous=hr.over.lag('amount'))."
@@ -39,8 +39,8 @@ _WATERMARK = (
 )
 _WRITE = "write pipeline.write('topic', rows), pipeline.view(…) or pipeline.sink(…)."
 _SHOW = (
-    "declaring computes nothing: keep a table with pipeline.view(…), run the pipeline, and read the"
-    " view with to_pandas()."
+    "declaring computes nothing: look at the newest rows with preview(20); or keep a table with"
+    " pipeline.view(…), run the pipeline, and read the view with to_pandas()."
 )
 _WINDOW = "write window(hr.tumbling('1 minute')).group_by(…).aggregate(…)."
 _TO_TABLE = "write to_table('order_id')."
