@@ -17,9 +17,9 @@ import pytest
 import headrace as hr
 from headrace.errors import BadExpression, HeadraceError
 from headrace.testing.pipelines import PipelineTest
-from tests.e2e.test_edits_of_every_step import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
+SCHEMA = "id BIGINT NOT NULL, k BIGINT, v BIGINT, w BIGINT, at TIMESTAMP"
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 Text = Callable[[str], str]
 """An expression with calls of functions, or the same one in SQL."""
