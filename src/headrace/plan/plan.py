@@ -979,6 +979,11 @@ class Output:
     name: str
     input: Step
 
+    @property
+    def step_prefix(self) -> str:
+        """What the derived names of the steps that feed only this output begin with."""
+        return self.name
+
     def details(self) -> dict[str, Any]:
         return {}
 
@@ -1149,9 +1154,7 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
 
 def step_text(step: Step) -> str:
     """A step in one line: its operation and its summary."""
-    kind = (
-        ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
-    )
+    kind = "table" if isinstance(step, TopicStep) and step.is_table else step.operation
     return f"{kind} {step.summary()}".rstrip()
 
 
@@ -1248,14 +1251,7 @@ def watermark_spec(step: TopicStep) -> WatermarkSpec:
         step.is_table and not times.delay_given and times.producer is None
     ):
         return WatermarkSpec(step.name)
-    return WatermarkSpec(
-        name=step.name,
-        column=times.column,
-        producer=times.producer,
-        delay_us=times.delay_us,
-        idle_us=times.idle_us,
-        max_ahead_us=times.max_ahead_us,
-    )
+    return times.watermark_spec(step.name)
 
 
 def read_watermark_spec(step: TopicStep) -> WatermarkSpec:
