@@ -109,6 +109,7 @@ class Caller:
         self._open_limit = max(_MIN_OPEN, _OPEN_PER_CALL * call.concurrency * (call.batch or 1))
         self._heartbeat_s = time.monotonic()
         self._client: Any = None
+        self._names = set(call.schema.names)
         self._reset()
 
     def _reset(self) -> None:
@@ -407,7 +408,7 @@ class Caller:
         if not isinstance(answer, Mapping):
             return f"it returned a {type(answer).__name__}, not a dictionary"
         names = self.call.schema.names
-        if len(answer) != len(names):
+        if answer.keys() != self._names:
             more = [name for name in answer if name not in names]
             if more:
                 return f"it returned {more[0]!r}, which the schema does not have"
