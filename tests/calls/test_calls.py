@@ -1,5 +1,5 @@
-"""Recorded calls in whole pipelines, run without Spark: every row has one fate, and what is recorded
-is never asked for again.
+"""Recorded calls in whole pipelines, run without Spark: every row has one fate, and what is
+recorded is never asked for again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.errors import (
     StreamOnly,
     UnknownColumn,
 )
-from headrace.log.dead_letters import read_dead_letters
+from headrace.log.dead_letters import read_dead_letters, replay
 from headrace.plan.plan import time_column
 from headrace.retry import Backoff, CircuitBreaker
 from headrace.runtime.versions import ReplayRefused
@@ -70,18 +70,18 @@ class Doubler:
         return {"double": 2 * row["n"]}
 
 
-def declared(function: Any, *, delay: str = "0 seconds", **settings: Any) -> hr.Pipeline:
+def declared(function: Any, *, name: str = "numbers", **settings: Any) -> hr.Pipeline:
     """A pipeline that asks about each number, writes the answers, and counts them in windows."""
-    pipeline = hr.Pipeline("numbers")
+    pipeline = hr.Pipeline(name)
     rows = pipeline.topic(
-        "numbers",
+        name,
         schema="n BIGINT NOT NULL, kind STRING, at TIMESTAMP",
         key="kind",
-        event_time=hr.EventTime("at", delay=delay),
+        event_time="at",
     )
-    settings = {"schema": "double BIGINT", "version": "1", "name": "doubled", **settings}
-    answered = rows.call(function, **settings)
-    pipeline.write("answered", answered)
+    call = {"schema": "double BIGINT", "version": "1", "name": "doubled", **settings}
+    answered = rows.call(function, **call)
+    pipeline.write("answered" if name == "numbers" else f"{name}.answered", answered)
     windows = answered.window(hr.tumbling("1 minute")).aggregate(
         rows=hr.agg.count(), total=hr.agg.sum("double")
     )
@@ -407,6 +407,24 @@ def check_fates(test: PipelineTest, count: int) -> None:
     assert sorted(answered + dead) == list(range(count))
 
 
+def test_dead_letters_are_asked_about_again(tmp_path: Path) -> None:
+    is_broken = True
+
+    async def ask(row: dict[str, Any]) -> dict[str, Any]:
+        if is_broken and row["n"] == 1:
+            raise CallRefused("odd")
+        return {"double": 2 * row["n"]}
+
+    with PipelineTest(declared(ask), tmp_path) as test:
+        test.feed("numbers", numbers(3))
+        test.settle()
+        is_broken = False
+        assert replay(test.log, "doubled").replayed == 1
+        assert replay(test.log, "doubled").replayed == 0
+        test.settle()
+        assert values(test) == [(0, 0), (1, 2), (2, 4)]
+
+
 def test_a_server_that_is_away_and_comes_back_costs_no_row(tmp_path: Path) -> None:
     server = AnswerServer(tmp_path / "server", delay_s=0.005)
     server.start()
@@ -664,7 +682,6 @@ async def with_a_lock(row: dict[str, Any]) -> dict[str, Any]:
         (plain, {"arguments": "nn"}, UnknownColumn, "no column 'nn'"),
         (plain, {"schema": "n BIGINT"}, PlanError, "the column 'n' twice"),
         (plain, {"schema": "_call STRING"}, PlanError, "'_call', a name that recorded answers"),
-        (plain, {"name": "numbers"}, DuplicateStep, "the name of an input topic"),
     ],
 )
 def test_bad_declarations(function: Any, settings: Any, error: type[Exception], text: str) -> None:
@@ -680,10 +697,16 @@ def test_two_calls_need_two_names() -> None:
         rows.call(plain, "double BIGINT")
 
 
+def test_a_call_needs_another_name_than_the_topics() -> None:
+    rows = hr.Pipeline("numbers").topic("numbers", schema="n BIGINT")
+    with pytest.raises(DuplicateStep, match="the name of an input topic"):
+        rows.call(plain, "double BIGINT", name="numbers")
+
+
 def test_a_lambda_needs_a_name() -> None:
     rows = hr.Pipeline("numbers").topic("numbers", schema="n BIGINT")
     with pytest.raises(PlanError, match="a lambda, which has no name"):
-        rows.call(lambda row: plain(row), "double BIGINT")
+        rows.call(lambda _row: plain({"n": 0}), "double BIGINT")
 
 
 def test_tables_are_refused() -> None:

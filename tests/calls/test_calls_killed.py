@@ -35,14 +35,10 @@ def recorded_keys(log: Log) -> set[str]:
     return set(given)
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"), [(2, 0), pytest.param(60, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kills", "seed"), [(2, 0), pytest.param(60, 1, marks=pytest.mark.slow)])
 def test_kills_of_the_run_and_of_the_service(tmp_path: Path, kills: int, seed: int) -> None:
-    chance = Random(seed)  # noqa: S311 - any moments will do
-    server = AnswerServer(
-        tmp_path / "server", fail=0.1, stall=0.01, twice=0.1, delay_s=0.01
-    )
+    chance = Random(seed)
+    server = AnswerServer(tmp_path / "server", fail=0.1, stall=0.01, twice=0.1, delay_s=0.01)
     server.start()
     log = open_log(f"file:{tmp_path / 'log'}")
     log.create_topic("numbers", "n BIGINT, at TIMESTAMP")

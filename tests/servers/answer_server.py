@@ -113,7 +113,7 @@ def main() -> None:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    chance = random.Random(0)  # noqa: S311 - any faults will do
+    chance = random.Random(0)
     with options.record.open("a") as record:
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

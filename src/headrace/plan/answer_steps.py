@@ -14,7 +14,7 @@ service was called. An answer carries the columns of its row, so no step keeps r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -48,6 +48,11 @@ class AnswersStep(TopicStep):
 
     requests: str
     """The topic of the rows that wait."""
+
+    def further_meaning(self) -> dict[str, Any]:
+        """What the event time of the rows is besides its column."""
+        time = self.row_time
+        return {} if time is None else {"row_time": [time.name, time.shift_us, time.producer]}
 
     def summary(self) -> str:
         return f"of {self.requests}, recorded in {self.topic}"
