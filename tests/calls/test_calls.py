@@ -295,7 +295,7 @@ def test_answers_keep_the_order_of_their_rows_if_asked_to(tmp_path: Path, ordere
 
 
 def test_equal_arguments_are_asked_about_once(tmp_path: Path) -> None:
-    asked = []
+    asked: list[str] = []
 
     async def ask(rows: Rows) -> Rows:
         asked.extend(row["kind"] for row in rows)
@@ -633,7 +633,7 @@ def test_a_commit_that_failed_with_an_error_yet_succeeded_is_not_repeated(
         test.step()
         assert test._calls is not None
         (caller,) = test._calls.callers.values()
-        kind = type(caller.recorder._transaction)
+        kind: Any = type(caller.recorder._transaction)
         commit, failures = kind.commit, iter([True, False, True])
 
         def failing(tx: Any) -> Any:

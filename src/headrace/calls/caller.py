@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from headrace.calls.cache import AnswerCache, argument_key
 from headrace.calls.call import Call, RequestContext
-from headrace.calls.recorder import NOT_FITTING, Exchanged, Fate, Recorder
+from headrace.calls.recorder import NOT_FITTING, Exchanged, Recorder, RequestFate
 from headrace.calls.requests import Request
 from headrace.error_policy import STOP
 from headrace.errors import CallFailed, CallRefused, FencedError, HeadraceError, RetryError
@@ -116,8 +116,8 @@ class Caller:
         """Nothing is known of any request."""
         self._ready: deque[Request] = deque()
         self._again: deque[_Attempted] = deque()
-        self._done: list[Fate] = []
-        self._held: dict[int, dict[int, Fate]] = {}
+        self._done: list[RequestFate] = []
+        self._held: dict[int, dict[int, RequestFate]] = {}
         self._order: dict[int, deque[int]] = {}
         self._followers: dict[str, list[Request]] = {}
         self._open = 0
@@ -273,7 +273,7 @@ class Caller:
             known = self._cache.get(key, now_us)
             if known is not None:
                 self.status.cached += 1
-                self._finish(Fate(request, known[0], known[1]))
+                self._finish(RequestFate(request, known[0], known[1]))
                 return
             if key in self._followers:
                 self._followers[key].append(request)
@@ -395,13 +395,13 @@ class Caller:
                 self._fail(_Attempted([request], rows.attempts), misfit)
                 continue
             self.status.answered += 1
-            self._finish(Fate(request, answer, now_us))
+            self._finish(RequestFate(request, answer, now_us))
             if self._cache is not None:
                 key = argument_key(request.arguments)
                 self._cache.put(key, answer, now_us)
                 for follower in self._followers.pop(key, ()):
                     self.status.cached += 1
-                    self._finish(Fate(follower, answer, now_us))
+                    self._finish(RequestFate(follower, answer, now_us))
 
     def _misfit(self, answer: Any) -> str | None:
         """Why an answer does not fit the schema; None if it does, as far as its types say."""
@@ -489,10 +489,10 @@ class Caller:
                 ),
             )
         else:
-            self._finish(Fate(request, None, time.time_ns() // 1_000, reason))
+            self._finish(RequestFate(request, None, time.time_ns() // 1_000, reason))
         self._wake.set()
 
-    def _finish(self, fate: Fate) -> None:
+    def _finish(self, fate: RequestFate) -> None:
         """Have a fate recorded, in the order of the requests if that is kept."""
         if not self.call.ordered:
             self._done.append(fate)

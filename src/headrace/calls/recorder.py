@@ -47,7 +47,7 @@ NOT_FITTING = (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError)
 
 
 @dataclass(eq=False, slots=True)
-class Fate:
+class RequestFate:
     """What became of a request: the values of its answer, or the reason why there is none."""
 
     request: Request
@@ -86,7 +86,7 @@ class Recorder:
         self._owes_progress = False
         self._progress_s = 0.0
         self._trimmed: dict[int, int] = {}
-        self._unsure: tuple[str, Sequence[Fate]] | None = None
+        self._unsure: tuple[str, Sequence[RequestFate]] | None = None
         """The note and the fates of a commit whose outcome is not known."""
         self._recorded: set[int] = set()
         self._dead_topic: str | None = None
@@ -111,7 +111,7 @@ class Recorder:
         self.lows = self.requests.lows
         self._trimmed = dict(self.lows)
 
-    def exchange(self, done: Sequence[Fate], max_rows: int) -> Exchanged:
+    def exchange(self, done: Sequence[RequestFate], max_rows: int) -> Exchanged:
         """Record what is done, and read what waits.
 
         1. Record answers, dead letters and progress in one transaction.
@@ -148,10 +148,10 @@ class Recorder:
             self._recorded = set(map(id, fates))
         self._unsure = None
 
-    def _is_dead(self, fate: Fate) -> bool:
+    def _is_dead(self, fate: RequestFate) -> bool:
         return fate.values is None and self.call.errors != NULL
 
-    def _record(self, done: Sequence[Fate]) -> list[tuple[Request, str]]:
+    def _record(self, done: Sequence[RequestFate]) -> list[tuple[Request, str]]:
         """Record fates in one transaction. Returns the answers that Arrow does not take."""
         answers = [fate for fate in done if not self._is_dead(fate)]
         dead = [fate for fate in done if self._is_dead(fate)]
@@ -185,7 +185,7 @@ class Recorder:
         return misfits
 
     @contextmanager
-    def _commit(self, settled: Sequence[Fate] = ()) -> Iterator[Transaction]:
+    def _commit(self, settled: Sequence[RequestFate] = ()) -> Iterator[Transaction]:
         """A transaction that stores the progress too. If its outcome is not known, the next
         exchange finds out from the note.
         """
@@ -204,7 +204,7 @@ class Recorder:
         self._note = note
 
     def _answer_columns(
-        self, answers: Sequence[Fate]
+        self, answers: Sequence[RequestFate]
     ) -> tuple[list[pa.Array], list[tuple[Request, str]]]:
         """The columns of answers, and those that do not fit."""
         columns: list[pa.Array] = []
@@ -234,7 +234,7 @@ class Recorder:
         return columns, list(misfits.values())
 
     def _answer_batches(
-        self, answers: Sequence[Fate], columns: Sequence[pa.Array], complete_us: int
+        self, answers: Sequence[RequestFate], columns: Sequence[pa.Array], complete_us: int
     ) -> list[tuple[int, pa.RecordBatch]]:
         """The rows of the answers' topic by partition, each partition in order of `answers`."""
         by_partition: dict[int, list[int]] = {}
@@ -256,7 +256,7 @@ class Recorder:
             batches.append((partition, pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
         return batches
 
-    def _dead_rows(self, dead: Sequence[Fate]) -> list[dict[str, Any]]:
+    def _dead_rows(self, dead: Sequence[RequestFate]) -> list[dict[str, Any]]:
         texts = dead_letter_json(_rows_of(dead)).to_pylist()
         place = f"call {self.call.pipeline}.{self.call.name}"
         return dead_letters_to_rows(
@@ -302,7 +302,7 @@ class Recorder:
                     self.log.trim_topic(self.call.requests_topic, low, partitions=[partition])
 
 
-def _rows_of(fates: Sequence[Fate]) -> pa.RecordBatch:
+def _rows_of(fates: Sequence[RequestFate]) -> pa.RecordBatch:
     """The rows of requests, in this order."""
     chunks = list({id(fate.request.chunk): fate.request.chunk for fate in fates}.values())
     starts: dict[int, int] = {}
