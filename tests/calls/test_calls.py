@@ -21,6 +21,7 @@ from headrace.calls.caller import Caller
 from headrace.errors import (
     CallFailed,
     CallRefused,
+    ConfigurationError,
     DuplicateStep,
     FencedError,
     NoFingerprint,
@@ -376,6 +377,18 @@ def test_a_client_is_entered_once_and_left(tmp_path: Path) -> None:
         assert events[:4] == ["entered", "a pool", "a pool", "left"]
 
 
+def test_a_client_that_cannot_be_opened_ends_the_run(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[None]:
+        raise OSError("no route")
+        yield
+
+    with PipelineTest(declared(plain, client=pool), tmp_path) as test:
+        test.feed("numbers", numbers(1))
+        with pytest.raises(ConfigurationError, match="client of the step 'doubled'.*no route"):
+            test.settle()
+
+
 # Failures
 
 
@@ -474,7 +487,8 @@ def test_the_circuit_breaker_pauses_calls_to_a_dead_service(
         assert "OSError: no route" in str(caller.status)
 
 
-def test_answers_that_do_not_fit_become_dead_letters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_answers_that_do_not_fit_become_dead_letters(tmp_path: Path, ordered: bool) -> None:
     wrong: list[Any] = [
         {"double": "many"},
         {"twice": 4},
@@ -488,7 +502,7 @@ def test_answers_that_do_not_fit_become_dead_letters(tmp_path: Path) -> None:
     async def ask(row: dict[str, Any]) -> Any:
         return wrong[row["n"]]
 
-    with PipelineTest(declared(ask, retries=1), tmp_path) as test:
+    with PipelineTest(declared(ask, retries=1, ordered=ordered), tmp_path) as test:
         test.feed("numbers", numbers(len(wrong)))
         test.settle()
         reasons = sorted(letter["reason"] for letter in read_dead_letters(test.log, "doubled"))

@@ -29,7 +29,14 @@ from headrace.calls.call import Call, RequestContext
 from headrace.calls.recorder import NOT_FITTING, Exchanged, Recorder, RequestFate
 from headrace.calls.requests import Request
 from headrace.error_policy import STOP
-from headrace.errors import CallFailed, CallRefused, FencedError, HeadraceError, RetryError
+from headrace.errors import (
+    CallFailed,
+    CallRefused,
+    ConfigurationError,
+    FencedError,
+    HeadraceError,
+    RetryError,
+)
 from headrace.log.api import Log
 from headrace.retry import Backoff, CircuitBreaker
 
@@ -194,18 +201,15 @@ class Caller:
         loop = asyncio.get_running_loop()
         self._reset()
         self._wake = asyncio.Event()
+        self._beat()
         is_failing = False
         async with AsyncExitStack() as stack:
-            client = None
-            if self.call.client is not None:
-                client = await stack.enter_async_context(self.call.client())
-            self._client = client
+            await self._open_client(stack)
             workers = {loop.create_task(self._work()) for _ in range(self.call.concurrency)}
             if self.recorder.requests.open_rows:  # of an earlier run; they are read again
                 await loop.run_in_executor(log_thread, self.recorder.load)
             try:
                 while not stop.is_set() and self._failure is None:
-                    self._heartbeat_s = time.monotonic()
                     self._replace_stuck(workers)
                     done, self._done = self._done, []
                     max_rows = max(0, self._open_limit - self._open)
@@ -240,6 +244,23 @@ class Caller:
                         )
         if self._failure is not None:
             raise self._failure
+
+    def _beat(self) -> None:
+        """Note that the event loop comes round, twice a second."""
+        self._heartbeat_s = time.monotonic()
+        asyncio.get_running_loop().call_later(0.5, self._beat)
+
+    async def _open_client(self, stack: AsyncExitStack) -> None:
+        if self.call.client is None:
+            return
+        try:
+            self._client = await stack.enter_async_context(self.call.client())
+        except Exception as error:
+            raise ConfigurationError(
+                f"The client of the step {self.call.name!r} could not be opened:"
+                f" {type(error).__name__}: {error}.",
+                fix="correct what client= returns, or what it connects to, and run again.",
+            ) from error
 
     async def _pause(self, *, busy: bool) -> None:
         """Gather answers for a moment; if nothing goes on, wait for one."""
@@ -349,7 +370,7 @@ class Caller:
             given = [dict(request.arguments) for request in requests]
         if not call.takes_context:
             return call.function(given)
-        keys = tuple(map(self.recorder.requests.idempotency_key, requests))
+        keys = tuple(request.key for request in requests)
         return call.function(given, RequestContext(keys, rows.attempts + 1, self._client))
 
     async def _next_rows(self) -> tuple[_Attempted, bool]:
@@ -499,6 +520,11 @@ class Caller:
             return
         partition = fate.request.partition
         held, order = self._held.setdefault(partition, {}), self._order[partition]
+        if (
+            not order or fate.request.offset < order[0]
+        ):  # its answer did not fit, and others went on
+            self._done.append(fate)
+            return
         held[fate.request.offset] = fate
         while order and order[0] in held:
             self._done.append(held.pop(order.popleft()))

@@ -244,7 +244,7 @@ class Recorder:
         for partition, indices in by_partition.items():
             fates = [answers[index] for index in indices]
             arrays = [*_rows_of(fates).columns, *(each.take(pa.array(indices)) for each in columns)]
-            keys = [self.requests.idempotency_key(fate.request) for fate in fates]
+            keys = [fate.request.key for fate in fates]
             arrays += [
                 pa.array(keys, pa.string()),
                 pa.repeat(pa.scalar(self.call.code), len(fates)),

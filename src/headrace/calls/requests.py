@@ -57,6 +57,8 @@ class Request:
     offset: int
     chunk: Chunk
     index: int
+    key: str
+    """The idempotency key: the same text whenever the row is asked about."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -191,7 +193,12 @@ class Requests:
                 continue
             chunk = Chunk(rows, rows.select(list(self.call.arguments)).to_pylist(), len(indices))
             self._open_bytes += rows.nbytes
-            requests += [Request(partition, offsets[index], chunk, index) for index in indices]
+            requests += [
+                Request(
+                    partition, offsets[index], chunk, index, self._key(partition, offsets[index])
+                )
+                for index in indices
+            ]
         state.open.update(request.offset for request in requests)
         state.order.extend(request.offset for request in requests)
         for tick in read_control_ticks(self.log, topic, partition, start, stop):
@@ -203,9 +210,8 @@ class Requests:
             del self._reopened[partition]
         return requests
 
-    def idempotency_key(self, request: Request) -> str:
-        """A text that stays the same whenever the row is asked about."""
-        text = f"{self._identity}/{request.partition}/{request.offset}"
+    def _key(self, partition: int, offset: int) -> str:
+        text = f"{self._identity}/{partition}/{offset}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     # Progress

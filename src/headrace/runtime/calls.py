@@ -135,7 +135,7 @@ class Calls:
         if self._runner is None:
             return False
         before, tick = self._runner.journal.at(number - 1), self._runner.journal.at(number)
-        if before is None or tick is None:
+        if before is None or tick is None or tick.number != number:
             return False
         changed = {topic for topic, ends in tick.ends.items() if ends != before.ends.get(topic)}
         return bool(changed) and changed <= self._following_topics.get(name, set())
