@@ -378,12 +378,13 @@ def test_a_client_is_entered_once_and_left(tmp_path: Path) -> None:
 
 
 def test_a_client_that_cannot_be_opened_ends_the_run(tmp_path: Path) -> None:
-    @asynccontextmanager
-    async def pool() -> AsyncIterator[None]:
-        raise OSError("no route")
-        yield
+    class Broken:
+        async def __aenter__(self) -> None:
+            raise OSError("no route")
 
-    with PipelineTest(declared(plain, client=pool), tmp_path) as test:
+        async def __aexit__(self, *_: object) -> None: ...
+
+    with PipelineTest(declared(plain, client=Broken), tmp_path) as test:
         test.feed("numbers", numbers(1))
         with pytest.raises(ConfigurationError, match="client of the step 'doubled'.*no route"):
             test.settle()

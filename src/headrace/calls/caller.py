@@ -520,9 +520,8 @@ class Caller:
             return
         partition = fate.request.partition
         held, order = self._held.setdefault(partition, {}), self._order[partition]
-        if (
-            not order or fate.request.offset < order[0]
-        ):  # its answer did not fit, and others went on
+        # A fate for the second time: the first answer did not fit, and others have gone on.
+        if not order or fate.request.offset < order[0]:
             self._done.append(fate)
             return
         held[fate.request.offset] = fate

@@ -193,12 +193,10 @@ class Requests:
                 continue
             chunk = Chunk(rows, rows.select(list(self.call.arguments)).to_pylist(), len(indices))
             self._open_bytes += rows.nbytes
-            requests += [
-                Request(
-                    partition, offsets[index], chunk, index, self._key(partition, offsets[index])
-                )
-                for index in indices
-            ]
+            for index in indices:
+                offset = offsets[index]
+                key = self._key(partition, offset)
+                requests.append(Request(partition, offset, chunk, index, key))
         state.open.update(request.offset for request in requests)
         state.order.extend(request.offset for request in requests)
         for tick in read_control_ticks(self.log, topic, partition, start, stop):
