@@ -15,7 +15,7 @@ from headrace.calls.call import Call, ClientFactory, Function, is_async
 from headrace.durations import to_us
 from headrace.error_policy import NULL, check_error_policy
 from headrace.errors import PlanError, UnknownColumn
-from headrace.log.values import COMPLETE_TO, Duration, requests_topic
+from headrace.log.values import CALL_ID, COMPLETE_TO, Duration, requests_topic
 from headrace.names import check_name
 from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
@@ -102,7 +102,8 @@ def call_step(
     if keep is not None:
         _positive_us(keep, f"time that the step {where} keeps answers")
         settings = (("retention", keep),)
-    stored = pa.schema([*(field.with_nullable(True) for field in row), *technical])
+    read = [field for field in technical if field.name in {CALL_ID, COMPLETE_TO}]
+    stored = pa.schema([*(field.with_nullable(True) for field in row), *read])
     answers = AnswersStep(
         name=where,
         topic=call.answers_topic,
@@ -123,7 +124,7 @@ def call_step(
         inputs=(answers,),
         schema=stored,
         key=rows.key,
-        condition=f"{technical[0].name} IS NOT NULL",
+        condition=f"{CALL_ID} IS NOT NULL",
     )
     if call.errors == NULL:
         row = pa.schema([*rows.schema, *(field.with_nullable(True) for field in answer)])

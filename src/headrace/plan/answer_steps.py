@@ -36,12 +36,19 @@ def answer_fields(*, has_time: bool) -> list[pa.Field]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswersStep(TopicStep):
-    """The recorded answers of a call, each with its row. `schema` is that of the topic."""
+    """The recorded answers of a call, each with its row. `schema` has the columns that are read."""
 
     operation: ClassVar[str] = "call"
 
     row_time: TimeColumn | None = None
     """The event time of the rows."""
+
+    @property
+    def created_schema(self) -> pa.Schema:
+        """The columns of rows and answers, and then all of `answer_fields`."""
+        added = answer_fields(has_time=self.row_time is not None)
+        names = {field.name for field in added}
+        return pa.schema([*(field for field in self.schema if field.name not in names), *added])
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         return self.row_time

@@ -409,6 +409,11 @@ class TopicStep(Step):
         names = {*(column.name for column in added), *(name for name, _ in self.metadata)}
         return pa.schema([field for field in self.schema if field.name not in names])
 
+    @property
+    def created_schema(self) -> pa.Schema:
+        """The columns with which the topic is created if it is missing."""
+        return self.stored_schema
+
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
