@@ -1,5 +1,6 @@
 """Python inside: a user's function against the same expression in Arrow and against Spark's pandas
-UDF, and a processor against a built-in aggregate and against Spark's `transformWithState`.
+UDF, and a processor against a built-in aggregate and against Spark's `transformWithState`; and calls
+that are recorded (`recorded_calls`).
 
 All of it runs over the same topics, end to end: read from the log, computed, and the rows dropped
 where they would be written (`state_runs`). PYTHON_ROWS=100000 is a short form.
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import headrace as hr
+from benchmarks.recorded_calls import recorded_calls
 from benchmarks.report import Result, Unavailable, judged, note
 from benchmarks.state_runs import Run, append, directory, dropped, new_log, session
 
@@ -301,3 +303,4 @@ def results() -> Iterator[Result]:
     for part in (functions, processors):
         with session() as spark, directory() as root:
             yield from part(root, spark)
+    yield from recorded_calls()

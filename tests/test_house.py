@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "gateways": {"columnar", "types", "log", "http"},
     "events": {"columnar", "types", "log"},
     "alerts": {"columnar", "types", "log", "sinks"},
+    "calls": {"columnar", "types", "log", "operators", "engine"},
     "runtime": {
         "columnar",
         "types",
@@ -79,6 +80,7 @@ MAY_IMPORT = {
         "sinks",
         "gateways",
         "alerts",
+        "calls",
         "http",
         "serve",
     },

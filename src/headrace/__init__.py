@@ -5,8 +5,8 @@
     log          open_log, Log, Producer, Consumer, Queue, Transaction, Message, Batches,
                  AppendResult, Offsets, TopicInfo, GroupInfo, PartitionLag, spark
     pipelines    Pipeline, Stream, Table, EventTime, device_time, processing_time, file_table,
-                 Processor, state, timer, side_output, udf, tumbling, hopping, sliding, session,
-                 late, agg, over, pattern, search, shed
+                 Processor, state, timer, side_output, udf, RequestContext, tumbling, hopping,
+                 sliding, session, late, agg, over, pattern, search, shed
     edges        cdc, sources, gateways, sinks, alerts, events
     errors       errors
 
@@ -24,6 +24,7 @@ from headrace._version import __version__
 
 if TYPE_CHECKING:
     from headrace import alerts, cdc, events, gateways, sinks, sources
+    from headrace.calls.call import RequestContext
     from headrace.expressions.user_functions import udf
     from headrace.log import open_log
     from headrace.log.api import Batches, Consumer, Log, Message, Producer, Queue, Transaction
@@ -57,6 +58,7 @@ _MODULES = {
 """Public names that are modules, and where they are."""
 
 _NAMES_BY_MODULE = {
+    "headrace.calls.call": ("RequestContext",),
     "headrace.expressions.user_functions": ("udf",),
     "headrace.log": ("open_log",),
     "headrace.log.api": (
@@ -95,6 +97,7 @@ __all__ = [
     "Processor",
     "Producer",
     "Queue",
+    "RequestContext",
     "Stream",
     "Table",
     "TopicInfo",

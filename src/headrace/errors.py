@@ -300,6 +300,23 @@ class ProcessorFailed(InputError):
         self.row = row
 
 
+class CallFailed(InputError):
+    """A recorded call has no answer for a row, with `errors="stop"`, or its function does not give
+    the event loop back. Correct the function, the service or the row.
+    """
+
+    def __init__(self, *, step: str, row: dict[str, Any], cause: str, fix: str) -> None:
+        super().__init__(f"The step {step!r} has no answer for the row {row!r}: {cause}.", fix=fix)
+        self.step = step
+        self.row = row
+
+
+class CallRefused(InputError):
+    """Raised by the function of a recorded call: the row will never have an answer. It becomes a
+    dead letter, or what else `errors=` says, without another try.
+    """
+
+
 class BadPattern(PlanError):
     """A pattern cannot be read, or can never match. Correct it."""
 

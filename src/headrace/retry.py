@@ -59,7 +59,7 @@ class Backoff:
 class CircuitBreaker:
     """Decides when a receiver that fails may be tried again.
 
-    Closed (fewer than `FAILURES_TO_OPEN` failures in a row): attempts follow each other after
+    Closed (fewer than `failures_to_open` failures in a row): attempts follow each other after
     short, growing pauses. Open: no attempt for `OPEN_BACKOFF`'s pause, then a single one, which
     either closes the circuit or opens it for longer.
     """
@@ -68,14 +68,20 @@ class CircuitBreaker:
     CLOSED_BACKOFF = Backoff(first_s=0.5, longest_s=8.0)
     OPEN_BACKOFF = Backoff(first_s=30.0, longest_s=600.0)
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock_s: Callable[[], float] = time.monotonic,
+        *,
+        failures_to_open: int = FAILURES_TO_OPEN,
+    ) -> None:
         self.failures = 0
+        self.failures_to_open = failures_to_open
         self._clock_s = clock_s
         self._next_attempt_s = 0.0
 
     @property
     def is_open(self) -> bool:
-        return self.failures >= self.FAILURES_TO_OPEN
+        return self.failures >= self.failures_to_open
 
     def wait_s(self) -> float:
         """Return how long to wait before the next attempt."""
@@ -92,7 +98,7 @@ class CircuitBreaker:
         """
         self.failures += 1
         if self.is_open:
-            failures_while_open = self.failures - self.FAILURES_TO_OPEN + 1
+            failures_while_open = self.failures - self.failures_to_open + 1
             pause_s = self.OPEN_BACKOFF.pause_s(failures_while_open, min_s=min_s)
         else:
             pause_s = self.CLOSED_BACKOFF.pause_s(self.failures, min_s=min_s)

@@ -52,6 +52,8 @@ class Status:
     """Step -> the "keys" and "bytes" of its state, without the garbage in its files."""
     ingests: dict[str, str] = field(default_factory=dict)
     """Ingest -> its state in words."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """Recorded call -> its state in words."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Query -> its tick, its outputs, its last batch with counts, how many rows it is behind, and
     the times that its steps wait for.

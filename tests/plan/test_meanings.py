@@ -74,6 +74,10 @@ def copies(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [row, row]
 
 
+async def scores(row: dict[str, Any]) -> dict[str, Any]:
+    return {"score": 1.0}
+
+
 def country_file() -> Any:
     folder = Path(tempfile.mkdtemp())
     path = folder / "countries.csv"
@@ -167,6 +171,7 @@ def examples() -> hr.Pipeline:
             queries, query="q", text=["title", "body"], filters=["v"], highlights=True, suffix="_q"
         ),
         "calls": clicks.with_columns(x="test_tripled(v, w) + test_tripled(w, v)"),
+        "answered": clicks.call(scores, "score DOUBLE"),
         "mapped": clicks.flat_map(copies, "id BIGINT, k STRING"),
         "exploded": clicks.select("k", words="split(title, ' ')").explode("words", "word"),
         "processed": clicks.process(Totals(2), key="k", ttl="1 day", others=others),
@@ -274,6 +279,14 @@ NOT_PART_OF_A_MEANING = {
     "TopicStep.event_time.max_ahead_us": "may change; what it has made late stays so",
     "TopicStep.event_time.delay_given": "of a stream, nothing follows from it",
     "TopicStep.event_time.flag": "the name of a column, which is part of the types",
+    "AnswersStep.partitions": PLACE,
+    "AnswersStep.captured_by": "nobody captures it",
+    "AnswersStep.shed": "nothing sheds answers",
+    "AnswersStep.requests": "follows from the topic",
+    "AnswersStep.event_time.complete": "the name of a column of the topic, always the same",
+    "AnswersStep.event_time.delay_given": "it has none",
+    "AnswersStep.event_time.idle_us": "nothing but its caller moves the watermark",
+    "AnswersStep.event_time.max_ahead_us": "nothing but its caller moves the watermark",
     "SelectStep.key[]": DERIVED,
     "SelectStep.is_table": DERIVED,
     "SelectStep.columns[order]": "columns go by their names",

@@ -162,6 +162,8 @@ class EventTimes:
 
     def _producers(self, rows: pa.RecordBatch) -> pa.Array:
         """The producer of each row as text. Without a producer column, each partition is one."""
+        if self.spec.is_one_producer:
+            return pa.repeat(pa.scalar(NO_PRODUCER), rows.num_rows)
         if self.spec.producer is None:
             return rows.column(PARTITION_COLUMN).cast(pa.string())
         column = rows.column(self.spec.producer)

@@ -455,12 +455,12 @@ def control_record(rows: TickRows, watermarks: Watermarks) -> bytes:
 
 
 def read_control_ticks(
-    log: Log, topic: str, partition: int, start: int | None = None
+    log: Log, topic: str, partition: int, start: int | None = None, stop: int | None = None
 ) -> Iterator[ControlTick]:
     """The ticks in the control records of a partition, oldest first: those with rows, those that
     moved the watermark or the horizon, and the last of each commit.
     """
-    for control in log.read_control(topic, partition, start):
+    for control in log.read_control(topic, partition, start, stop):
         content = json.loads(control.payload)
         if content["version"] > VERSION:
             raise NewerFormat(

@@ -331,6 +331,14 @@ class BatchWatermarks:
         """Input -> its watermark before the first tick."""
         return {name: int(times.watermark[0]) for name, times in self.times.items()}
 
+    def moved_on(self, name: str, watermark_us: int) -> BatchWatermarks:
+        """These watermarks, in which the last one of an input is at least that late."""
+        times = self.times[name]
+        watermark = times.watermark.copy()
+        watermark[-1] = max(int(watermark[-1]), watermark_us)
+        moved = _InputTimes(watermark, times.is_waited_for)
+        return replace(self, times={**self.times, name: moved})
+
     def of(self, paths: Sequence[WatermarkPath]) -> Watermarks:
         """The watermark and the horizon of a step with one input. See `of_ports`."""
         return self.of_ports([paths])[0]

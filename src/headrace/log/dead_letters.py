@@ -24,7 +24,7 @@ from headrace.columnar.buffers import split_table
 from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.errors import HeadraceError, InputError
 from headrace.log.api import Log
-from headrace.log.values import TopicInfo
+from headrace.log.values import TopicInfo, requests_topic
 from headrace.types.json_codec import decode_rows, encode_column, encode_rows, with_iso_years
 
 DEAD_SUFFIX = ".dead"
@@ -173,7 +173,8 @@ def read_dead_letters(
 
 
 def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> ReplayResult:
-    """Append dead letters to their topic again, each once: one replayed before is left out.
+    """Append dead letters to their topic again, each once: one replayed before is left out. Those
+    of a recorded call are asked about again.
 
     Args:
         log: An open log.
@@ -197,6 +198,8 @@ def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> Replay
     source = name[: -len(DEAD_SUFFIX)]
     topics = log.topics()
     if name in topics and source not in topics:
+        source = _requests_of_call(log, name) or source
+    if name in topics and source not in topics:
         raise InputError(
             f"The dead letters in {name!r} are not of a topic, so there is none to append them to.",
             fix=(
@@ -213,17 +216,28 @@ def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> Replay
             if wanted is not None and offset not in wanted:
                 continue
             try:
-                replayed += _replay_letter(log, info, letter, f"{partition}.{offset}")
+                replayed += _replay_letter(log, info, letter, f"{name}.{partition}.{offset}")
             except HeadraceError as error:
                 failed.append((partition, offset, error.message))
     return ReplayResult(replayed, failed)
+
+
+def _requests_of_call(log: Log, name: str) -> str | None:
+    """The topic of the rows that wait for an answer, if the dead letters are of a recorded call."""
+    for batch in log.read(name, columns=["place"]):
+        for place in batch.column("place").to_pylist():
+            kind, _, call = str(place).partition(" ")
+            pipeline, _, called = call.partition(".")
+            if kind == "call":
+                return requests_topic(pipeline, called)
+    return None
 
 
 def _replay_letter(log: Log, info: TopicInfo, letter: Mapping[str, Any], identity: str) -> int:
     """Append one dead letter; 0 if it was replayed before. A note of the same transaction marks it
     as replayed.
     """
-    note = f"replayed.{info.name}{DEAD_SUFFIX}.{identity}"
+    note = f"replayed.{identity}"
     if log.note(note) is not None:
         return 0
     if letter["row"] is not None:

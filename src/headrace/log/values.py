@@ -449,6 +449,32 @@ def answers_topic(name: str) -> str:
     return f"{_QUESTIONS_PREFIX}{name}{_ANSWERS_SUFFIX}"
 
 
+CALL_ID = "_call"
+"""The column of recorded answers with the idempotency key of the call; null in a row that only
+moves event time.
+"""
+CALL_CODE = "_code"
+"""The column with the fingerprint or version of the function that was called."""
+ANSWERED_AT = "_answered_at"
+"""The column with the time at which the service answered. A row that was answered from the cache
+has the time of the call.
+"""
+COMPLETE_TO = "_complete_to"
+"""The column with the event time up to which every row has its answer recorded."""
+_CALLS_PREFIX = "__calls."
+_REQUESTS_SUFFIX = ".requests"
+
+
+def calls_topic(pipeline: str, call: str) -> str:
+    """Internal: the topic with the recorded answers of a call."""
+    return f"{_CALLS_PREFIX}{pipeline}.{call}"
+
+
+def requests_topic(pipeline: str, call: str) -> str:
+    """Internal: the topic with the rows that wait for an answer of a call."""
+    return f"{calls_topic(pipeline, call)}{_REQUESTS_SUFFIX}"
+
+
 def question_names(topics: list[str]) -> list[str]:
     """Internal: the questions that can be asked, among all topics of a log."""
     answers = {

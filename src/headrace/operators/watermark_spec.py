@@ -27,6 +27,8 @@ class WatermarkSpec:
     idle_us: int = 60_000_000
     max_ahead_us: int = 0
     """How far ahead of its append time a row may move the watermark."""
+    is_one_producer: bool = False
+    """Whether all partitions together are one producer."""
 
     @property
     def follows_ticks(self) -> bool:
@@ -36,7 +38,9 @@ class WatermarkSpec:
     def label(self, producer: str) -> str:
         """A producer's name for people; without a producer column, partitions are the producers."""
         return (
-            f"partition {producer}"
+            self.name
+            if self.is_one_producer
+            else f"partition {producer}"
             if self.producer is None
             else "(null)"
             if producer == NO_PRODUCER

@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from threading import Event
 
     from headrace.alerts.alert import Alert, AlertReceiver
+    from headrace.calls.call import Call
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
+    from headrace.plan.answer_steps import AnswersStep, RequestsOutput
     from headrace.runtime.run import OnStatus
     from headrace.runtime.services import OnAlert, OnReady
     from headrace.serve.server import Server
@@ -119,7 +121,10 @@ class Pipeline:
         """Internal: the gateways that run with the pipeline, by name."""
         self.alerts: dict[str, Alert] = {}
         """Internal: the alerts, by name."""
+        self.calls: dict[str, Call] = {}
+        """Internal: the recorded calls, by name."""
         self._inputs: dict[str, TopicStep] = {}
+        self._answers: dict[str, AnswersStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
 
@@ -609,7 +614,7 @@ class Pipeline:
     def _is_written(self, topic: str, rows: Stream | Table) -> bool:
         """Whether `write` has rows written to a topic already."""
         output = self._outputs.get(topic)
-        return isinstance(output, TopicOutput) and output.input is rows.step
+        return type(output) is TopicOutput and output.input is rows.step
 
     def alert(
         self,
@@ -744,10 +749,26 @@ class Pipeline:
         self.write(answers_topic(name), answers, retention=keep)
         return answers
 
+    def add_call(self, call: Call, answers: AnswersStep, requests: RequestsOutput) -> None:
+        """Internal: add a recorded call, its answers as an input, its requests as an output."""
+        if call.name in self.calls:
+            raise DuplicateStep(
+                f"Two calls have the name {call.name!r}.",
+                fix="give one of them another name, with name=….",
+            )
+        if call.name in self._inputs:
+            raise DuplicateStep(
+                f"The call {call.name!r} has the name of an input topic.",
+                fix="give it another name, with name=….",
+            )
+        self.calls[call.name] = call
+        self._answers[call.name] = answers
+        self._outputs[requests.name] = requests
+
     def topic_of(self, step: Step) -> str | None:
         """Internal: the derived topic that a step's rows are written to, if there is one."""
         for output in self._outputs.values():
-            if isinstance(output, TopicOutput) and output.input is step:
+            if type(output) is TopicOutput and output.input is step:
                 return output.name
         return None
 
@@ -779,7 +800,7 @@ class Pipeline:
                 f"The pipeline {self.name!r} ingests rows and computes nothing.",
                 fix="add write(…) or view(…), or give its sink a topic=….",
             )
-        inputs = tuple(self._inputs.values())
+        inputs = (*self._inputs.values(), *self._answers.values())
         plan = PipelinePlan(
             name=self.name,
             inputs=inputs,
@@ -912,6 +933,11 @@ class Pipeline:
             raise DuplicateStep(
                 f"The topic {name!r} is an input already.",
                 fix="declare it once, and use what topic(…) or table(…) returned.",
+            )
+        if name in self.calls:
+            raise DuplicateStep(
+                f"The topic {name!r} has the name of a recorded call.",
+                fix="give the call another name, with name=….",
             )
         if name in self._outputs:
             raise DuplicateStep(

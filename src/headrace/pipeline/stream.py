@@ -10,7 +10,8 @@ This module has the signatures and their documentation. The checks are in `joins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -892,6 +893,115 @@ class Stream(Rows):
         """
         step = explode_step(
             self, column, names, position=None, outer=outer, name=name, operation="inline"
+        )
+        return Stream(self.pipeline, step)
+
+    def call(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        schema: str,
+        *,
+        arguments: Names | None = None,
+        key: Names | None = None,
+        concurrency: int = 20,
+        timeout: Duration = "30 seconds",
+        retries: int = 4,
+        max_per_second: float | None = None,
+        batch: int | None = None,
+        cache: Duration | None = None,
+        ordered: bool = False,
+        client: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+        errors: str = "divert",
+        keep: Duration | None = None,
+        partitions: int = 1,
+        version: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Add the answers of a service to the rows: of a geocoder, a language model, a database.
+
+        Each answer is recorded in the log, in the topic `__calls.PIPELINE.NAME`, before anything
+        uses it. So a replay calls nobody and gives the same rows, and an answer that is recorded is
+        never asked for again. Towards the service a call is made at least once; all tries of a row
+        have the same `ctx.idempotency_key`. Answers come in a later tick than their rows: nothing
+        else waits for them.
+
+        Args:
+            function: An `async def` that gets a row as a dictionary, or with `batch` a list of
+                them, and returns the answer as a dictionary, or a list of them in that order. If
+                it takes a second argument, it gets an `hr.RequestContext`.
+            schema: The columns of an answer, which the rows do not have.
+            arguments: The columns that the function gets, and that the cache goes by; all by
+                default.
+            key: The columns that the result is keyed by; by default as this stream is.
+            concurrency: How many calls are in flight at most.
+            timeout: How long one try may take.
+            retries: How many further tries follow a first one that raised, took too long, or
+                returned what does not fit, after growing pauses. A function that raises
+                `hr.errors.CallRefused` is not tried again. An error with an attribute `wait_s` asks
+                for a pause of so many seconds at least.
+            max_per_second: How many calls are begun per second at most.
+            batch: How many rows the function gets at once, at most.
+            cache: How long an answer stands for rows with equal arguments. They are not asked about
+                then; their answers are recorded like the others.
+            ordered: Whether answers keep the order of their rows: per key, or per partition without
+                one. Otherwise each comes when it is there.
+            client: A function that returns an asynchronous context manager, such as a pool of
+                connections. It is entered once per run, and what it gives is `ctx.client`.
+            errors: What becomes of a row that has no answer after all tries: `"divert"` sends it to
+                the dead letters `NAME.dead`, `"null"` makes the answer's columns null, `"stop"`
+                ends the run.
+            keep: How long recorded answers are kept; by default for ever. A replay from before that
+                is refused.
+            partitions: The number of partitions of requests and answers.
+            version: The function's version, instead of its fingerprint.
+            name: The call's name, by which its answers are found; by default the function's.
+
+        Returns:
+            A stream of the answered rows: this stream's columns, and those of the answers. It has
+            this stream's event time, whose watermark waits for rows without an answer.
+
+        Raises:
+            BadSchema: The schema cannot be read.
+            UnknownColumn: An argument or the key is a column that does not exist.
+            DuplicateStep: Another call, or an input topic, has the same name.
+            PlanError: The function is not async, a setting is out of range, or a column exists.
+            NoFingerprint: Edits of the code could not be noticed.
+
+        Example:
+            ```python
+            async def score(row, ctx):
+                answer = await ctx.client.post("/score", json=row)
+                return {"score": answer.json()["score"]}
+
+            scored = orders.call(
+                score, "score DOUBLE", arguments=["amount"], cache="1 day", version="1"
+            )
+            ```
+        """
+        from headrace.pipeline.calls import call_step
+
+        rows = self
+        if key is not None:
+            names = (key,) if isinstance(key, str) else tuple(key)
+            rows = self.key_by(*names)
+        step = call_step(
+            rows,
+            function,
+            schema,
+            arguments=arguments,
+            concurrency=concurrency,
+            timeout=timeout,
+            retries=retries,
+            max_per_second=max_per_second,
+            batch=batch,
+            cache=cache,
+            ordered=ordered,
+            client=client,
+            errors=errors,
+            keep=keep,
+            partitions=partitions,
+            version=version,
+            name=name,
         )
         return Stream(self.pipeline, step)
 
@@ -1821,6 +1931,10 @@ class Table(Rows):
     def flat_map(self, *_: Any, **__: Any) -> Stream:
         """Internal: refused, since the rows of the result have no key."""
         raise refusal_for_table(self, "flat_map")
+
+    def call(self, *_: Any, **__: Any) -> Stream:
+        """Internal: refused, since an answer could not be retracted."""
+        raise refusal_for_table(self, "call")
 
     def explode(self, *_: Any, **__: Any) -> Stream:
         """Internal: refused, since the rows of the result have no key."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, UnknownColumn
+from headrace.operators.watermark_spec import WatermarkSpec
 from headrace.operators.windows.late_policy import LONGEST_US
 from headrace.types.schema import type_name
 
@@ -96,6 +97,17 @@ class EventTime:
     def added_columns(self, schema: pa.Schema) -> list[pa.Field]:  # noqa: ARG002
         """Internal: the columns that the topic does not have, and its rows get when read."""
         return []
+
+    def watermark_spec(self, name: str) -> WatermarkSpec:
+        """Internal: how the watermark of an input of that name moves."""
+        return WatermarkSpec(
+            name=name,
+            column=self.column,
+            producer=self.producer,
+            delay_us=self.delay_us,
+            idle_us=self.idle_us,
+            max_ahead_us=self.max_ahead_us,
+        )
 
     def __str__(self) -> str:
         parts = [self.column, f"delay {format_us(self.delay_us)}"]
@@ -241,6 +253,34 @@ def device_time(
         column=column,
         flag=flag,
     )
+
+
+@dataclass(frozen=True, init=False)
+class AnswerTime(EventTime):
+    """The event time of recorded answers (`answer_steps`): `column` is that of their rows.
+
+    The watermark does not follow it, but `complete`, a column in which the caller says up to which
+    event time every row has its answer recorded. Nothing else moves it, not even the passing of
+    time: a row that waits for its answer is never late behind it.
+    """
+
+    complete: str = ""
+
+    def __init__(self, column: str, *, complete: str) -> None:
+        super().__init__(column)
+        object.__setattr__(self, "complete", complete)
+
+    def watermark_spec(self, name: str) -> WatermarkSpec:
+        return WatermarkSpec(
+            name=name,
+            column=self.complete,
+            idle_us=LONGEST_US,
+            max_ahead_us=LONGEST_US,
+            is_one_producer=True,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.column}, behind the rows that wait for an answer"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[
     """
     names = {id(step): step.name for step in inputs}
     for output in outputs:
-        _name_upstream(output.input, output.name, names)
+        _name_upstream(output.input, output.step_prefix, names)
     steps = topological_order([*inputs, *(output.input for output in outputs)])
     _refuse_duplicates(steps, names)
     named: dict[int, Step] = {}

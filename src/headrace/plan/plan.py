@@ -418,6 +418,11 @@ class TopicStep(Step):
         names = {*(column.name for column in added), *(name for name, _ in self.metadata)}
         return pa.schema([field for field in self.schema if field.name not in names])
 
+    @property
+    def created_schema(self) -> pa.Schema:
+        """The columns with which the topic is created if it is missing."""
+        return self.stored_schema
+
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
@@ -1030,6 +1035,11 @@ class Output:
     name: str
     input: Step
 
+    @property
+    def step_prefix(self) -> str:
+        """What the derived names of the steps that feed only this output begin with."""
+        return self.name
+
     def details(self) -> dict[str, Any]:
         return {}
 
@@ -1200,9 +1210,7 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
 
 def step_text(step: Step) -> str:
     """A step in one line: its operation and its summary."""
-    kind = (
-        ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
-    )
+    kind = "table" if isinstance(step, TopicStep) and step.is_table else step.operation
     return f"{kind} {step.summary()}".rstrip()
 
 
@@ -1299,14 +1307,7 @@ def watermark_spec(step: TopicStep) -> WatermarkSpec:
         step.is_table and not times.delay_given and times.producer is None
     ):
         return WatermarkSpec(step.name)
-    return WatermarkSpec(
-        name=step.name,
-        column=times.column,
-        producer=times.producer,
-        delay_us=times.delay_us,
-        idle_us=times.idle_us,
-        max_ahead_us=times.max_ahead_us,
-    )
+    return times.watermark_spec(step.name)
 
 
 def read_watermark_spec(step: TopicStep) -> WatermarkSpec:

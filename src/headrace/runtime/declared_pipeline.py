@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from headrace.alerts.alert import Alert
+    from headrace.calls.call import Call
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
+    from headrace.plan.answer_steps import AnswersStep, RequestsOutput
     from headrace.plan.plan import PipelinePlan, Step
     from headrace.sinks.declaration import Sink
 
@@ -48,6 +50,12 @@ class DeclaredPipeline(Protocol):
 
     @property
     def alerts(self) -> Mapping[str, Alert]: ...
+
+    @property
+    def calls(self) -> Mapping[str, Call]: ...
+
+    def add_call(self, call: Call, answers: AnswersStep, requests: RequestsOutput) -> None:
+        """Add a recorded call, its answers as an input, and its requests as an output."""
 
     def plan(self) -> PipelinePlan: ...
 

@@ -45,7 +45,7 @@ def create_input(log: Log, step: TopicStep, existing: set[str]) -> None:
         _check_captured(step, log.topic(step.topic) if step.topic in existing else None)
         return
     if step.topic not in existing:
-        _create(log, step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
+        _create(log, step.topic, step, step.created_schema, step.partitions, dict(step.settings))
         return
     info = log.topic(step.topic)
     wrong = list(_differences(step, info))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,7 @@ from headrace.engine.watermarks import (
 )
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
+from headrace.plan.answer_steps import AnswersStep, RequestsOutput
 from headrace.plan.plan import (
     PipelinePlan,
     Step,
@@ -101,6 +102,8 @@ class RunContext:
     """How wide batches run: "one" task, "wide", or "auto"."""
     state_bytes: int = 0
     """About how large the state of all steps is."""
+    is_answered: Callable[[str], bool] = lambda _call: False
+    """Whether no row of a recorded call waits for its answer."""
     looked_us: dict[int, int] = field(default_factory=dict)
     """Tick that is not yet committed -> when the runner had last looked for rows before it cut
     it.
@@ -551,6 +554,7 @@ class Query:
             [entry.tick + 1],
             [max(now_us, before_us)],
         )
+        watermarks = self._with_progress(watermarks)
         for name, due_us in entry.due_us.items():
             if name in self.steps and self.steps[name].goes_by_ticks:
                 if before_us < due_us <= now_us:
@@ -561,6 +565,27 @@ class Query:
                     if of_port.watermark_at_start < due_us <= int(of_port.watermark[-1]):
                         return name
         return None
+
+    def _with_progress(self, watermarks: BatchWatermarks) -> BatchWatermarks:
+        """The watermarks when the callers have moved on those of recorded answers: where no row
+        waits for one, answers are as complete as the rows. A tick lets them see how far those are.
+        """
+        outputs = {
+            output.call: output
+            for output in self.plan.outputs
+            if isinstance(output, RequestsOutput)
+        }
+        for answers in self.plan.inputs:
+            output = outputs.get(answers.name)
+            if (
+                isinstance(answers, AnswersStep)
+                and answers.row_time is not None
+                and output is not None
+                and self.run.is_answered(answers.name)
+            ):
+                reached = watermarks.of(watermark_paths(output.input))
+                watermarks = watermarks.moved_on(answers.name, int(reached.horizon[-1]))
+        return watermarks
 
     # Status
 

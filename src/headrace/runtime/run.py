@@ -27,6 +27,7 @@ from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.run_status import Status
 from headrace.runtime.batch_size import BatchWidth
+from headrace.runtime.calls import Calls
 from headrace.runtime.failures import SparkLost
 from headrace.runtime.inputs import InputTopics, create_topics
 from headrace.runtime.query_assignment import check_fits, known_names, log_former_steps
@@ -161,7 +162,10 @@ def run(
                     accept_edits=accept_edits,
                 )
 
+            calls = Calls(opened, pipeline.calls, plan)
+
             def run_batches(runner: Runner) -> None:
+                calls.attach(runner)
                 ingests = Ingests(
                     pipeline,
                     runner.spark,
@@ -173,6 +177,7 @@ def run(
                 _run(
                     runner,
                     ingests,
+                    calls,
                     fixed_shards=shards is not None,
                     until_caught_up=until_caught_up,
                     final=final,
@@ -181,7 +186,9 @@ def run(
                 )
 
             runner = start_runner()
+            calls.open()
             with (
+                calls.running(stop),
                 run_gateways(
                     pipeline,
                     opened.address,
@@ -259,6 +266,7 @@ def replay(
             _run(
                 runner,
                 None,
+                None,
                 fixed_shards=shards is not None,
                 until_caught_up=until_caught_up,
                 final=final,
@@ -319,6 +327,7 @@ def _run_services(
 def _run(
     runner: Runner,
     ingests: Ingests | None,
+    calls: Calls | None,
     *,
     fixed_shards: bool,
     until_caught_up: bool,
@@ -337,6 +346,8 @@ def _run(
 
     def between() -> bool:
         maintenance.step()
+        if calls is not None:
+            calls.check()
         try:
             return ingests is not None and ingests.poll()
         except Exception as error:

@@ -104,6 +104,10 @@ class Runner:
         self.on_status: Callable[[Status], None] = lambda _status: None
         self.ingests: Callable[[], dict[str, str]] = dict
         """Returns the status of each ingest of the run."""
+        self.call_status: Callable[[], dict[str, str]] = dict
+        """Returns the status of each recorded call of the run."""
+        self.waits_for_answers: Callable[[], bool] = lambda: False
+        """Whether a run that is to catch up must go on, since rows wait for answers."""
         self.now_us: Callable[[], int] = lambda: time.time_ns() // 1000
         """Returns the time of the next tick. Tests replace it."""
         self._inputs = inputs
@@ -438,6 +442,9 @@ class Runner:
             if until_caught_up and not more_will_come and self.last_error is None:
                 target = target if target is not None else self._newest_tick()
                 if self.tick >= target:
+                    if self.waits_for_answers():
+                        target = None
+                        continue
                     if not final:
                         return
                     final, target, self._ends_event_time = False, None, True
@@ -559,6 +566,7 @@ class Runner:
                 for step, size in query.state_sizes.items()
             },
             ingests=self.ingests(),
+            calls=self.call_status(),
             queries={query.name: query.status(ends) for query in self.queries},
             watermarks=leading.watermark_status(),
             views={

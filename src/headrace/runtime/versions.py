@@ -23,6 +23,7 @@ from headrace.engine.ticks import Ends, Tick, TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanError, nearest
 from headrace.log.api import Log
 from headrace.names import check_name
+from headrace.plan.answer_steps import AnswersStep, RequestsOutput
 from headrace.plan.plan import PipelinePlan, Step, TopicStep, topological_order
 from headrace.runtime.inputs import InputTopics
 
@@ -64,9 +65,11 @@ def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
             inputs=tuple(renamed[id(source)] for source in step.inputs),
             **step.version_fields(version),
         )
+    # A version calls nobody: it has the recorded answers, and needs no requests.
+    own = [output for output in plan.outputs if not isinstance(output, RequestsOutput)]
     outputs = tuple(
         replace(output, name=f"{output.name}.{version}", input=renamed[id(output.input)])
-        for output in plan.outputs
+        for output in own or plan.outputs
     )
     taken = {step.topic for step in plan.inputs} | {output.name for output in plan.outputs}
     for output in outputs:
@@ -100,6 +103,7 @@ def start_version(
     2. Record the ticks that it shares with its pipeline, as far as they are not recorded yet.
     """
     renamed, recorded = as_version(plan, version), _RecordedTicks(log, plan)
+    _check_answers_exist(log, plan, version)
     decided = _read_start(log, renamed.name)
     if decided is None:
         start = recorded.find_start(since, retick=retick)
@@ -121,6 +125,22 @@ def start_version(
         journal.record(tx, chunk)
         journal.note_commit(chunk, ledger.commit(tx))
     return renamed
+
+
+def _check_answers_exist(log: Log, plan: PipelinePlan, version: str) -> None:
+    """Refuse a version with a call that the pipeline has never run: nobody would answer."""
+    topics = set(log.topics())
+    for step in plan.inputs:
+        if isinstance(step, AnswersStep) and step.topic not in topics:
+            raise ReplayRefused(
+                f"The version {version!r} has the call {step.name!r}, which the pipeline"
+                f" {plan.name!r} has never run: there are no recorded answers, and a version calls"
+                " nobody.",
+                fix=(
+                    "run the pipeline with it first (headrace run FILE): it asks about all rows,"
+                    " and what it records is what the version replays."
+                ),
+            )
 
 
 def _note(name: str) -> str:

@@ -34,6 +34,7 @@ from headrace.errors import nearest
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.log.values import Rows
+from headrace.runtime.calls import Calls
 from headrace.runtime.inputs import create_captured_topics
 from headrace.runtime.runner import Runner
 from headrace.runtime.versions import start_version, version_state
@@ -98,12 +99,14 @@ class PipelineTest:
         self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
         self.state = root / "state"
         self._passed_us = 0
+        self._calls: Calls | None = None
         create_captured_topics(self.log, pipeline.plan())
         self.runner = self._start_runner(shards)
 
     def _start_runner(self, shards: int, accept_edits: Sequence[str] = ()) -> Runner:
-        return Runner.start(
-            self.pipeline.plan(),
+        plan = self.pipeline.plan()
+        runner = Runner.start(
+            plan,
             self.log,
             self.spark,
             self.state,
@@ -111,6 +114,11 @@ class PipelineTest:
             width="auto" if self.width == "mixed" else self.width,
             accept_edits=accept_edits,
         )
+        self._calls = Calls(self.log, self.pipeline.calls, plan) if self.pipeline.calls else None
+        if self._calls is not None:
+            self._calls.open()
+            self._calls.attach(runner)
+        return runner
 
     # Inputs
 
@@ -174,14 +182,28 @@ class PipelineTest:
         raise Undead(f"The batch did not come by {dies!r}.")
 
     def settle(self, max_ticks: int = 1_000_000, *, final: bool = False) -> None:
-        """Cut a tick, and run batches until the ledger has all ticks. With `final`, event time ends
+        """Cut a tick, and run batches until the ledger has all ticks and rows of recorded calls
+        have their answers. With `final`, event time ends
         then, as after `headrace run --until-caught-up --final`: what waits for it is emitted.
         """
-        self.cut()
+        self._settle(max_ticks)
         if final:
             self.runner.end_event_time()
-        while self.step(max_ticks):
-            continue
+            self._settle(max_ticks)
+
+    def _settle(self, max_ticks: int) -> None:
+        is_answered = False
+        while not is_answered:
+            self.cut()
+            while self.step(max_ticks):
+                continue
+            is_answered = self._calls is None or (not self.answer() and not self.cut())
+
+    def answer(self) -> bool:
+        """Make the recorded calls of the pipeline, with their real functions and in this thread,
+        until no row waits. Returns whether anything was recorded; the next tick takes it in.
+        """
+        return self._calls is not None and self._calls.answer_all()
 
     def restart(
         self,
@@ -309,6 +331,10 @@ class VersionTest(PipelineTest):
             shards=shards,
             accept_edits=accept_edits,
         )
+
+    def answer(self) -> bool:
+        """A version calls nobody: it has the recorded answers."""
+        return False
 
 
 def _have_change_type(rows: Any) -> bool:

@@ -105,6 +105,7 @@ def _summary_rows(status: Status) -> list[tuple[str, str]]:
         ("batches", f"{status.batches:,} ({status.failures} failed)"),
         ("state", f"{status.state_bytes:,} bytes in {status.shards} shards"),
         *((f"ingest {name}", state_text) for name, state_text in sorted(status.ingests.items())),
+        *((f"call {name}", state_text) for name, state_text in sorted(status.calls.items())),
     ]
 
 
