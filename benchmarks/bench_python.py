@@ -1,9 +1,9 @@
 """Python inside: a user's function against the same expression in Arrow and against Spark's pandas
-UDF, and a processor against a built-in aggregate and against Spark's `transformWithState`; and calls
+UDF, a processor against a built-in aggregate and against Spark's `transformWithState`, and calls
 that are recorded (`recorded_calls`).
 
-All of it runs over the same topics, end to end: read from the log, computed, and the rows dropped
-where they would be written (`state_runs`). PYTHON_ROWS=100000 is a short form.
+Functions and processors run over the same topics, end to end: read from the log, computed, and the
+rows dropped where they would be written (`state_runs`). PYTHON_ROWS=100000 is a short form.
 """
 
 from __future__ import annotations
