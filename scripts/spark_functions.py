@@ -85,8 +85,7 @@ array_position(ARRAY<T>, T) -> BIGINT
 array_prepend(ARRAY<T>, T) -> ARRAY<T>
 array_remove(ARRAY<T>, T) -> ARRAY<T>
 array_repeat(T, INT) -> ARRAY<T>
-array_shuffle(ARRAY<T>) -> ARRAY<T>
-size(ARRAY<T>) -> INT
+array_size(ARRAY<T>) -> INT
 array_sort(ARRAY<T>) -> ARRAY<T>
 array_union(ARRAY<T>, ARRAY<T>) -> ARRAY<T>
 arrays_overlap(ARRAY<T>, ARRAY<T>) -> BOOLEAN
@@ -115,6 +114,7 @@ map_values(MAP<K, V>) -> ARRAY<V>
 reverse(STRING) -> STRING
 reverse(ARRAY<T>) -> ARRAY<T>
 sentences(STRING, [STRING], [STRING]) -> ARRAY<ARRAY<STRING>>
+shuffle(ARRAY<T>) -> ARRAY<T>
 size(ARRAY<T>) -> INT
 size(MAP<K, V>) -> INT
 slice(ARRAY<T>, INT, INT) -> ARRAY<T>
