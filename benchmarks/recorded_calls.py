@@ -1,5 +1,6 @@
-"""Recorded calls, a part of the benchmark `python`: 200 at once to a local service that answers after
-50 ms, against a bare asyncio client with the same connections; and a replay of what they recorded.
+"""Recorded calls, a part of the benchmark `python`: 200 at once to a local service that answers
+after 50 ms, against a bare asyncio client with the same connections; and a replay of what they
+recorded.
 """
 
 from __future__ import annotations

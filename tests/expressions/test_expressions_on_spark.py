@@ -16,9 +16,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 
-from headrace.expressions.expression import Expression, parse_expression
+from headrace.expressions.expression import Expression
 from headrace.types.schema import to_spark_ddl
 from tests.expressions.edge_case_rows import SCHEMA, comparable, edge_case_rows, has_nulls
+from tests.expressions.spark_oracle import parsed, wrong_types, wrong_values
 
 pytestmark = pytest.mark.spark
 
@@ -46,10 +47,6 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
     frame.unpersist()
 
 
-def parsed(text: str) -> Expression:
-    return parse_expression(text, SCHEMA, where="expression")
-
-
 def batches(cases: list[str]) -> list[Any]:
     """All cases, well mixed; a few batches in every run, the others in the full one."""
     mixed = random.Random(5).sample(cases, len(cases))
@@ -65,55 +62,6 @@ def test_spark_agrees(rows: DataFrame, cases: list[str]) -> None:
     expressions = [parsed(text) for text in cases]
     assert wrong_types(rows, expressions) == []
     assert wrong_values(rows, expressions) == []
-
-
-def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
-    forms = [form for each in expressions for form in (each.sql, each.safe)]
-    fields = list(
-        rows.selectExpr(*(f"{form} AS c{index}" for index, form in enumerate(forms))).schema
-    )
-    wanted = [
-        from_arrow_type(each.type, prefer_timestamp_ntz=True).simpleString()
-        for each in expressions
-        for _ in range(2)
-    ]
-    found = [field.dataType.simpleString() for field in fields]
-    return [
-        f"{expressions[index // 2].text}: parsed {want}, Spark {got}"
-        for index, (want, got) in enumerate(zip(wanted, found, strict=True))
-        if want != got
-    ]
-
-
-def wrong_values(rows: DataFrame, expressions: list[Expression]) -> list[str]:
-    """All in one job. Where `failed` says no, the expression is computed as it was written; if that
-    fails, so does the job, naming it.
-    """
-    columns = []
-    for index, each in enumerate(expressions):
-        fails = each.failed or "false"
-        columns += [
-            f"{each.safe} AS safe{index}",
-            f"{fails} AS failed{index}",
-            f"CASE WHEN NOT {fails} THEN {each.text} END AS plain{index}",
-        ]
-    made = rows.orderBy("id").selectExpr(*columns).toArrow()
-    wrong = []
-    for index, each in enumerate(expressions):
-        failures = made.column(f"failed{index}").to_pylist()
-        assert None not in failures, each.text
-        pairs = zip(
-            failures,
-            comparable(made.column(f"safe{index}")),
-            comparable(made.column(f"plain{index}")),
-            strict=True,
-        )
-        wrong += [
-            f"{each.text}: row {row}: {safe!r}, not {plain!r}"
-            for row, (fails, safe, plain) in enumerate(pairs)
-            if not fails and safe != plain
-        ]
-    return wrong
 
 
 def failing_rows(rows: DataFrame, expressions: list[Expression]) -> list[tuple[Expression, int]]:

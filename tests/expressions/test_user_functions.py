@@ -14,7 +14,7 @@ import pytest
 from pyspark import cloudpickle
 
 import headrace as hr
-from headrace.errors import BadSchema, PlanError
+from headrace.errors import BadExpression, BadSchema, PlanError
 from headrace.expressions.function_calls import CallExtractor
 from headrace.expressions.user_functions import user_function
 from headrace.types.values import Misfit
@@ -147,3 +147,9 @@ def test_a_call_in_a_branch_and_in_brackets_is_found() -> None:
 def test_a_call_has_as_many_arguments_as_the_function_takes(call: str) -> None:
     with pytest.raises(PlanError, match="arguments, and was given"):
         extracted(call)
+
+
+def test_a_function_cannot_be_called_within_a_lambda() -> None:
+    extractor = CallExtractor(["xs"], where="orders.select")
+    with pytest.raises(BadExpression, match=r"calls test_doubled\(\) within a lambda"):
+        extractor.rewrite("transform(xs, x -> test_doubled(x))")

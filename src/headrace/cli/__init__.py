@@ -9,8 +9,9 @@
 
 Exit codes, for scripts: 0 done, 1 error (standard error says what happened and what to do), 2 wrong
 usage, 3 a threshold was exceeded, 4 `log verify` found damage, 5 `view diff` or `sync --check`
-found a difference, 6 `run --fail-on-dead-letters` made some, 130 ended by Ctrl-C. If a reader such
-as `head` closes the output early, a command ends with 0.
+found a difference, 6 `run --fail-on-dead-letters` made some, 7 `verify-determinism` found a
+difference, 130 ended by Ctrl-C. If a reader such as `head` closes the output early, a
+command ends with 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ app = typer.Typer(
         " or on Kafka, and pipelines over it, with views that are served.\n\nName the log with"
         " --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\nExit"
         " codes: 0 done, 1 error, 2 wrong usage, 3 a threshold was exceeded, 4 damage was found,"
-        " 5 views, or a sink and its topic, differ, 6 rows became dead letters (if asked)."
+        " 5 views, or a sink and its topic, differ, 6 rows became dead letters (if asked), 7 a"
+        " pipeline is not deterministic."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

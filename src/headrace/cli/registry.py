@@ -176,6 +176,13 @@ COMMANDS = (
         " views of its own.",
     ),
     CommandEntry(
+        "verify-determinism",
+        "pipeline.verify_determinism",
+        "verify_determinism",
+        "Compute some recorded ticks of a pipeline twice, in a temporary directory, and compare the"
+        " rows. Exits with 7 if they differ.",
+    ),
+    CommandEntry(
         "rescale",
         "pipeline.rescale",
         "rescale",

@@ -10,8 +10,13 @@ From text to what Spark runs:
     type_rules          Spark's rules for types
     literals            checks of patterns, formats and other constants
     casts, arithmetic   CAST, operators
-    catalogue           the functions that are allowed, one line each
-    functions           calls: by the catalogue, and functions with rules of their own
+    signatures          calls by a signature; Spark itself has filled `spark_functions.txt`
+    catalogue           what Spark cannot be asked: literals that are wrong, forms that give null
+    refusals            why others are refused, what to use instead, what was probably meant
+    functions           functions with rules of their own
+    nested_values       those that make structs, maps and sequences
+    time_units          those with units: timestampdiff, EXTRACT
+    lambdas             those that take a lambda
 
 From text to what Arrow computes, without Spark:
 

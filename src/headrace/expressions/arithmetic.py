@@ -25,6 +25,7 @@ from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
     fallible,
+    guarded,
     infallible,
 )
 from headrace.types.schema import type_name
@@ -261,6 +262,25 @@ def floor_or_ceil(name: str, operand: TypedExpression) -> TypedExpression:
             operand,
         )
     raise ExpressionRefused(f"{name} takes numbers, not {type_name(operand.type)}.")
+
+
+def floor_to_digits(
+    name: str, operand: TypedExpression, digits: TypedExpression
+) -> TypedExpression:
+    """`floor` and `ceil` to a literal number of digits. Spark computes them as decimals."""
+    scale = digits.value
+    if not is_number(operand.type) or not (isinstance(scale, int) and abs(scale) <= 30):
+        raise ExpressionRefused(
+            f"{name} takes a number and a number of digits that is written out, from -30 to 30.",
+            f"write it as in {name}(amount, 2).",
+        )
+    is_floating = pa.types.is_floating(operand.type)
+    wide = pa.decimal128(*((30, 15) if operand.type == DOUBLE else (14, 7)))
+    decimal = wide if is_floating else type_rules.decimal_type(operand.type)
+    kept = max(0, min(decimal.scale, scale))
+    precision = max(decimal.precision - decimal.scale + 1 + kept, 1 - scale)
+    kind = pa.decimal128(min(precision, type_rules.MAX_DECIMAL_DIGITS), kept)
+    return guarded(kind, f"{name}({{0}}, {scale})", operand)
 
 
 def bitwise(sign: str, left: TypedExpression, right: TypedExpression) -> TypedExpression:

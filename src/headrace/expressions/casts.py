@@ -5,6 +5,8 @@ row.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 
@@ -207,4 +209,16 @@ def typed_literal(operand: TypedExpression, kind: pa.DataType) -> TypedExpressio
             f"A literal of type {type_name(kind)} cannot be written so.",
             f"use CAST({operand.sql} AS {type_name(kind)}).",
         )
-    return literal_as(operand, kind)
+    return replace(literal_as(operand, kind), value=operand.value)
+
+
+def common_type(operands: Sequence[TypedExpression], *, what: str) -> pa.DataType:
+    """The type that several values can be converted to. `what` has the values, for errors."""
+    kind = type_rules.least_common_type(each.type for each in operands)
+    if kind is None:
+        shown = ", ".join(dict.fromkeys(type_name(each.type) for each in operands))
+        raise ExpressionRefused(
+            f"The values of {what} have no type in common: {shown}.",
+            "cast them to the same type, as in CAST(… AS STRING).",
+        )
+    return kind

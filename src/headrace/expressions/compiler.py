@@ -15,9 +15,9 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.durations import to_us
-from headrace.errors import nearest
 from headrace.expressions.evaluator import Constant, Node, cast, operation
 from headrace.expressions.parser import COMPARISONS, to_sql
+from headrace.expressions.refusals import suggestion
 from headrace.expressions.typed_expression import ExpressionRefused
 
 Resolve = Callable[[exp.Expr], Node | None]
@@ -196,8 +196,7 @@ class Compiler:
         name = str(tree.this).lower()
         if name not in FUNCTIONS:
             raise ExpressionRefused(
-                f"there is no function {name}() {self._over}.",
-                nearest(name, (*FUNCTIONS, *self._functions)),
+                f"there is no function {name}() {self._over}.", self._what_there_is(name)
             )
         least, most = FUNCTIONS[name]
         if not least <= len(tree.expressions) <= most:
@@ -205,6 +204,13 @@ class Compiler:
                 f"{name}() takes {least} {'argument' if most == least else 'or more arguments'}."
             )
         return operation(name, *map(self.node, tree.expressions))
+
+    def _what_there_is(self, name: str) -> str:
+        known = sorted((*FUNCTIONS, *self._functions))
+        close = suggestion(name, known)
+        if close is not None and close.partition("(")[0] in known:
+            return f"did you mean {close.partition('(')[0]!r}?"
+        return f"there is {', '.join(known)}."
 
     _handlers: ClassVar[dict[type[exp.Expr], Callable[[Compiler, Any], Node]]] = {
         exp.Paren: _paren,

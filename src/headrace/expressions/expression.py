@@ -15,6 +15,7 @@ from headrace.expressions.parser import parse_sql
 from headrace.expressions.type_checker import TypeChecker
 from headrace.expressions.type_rules import MONTHS, VOID
 from headrace.expressions.typed_expression import MAX_TEXT, ExpressionRefused
+from headrace.types.schema import is_variant
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,12 @@ def _check(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expre
             f"The step {where} has an expression that is nested too deeply.",
             fix="split it with with_columns.",
         ) from None
+    if typed.column is None and is_variant(typed.type):
+        raise BadExpression(
+            f"The step {where} cannot use {text!r}: it gives a VARIANT, and Spark cannot hand over"
+            " a computed one that is null.",
+            fix="take out what you need, variant_get(…, '$.name', 'STRING'), or write to_json(…).",
+        )
     if len(typed.safe) + len(typed.failed or "") > MAX_TEXT:
         raise BadExpression(
             f"The step {where} has an expression that is nested too deeply: {text[:80]!r}….",

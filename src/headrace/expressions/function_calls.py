@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 from sqlglot import exp
 
-from headrace.errors import HeadraceError
+from headrace.errors import BadExpression, HeadraceError
 from headrace.expressions.parser import parse_sql, to_sql
 from headrace.expressions.user_functions import UserFunction, user_function, user_function_names
 
@@ -91,6 +91,12 @@ class CallExtractor:
             assert function is not None
             arguments = list(node.expressions)
             function.check_arguments(len(arguments))
+            if node.find_ancestor(exp.Lambda) is not None:
+                raise BadExpression(
+                    f"The step {self.where} calls {function.name}() within a lambda,"
+                    " and a Python function is called once for a whole column.",
+                    fix=f"let {function.name}() take the array, or use stream.explode(…) first.",
+                )
             inner = (rounds.get(id(each), -1) for top in arguments for each in top.walk())
             number = max(inner, default=-1) + 1
             column = self._call(function, arguments, number)

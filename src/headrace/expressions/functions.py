@@ -1,26 +1,19 @@
-"""Calls of functions: by a signature of `catalogue`, or by a rule of their own (alternatives,
-elements, casts by name, patterns with groups, structs).
+"""Calls of functions: by a signature, or by a rule of their own (alternatives, elements, casts by
+name, patterns with groups, structs, maps, texts in other formats).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from headrace.errors import BadSchema, nearest
-from headrace.expressions import arithmetic, casts, literals, type_rules
-from headrace.expressions.catalogue import (
-    AGGREGATES,
-    FUNCTIONS,
-    GENERATORS,
-    NON_DETERMINISTIC,
-    WINDOW_FUNCTIONS,
-)
-from headrace.expressions.type_rules import BOOLEAN, INT, STRING
+from headrace.errors import BadSchema
+from headrace.expressions import arithmetic, casts, literals, time_units, type_rules
+from headrace.expressions.lambdas import LAMBDA_FUNCTIONS
+from headrace.expressions.nested_values import NESTED_FUNCTIONS
+from headrace.expressions.signatures import Binding, call_by_signature
+from headrace.expressions.type_rules import BOOLEAN, INT, INTERVAL, STRING
 from headrace.expressions.typed_expression import (
     ExpressionRefused,
     TypedExpression,
@@ -28,253 +21,24 @@ from headrace.expressions.typed_expression import (
     either,
     failed_any,
     fallible,
+    guarded,
     infallible,
     leaf,
     when,
 )
-from headrace.types.ddl import parse_columns
-from headrace.types.schema import type_name
-
-# Calls by a signature of the catalogue
-
-
-_LINE = re.compile(
-    r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?"
-)
-_WITHIN = re.compile(r"\{(\d):within\}")
-MAX_MICROS = 9_223 * 10**15
-"""The largest timestamp for safe forms: twelve years before the last microsecond of Spark."""
-_CLASSES = {
-    "NUMBER": type_rules.is_number,
-    "INTEGER": type_rules.is_integer,
-    "TIME": type_rules.is_time,
-    "ANY": type_rules.is_comparable,
-}
-_SMALL_INTEGERS = (pa.int8(), pa.int16(), type_rules.INT)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter: the types it takes, as text, and the check that a literal must pass."""
-
-    takes: tuple[str, ...]
-    check: str | None
-    optional: bool
-
-
-@dataclass(frozen=True)
-class Signature:
-    """One line of the catalogue."""
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    repeats: bool
-    result: str
-    safe: str | None
-
-    def accepts(self, count: int) -> bool:
-        required = sum(not each.optional for each in self.parameters)
-        return required <= count and (self.repeats or count <= len(self.parameters))
-
-    def parameter(self, position: int) -> Parameter:
-        return self.parameters[min(position, len(self.parameters) - 1)]
-
-    def __str__(self) -> str:
-        shown = [
-            "|".join(each.takes) if not each.optional else f"[{'|'.join(each.takes)}]"
-            for each in self.parameters
-        ]
-        return f"{self.name}({', '.join(shown)}{', …' if self.repeats else ''})"
-
-
-@dataclass
-class Binding:
-    """The types that T, K and V stand for in one call."""
-
-    types: dict[str, pa.DataType] = field(default_factory=dict)
-
-    def fit(self, operand: TypedExpression, pattern: str) -> TypedExpression | None:
-        """The argument as a parameter takes it, maybe with a cast that cannot fail; None if it does
-        not fit.
-        """
-        if pattern in _CLASSES:
-            return operand if _CLASSES[pattern](operand.type) else None
-        if pattern in self.types or len(pattern) == 1:
-            bound = self.types.setdefault(pattern, operand.type)
-            if operand.type == bound:
-                return operand
-            return (
-                casts.cast(operand, bound)
-                if type_rules.least_common_type([operand.type, bound]) == bound
-                and not casts.can_fail(operand.type, bound)
-                else None
-            )
-        if "<" in pattern:
-            return operand if self._nested(operand.type, pattern) else None
-        kind = _type(pattern)
-        if operand.type == kind or (kind == type_rules.INT and operand.type in _SMALL_INTEGERS):
-            return operand
-        if kind == type_rules.DOUBLE and type_rules.is_number(operand.type):
-            return casts.cast(operand, kind)
-        return (
-            casts.cast(operand, kind)
-            if type_rules.is_time(kind) and type_rules.is_time(operand.type)
-            else None
-        )
-
-    def _nested(self, kind: pa.DataType, pattern: str) -> bool:
-        inner = pattern[pattern.index("<") + 1 : -1]
-        if pattern.startswith("ARRAY"):
-            return bool(pa.types.is_list(kind)) and self._inner(kind.value_type, inner)
-        keys, values = (each.strip() for each in inner.split(","))
-        return (
-            bool(pa.types.is_map(kind))
-            and self._inner(kind.key_type, keys)
-            and self._inner(kind.item_type, values)
-        )
-
-    def _inner(self, kind: pa.DataType, pattern: str) -> bool:
-        if "<" in pattern:
-            return self._nested(kind, pattern)
-        return bool(
-            (self.types.setdefault(pattern, kind) if len(pattern) == 1 else _type(pattern)) == kind
-        )
-
-    def result(self, pattern: str) -> pa.DataType:
-        if pattern in self.types:
-            return self.types[pattern]
-        if pattern.startswith("ARRAY<"):
-            return pa.list_(self.result(pattern[6:-1]))
-        return _type(pattern)
-
-
-def call_by_signature(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """A call of a function of the catalogue. Raises ExpressionRefused, with what the function
-    takes, if the arguments do not fit.
-    """
-    matching = signatures().get(name)
-    if matching is None:
-        raise _unknown_function(name)
-    for signature in matching:
-        if signature.accepts(len(arguments)):
-            result = _match_signature(signature, arguments)
-            if result is not None:
-                return result
-    types = ", ".join(type_name(each.type) for each in arguments)
-    raise ExpressionRefused(
-        f"{name}({types}) does not fit.",
-        f"it takes {' or '.join(map(str, matching))}; cast what does not fit, as in CAST(… AS"
-        " STRING).",
-    )
-
-
-def _match_signature(
-    signature: Signature, arguments: Sequence[TypedExpression]
-) -> TypedExpression | None:
-    binding = Binding()
-    fitted: list[TypedExpression] = []
-    for position, argument in enumerate(arguments):
-        options = (
-            binding.fit(argument, pattern) for pattern in signature.parameter(position).takes
-        )
-        operand = next((each for each in options if each is not None), None)
-        if operand is None:
-            return None
-        fitted.append(operand)
-    for position, argument in enumerate(arguments):
-        if wanted := signature.parameter(position).check:
-            literals.check(wanted, argument, function=signature.name)
-    kind = binding.result(signature.result)
-    slots = ", ".join(f"{{{index}}}" for index in range(len(fitted)))
-    template = f"{signature.name}({slots})"
-    if signature.safe is None:
-        return infallible(kind, template, *fitted)
-    safe = _WITHIN.sub(
-        rf"unix_micros({{\1}}) BETWEEN -{MAX_MICROS} AND {MAX_MICROS}",
-        signature.safe.replace("{*}", slots),
-    )
-    return fallible(kind, template, safe, *fitted)
-
-
-def _unknown_function(name: str) -> ExpressionRefused:
-    if name in NON_DETERMINISTIC:
-        return ExpressionRefused(
-            f"{name} is not deterministic, and a replay must give the same rows.",
-            "put the time or the number into the rows when they are appended.",
-        )
-    if name in AGGREGATES:
-        return ExpressionRefused(
-            f"{name} looks at more than one row.",
-            "use group_by(…).aggregate(…) with hr.agg, as in"
-            f" hr.agg.{'sum' if name != 'count' else 'count'}(…).",
-        )
-    if name in WINDOW_FUNCTIONS:
-        return ExpressionRefused(
-            f"{name} looks at more than one row.", "use window(…) on the stream."
-        )
-    if name in GENERATORS:
-        return ExpressionRefused(
-            f"{name} makes several rows of one, and an expression gives one value.",
-            "use the operation of a stream: explode('tags', 'tag'), posexplode or inline, or"
-            " flat_map with a function.",
-        )
-    return ExpressionRefused(
-        f"There is no function {name!r} for expressions:"
-        f" {nearest(name, [*signatures(), *SPECIAL_NAMES])}",
-        "use another, or Stream.df() for anything Spark can do.",
-    )
-
-
-SPECIAL_NAMES: set[str] = set()
-"""The names of functions with rules of their own, for suggestions."""
-
-
-@cache
-def signatures() -> dict[str, tuple[Signature, ...]]:
-    """The catalogue's signatures, by function."""
-    by_name: dict[str, tuple[Signature, ...]] = {}
-    for text in FUNCTIONS.replace("\n    = ", " = ").splitlines():
-        if text and not text.startswith("#"):
-            signature = _parse_signature(text)
-            by_name[signature.name] = (*by_name.get(signature.name, ()), signature)
-    return by_name
-
-
-def _parse_signature(text: str) -> Signature:
-    match = _LINE.fullmatch(text)
-    assert match is not None, f"a line of the catalogue cannot be read: {text}"
-    parameters = match["parameters"]
-    repeats = parameters.endswith("...")
-    return Signature(
-        match["name"],
-        tuple(_parameters(parameters.removesuffix("..."))),
-        repeats,
-        match["result"],
-        match["safe"],
-    )
-
-
-def _parameters(text: str) -> Iterator[Parameter]:
-    for part in re.findall(r"(?:[^,<]|<(?:[^<>]|<[^<>]*>)*>)+", text):
-        stripped = part.strip()
-        optional = stripped.startswith("[")
-        takes, _, check = stripped.strip("[]").partition("#")
-        yield Parameter(tuple(takes.split("|")), check or None, optional)
-
-
-@cache
-def _type(name: str) -> pa.DataType:
-    return parse_columns(f"x {name}")[0].type
-
+from headrace.types.ddl import VARIANT_TYPE, parse_columns
+from headrace.types.schema import is_variant, type_name
 
 Handler = Callable[[str, Sequence[TypedExpression]], TypedExpression]
 NULL = leaf(type_rules.VOID, "NULL", value=None)
 
 
 def call(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    """A call of any function but struct, if and CASE, which the type checker handles."""
+    """A call of any function but struct, if, CASE and those with lambdas or units of time, which
+    the type checker handles.
+    """
     if name not in _SPECIAL:
-        return call_by_signature(name, arguments)
+        return call_by_signature(name, arguments, others=SPECIAL_NAMES)
     handler, min_arguments, max_arguments = _SPECIAL[name]
     if not min_arguments <= len(arguments) <= max_arguments:
         if min_arguments == max_arguments:
@@ -289,24 +53,13 @@ def call(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     return handler(name, arguments)
 
 
-def common_type(operands: Sequence[TypedExpression], *, what: str) -> pa.DataType:
-    kind = type_rules.least_common_type(each.type for each in operands)
-    if kind is None:
-        shown = ", ".join(dict.fromkeys(type_name(each.type) for each in operands))
-        raise ExpressionRefused(
-            f"The values of {what} have no type in common: {shown}.",
-            "cast them to the same type, as in CAST(… AS STRING).",
-        )
-    return kind
-
-
 def alternatives(
     operands: Sequence[TypedExpression], *, what: str
 ) -> tuple[pa.DataType, list[TypedExpression]]:
     """Values of which one is the result, and their type. Times are cast to it; numbers are widened
     by Spark.
     """
-    kind = common_type(operands, what=what)
+    kind = casts.common_type(operands, what=what)
     return kind, [
         (
             casts.cast(each, kind, explicit=False)
@@ -433,7 +186,7 @@ def element(
 
 def concat(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     """Texts, bytes or arrays, concatenated; null if one is null."""
-    kind = common_type(arguments, what=name)
+    kind = casts.common_type(arguments, what=name)
     if kind not in (STRING, type_rules.BINARY) and not pa.types.is_list(kind):
         raise ExpressionRefused(
             f"{name} takes texts, bytes or arrays, not {type_name(kind)}.",
@@ -500,7 +253,8 @@ def _regexp_extract(name: str, arguments: Sequence[TypedExpression]) -> TypedExp
             "0 is the whole match.",
         )
     check_strings(name, arguments[:2])
-    return infallible(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
+    kind = STRING if name == "regexp_extract" else pa.list_(STRING)
+    return infallible(kind, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
 
 
 def _regexp_replace(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -520,53 +274,207 @@ def check_strings(name: str, arguments: Sequence[TypedExpression]) -> Sequence[T
     return arguments
 
 
-def _from_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    check_strings(name, arguments)
+# Texts in other formats
+
+
+def _parsed(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    """from_json, from_csv and from_xml: a text by a schema, maybe with options in a map."""
+    check_strings(name, arguments[:2])
     literals.check("literal", arguments[1], function=name)
+    kind = _schema(name, str(arguments[1].value))
+    template = f"{name}({', '.join(f'{{{each}}}' for each in range(len(arguments)))})"
+    _check_options(name, arguments[2:])
+    if name == "from_json" and len(arguments) == 2:
+        return infallible(kind, template, *arguments)
+    return guarded(kind, template, *arguments)
+
+
+def _schema(name: str, text: str) -> pa.DataType:
+    """The type that a schema's text means: columns, or one type. Values can always be null."""
     try:
-        fields = parse_columns(str(arguments[1].value))
+        kind = pa.struct(parse_columns(text))
     except BadSchema as error:
+        try:
+            kind = parse_columns(f"x {text}")[0].type
+        except BadSchema:
+            raise ExpressionRefused(
+                f"The schema of {name} cannot be read: {error.message}", error.fix
+            ) from None
+    if not pa.types.is_nested(kind) or (name != "from_json" and not pa.types.is_struct(kind)):
         raise ExpressionRefused(
-            f"The schema of {name} cannot be read: {error.message}", error.fix
-        ) from None
-    return infallible(pa.struct(fields), f"{name}({{0}}, {{1}})", *arguments)
+            f"{name} cannot give {type_name(kind)}.",
+            "name columns, as in 'a INT, b STRING'; CAST converts a single value.",
+        )
+    return _nullable(kind)
 
 
-def _to_json(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """A type without NOT NULL within."""
+    if is_variant(kind):
+        return kind
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [member.with_type(_nullable(member.type)).with_nullable(True) for member in kind]
+        )
+    return kind
+
+
+def _check_options(name: str, options: Sequence[TypedExpression]) -> None:
+    for each in options:
+        if each.type != pa.map_(STRING, STRING):
+            raise ExpressionRefused(
+                f"The options of {name} are {type_name(each.type)}.",
+                "write them as in map('timestampFormat', 'dd/MM/yyyy').",
+            )
+
+
+def _written(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    """to_json, to_csv and to_xml: a text of a nested value, maybe with options in a map."""
+    kind = arguments[0].type
+    if not pa.types.is_nested(kind) or (name != "to_json" and not pa.types.is_struct(kind)):
+        taken = "structs, arrays and maps" if name == "to_json" else "structs"
+        raise ExpressionRefused(
+            f"{name} takes {taken}, not {type_name(kind)}.", f"wrap it: {name}(struct(…))."
+        )
+    _check_options(name, arguments[1:])
+    if len(arguments) == 1 and name == "to_json":
+        return infallible(STRING, f"{name}({{0}})", *arguments)
+    slots = ", ".join(f"{{{each}}}" for each in range(len(arguments)))
+    return guarded(STRING, f"{name}({slots})", *arguments)
+
+
+def _variant_get(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    value, path = arguments[:2]
+    check_strings(name, [path])
+    if not is_variant(value.type):
+        raise ExpressionRefused(
+            f"{name} takes a VARIANT, not {type_name(value.type)}.", "parse_json makes one."
+        )
+    kind = value.type
+    template = f"{name}({{0}}, {{1}})"
+    if len(arguments) > 2:
+        literals.check("literal", arguments[2], function=name)
+        text = str(arguments[2].value)
+        try:
+            kind = _nullable(parse_columns(f"x {text}")[0].type)
+        except BadSchema as error:
+            raise ExpressionRefused(f"{name} has no type {text!r}.", error.fix) from None
+        template = f"{name}({{0}}, {{1}}, {literals.quoted_text(text)})"
+    return guarded(kind, template, value, path)
+
+
+def _to_variant(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
     if not pa.types.is_nested(arguments[0].type):
         raise ExpressionRefused(
             f"{name} takes structs, arrays and maps, not {type_name(arguments[0].type)}.",
-            "wrap it: to_json(struct(…)).",
+            f"wrap it: {name}(struct(…)).",
         )
-    return infallible(STRING, f"{name}({{0}})", *arguments)
+    return guarded(VARIANT_TYPE, f"{name}({{0}})", *arguments)
 
 
-def _named_struct(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
-    if len(arguments) % 2:
+def _to_number(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    check_strings(name, arguments)
+    literals.check("number_format", arguments[1], function=name)
+    before, behind = literals.number_digits(arguments[1].value)
+    kind = pa.decimal128(before + behind, behind)
+    if name == "try_to_number":
+        return infallible(kind, "try_to_number({0}, {1})", *arguments)
+    return fallible(kind, "to_number({0}, {1})", "try_to_number({0}, {1})", *arguments)
+
+
+# Other rules
+
+
+def like(
+    word: str, value: TypedExpression, pattern: TypedExpression, *, negated: bool = False
+) -> TypedExpression:
+    """LIKE, ILIKE or RLIKE with a pattern that is written out."""
+    if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
         raise ExpressionRefused(
-            f"{name} was given {len(arguments)} arguments.",
-            "give names and values in turn: named_struct('a', 1, 'b', 2).",
+            f"{word} takes a text and a pattern that is written out.",
+            f"write it as in \"name {word} 'A%'\", and cast what is no text.",
         )
-    for each in arguments[::2]:
-        literals.check("literal", each, function=name)
-    return struct_of(
-        [
-            (str(each.value), value)
-            for each, value in zip(arguments[::2], arguments[1::2], strict=True)
-        ]
+    if word == "RLIKE":
+        literals.pattern(pattern.value)
+    else:
+        literals.like_pattern(pattern.value)
+    no = "NOT " if negated else ""
+    return infallible(BOOLEAN, f"({{0}} {no}{word} {{1}})", value, pattern)
+
+
+def _like_by_name(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    word = {"like": "LIKE", "ilike": "ILIKE"}.get(name, "RLIKE")
+    return like(word, *arguments)
+
+
+def _decode(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    """`decode(bytes, charset)`, or `decode(value, search, result, …, default)`, which is a CASE."""
+    if len(arguments) == 2:
+        text = arguments[0]
+        if text.type not in (STRING, type_rules.BINARY):
+            raise ExpressionRefused(f"{name} takes bytes, not {type_name(text.type)}.")
+        literals.check("charset", arguments[1], function=name)
+        return guarded(STRING, "decode({0}, {1})", *arguments)
+    value, *others = arguments
+    has_default = len(others) % 2 == 1
+    pairs = others[:-1] if has_default else others
+    conditions = [comparison("<=>", value, search) for search in pairs[::2]]
+    results = [*pairs[1::2], *(others[-1:] if has_default else [])]
+    kind, operands = alternatives(results, what=name)
+    return branches(
+        kind, conditions, operands[: len(conditions)], operands[-1] if has_default else None
     )
 
 
-def struct_of(members: Sequence[tuple[str, TypedExpression]]) -> TypedExpression:
-    """A struct of named values."""
-    fields = [pa.field(name, operand.type) for name, operand in members]
-    inner = ", ".join(
-        f"{literals.quoted_text(name).replace('{', '{{').replace('}', '}}')}, {{{position}}}"
-        for position, (name, _) in enumerate(members)
-    )
-    return infallible(
-        pa.struct(fields), f"named_struct({inner})", *(operand for _, operand in members)
-    )
+def _date_part(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    literals.check("literal", arguments[0], function=name)
+    return time_units.part(str(arguments[0].value), arguments[1], what=name)
+
+
+def _null_if_zero(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    operand = arguments[0]
+    zero = leaf(INT, "0", value=0)
+    if not type_rules.is_number(operand.type):
+        raise ExpressionRefused(f"{name} takes numbers, not {type_name(operand.type)}.")
+    if name == "nullifzero":
+        return infallible(operand.type, "nullifzero({0})", operand)
+    kind = casts.common_type([operand, zero], what=name)
+    return infallible(kind, "zeroifnull({0})", operand)
+
+
+def _positive(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    kind = arguments[0].type
+    if not type_rules.is_number(kind) and kind not in (INTERVAL, type_rules.MONTHS):
+        raise ExpressionRefused(f"{name} takes numbers, not {type_name(kind)}.")
+    return infallible(kind, "positive({0})", *arguments)
+
+
+def _shift(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    shifted = arithmetic.shift({"shiftleft": "<<"}.get(name, ">>"), *arguments)
+    return infallible(shifted.type, f"{name}({{0}}, {{1}})", *arguments)
+
+
+def _type_of(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    return infallible(STRING, "typeof({0})", *arguments)
+
+
+def _floor_or_ceil(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    if len(arguments) == 1:
+        return arithmetic.floor_or_ceil(name, arguments[0])
+    return arithmetic.floor_to_digits(name, *arguments)
+
+
+def _without_arguments(name: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
+    if not arguments:
+        raise ExpressionRefused(
+            f"{name}() is not deterministic, and a replay must give the same rows.",
+            "put the time into the rows when they are appended; unix_timestamp(at) is allowed.",
+        )
+    return call_by_signature(name, arguments)
 
 
 def _positive_remainder(_: str, arguments: Sequence[TypedExpression]) -> TypedExpression:
@@ -594,14 +502,25 @@ _SPECIAL: dict[str, tuple[Handler, int, int]] = {
     "pmod": (_positive_remainder, 2, 2),
     "round": (_round, 1, 2),
     "bround": (_round, 1, 2),
-    "floor": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
-    "ceil": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
-    "ceiling": (lambda name, arguments: arithmetic.floor_or_ceil(name, arguments[0]), 1, 1),
-    "regexp_extract": (_regexp_extract, 2, 3),
+    **dict.fromkeys(("floor", "ceil", "ceiling"), (_floor_or_ceil, 1, 2)),
+    "positive": (_positive, 1, 1),
+    "div": (lambda _, arguments: arithmetic.whole_division(*arguments), 2, 2),
+    **dict.fromkeys(("shiftleft", "shiftright", "shiftrightunsigned"), (_shift, 2, 2)),
+    **dict.fromkeys(("nullifzero", "zeroifnull"), (_null_if_zero, 1, 1)),
+    **dict.fromkeys(("like", "ilike", "rlike", "regexp"), (_like_by_name, 2, 2)),
+    **dict.fromkeys(("regexp_extract", "regexp_extract_all"), (_regexp_extract, 2, 3)),
     "regexp_replace": (_regexp_replace, 3, 3),
-    "from_json": (_from_json, 2, 2),
-    "to_json": (_to_json, 1, 1),
-    "named_struct": (_named_struct, 2, _MANY),
+    "decode": (_decode, 2, _MANY),
+    "typeof": (_type_of, 1, 1),
+    "to_number": (_to_number, 2, 2),
+    "try_to_number": (_to_number, 2, 2),
+    **dict.fromkeys(("from_json", "from_csv", "from_xml"), (_parsed, 2, 3)),
+    **dict.fromkeys(("to_json", "to_csv", "to_xml"), (_written, 1, 2)),
+    **dict.fromkeys(("variant_get", "try_variant_get"), (_variant_get, 2, 3)),
+    "to_variant_object": (_to_variant, 1, 1),
+    **NESTED_FUNCTIONS,
+    **dict.fromkeys(("date_part", "datepart"), (_date_part, 2, 2)),
+    **dict.fromkeys(("unix_timestamp", "to_unix_timestamp"), (_without_arguments, 0, 2)),
     **dict.fromkeys(
         ("try_add", "try_subtract", "try_multiply", "try_divide", "try_mod"),
         (_try_arithmetic, 2, 2),
@@ -624,4 +543,11 @@ _SPECIAL: dict[str, tuple[Handler, int, int]] = {
         (_cast_by_name, 1, 1),
     ),
 }
-SPECIAL_NAMES.update(_SPECIAL, ("if", "struct", "case", "cast", "try_cast", "extract"))
+SPECIAL_NAMES = frozenset(
+    (
+        *_SPECIAL,
+        *("if", "struct", "case", "cast", "try_cast", "extract", "timestampadd", "timestampdiff"),
+        *LAMBDA_FUNCTIONS,
+    )
+)
+"""The names of functions with rules of their own."""

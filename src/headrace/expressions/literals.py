@@ -179,11 +179,83 @@ def not_empty(value: Any) -> None:
 
 
 def url_part(value: Any) -> None:
+    known = ("HOST", "PATH", "QUERY", "REF", "PROTOCOL", "FILE", "AUTHORITY", "USERINFO")
+    if value not in known:  # Spark gives null for any other, also in lower case
+        raise ExpressionRefused(
+            f"{value!r} is no part of an address.", f"use one of {', '.join(known)}."
+        )
+
+
+def escaped_pattern(value: str, escape: str) -> None:
+    """Refuse a pattern of LIKE in which the escape character stands before a plain one."""
+    quoted = re.escape(escape)
+    if re.search(rf"{quoted}(?![_%]|{quoted})", value.replace(escape * 2, "")):
+        raise ExpressionRefused(
+            f"The pattern {value!r} has {escape!r} before a plain character.",
+            f"write it only before _, % or another {escape}.",
+        )
+
+
+_PRINTF = re.compile(r"%(\d+\$|<)?[-#+ 0,(]*(\d*)(?:\.(\d+))?([a-zA-Z%])")
+
+
+def printf(value: Any) -> None:
+    """Refuse a format of `format_string` that Java cannot read, or that makes huge texts."""
+    text = str(value)
+    for match in _PRINTF.finditer(text):
+        if (
+            match[4] not in "bBhHsScCdoxXeEfgGaA%n"
+            or max(int(match[2] or 0), int(match[3] or 0)) > 10_000
+        ):
+            raise ExpressionRefused(
+                f"The format {text!r} has {match[0]!r}.",
+                "use %s, %d, %x, %c, %e, %.2f and the like, at most 10,000 wide.",
+            )
+    if "%" in _PRINTF.sub("", text):
+        raise ExpressionRefused(
+            f"The format {text!r} has a % that begins no conversion.", "write it as %%."
+        )
+
+
+def charset(value: Any) -> None:
     _one_of(
         value,
-        ("host", "path", "query", "ref", "protocol", "file", "authority", "userinfo"),
-        "part of an address",
+        ("us-ascii", "iso-8859-1", "utf-8", "utf-16be", "utf-16le", "utf-16", "utf-32"),
+        "character set",
     )
+
+
+def binary_format(value: Any) -> None:
+    _one_of(value, ("hex", "utf-8", "utf8", "base64"), "format of bytes")
+
+
+_NUMBER_FORMAT = re.compile(r"(MI|S)?[$]?([09][09,G]*)?([.D][09]*)?[$]?(MI|S|PR)?", re.IGNORECASE)
+
+
+def number_format(value: Any) -> None:
+    number_digits(value)
+
+
+def number_digits(value: Any) -> tuple[int, int]:
+    """How many digits a format such as '999.99' has before and behind the point. Refuses others."""
+    text = str(value)
+    match = _NUMBER_FORMAT.fullmatch(text)
+    before, behind = (re.sub(r"[^09]", "", (match and match[part]) or "") for part in (2, 3))
+    if not before + behind or len(before + behind) > 38:
+        raise ExpressionRefused(
+            f"The format {text!r} is not one of a number.",
+            "write it with 0, 9, a point and commas, as in '999,999.99' or 'S000.0'.",
+        )
+    return len(before), len(behind)
+
+
+def ecb(value: Any) -> None:
+    if str(value).upper() != "ECB":
+        raise ExpressionRefused(
+            f"aes_encrypt in the mode {value!r} draws a random vector, and a replay must give the"
+            " same rows.",
+            "give it one: aes_encrypt(text, key, 'CBC', 'PKCS', vector).",
+        )
 
 
 def anything(_: Any) -> None:
@@ -205,6 +277,11 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "not_empty": not_empty,
     "url_part": url_part,
     "literal": anything,
+    "printf": printf,
+    "charset": charset,
+    "binary_format": binary_format,
+    "number_format": number_format,
+    "ecb": ecb,
 }
 
 

@@ -17,9 +17,18 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.errors import BadSchema, UnknownColumn
-from headrace.expressions import arithmetic, casts, functions, literals, type_rules
-from headrace.expressions.catalogue import NON_DETERMINISTIC
+from headrace.expressions import (
+    arithmetic,
+    casts,
+    functions,
+    lambdas,
+    literals,
+    nested_values,
+    time_units,
+    type_rules,
+)
 from headrace.expressions.parser import COMPARISONS
+from headrace.expressions.refusals import NOT_DETERMINISTIC
 from headrace.expressions.type_rules import (
     BINARY,
     BOOLEAN,
@@ -66,7 +75,6 @@ _PREDICATES = (
 _DAY_UNITS = ("DAY", "WEEK")
 _TIME_UNITS = (*_DAY_UNITS, "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND")
 _MONTH_UNITS = ("YEAR", "MONTH")
-_PARTS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DAYOFWEEK", "DOY", "DOW", "HOUR", "MINUTE")
 
 
 class TypeChecker:
@@ -79,6 +87,7 @@ class TypeChecker:
         self.where = where
         self.columns: dict[str, None] = {}
         self._fields = {field.name.lower(): field for field in schema}
+        self._variables: dict[str, TypedExpression] = {}
 
     def check(self, node: exp.Expr) -> TypedExpression:
         """The typed expression of a node. Raises ExpressionRefused if it is not allowed."""
@@ -93,19 +102,39 @@ class TypeChecker:
     # Leaves
 
     def _column(self, node: exp.Column) -> TypedExpression:
-        """A column, or a member of one: `address.city`."""
+        """A column, a parameter of a lambda, or a member of either: `address.city`."""
         parts = node.parts
         name = parts[0].name
         field = self._fields.get(name.lower())
-        if field is None and name.lower() in NON_DETERMINISTIC and len(parts) == 1:
+        variable = self._variables.get(name.lower())
+        if field is None and name.lower() in NOT_DETERMINISTIC and len(parts) == 1:
             raise _not_allowed(f"{name.lower()}, which is not deterministic,")
-        if field is None or not isinstance(parts[0], exp.Identifier):
+        if variable is not None:
+            operand = variable
+        elif field is None or not isinstance(parts[0], exp.Identifier):
             raise UnknownColumn(name, self.schema.names, where=self.where)
-        self.columns[field.name] = None
-        operand = leaf(field.type, literals.quoted_name(field.name), column=field.name)
+        else:
+            self.columns[field.name] = None
+            operand = leaf(field.type, literals.quoted_name(field.name), column=field.name)
         for part in parts[1:]:
             operand = self._member(operand, part.name)
         return operand
+
+    def _variable(self, node: exp.Identifier) -> TypedExpression:
+        """A parameter of a lambda, in its body."""
+        operand = self._variables.get(node.name.lower())
+        if operand is None:
+            raise UnknownColumn(node.name, self.schema.names, where=self.where)
+        return operand
+
+    def _with_variables(self, node: exp.Expr, variables: lambdas.Variables) -> TypedExpression:
+        """A node within a lambda: its parameters hide columns and outer parameters."""
+        outer = self._variables
+        self._variables = {**outer, **variables}
+        try:
+            return self.check(node)
+        finally:
+            self._variables = outer
 
     def _member(self, operand: TypedExpression, name: str) -> TypedExpression:
         kind = operand.type
@@ -257,7 +286,7 @@ class TypeChecker:
             functions.comparable_sides(value, self.check(each), what="=")
             for each in node.expressions
         ]
-        functions.common_type([value, *(right for _, right in pairs)], what="IN")
+        casts.common_type([value, *(right for _, right in pairs)], what="IN")
         items = ", ".join(f"{{{position}}}" for position in range(1, len(pairs) + 1))
         widest = next((left for left, _ in pairs if left is not value), value)
         return infallible(BOOLEAN, f"({{0}} IN ({items}))", widest, *(right for _, right in pairs))
@@ -275,18 +304,49 @@ class TypeChecker:
 
     def _like(self, node: exp.Like | exp.ILike | exp.RegexpLike) -> TypedExpression:
         word = {exp.Like: "LIKE", exp.ILike: "ILIKE", exp.RegexpLike: "RLIKE"}[type(node)]
-        value, pattern = self._both(node)
-        if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
-            raise ExpressionRefused(
-                f"{word} takes a text and a pattern that is written out.",
-                f"write it as in \"name {word} 'A%'\", and cast what is no text.",
+        negated = bool(node.args.get("negate"))
+        quantifier = node.expression
+        if not isinstance(quantifier, exp.Any | exp.All):
+            return functions.like(
+                word, self.check(node.this), self.check(quantifier), negated=negated
             )
         if word == "RLIKE":
-            literals.pattern(pattern.value)
-        else:
-            literals.like_pattern(pattern.value)
-        negated = "NOT " if node.args.get("negate") else ""
-        return infallible(BOOLEAN, f"({{0}} {negated}{word} {{1}})", value, pattern)
+            raise ExpressionRefused("RLIKE takes one pattern.", "write 'a|b' for either of two.")
+        inner = quantifier.this
+        patterns = inner.expressions if isinstance(inner, exp.Tuple) else [inner.unnest()]
+        value = self.check(node.this)
+        checked = [self.check(each) for each in patterns]
+        for each in checked:
+            functions.like(word, value, each, negated=negated)
+        slots = ", ".join(f"{{{position}}}" for position in range(1, len(checked) + 1))
+        either_or_all = "ANY" if isinstance(quantifier, exp.Any) else "ALL"
+        no = "NOT " if negated else ""
+        return infallible(BOOLEAN, f"({{0}} {no}{word} {either_or_all} ({slots}))", value, *checked)
+
+    def _escape(self, node: exp.Escape) -> TypedExpression:
+        """`text LIKE pattern ESCAPE '/'`."""
+        like, character = node.this, node.expression
+        if not isinstance(like, exp.Like | exp.ILike) or not (
+            isinstance(character, exp.Literal) and len(character.this) == 1
+        ):
+            raise ExpressionRefused(
+                f"{node.sql('spark')!r} is not allowed.",
+                "write it as in \"name LIKE '10/%' ESCAPE '/'\".",
+            )
+        value, pattern = self.check(like.this), self.check(like.expression)
+        if value.type != STRING or not isinstance(pattern.value, str):
+            raise ExpressionRefused(
+                "LIKE takes a text and a pattern that is written out.",
+                "cast what is no text: CAST(… AS STRING).",
+            )
+        literals.escaped_pattern(pattern.value, character.this)
+        word = "LIKE" if isinstance(like, exp.Like) else "ILIKE"
+        no = "NOT " if like.args.get("negate") else ""
+        quoted = literals.quoted_text(character.this)
+        return infallible(BOOLEAN, f"({{0}} {no}{word} {{1}} ESCAPE {quoted})", value, pattern)
+
+    def _any(self, _: exp.Any) -> TypedExpression:
+        return functions.call("any", [])
 
     def _bracket(self, node: exp.Bracket) -> TypedExpression:
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
@@ -351,14 +411,7 @@ class TypeChecker:
         return casts.try_cast(operand, kind) if node.args.get("safe") else casts.cast(operand, kind)
 
     def _extract(self, node: exp.Extract) -> TypedExpression:
-        unit = node.this.name.upper()
-        operand = self.check(node.expression)
-        if unit not in _PARTS or not type_rules.is_time(operand.type):
-            raise ExpressionRefused(
-                f"EXTRACT({unit} FROM {type_name(operand.type)}) is not allowed.",
-                f"take one of {', '.join(_PARTS).lower()} from a date or a timestamp.",
-            )
-        return infallible(INT, f"extract({unit} FROM {{0}})", operand)
+        return time_units.part(node.this.name, self.check(node.expression), what="EXTRACT")
 
     def _substring(self, node: exp.Substring) -> TypedExpression:
         return functions.call(
@@ -383,18 +436,30 @@ class TypeChecker:
 
     def _call(self, node: exp.Anonymous) -> TypedExpression:
         name = str(node.this).lower()
-        if name == "struct":
-            return functions.struct_of(
-                [
-                    self._struct_member(position, each)
-                    for position, each in enumerate(node.expressions, 1)
-                ]
-            )
         arguments = node.expressions
+        if name in lambdas.LAMBDA_FUNCTIONS:
+            return lambdas.call(name, arguments, self._with_variables)
+        if any(isinstance(each, exp.Lambda) for each in arguments):
+            raise ExpressionRefused(
+                f"{name} takes no lambda.",
+                f"functions that do are {', '.join(sorted(lambdas.LAMBDA_FUNCTIONS))}.",
+            )
+        if name == "struct":
+            return nested_values.struct_of(
+                [self._struct_member(position, each) for position, each in enumerate(arguments, 1)]
+            )
+        if time_units.is_call(name, len(arguments)):
+            unit, *others = arguments
+            return time_units.call(name, unit.name, [self.check(each) for each in others])
         if name == "position" and arguments and isinstance(arguments[0], exp.In):
             arguments = [arguments[0].this, arguments[0].args["field"]]
         name = {"position": "locate", "substr": "substring"}.get(name, name)
         return functions.call(name, [self.check(argument) for argument in arguments])
+
+    def _transform(self, node: exp.Transform) -> TypedExpression:
+        """Sqlglot reads this one function as a node of its own."""
+        arguments = [each for each in (node.this, node.expression) if each is not None]
+        return lambdas.call("transform", arguments, self._with_variables)
 
     def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, TypedExpression]:
         if isinstance(node, exp.Alias):
@@ -404,6 +469,7 @@ class TypeChecker:
 
     _handlers: ClassVar[dict[type[exp.Expr], Callable[[TypeChecker, Any], TypedExpression]]] = {
         exp.Column: _column,
+        exp.Identifier: _variable,
         exp.Dot: _dot,
         exp.Literal: _literal,
         exp.Boolean: _boolean,
@@ -426,6 +492,8 @@ class TypeChecker:
         exp.Like: _like,
         exp.ILike: _like,
         exp.RegexpLike: _like,
+        exp.Escape: _escape,
+        exp.Any: _any,
         exp.Bracket: _bracket,
         exp.Case: _case,
         exp.If: _if,
@@ -435,6 +503,7 @@ class TypeChecker:
         exp.Substring: _substring,
         exp.Trim: _trim,
         exp.Anonymous: _call,
+        exp.Transform: _transform,
     }
 
 
@@ -494,7 +563,7 @@ def _node_text(node: exp.Expr) -> str:
         ((exp.Subquery, exp.Select, exp.Exists), "A subquery"),
         (exp.Window, "A window function"),
         (exp.Star, "*"),
-        (exp.Lambda, "A lambda"),
+        (exp.Lambda, "A lambda outside of a function that takes one"),
         (exp.Alias, "A name (AS)"),
         (exp.Distinct, "DISTINCT"),
         (exp.Concat, "Two texts side by side"),

@@ -95,6 +95,74 @@ def fallible(
     )
 
 
+def guarded(
+    kind: pa.DataType, template: str, *operands: TypedExpression, allowed_if: str | None = None
+) -> TypedExpression:
+    """An operation that can fail and has no form of its own that gives null instead.
+
+    Spark evaluates it within `try_to_binary`, which gives null for any error below it, and only
+    where that succeeds for its value:
+
+        sql     conv(`s`, 36, 10)
+        safe    (CASE WHEN try_to_binary(hex(xxhash64(conv(`s`, 36, 10))), 'hex') IS NOT NULL
+                 THEN conv(`s`, 36, 10) END)
+        failed  (try_to_binary(…) IS NULL)
+
+    Args:
+        kind: The type of the result.
+        template: The operation, with `{0}`, `{1}`, … for its operands.
+        operands: Its operands.
+        allowed_if: A condition over the operands. Where it is false, the operation is not
+            evaluated and counts as failed: it would take more memory than a row may.
+    """
+    plain = _fill(template, (each.safe for each in operands))
+    attempt = _attempt(plain, kind)
+    safe = f"(CASE WHEN {attempt} IS NOT NULL THEN {plain} END)"
+    own = f"({attempt} IS NULL)"
+    if allowed_if is not None:
+        allowed = f"coalesce({_fill(allowed_if, (each.safe for each in operands))}, true)"
+        safe = f"(CASE WHEN {allowed} THEN {safe} END)"
+        own = f"(CASE WHEN {allowed} THEN {own} ELSE true END)"
+    sql = _fill(template, (each.sql for each in operands))
+    return TypedExpression(kind, sql, check_length(safe), either(failed_any(operands), own))
+
+
+def allowed(
+    kind: pa.DataType, template: str, *operands: TypedExpression, allowed_if: str
+) -> TypedExpression:
+    """An operation that cannot fail, but is not evaluated where a condition is false."""
+    condition = f"coalesce({_fill(allowed_if, (each.safe for each in operands))}, true)"
+    plain = _fill(template, (each.safe for each in operands))
+    return TypedExpression(
+        kind,
+        _fill(template, (each.sql for each in operands)),
+        f"(CASE WHEN {condition} THEN {plain} END)",
+        either(failed_any(operands), f"(NOT {condition})"),
+    )
+
+
+def _attempt(sql: str, kind: pa.DataType) -> str:
+    """An expression that is null exactly if another one raises. A hash reads the whole value, so
+    that Spark cannot leave its evaluation out.
+    """
+    if pa.types.is_map(kind):
+        sql = f"map_entries({sql})"
+        kind = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+    read = f"xxhash64({sql})" if _is_hashable(kind) else f"to_json(named_struct('x', {sql}))"
+    return f"try_to_binary(hex({read}), 'hex')"
+
+
+def _is_hashable(kind: pa.DataType) -> bool:
+    """Whether Spark hashes values of a type: not maps, and not VARIANT and the like, which are
+    structs with tagged members.
+    """
+    if pa.types.is_struct(kind):
+        return all(not field.metadata and _is_hashable(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _is_hashable(kind.value_type)
+    return not pa.types.is_map(kind)
+
+
 def failed_any(operands: Iterable[TypedExpression]) -> str | None:
     return either(*(each.failed for each in operands))
 
@@ -133,6 +201,13 @@ def branches(
     for condition, result in zip(reversed(conditions), reversed(results), strict=True):
         failed = either(condition.failed, when(condition.safe, result.failed, failed))
     return TypedExpression(kind, text("sql"), text("safe"), failed)
+
+
+def check_length(text: str) -> str:
+    """A text that is short enough. Raises ExpressionRefused if an expression has grown too long."""
+    if len(text) > MAX_TEXT:
+        raise ExpressionRefused("It is nested too deeply.", "split it with with_columns.")
+    return text
 
 
 def _fill(template: str, texts: Iterable[str]) -> str:

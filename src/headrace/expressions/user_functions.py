@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import PlanError, nearest
-from headrace.expressions.functions import SPECIAL_NAMES, signatures
+from headrace.expressions.functions import SPECIAL_NAMES
+from headrace.expressions.signatures import signatures
 from headrace.types.schema import parse_schema
 from headrace.types.values import Misfit, column_converter, fit_column
 

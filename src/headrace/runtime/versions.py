@@ -102,7 +102,7 @@ def start_version(
     1. Decide where the version starts, once: an earlier decision stands.
     2. Record the ticks that it shares with its pipeline, as far as they are not recorded yet.
     """
-    renamed, recorded = as_version(plan, version), _RecordedTicks(log, plan)
+    renamed, recorded = as_version(plan, version), RecordedTicks(log, plan)
     _check_answers_exist(log, plan, version)
     decided = _read_start(log, renamed.name)
     if decided is None:
@@ -163,7 +163,7 @@ def _read_start(log: Log, name: str) -> VersionStart | None:
 def _check_same_start(
     version: str,
     decided: VersionStart,
-    recorded: _RecordedTicks,
+    recorded: RecordedTicks,
     since: int | str | None,
     *,
     retick: bool,
@@ -192,7 +192,7 @@ def _check_topics_are_free(log: Log, plan: PipelinePlan) -> None:
         )
 
 
-class _RecordedTicks:
+class RecordedTicks:
     """The recorded ticks of a pipeline, for a plan over the same log that may read other inputs."""
 
     def __init__(self, log: Log, plan: PipelinePlan) -> None:
@@ -217,7 +217,7 @@ class _RecordedTicks:
     def find_start(self, since: int | str | None, *, retick: bool) -> VersionStart:
         after = self.tick_before(since, retick=retick)
         if after is not None:
-            self._check_history(after)
+            self.check_history(after)
         return VersionStart(after, None if retick else self._first_and_last()[1].number)
 
     def tick_before(self, since: int | str | None, *, retick: bool) -> int | None:
@@ -255,7 +255,7 @@ class _RecordedTicks:
             )
         return number
 
-    def _check_history(self, after: int) -> None:
+    def check_history(self, after: int) -> None:
         """Check that retention and compaction have left all rows after a tick. Without them, a
         replay would silently give other rows.
         """

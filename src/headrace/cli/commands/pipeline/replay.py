@@ -79,7 +79,7 @@ def replay(
     from headrace.runtime.versions import version_state
 
     loaded = load_pipeline(file, pipeline)
-    start = _parse_tick_or_time(since)
+    start = parse_tick_or_time(since)
     directory = state or default_state(file, loaded.name)
     home = version_state(directory, version)
     progress = RunProgress(
@@ -107,7 +107,7 @@ def replay(
             print(losses, file=sys.stderr, flush=True)
 
 
-def _parse_tick_or_time(text: str | None) -> int | str | None:
+def parse_tick_or_time(text: str | None) -> int | str | None:
     if text is None or (text.isascii() and text.isdigit()):
         return None if text is None else int(text)
     try:
