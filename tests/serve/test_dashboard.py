@@ -114,7 +114,7 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
             order(1, 50.0, 0),
             order(2, 150.0, 10),
             order(3, 20.0, 100),
-            order(4, 1.0, 20, region=None),
+            {**order(4, 1.0, 20), "placed_at": None},
         )
         time.sleep(max(SAMPLE_EVERY_S, board.SIZES_EVERY_S))
         measurements = client.get("/dashboard/facts").json
@@ -147,7 +147,7 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert measurements["run"]["counts"]["minutes.window.windows_waiting"] == 1
         assert measurements["state"]["minutes.window"] > 0
         assert {each["of"]: each["rows"] for each in measurements["dead"]} == {
-            "rising.match": 1,
+            "orders": 1,
         }
 
 
@@ -333,7 +333,7 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
             order(1, 50.0, 0),
             order(2, 150.0, 10),
             order(3, 20.0, 100),
-            order(4, 1.0, 20, region=None),
+            {**order(4, 1.0, 20), "placed_at": None},
         )
         page = chromium.new_page(viewport={"width": 1366, "height": 768})
         page.set_default_timeout(90_000)  # on a machine that is busy
@@ -373,8 +373,8 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
         _check_leaderboard(page, shown)
 
         page.click("#tab-dead")
-        page.wait_for_selector("td:text-is('rising.match')")
-        page.click("button[aria-label='Replay the dead letters of rising.match']")
+        page.wait_for_selector("#panel td:text-is('orders')")
+        page.click("button[aria-label='Replay the dead letters of orders']")
         page.wait_for_function("() => document.getElementById('replayed').textContent !== ''")
         _shot(page, "dead letters")
 
@@ -505,7 +505,7 @@ def test_pages_have_no_accessibility_violations(chromium: Any, tmp_path: Path) -
             order(1, 50.0, 0),
             order(2, 150.0, 10),
             order(3, 20.0, 100),
-            order(4, 1.0, 20, region=None),
+            {**order(4, 1.0, 20), "placed_at": None},
         )
         for scheme in ("light", "dark"):
             page = chromium.new_context(
