@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from headrace.errors import NoFingerprint
 from headrace.plan.code_fingerprints import code_fingerprint
@@ -200,6 +201,14 @@ def test_code_without_a_source_counts_by_what_it_does() -> None:
     found = [code_fingerprint(without_source(body), where="step") for body in bodies]
     assert len(set(found)) == len(bodies)
     assert found == [code_fingerprint(without_source(body), where="step") for body in bodies]
+
+
+def test_pickling_an_object_of_a_class_was_an_edit_of_the_class(tmp_path: Path) -> None:
+    names = load(tmp_path, "class Watched:\n    def add(self, x):\n        return x\n")
+    before = code_fingerprint(names["Watched"](), where="step")
+    cloudpickle.dumps(names["Watched"]())
+    assert "__slotnames__" in vars(names["Watched"])
+    assert code_fingerprint(names["Watched"](), where="step") == before
 
 
 @pytest.mark.parametrize(

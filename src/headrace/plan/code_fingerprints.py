@@ -65,8 +65,9 @@ _ARROW = (pa.DataType, pa.Field, pa.Schema, pa.Scalar)
 _NOT_MEMBERS = {
     "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__",
     "__doc__", "__firstlineno__", "__module__", "__parameters__", "__qualname__",
-    "__static_attributes__", "__weakref__", "__abstractmethods__", "_abc_impl",
+    "__static_attributes__", "__weakref__", "__abstractmethods__", "_abc_impl", "__slotnames__",
 }  # fmt: skip
+"""What Python keeps in a class: `__slotnames__` is there once one of its objects was pickled."""
 _OWN_PACKAGES = {"headrace", "pyspark_headrace"}
 _MAX_DEPTH = 50
 

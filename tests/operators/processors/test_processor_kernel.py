@@ -713,6 +713,14 @@ def test_a_timer_that_moves_to_later_times_moves_its_entry_once() -> None:
     assert not state.values
 
 
+def test_two_timers_of_a_key_that_were_due_at_once_fired_one_a_tick() -> None:
+    kernel, state = kernel_of(Debounced()), MemoryState()
+    rows = [{"k": "b", "v": which, "at": at(27), "_tick": 1} for which in (1, 2)]
+    emitted = kernel.step_timed(state, [table(rows)], [moments([1], [27])])
+    assert [us(row["at"]) for row in emitted.to_pylist()] == [27, 27]
+    assert kernel.due(state) is None
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 40), st.integers(0, 9)),

@@ -126,11 +126,18 @@ class _DueTimers:
         return self._take(order[group_start_mask(rank[order])])
 
     def later_than(self, fired: _DueTimers) -> _DueTimers:
-        """Of each key the earliest timer that is later than those that have fired."""
+        """Of each key the earliest timer that is later than those that have fired; of one time the
+        timers go in the order in which they are declared.
+        """
         distinct, (own, others) = number_keys([self.keys, fired.keys])
         newest = np.full(len(distinct), UNSTARTED)
         np.maximum.at(newest, others, fired.times_us)
-        return self._take(np.flatnonzero(self.times_us > newest[own])).earliest_of_each_key()
+        number = np.full(len(distinct), -1)
+        is_newest = fired.times_us == newest[others]
+        np.maximum.at(number, others[is_newest], fired.numbers[is_newest])
+        is_next = (self.times_us == newest[own]) & (self.numbers > number[own])
+        is_later = (self.times_us > newest[own]) | is_next
+        return self._take(np.flatnonzero(is_later)).earliest_of_each_key()
 
     def followed_by(self, later: _DueTimers) -> _DueTimers:
         """These timers and others that fired after them."""
