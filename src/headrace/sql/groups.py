@@ -109,9 +109,8 @@ def _groups(frame: QueryRows, select: Select) -> tuple[list[_Group], Replaced, b
             bounds = True
             continue
         if compiled.column is not None:
-            found = next(each for each in frame.columns if each.actual == compiled.column)
             name = compiled.column
-            visible = replace(found, name=compiled.name or name)
+            visible = _visible(frame, name, compiled.name or name)
             text = name
         else:
             same = [
@@ -129,6 +128,13 @@ def _groups(frame: QueryRows, select: Select) -> tuple[list[_Group], Replaced, b
         if name not in [group.name for group in groups]:
             groups.append(_Group(name, text, visible))
     return groups, replaced, bounds
+
+
+def _visible(frame: QueryRows, column: str, name: str) -> VisibleColumn:
+    """How a query names a column that it groups by."""
+    tables = [each.table for each in frame.columns if each.actual == column]
+    tables += [table for (table, _), copy in frame.copies.items() if copy == column]
+    return VisibleColumn(name, column, tables[0] if tables else "")
 
 
 def _group_item(frame: QueryRows, span: Span, select: Select) -> tuple[Span, SelectItem | None]:

@@ -30,7 +30,7 @@ from headrace.sql.over import (
 )
 from headrace.sql.problems import SqlRefusal, located
 from headrace.sql.query_parser import parse_query
-from headrace.sql.scope import QueryRows, VisibleColumn
+from headrace.sql.scope import QueryRows, VisibleColumn, check_size
 from headrace.sql.script import Span
 from headrace.sql.subqueries import SubqueryFilter, filtered, refuse_subqueries, subquery_filter
 from headrace.sql.syntax import (
@@ -67,9 +67,12 @@ class QueryScope:
 
     def table(self, name: str) -> tuple[QueryScope, QueryTree] | None:
         """A common table expression, and the scope that declares it."""
-        if name.lower() in self.tables:
-            return self, self.tables[name.lower()]
-        return None if self.parent is None else self.parent.table(name)
+        scope: QueryScope | None = self
+        while scope is not None:
+            if name.lower() in scope.tables:
+                return scope, scope.tables[name.lower()]
+            scope = scope.parent
+        return None
 
 
 def compile_query(span: Span, find: FindRows) -> Stream | Table:
@@ -171,7 +174,10 @@ def _select(
         limit: Its item with the row's number, how many rows are kept, and whether the number is
             read outside.
     """
-    where = [] if select.where is None else select.where.conjuncts()
+    where = []
+    if select.where is not None:
+        check_size(select.where)
+        where = select.where.conjuncts()
     frame = _from(select.source, scope, select, where)
     for clause in select.joins:
         if isinstance(clause, ExplodeClause):

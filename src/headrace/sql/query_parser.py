@@ -35,6 +35,10 @@ from headrace.sql.syntax import (
 
 MAX_NESTED = 40
 """How many queries may be nested."""
+MAX_COLUMNS = 2_000
+MAX_JOINS = 50
+MAX_TABLES = 100
+"""How many tables one WITH may name."""
 WINDOW_FUNCTIONS = {"TUMBLE": 1, "HOP": 2, "SESSION": 1, "SLIDE": 1}
 """The windows, and how many durations each takes."""
 _JOIN_WORDS = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "LATERAL", "NATURAL"})
@@ -110,6 +114,12 @@ class _Parser:
                 name = cursor.name("the name of a common table expression")
                 cursor.expect("AS", fix="write WITH name AS (SELECT …) SELECT … FROM name.")
                 tables.append((name, self._inside(cursor.brackets("(SELECT …)"))))
+                if len(tables) > MAX_TABLES:
+                    raise SqlRefusal(
+                        cursor.offset,
+                        f"This WITH names more than {MAX_TABLES} tables.",
+                        "declare some of them before: CREATE TEMPORARY VIEW name AS SELECT ….",
+                    )
                 if not cursor.take(","):
                     break
         body = self._union()
@@ -202,7 +212,14 @@ class _Parser:
         list_span = Span(cursor.script, first_item, cursor.at)
         if not list_span:
             cursor.fail("a column", fix="name the columns, or write * for all.")
-        items = tuple(_select_item(part) for part in list_span.split())
+        parts = list_span.split()
+        if len(parts) > MAX_COLUMNS:
+            raise SqlRefusal(
+                parts[MAX_COLUMNS].start,
+                f"This SELECT has {len(parts):,} columns, and may have {MAX_COLUMNS:,}.",
+                "split it; a list or a map has any number of values.",
+            )
+        items = tuple(_select_item(part) for part in parts)
         if not cursor.take("FROM"):
             cursor.fail(
                 "FROM", known=_CLAUSES, fix="say which rows: SELECT … FROM a topic, table or view."
@@ -288,6 +305,12 @@ class _Parser:
         joins: list[JoinClause | ExplodeClause] = []
         while True:
             first = cursor.at
+            if len(joins) > MAX_JOINS:
+                raise SqlRefusal(
+                    cursor.offset,
+                    f"This SELECT has more than {MAX_JOINS} joins.",
+                    "join some of them before: CREATE TEMPORARY VIEW name AS SELECT … JOIN ….",
+                )
             if cursor.take(","):
                 item = self._from_item()
                 joins.append(JoinClause(Span(cursor.script, first, cursor.at), "cross", item))

@@ -251,6 +251,29 @@ class Span:
             f"close it with {wanted!r}.",
         )
 
+    def check_brackets(self) -> None:
+        """Raise SqlRefusal for the first bracket that is not closed, or that closes none."""
+        pending: list[Token] = []
+        for token in self.tokens:
+            if token.kind != SIGN:
+                continue
+            if token.text in OPENING:
+                pending.append(token)
+            elif token.text in CLOSING:
+                if not pending or OPENING[pending[-1].text] != token.text:
+                    break
+                pending.pop()
+        else:
+            if not pending:
+                return
+            token = pending[-1]
+            raise SqlRefusal(
+                token.start,
+                f"This {token.text!r} is not closed.",
+                f"close it with {OPENING[token.text]!r}.",
+            )
+        raise SqlRefusal(token.start, f"This {token.text!r} closes no bracket.", "remove it.")
+
     def split(self, sign: str = ",") -> list[Span]:
         """The parts that a sign or a word separates, outside of brackets."""
         tokens = self.script.tokens

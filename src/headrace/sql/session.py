@@ -173,6 +173,7 @@ class SqlSession:
                 f" {MAX_STATEMENT:,}.",
                 "split it, with CREATE TEMPORARY VIEW; rows belong into a file.",
             )
+        span.check_brackets()
         cursor = Cursor(span)
         word = cursor.token.upper
         if word in {"SELECT", "WITH", "("}:

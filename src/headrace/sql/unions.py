@@ -52,6 +52,11 @@ def united(union: Union, frames: list[QueryRows], *, is_final: bool) -> QueryRow
                 "give all of them the same columns.",
                 PlanError,
             )
+    if first.is_table and union.is_distinct and not _share_a_key(frames):
+        frames = [
+            _distinct_rows(frame, part.span)
+            for part, frame in zip(union.parts, frames, strict=True)
+        ]
     if first.is_table:
         rows_of_all = _union_of_tables(
             union, frames, names, is_final=is_final and not union.is_distinct
@@ -69,9 +74,31 @@ def united(union: Union, frames: list[QueryRows], *, is_final: bool) -> QueryRow
     return QueryRows(rows, rows_of_all.columns)
 
 
+def _share_a_key(frames: Sequence[QueryRows]) -> bool:
+    """Whether tables have their keys among their columns, at the same positions."""
+    positions = set()
+    for frame in frames:
+        at = {each.actual: index for index, each in reversed([*enumerate(frame.columns)])}
+        if any(name not in at for name in frame.rows.key):
+            return False
+        positions.add(frozenset(at[name] for name in frame.rows.key))
+    return len(positions) == 1
+
+
 def _distinct_rows(frame: QueryRows, span: Span) -> QueryRows:
-    """The different rows of a stream, as a table."""
+    """The different rows of a stream or table, as a table."""
     names = [each.name for each in frame.columns]
+    if frame.is_table:
+        hidden = [
+            name for name in frame.rows.key if name not in {each.actual for each in frame.columns}
+        ]
+        renamed = [
+            OutputColumn(unused_name(name, names), plain_name(name), name) for name in hidden
+        ]
+        distinct: Any = _renamed(frame, names, span, renamed).rows
+        with located(span):
+            unique = distinct.distinct(*names)
+        return QueryRows(unique, tuple(VisibleColumn(name, name) for name in names))
     rows: Any = _renamed(frame, names, span).rows
     with located(span):
         table = rows.group_by(*names).aggregate(**counted_rows(names)).select(*names)
