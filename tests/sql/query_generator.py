@@ -1,8 +1,8 @@
 """Random queries that mean the same to us and to DuckDB, and random changes of the tables that they
 read.
 
-Every query has a key among its columns, so that it can be a view, and takes its rows from tables, or
-from a stream that only inserts: what it comes to depends on the rows so far alone.
+Every query has a key among its columns, so that it can be a view, and takes its rows from tables,
+or from a stream that only inserts: what it comes to depends on the rows so far alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 STATEMENTS = """
-    CREATE TOPIC e (id BIGINT, k INT, g STRING, v DOUBLE, happened TIMESTAMP) WITH (event_time = 'happened');
+    CREATE TOPIC e (id BIGINT, k INT, g STRING, v DOUBLE, happened TIMESTAMP)
+        WITH (event_time = 'happened');
     CREATE TABLE t (id BIGINT PRIMARY KEY, k INT, g STRING, v DOUBLE);
     CREATE TABLE u (k INT PRIMARY KEY, name STRING, w DOUBLE)
 """
@@ -143,8 +144,10 @@ class Generator:
         texts = [name for name in columns if name in TEXTS]
         number, text = self.random.choice(numbers), self.random.choice(texts)
         simple = [
-            f"{number} {self.random.choice(['<', '>', '<=', '>=', '=', '<>'])}"
-            f" {self.random.randint(0, 12)}",
+            (
+                f"{number} {self.random.choice(['<', '>', '<=', '>=', '=', '<>'])}"
+                f" {self.random.randint(0, 12)}"
+            ),
             f"{text} = '{self.random.choice(WORDS)}'",
             f"{text} IN ('{self.random.choice(WORDS)}', '{self.random.choice(WORDS)}')",
             f"{number} BETWEEN {self.random.randint(0, 4)} AND {self.random.randint(3, 15)}",
@@ -245,7 +248,8 @@ class Generator:
         way = self.random.choice(["ASC", "DESC"])
         return (
             f"SELECT id, g, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY g ORDER BY v {way}"
-            f" NULLS LAST, id) AS n FROM {table}{self.where(COLUMNS[table])}) AS q WHERE n <= {count}"
+            f" NULLS LAST, id) AS n FROM {table}{self.where(COLUMNS[table])}) AS q WHERE n <="
+            f" {count}"
         )
 
     def first_of_all(self) -> str:
@@ -260,8 +264,10 @@ class Generator:
         return self.random.choice(
             [
                 f"SELECT * FROM t WHERE k IN (SELECT k FROM u WHERE {condition})",
-                f"SELECT id, v FROM t WHERE v > 2 AND EXISTS (SELECT 1 FROM u WHERE u.k = t.k AND"
-                f" {condition.replace('k ', 'u.k ')})",
+                (
+                    f"SELECT id, v FROM t WHERE v > 2 AND EXISTS (SELECT 1 FROM u WHERE u.k = t.k"
+                    f" AND {condition.replace('k ', 'u.k ')})"
+                ),
                 "SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.k = t.k)",
                 "SELECT * FROM u WHERE k IN (SELECT k FROM e)",
                 "SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM e WHERE e.k = t.k AND e.g = t.g)",
@@ -280,8 +286,10 @@ class Generator:
                 " SELECT n, count(*) AS groups FROM q GROUP BY n",
                 " SELECT g, q.k, s, name FROM q LEFT JOIN u ON q.k = u.k",
                 " SELECT DISTINCT n, s FROM q WHERE s > 3",
-                " SELECT a.g, a.k, a.s + b.s AS s, b.g AS g2, b.k AS k2 FROM q AS a JOIN q AS b ON"
-                " a.n = b.n",
+                (
+                    " SELECT a.g, a.k, a.s + b.s AS s, b.g AS g2, b.k AS k2 FROM q AS a JOIN q AS b"
+                    " a.n = b.n"
+                ),
             ]
         )
 
@@ -290,8 +298,8 @@ class Generator:
         aggregates = self.aggregates(COLUMNS["e"], "")
         key = self.random.choice(["g", "k"])
         return (
-            f"SELECT {key}, window_start, window_end, {aggregates} FROM TUMBLE(e, happened, INTERVAL '10'"
-            f" SECOND){self.where(COLUMNS['e'])} GROUP BY {key}, window_start, window_end EMIT"
+            f"SELECT {key}, window_start, window_end, {aggregates} FROM TUMBLE(e, happened,"
+            f" INTERVAL '10' SECOND){self.where(COLUMNS['e'])} GROUP BY {key}, window_start, window_end EMIT"
             " CHANGES"
         )
 
@@ -306,6 +314,6 @@ def duckdb_text(query: str) -> str:
 
 def queries(seed: int, count: int) -> Iterator[str]:
     """So many queries of a seed."""
-    generator = Generator(Random(seed))  # noqa: S311 - any sequence will do
+    generator = Generator(Random(seed))
     for _ in range(count):
         yield generator.query()

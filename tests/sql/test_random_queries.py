@@ -1,5 +1,5 @@
-"""Random queries over random changes: at every tick a view has the rows that DuckDB answers over the
-rows so far.
+"""Random queries over random changes: at every tick a view has the rows that DuckDB answers over
+the rows so far.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def counted(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
 
 def check(seed: int, root: Path) -> None:
     """Run some queries of a seed in one pipeline, and compare them at every tick."""
-    generator = Generator(Random(seed))  # noqa: S311 - any sequence will do
+    generator = Generator(Random(seed))
     queries = {f"v{number}": generator.query() for number in range(QUERIES_IN_A_PIPELINE)}
     views = ";\n".join(f"CREATE VIEW {name} AS {query}" for name, query in queries.items())
     pipeline = hr.Pipeline("random")

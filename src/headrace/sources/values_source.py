@@ -40,9 +40,8 @@ class ValuesSource(RowSource):
             if mark not in self._stored:
                 self._stored.append(mark)
                 return SourceRows(
-                    [dict(row) for row in rows],
+                    [json.dumps(dict(row)).encode() for row in rows],
                     position=list(self._stored),
-                    are_json=True,
                     where="INSERT",
                 )
         return None
