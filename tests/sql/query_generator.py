@@ -288,7 +288,7 @@ class Generator:
                 " SELECT DISTINCT n, s FROM q WHERE s > 3",
                 (
                     " SELECT a.g, a.k, a.s + b.s AS s, b.g AS g2, b.k AS k2 FROM q AS a JOIN q AS b"
-                    " a.n = b.n"
+                    " ON a.n = b.n"
                 ),
             ]
         )
@@ -299,8 +299,8 @@ class Generator:
         key = self.random.choice(["g", "k"])
         return (
             f"SELECT {key}, window_start, window_end, {aggregates} FROM TUMBLE(e, happened,"
-            f" INTERVAL '10' SECOND){self.where(COLUMNS['e'])} GROUP BY {key}, window_start, window_end EMIT"
-            " CHANGES"
+            f" INTERVAL '10' SECOND){self.where(COLUMNS['e'])} GROUP BY {key}, window_start,"
+            " window_end EMIT CHANGES"
         )
 
 

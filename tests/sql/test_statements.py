@@ -148,7 +148,8 @@ def test_a_function_of_a_module_next_to_the_file(
     (tmp_path / "shop.sql").write_text(
         "CREATE TOPIC orders (amount DOUBLE);"
         "CREATE FUNCTION sql_doubled AS 'code_of_the_sql_test:doubled' RETURNS DOUBLE WITH"
-        " (each_row = TRUE); CREATE STREAM doubled AS SELECT sql_doubled(amount) + 1 AS x FROM orders"
+        " (each_row = TRUE);"
+        "CREATE STREAM doubled AS SELECT sql_doubled(amount) + 1 AS x FROM orders"
     )
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     plan = load_pipeline(tmp_path / "shop.sql").plan()

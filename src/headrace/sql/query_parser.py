@@ -147,7 +147,7 @@ class _Parser:
                 raise SqlRefusal(
                     offset,
                     f"{word} compares whole rows, for which there is no step.",
-                    f"say by what columns: {exists} (SELECT 1 FROM b WHERE b.id = a.id).",
+                    f"say by what columns: {exists} (…), with b.id = a.id in its WHERE.",
                 )
             if not cursor.take("UNION"):
                 break
