@@ -3,6 +3,7 @@ texts that are hostile.
 """
 
 import re
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -467,6 +468,40 @@ WORDS = [
     "SINK",
     "SOURCE",
 ]
+
+
+VALUES = ("1", "-1", "0.5", "1e400", "'x'", "''", "TRUE", "INTERVAL 1 HOUR", "(1, 'a')", "orders")
+OPTIONS = {
+    "CREATE TOPIC x (a BIGINT, at TIMESTAMP) WITH ({} = {})": (
+        "key partitions event_time delay producer idle max_ahead processing_time tombstones"
+        " segment_bytes segment_age compression strict format registry retention retention_bytes"
+        " compact shed_behind shed_keep shed_priority shed_min_priority name log"
+    ),
+    "CREATE STREAM x WITH ({} = {}) AS SELECT * FROM orders": "partitions retention name rows key",
+    "CREATE VIEW x WITH ({} = {}) AS SELECT * FROM customers": "keep keep_changes name rows",
+    "CREATE SINK x INTO 'sqlite:x.db' WITH ({} = {}) AS SELECT * FROM customers": (
+        "table mode key create batch_rows commit_interval topic partitions name sink url"
+    ),
+    "CREATE ALERT x WITH ({} = {}) AS SELECT * FROM customers": "every by for to",
+    "CREATE SOURCE x FROM DIRECTORY 'x' INTO orders WITH ({} = {})": "pattern format every topic",
+    "CREATE SOURCE x FROM HTTP INTO orders WITH ({} = {})": "port host body_bytes topics name",
+    "SELECT count(*, {} => {}) AS n FROM orders": "where max_values column",
+    "SELECT max(amount, {} => {}) AS n FROM orders": "where max_values when_full",
+    "SELECT * FROM SEARCH(orders, customers, query => name, {} => {})": "text per default suffix",
+}
+
+
+@pytest.mark.parametrize("statement", OPTIONS, ids=[each[:30] for each in OPTIONS])
+def test_options_with_any_value_raise_nothing_but_our_own_errors(statement: str) -> None:
+    pipeline = shop()
+    for option in OPTIONS[statement].split():
+        for value in VALUES:
+            before = pipeline.declarations()
+            text = statement.replace("{}", option, 1).replace("{}", value, 1)
+            with suppress(HeadraceError):
+                pipeline.sql(text)
+            pipeline.restore(before)
+            pipeline.sql_session().catalog.declared.pop("x", None)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -139,9 +139,7 @@ def test_sources_and_gateways_are_those_of_python(tmp_path: Path) -> None:
     assert spelled.gateways == python.gateways
 
 
-def test_a_function_of_a_module_next_to_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_of_a_module_next_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "code_of_the_sql_test.py").write_text(
         "def doubled(x):\n    return None if x is None else 2 * x\n"
     )
@@ -151,8 +149,8 @@ def test_a_function_of_a_module_next_to_the_file(
         " (each_row = TRUE);"
         "CREATE STREAM doubled AS SELECT sql_doubled(amount) + 1 AS x FROM orders"
     )
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     plan = load_pipeline(tmp_path / "shop.sql").plan()
+    sys.modules.pop("code_of_the_sql_test")
     assert "sql_doubled" in str(plan)
 
 

@@ -807,6 +807,10 @@ class Pipeline:
             rows[name] = (Table if last.is_table else Stream)(self, last)
         return rows
 
+    def shed_policy(self, **values: Any) -> ShedPolicy:
+        """Internal: the policy that `hr.shed` makes of these values."""
+        return shed(**values)
+
     def plan_of(self, rows: Stream | Table) -> PipelinePlan:
         """Internal: the plan of a pipeline whose only output is these rows, called `query`."""
         output = TopicOutput(name="query", input=rows.step)

@@ -57,6 +57,9 @@ class SqlPipeline(Protocol):
     @property
     def alert(self) -> Callable[..., None]: ...
 
+    @property
+    def shed_policy(self) -> Callable[..., Any]: ...
+
     def plan(self) -> Any: ...
 
     def declared_rows(self) -> Mapping[str, Stream | Table]:

@@ -56,10 +56,11 @@ def grouped(frame: QueryRows, select: Select) -> tuple[QueryRows, Replaced]:
     aliases = _call_aliases(select)
     for call in calls:
         spec = aggregate_spec(call, frame)
-        key = (spec, aliases.get(call.span.first))
-        name = aggregated.get(key) or (aggregated.get((spec, None)) if key[1] is None else None)
+        same = repr(spec)
+        key = (same, aliases.get(call.span.first))
+        name = aggregated.get(key) or (aggregated.get((same, None)) if key[1] is None else None)
         if name is None and key[1] is None:
-            name = next((known for (other, _), known in aggregated.items() if other == spec), None)
+            name = next((known for (other, _), known in aggregated.items() if other == same), None)
         if name is None:
             wanted = aliases.get(call.span.first) or default_name(call)
             while wanted in _ARGUMENT_NAMES or wanted.startswith("_"):

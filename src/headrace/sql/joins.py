@@ -113,7 +113,7 @@ def join(
     left, right, copies = _with_copies(left, right, condition, kind, query)
     options = _bounds(left, right, condition, clause)
     left_on, right_on = _comparable(left, right, condition, clause)
-    suffix, columns = _result_columns(left, right, condition, clause)
+    suffix, columns = _result_columns(left, right, (left_on, right_on), clause)
     other: Any = right.rows
     as_of = getattr(clause.item, "as_of", None)
     if as_of is not None:
@@ -453,8 +453,12 @@ def _with_copies(
     pairs = list(zip(condition.left_on, condition.right_on, strict=True))
     merged_right = [b.column for a, b in pairs if a.column is not None and a.column == b.column]
     merged_left: list[str | None] = []
+    renamed: set[str] = set()
     if kind in {"right", "full"}:
         merged_left = [a.column for a, _ in pairs]
+        # The join's column has the other side's value where a row has no partner, and SQL's has
+        # none: under one name they are one column, as with USING; under two, each is its own.
+        renamed = {a.column for a, b in pairs if a.column is not None and a.column != b.column}
         if not left.is_table:
             merged_left.append(left.time)
     if kind not in {"left", "full"}:
@@ -463,7 +467,8 @@ def _with_copies(
         side = left if is_left else right
         for column in dict.fromkeys(each for each in columns if each is not None):
             for visible in [each for each in side.columns if each.actual == column]:
-                if not visible.table or not _is_qualified(query, visible):
+                is_own = is_left and column in renamed
+                if not is_own and not (visible.table and _is_qualified(query, visible)):
                     continue
                 name = unused_name(
                     f"{visible.table}_{column}",
@@ -471,6 +476,10 @@ def _with_copies(
                 )
                 rows = side.rows.with_columns(f"{quoted_name(column)} AS {quoted_name(name)}")
                 side = side.with_rows(rows)
+                if is_own:
+                    own = replace(visible, actual=name)
+                    columns_of_side = (own if each is visible else each for each in side.columns)
+                    side = replace(side, columns=tuple(columns_of_side))
                 copies[visible.table.lower(), visible.name.lower()] = name
         if is_left:
             left = side
@@ -500,16 +509,12 @@ def _is_qualified(query: Span, column: VisibleColumn) -> bool:
 
 
 def _result_columns(
-    left: QueryRows, right: QueryRows, condition: JoinCondition, clause: JoinClause
+    left: QueryRows, right: QueryRows, on: tuple[list[str], list[str]], clause: JoinClause
 ) -> tuple[str | None, list[VisibleColumn]]:
     """The suffix of columns of the right side whose names the left one has, too, and the visible
     columns of the result. A pair that is joined on under one name is one column.
     """
-    shared = {
-        b.column
-        for a, b in zip(condition.left_on, condition.right_on, strict=True)
-        if a.column is not None and a.column == b.column
-    }
+    shared = {b for a, b in zip(*on, strict=True) if a == b and b in right.rows.schema.names}
     left_names = {name.lower() for name in left.rows.schema.names}
     right_names = [name for name in right.rows.schema.names if name not in shared]
     clashing = [name for name in right_names if name.lower() in left_names]

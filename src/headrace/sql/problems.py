@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.errors import BadQuery, BadSql, HeadraceError, SqlProblem
+from headrace.errors import BadQuery, BadSql, HeadraceError, PlanError, SqlProblem
 
 MAX_PROBLEMS = 50
 """How many problems of one text are shown."""
@@ -55,6 +55,10 @@ class SqlRefusal(Exception):
     cause: HeadraceError | None = None
 
 
+FOREIGN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a declaration raises that was given an option of a kind that nobody checks."""
+
+
 @contextmanager
 def located(span: TextPart) -> Iterator[None]:
     """Give errors that are raised inside the place of a part of the text."""
@@ -65,6 +69,11 @@ def located(span: TextPart) -> Iterator[None]:
     except RecursionError:
         raise SqlRefusal(
             span.start, "This is nested too deeply.", "split it, with WITH name AS (SELECT …)."
+        ) from None
+    except FOREIGN as error:
+        reason = str(error).partition("() ")[2] or str(error)
+        raise SqlRefusal(
+            span.start, f"This cannot be declared so: {reason}.", "correct the options.", PlanError
         ) from None
 
 

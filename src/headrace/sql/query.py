@@ -32,12 +32,19 @@ from headrace.sql.problems import SqlRefusal, located
 from headrace.sql.query_parser import parse_query
 from headrace.sql.scope import QueryRows, VisibleColumn, check_size
 from headrace.sql.script import Span
-from headrace.sql.subqueries import SubqueryFilter, filtered, refuse_subqueries, subquery_filter
+from headrace.sql.subqueries import (
+    SubqueryFilter,
+    filtered,
+    refuse_subqueries,
+    semi_join,
+    subquery_filter,
+)
 from headrace.sql.syntax import (
     ChangedRows,
     DerivedRows,
     ExplodeClause,
     FromItem,
+    JoinClause,
     MatchedRows,
     NamedRows,
     QueryTree,
@@ -178,13 +185,21 @@ def _select(
     if select.where is not None:
         check_size(select.where)
         where = select.where.conjuncts()
-    frame = _from(select.source, scope, select, where)
-    for clause in select.joins:
+    kinds = [clause.kind if isinstance(clause, JoinClause) else "" for clause in select.joins]
+    # WHERE is checked behind all joins. What it says of one side can be used before only if no
+    # join adds rows in which that side is missing.
+    frame = _from(select.source, scope, select, [] if {"right", "full"} & {*kinds} else where)
+    for at, clause in enumerate(select.joins):
         if isinstance(clause, ExplodeClause):
             frame = _exploded(frame, clause)
-        else:
-            right = _from(clause.item, scope, select, where)
-            frame = join(frame, clause, right, where, select.span)
+            continue
+        stays = not {"right", "full"} & {*kinds[at + 1 :]}
+        of_join = where if stays and clause.kind in {"inner", "cross"} else []
+        right = _from(clause.item, scope, select, of_join)
+        if clause.kind in {"semi", "anti"}:
+            frame = semi_join(frame, clause, right)
+            continue
+        frame = join(frame, clause, right, of_join, select.span)
     frame, behind_windows = _where(frame, select, where, scope)
     if frame.window is None:
         refuse_window_clauses(select)

@@ -20,7 +20,7 @@ from headrace.errors import BadQuery, HeadraceError
 from headrace.sql.catalog import DependsOnError, SqlCatalog, SqlPipeline
 from headrace.sql.cursor import Cursor
 from headrace.sql.descriptions import describe, explain, show
-from headrace.sql.problems import SqlRefusal, error_of
+from headrace.sql.problems import FOREIGN, SqlRefusal, error_of
 from headrace.sql.query import rows_of
 from headrace.sql.query_parser import read_query
 from headrace.sql.script import MAX_STATEMENT, QUOTED, WORD, Script, Span
@@ -139,6 +139,16 @@ class SqlSession:
             except HeadraceError as error:
                 refusals.append(
                     SqlRefusal(span.start, error.message, error.fix, type(error), error)
+                )
+                self._mark_broken(span)
+            except FOREIGN as error:
+                reason = f"{type(error).__name__}: {error}"
+                refusals.append(
+                    SqlRefusal(
+                        span.start,
+                        f"This statement cannot be declared so: {reason}.",
+                        "correct the values of its options.",
+                    )
                 )
                 self._mark_broken(span)
             except RecursionError:

@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 _EVENT_TIME = ("delay", "producer", "idle", "max_ahead")
 _SHED = ("shed_behind", "shed_keep", "shed_priority", "shed_min_priority")
+_DERIVED = (
+    "partitions",
+    "tombstones",
+    "segment_bytes",
+    "segment_age",
+    "compression",
+    "strict",
+    "format",
+    "registry",
+)
 MAX_INSERTED = 10_000
 
 Declare = Callable[[Cursor, SqlCatalog], "Stream | Table | None"]
@@ -164,6 +174,8 @@ def create_topic(cursor: Cursor, catalog: SqlCatalog, *, is_table: bool) -> Stre
     pipeline = catalog.pipeline
     with located(Span(cursor.script, cursor.span.first, cursor.stop)):
         rows: Any
+        if "shed" in arguments:
+            arguments["shed"] = pipeline.shed_policy(**arguments["shed"])
         if is_table:
             rows = pipeline.table(name, schema=columns, **arguments)
         else:
@@ -213,11 +225,7 @@ def _topic_arguments(
         )
     sheds = {name.removeprefix("shed_"): given[name] for name in _SHED if name in given}
     if sheds:
-        from headrace.operators.load_shedding import ShedPolicy
-
-        arguments["shed"] = ShedPolicy(
-            **{"keep": 0.0, "priority": None, "min_priority": None, **sheds}
-        )
+        arguments["shed"] = sheds
     return arguments
 
 
@@ -356,7 +364,9 @@ def _derived(
             " SELECT … FROM CHANGES OF for a stream of the changes.",
             StreamOnly,
         )
-    arguments = {key: value for key, (value, _) in options.items()}
+    own = ["history"] if wants_table else ["retention", "retention_bytes", "compact"]
+    what = "A table" if wants_table else "A stream"
+    arguments = taken_options(options, [*_DERIVED, *own], what)
     with located(Span(cursor.script, cursor.span.first, cursor.stop)):
         catalog.pipeline.write(name, rows, **arguments)
     note_declaration(catalog, "table" if wants_table else "stream", name, cursor)

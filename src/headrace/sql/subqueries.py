@@ -19,7 +19,7 @@ from headrace.sql.problems import SqlRefusal, located
 from headrace.sql.query_parser import parse_query
 from headrace.sql.scope import Compiled, QueryRows, unused_name
 from headrace.sql.script import Span
-from headrace.sql.syntax import QueryTree, Select, SelectItem
+from headrace.sql.syntax import JoinClause, QueryTree, Select, SelectItem
 
 if TYPE_CHECKING:
     from headrace.pipeline.stream import Table
@@ -32,7 +32,7 @@ class SubqueryFilter:
     """A condition that is `value [NOT] IN (query)` or `[NOT] EXISTS (query)`."""
 
     span: Span
-    query: QueryTree
+    query: QueryTree | None
     value: Span | None
     is_negated: bool
 
@@ -98,6 +98,7 @@ def filtered(
                 "say what is meant with NOT EXISTS (SELECT 1 FROM … WHERE inner.id = outer.id).",
                 PlanError,
             )
+        assert filter_.query is not None
         inner = compile_(filter_.query)
         if len(inner.columns) != 1:
             raise SqlRefusal(
@@ -115,6 +116,36 @@ def filtered(
     return _semi_joined(frame, partners, outer_on, names, filter_)
 
 
+def semi_join(frame: QueryRows, clause: JoinClause, right: QueryRows) -> QueryRows:
+    """LEFT SEMI JOIN and LEFT ANTI JOIN: the rows that have a partner, or none."""
+    filter_ = SubqueryFilter(clause.span, None, None, clause.kind == "anti")
+    outer_on: list[Compiled] = []
+    inner_on: list[Compiled] = []
+    for name in clause.using:
+        for side, on in ((frame, outer_on), (right, inner_on)):
+            column = side.resolve(name, None, clause.span.start).actual
+            on.append(Compiled(column, frozenset({column}), column, column))
+    for span in clause.on.conjuncts() if clause.on is not None else ():
+        try:
+            condition = right.compiled(span)
+        except SqlRefusal as refusal:
+            outer, own = _compared(frame, right, span, refusal)
+            outer_on.append(outer)
+            inner_on.append(own)
+        else:
+            with located(span):
+                right = right.with_rows(right.rows.where(condition.text))
+    if not outer_on:
+        raise SqlRefusal(
+            clause.span.start,
+            "No column of one side is equal to one of the other.",
+            "say what is equal: LEFT SEMI JOIN … ON a.id = b.id.",
+            PlanError,
+        )
+    partners, names = _partners(frame, right, inner_on, filter_)
+    return _semi_joined(frame, partners, outer_on, names, filter_)
+
+
 def _correlated(
     frame: QueryRows, filter_: SubqueryFilter, compile_: Callable[[QueryTree], QueryRows]
 ) -> tuple[QueryRows, list[Compiled], list[Compiled]]:
@@ -122,6 +153,7 @@ def _correlated(
     compare: expressions of the outer row, and of the inner one.
     """
     query = filter_.query
+    assert query is not None
     body = query.body
     if (
         not isinstance(body, Select)
