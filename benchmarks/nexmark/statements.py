@@ -2,7 +2,7 @@
 to the plan of the function of the same name in `queries`.
 
 They are the benchmark's own texts with windows, bounds of joins and keys spelled as a pipeline
-needs them. `{longest_auction}` stands for how long an auction is open at most.
+needs them. `side_input` is a table in a file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ _DISTINCT_COUNTS = ",\n".join(
 def _in_time(auction: str, bid: str) -> str:
     """Bids with their auctions, while those are open."""
     return f"""
-    SELECT * FROM (SELECT auction, price, dateTime AS bid_dateTime{bid} FROM bid) AS B
-    JOIN (SELECT id, dateTime, expires{auction} FROM auction) AS A
-        ON B.auction = A.id
-        AND A.dateTime BETWEEN B.bid_dateTime - INTERVAL '{{longest_auction}}' AND B.bid_dateTime
-    WHERE bid_dateTime <= expires
+    SELECT * FROM (SELECT id, dateTime, expires{auction} FROM auction) AS A
+    JOIN (SELECT auction, price, dateTime AS bid_dateTime{bid} FROM bid) AS B
+        ON A.id = B.auction AND B.bid_dateTime BETWEEN A.dateTime AND A.expires
     """
 
 
@@ -93,11 +91,18 @@ STATEMENTS: dict[str, str] = {
         SELECT seller, AVG(price) AS avg_price FROM newest GROUP BY seller
     """,
     "q7": """
-        SELECT window_start, window_end, MAX_BY(auction, price) AS auction,
-            MAX_BY(price, price) AS price, MAX_BY(bidder, price) AS bidder,
-            MAX_BY(dateTime, price) AS dateTime, MAX_BY(extra, price) AS extra
-        FROM TUMBLE(bid, dateTime, INTERVAL '10' SECOND)
-        GROUP BY window_start, window_end
+        WITH highest AS (
+            SELECT window_start, window_end, MAX(price) AS maxprice
+            FROM TUMBLE(bid, dateTime, INTERVAL '10' SECOND)
+            GROUP BY window_start, window_end
+        )
+        SELECT B.auction, B.price, B.bidder, B.dateTime, B.extra
+        FROM CHANGES OF highest AS M
+        JOIN (SELECT auction, price, bidder, dateTime, extra FROM bid) AS B
+            ON M.maxprice = B.price
+            AND B.dateTime >= M.window_end - INTERVAL '10 seconds 1 microsecond'
+            AND B.dateTime < M.window_end
+            AND B.dateTime >= M.window_start
     """,
     "q8": """
         SELECT P.id, P.name, P.window_start AS stime, P.window_start, P.window_end

@@ -3,6 +3,7 @@ and WHERE is checked behind all joins.
 """
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -15,7 +16,7 @@ INPUTS = """
     CREATE TABLE u (key INT PRIMARY KEY, w DOUBLE);
     CREATE TABLE s (k BIGINT PRIMARY KEY, w DOUBLE)
 """
-ROWS = {
+ROWS: dict[str, list[tuple[Any, ...]]] = {
     "t": [(1, 1, 1.0), (2, 2, None), (3, None, 3.0), (4, 9, 4.0)],
     "u": [(1, 1.5), (2, 2.5), (5, None)],
     "s": [(1, 1.5), (2, 2.5), (5, None)],

@@ -319,3 +319,24 @@ def test_headrace_plan_takes_a_file_of_sql(tmp_path: Path) -> None:
     assert failed.returncode != 0
     assert "shop.sql, line 1, position 17" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_table_in_a_file_is_joined_by_streams(tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("region,name\nn,North\ns,South\n")
+    path = tmp_path / "shop.sql"
+    path.write_text("""
+        CREATE TOPIC orders (id BIGINT, region STRING);
+        CREATE TABLE names (region STRING PRIMARY KEY, name STRING) WITH (file = 'names.csv');
+        CREATE STREAM named AS SELECT id, name FROM orders LEFT JOIN names USING (region)
+    """)
+    pipeline = load_pipeline(path)
+    with PipelineTest(pipeline, tmp_path / "test") as test:
+        test.feed("orders", [{"id": 1, "region": "n"}, {"id": 2, "region": "x"}])
+        test.settle()
+        rows = test.log.read("named").to_pylist()
+    assert [(row["id"], row["name"]) for row in rows] == [(1, "North"), (2, None)]
+    assert pipeline.sql("DESCRIBE names")["column"].to_pylist() == ["region", "name"]
+    with pytest.raises(PlanError, match="begin with the stream"):
+        pipeline.sql("SELECT * FROM names")
+    with pytest.raises(HeadraceError, match="Line 1"):
+        pipeline.sql("SELECT * FROM CHANGES OF names")

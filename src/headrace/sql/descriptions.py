@@ -99,7 +99,8 @@ def _created(cursor: Cursor, catalog: SqlCatalog) -> pa.Table:
 def describe(cursor: Cursor, catalog: SqlCatalog) -> pa.Table:
     """DESCRIBE name or DESCRIBE query: the columns, their types, and what they are."""
     rows = _rows(cursor, catalog)
-    time = time_column(rows.step)
+    step = getattr(rows, "step", None)  # a table in a file has none
+    time = None if step is None else time_column(step)
     described = []
     for field in rows.schema:
         roles = []

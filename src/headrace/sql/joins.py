@@ -293,11 +293,12 @@ def _compared(
         if not _is_time(right, of_right, left):
             continue
         if _is_time(left, of_left, right):
+            distance = shift + right.time_shift_us - left.time_shift_us
             if comparison in {">", ">="}:
-                lower = shift + (1 if comparison == ">" else 0)
+                lower = distance + (1 if comparison == ">" else 0)
                 condition.lower_us = max(lower, condition.lower_us or lower)
             else:
-                upper = shift - (1 if comparison == "<" else 0)
+                upper = distance - (1 if comparison == "<" else 0)
                 condition.upper_us = (
                     upper if condition.upper_us is None else min(upper, condition.upper_us)
                 )

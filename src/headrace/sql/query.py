@@ -283,7 +283,15 @@ def _from(item: FromItem, scope: QueryScope, select: Select, where: list[Span]) 
     if isinstance(item, NamedRows):
         found = scope.table(item.name)
         if found is None:
-            return QueryRows.of(scope.find(item.name, item.span.start), item.alias)
+            rows = QueryRows.of(scope.find(item.name, item.span.start), item.alias)
+            if rows.is_file and item is select.source:
+                raise SqlRefusal(
+                    item.span.start,
+                    f"{item.name!r} is a constant table in a file, which streams are joined with.",
+                    "begin with the stream: FROM orders JOIN the file's table ON ….",
+                    PlanError,
+                )
+            return rows
         home, query = found
         numbered = _limited_query(query, home.parent or home, item.alias, select, where, item.span)
         if numbered is not None:

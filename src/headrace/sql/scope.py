@@ -25,6 +25,7 @@ from headrace.sql.script import QUOTED, WORD, Span
 
 if TYPE_CHECKING:
     from headrace.pipeline.stream import Stream, Table
+    from headrace.plan.plan import TimeColumn
     from headrace.sql.syntax import WindowCall
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -95,16 +96,31 @@ class QueryRows:
         return replace(self, rows=rows)
 
     @property
+    def is_file(self) -> bool:
+        """Whether the rows are a constant table in a file, which streams are joined with."""
+        return not hasattr(self.rows, "step")
+
+    @property
     def is_table(self) -> bool:
-        return self.rows.step.is_table
+        return self.is_file or self.rows.step.is_table
 
     @property
     def time(self) -> str | None:
         """The column with the rows' event time."""
+        time = self._time_column
+        return None if time is None else time.name
+
+    @property
+    def time_shift_us(self) -> int:
+        """How much later than its column the event time is: of a window, -1 microsecond."""
+        time = self._time_column
+        return 0 if time is None else time.shift_us
+
+    @property
+    def _time_column(self) -> TimeColumn | None:
         from headrace.plan.plan import time_column
 
-        time = time_column(self.rows.step)
-        return None if time is None else time.name
+        return None if self.is_file else time_column(self.rows.step)
 
     @property
     def tables(self) -> set[str]:

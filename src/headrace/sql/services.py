@@ -33,7 +33,7 @@ from headrace.sql.statements import (
 )
 
 _DATABASES = ("POSTGRES", "POSTGRESQL", "MYSQL", "MARIADB", "SQLITE")
-_SOURCES = (*_DATABASES, "DIRECTORY", "HTTP", "STATSD", "ZEROMQ", "AMQP")
+_SOURCES = (*_DATABASES, "DIRECTORY", "HTTP", "MQTT", "STATSD", "ZEROMQ", "AMQP")
 _TOPIC_OPTIONS = [
     "partitions",
     "retention",
@@ -134,18 +134,20 @@ def _rows(cursor: Cursor, catalog: SqlCatalog, name: str, kind: str, url: str | 
     options = {key: value for key, (value, _) in read_options(cursor).items()}
     cursor.finish("WITH or the end of the statement", ("WITH",))
     pipeline = catalog.pipeline
-    is_source = kind == "DIRECTORY" or (kind == "HTTP" and url is not None)
+    is_source = kind in {"DIRECTORY", "MQTT"} or (kind == "HTTP" and url is not None)
     if (is_source or kind in {"STATSD", "ZEROMQ", "AMQP"}) and len(topics) > 1:
         raise SqlRefusal(offset, f"A source from {kind} has one topic.", "name one.", PlanError)
+    if url is None and kind in {"DIRECTORY", "MQTT", "AMQP"}:
+        raise SqlRefusal(
+            offset, f"{kind} has no address.", f"write FROM {kind} 'address'.", PlanError
+        )
     with located(Span(cursor.script, cursor.span.first, cursor.stop)):
         try:
             if kind == "DIRECTORY":
-                if url is None:
-                    raise SqlRefusal(
-                        offset, "DIRECTORY has no path.", "write FROM DIRECTORY 'path'."
-                    )
-                path = pipeline.directory / url
+                path = pipeline.directory / str(url)
                 pipeline.source(sources.directory(path, topic=topics[0], name=name, **options))
+            elif kind == "MQTT":
+                pipeline.source(sources.mqtt(str(url), topic=topics[0], name=name, **options))
             elif is_source:
                 pipeline.source(sources.poll(str(url), topic=topics[0], name=name, **options))
             elif kind == "HTTP":

@@ -150,6 +150,9 @@ def create_topic(cursor: Cursor, catalog: SqlCatalog, *, is_table: bool) -> Stre
         "registry",
     ]
     own = ["history"] if is_table else ["retention", "retention_bytes", "compact", *_SHED]
+    if is_table and "file" in options:
+        _file_table(cursor, catalog, name, columns, keys, options)
+        return None
     given = taken_options(options, [*common, *_EVENT_TIME, *own], f"A {what}")
     arguments = _topic_arguments(given, options, watermark, offset)
     if keys:
@@ -182,6 +185,27 @@ def create_topic(cursor: Cursor, catalog: SqlCatalog, *, is_table: bool) -> Stre
             rows = pipeline.topic(name, schema=columns, **arguments)
     note_declaration(catalog, what, name, cursor)
     return rows  # type: ignore[no-any-return]
+
+
+def _file_table(
+    cursor: Cursor,
+    catalog: SqlCatalog,
+    name: str,
+    columns: str,
+    keys: list[str],
+    options: dict[str, tuple[Any, int]],
+) -> None:
+    """CREATE TABLE name (columns) WITH (file = 'path'): a constant table for joins of streams."""
+    from headrace.pipeline.file_table import file_table
+
+    given = taken_options(options, ["file", "format", "key"], "A table in a file")
+    path = catalog.pipeline.directory / str(given["file"])
+    with located(Span(cursor.script, cursor.span.first, cursor.stop)):
+        rows: Any = file_table(
+            path, schema=columns, key=keys or given.get("key", ()), format=given.get("format")
+        )
+    catalog.named[name] = rows
+    note_declaration(catalog, "table", name, cursor)
 
 
 def _topic_arguments(
@@ -435,7 +459,7 @@ def remove(
             f"drop {readers[0]!r} first.",
             PlanError,
         )
-    if declared.kind == "temporary view":
+    if declared.name in catalog.named:
         catalog.named.pop(declared.name)
     elif declared.kind == "function":
         catalog.functions.pop(declared.name.lower())
