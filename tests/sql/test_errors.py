@@ -234,6 +234,13 @@ CASES: list[Case] = [
         "UNION ALL",
     ),
     ("WITH RECURSIVE r AS (SELECT 1) SELECT * FROM r", "RECURSIVE", BadQuery, "no incremental", ""),
+    (
+        "SELECT tier, count(*) AS n FROM customers GROUP BY tier HAVING n > (SELECT 1)",
+        "(SELECT",
+        PlanError,
+        "inside an expression",
+        "JOIN",
+    ),
     # Statements
     ("CREATE TOPIC x (a BIGNT)", "a BIGNT", BadSchema, "expected a type", "BIGINT"),
     ("CREATE TOPIC x (a BIGINT) WITH (keyy = 'a')", "keyy", PlanError, "did you mean 'key'", ""),

@@ -26,6 +26,7 @@ from headrace.sql.cursor import Cursor
 from headrace.sql.problems import SqlRefusal, located
 from headrace.sql.scope import Compiled, QueryRows, VisibleColumn, unused_name
 from headrace.sql.script import Span
+from headrace.sql.subqueries import refuse_subqueries
 from headrace.sql.syntax import JoinClause
 from headrace.types.schema import type_name
 
@@ -157,6 +158,7 @@ def _condition(
         condition.right_on.append(_plain(right_name))
     of_streams = not left.is_table and not right.is_table
     for span in clause.on.conjuncts() if clause.on is not None else ():
+        refuse_subqueries(span)
         if _equality(span, left, right, condition):
             continue
         if of_streams and _bound(span, left, right, condition):

@@ -208,6 +208,7 @@ def _select(
         with located(span):
             frame = frame.with_rows(frame.rows.where(frame.compiled(span).text))
     if select.having is not None:
+        refuse_subqueries(select.having)
         if not replaced and select.group is None and not select.groups_all:
             raise SqlRefusal(
                 select.having.start,

@@ -260,19 +260,19 @@ class Span:
             if token.text in OPENING:
                 pending.append(token)
             elif token.text in CLOSING:
-                if not pending or OPENING[pending[-1].text] != token.text:
+                if not pending:
+                    raise SqlRefusal(
+                        token.start, f"This {token.text!r} closes no bracket.", "remove it."
+                    )
+                if OPENING[pending[-1].text] != token.text:
                     break
                 pending.pop()
-        else:
-            if not pending:
-                return
-            token = pending[-1]
+        if pending:
             raise SqlRefusal(
-                token.start,
-                f"This {token.text!r} is not closed.",
-                f"close it with {OPENING[token.text]!r}.",
+                pending[-1].start,
+                f"This {pending[-1].text!r} is not closed.",
+                f"close it with {OPENING[pending[-1].text]!r}.",
             )
-        raise SqlRefusal(token.start, f"This {token.text!r} closes no bracket.", "remove it.")
 
     def split(self, sign: str = ",") -> list[Span]:
         """The parts that a sign or a word separates, outside of brackets."""
