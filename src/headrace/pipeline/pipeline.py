@@ -385,13 +385,14 @@ class Pipeline:
         self.ingested[entry_name] = df
 
     def sql(
-        self, text: str, *, name: str | None = None, file: str = "", **rows: Stream | Table
+        self, query: str, *, name: str | None = None, file: str = "", **rows: Stream | Table
     ) -> Any:
         """Declare what statements of SQL say, or select rows by a query. The plan is that of the
         Python spelling; `docs/how-to/sql.md` has the statements and clauses.
 
         Args:
-            text: Statements, which semicolons separate. All are compiled before any of them counts.
+            query: A query, or statements that semicolons separate. All are compiled before any of
+                them counts.
             name: The name of the last step of a query.
             file: What errors call the text.
             **rows: Streams and tables of this pipeline by the names that the text has for them,
@@ -417,7 +418,7 @@ class Pipeline:
             ''')
             ```
         """
-        results = self.sql_session().run(text, name=file, rows=rows)
+        results = self.sql_session().run(query, name=file, rows=rows)
         last = results[-1]
         if last.answer is not None:
             return last.answer

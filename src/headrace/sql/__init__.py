@@ -9,8 +9,7 @@ so that the plan of a text is the one of the Python spelling.
     scope          the names that expressions can read
     calls          aggregates and functions OVER rows in expressions
     groups         GROUP BY, aggregates
-    outputs        the columns of SELECT, DISTINCT
-    unions         UNION
+    outputs        the columns of SELECT, DISTINCT, UNION
     windows        TUMBLE, HOP, SESSION, SLIDE; EMIT, LATE
     joins          JOIN … ON: equalities, bounds of time, unmatched rows
     subqueries     IN and EXISTS

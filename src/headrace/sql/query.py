@@ -21,7 +21,7 @@ from headrace.sql.calls import (
 )
 from headrace.sql.groups import grouped
 from headrace.sql.joins import join
-from headrace.sql.outputs import output_columns, projected, refuse_hidden_key, selected
+from headrace.sql.outputs import output_columns, projected, refuse_hidden_key, selected, united
 from headrace.sql.over import (
     framed_rows,
     limit_of,
@@ -54,7 +54,6 @@ from headrace.sql.syntax import (
     Union,
     WindowCall,
 )
-from headrace.sql.unions import united
 from headrace.sql.windows import BOUNDS, refuse_window_clauses, windowed
 
 if TYPE_CHECKING:
