@@ -85,7 +85,7 @@ MAY_IMPORT = {
         "serve",
     },
 }
-"""The picture of ARCHITECTURE.md. `pipeline`, `testing` and `cli` stand above all of these."""
+"""The picture of ARCHITECTURE.md. `pipeline`, `sql`, `testing` and `cli` stand above these."""
 APPLICATIONS = {
     "headrace.alerts.watch": {"gateways"},
     "headrace.events.privacy.excision": {"runtime", "sinks"},

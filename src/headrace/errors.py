@@ -17,6 +17,7 @@ import difflib
 import os
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,35 @@ class UnknownVersion(InputError, KeyError):
 
 class BadQuery(InputError):
     """A query over views cannot be run, is not allowed, or took too long. Change the query."""
+
+
+@dataclass(frozen=True)
+class SqlProblem:
+    """What is wrong at one place of a text of SQL.
+
+    Attributes:
+        line: The line, counted from 1.
+        position: The position in that line, counted from 1.
+        message: What happened.
+        fix: What to do now; empty if the message says it.
+    """
+
+    line: int
+    position: int
+    message: str
+    fix: str = ""
+
+
+class BadSql(BadQuery):
+    """A text of SQL has several errors; nothing of it was run. Correct them.
+
+    Attributes:
+        problems: What is wrong, in the order of the text: `line`, `position`, `message`, `fix`.
+    """
+
+    def __init__(self, message: str, problems: tuple[SqlProblem, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 class BadSearch(InputError):

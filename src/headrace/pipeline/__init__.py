@@ -8,7 +8,6 @@ step to the inert plan of `headrace.plan`; nothing runs until `Pipeline.run`.
     aggregates         checks of aggregate(…), top(…), distinct(…), union(…)
     joins              checks of join(…), as_of(…), history(…)
     patterns           hr.pattern, checks of match(…)
-    sql                MATCH_RECOGNIZE
     search             checks of search(…)
     document_search    hr.search: a query over documents that exist already
     dataframes         df(): rows as a streaming DataFrame

@@ -324,12 +324,17 @@ def ranked_step(
 
 
 def first_step(
-    stream: Relation, per: str | Sequence[str], by: str | None, name: str | None
+    stream: Relation, per: str | Sequence[str], by: str | Sequence[str] | None, name: str | None
 ) -> Step:
     """Check `stream.first(…)`, and make its step."""
     where = stream.step_label("first", name)
     groups = cols.key_columns(per, stream.schema, where=where)
-    column = newest_by(stream.step, by, where=where)
+    order: tuple[Order, ...]
+    if by is None or isinstance(by, str):
+        column = newest_by(stream.step, by, where=where)
+        order = () if column is None else ((column, False),)
+    else:
+        order = _orders(by, stream, where=where, default="asc")
     return RankStep(
         name=name or "",
         inputs=(stream.step,),
@@ -337,7 +342,7 @@ def first_step(
         key=groups,
         is_table=True,
         n=1,
-        order=() if column is None else ((column, False),),
+        order=order,
         per=groups,
         rank=None,
     )
@@ -350,10 +355,13 @@ def _check_count(n: Any, limit: int, *, where: str) -> None:
         )
 
 
-def _orders(by: str | Sequence[str], rows: Relation, *, where: str) -> tuple[Order, ...]:
+def _orders(
+    by: str | Sequence[str], rows: Relation, *, where: str, default: str = "desc"
+) -> tuple[Order, ...]:
     """The columns that rows are ordered by, of which there is at least one."""
     order = tuple(
-        _parse_order(text, rows, where=where) for text in ([by] if isinstance(by, str) else by)
+        _parse_order(text, rows, where=where, default=default)
+        for text in ([by] if isinstance(by, str) else by)
     )
     if not order:
         raise PlanError(
@@ -363,8 +371,8 @@ def _orders(by: str | Sequence[str], rows: Relation, *, where: str) -> tuple[Ord
     return order
 
 
-def _parse_order(text: str, table: Relation, *, where: str) -> Order:
-    """A column, and whether the largest comes first, as it does unless the text says ASC."""
+def _parse_order(text: str, table: Relation, *, where: str, default: str) -> Order:
+    """A column, and whether the largest comes first. `default` is the way of a text without one."""
     match = _ORDER_TEXT.match(text)
     if match is None:
         raise PlanError(
@@ -372,7 +380,7 @@ def _parse_order(text: str, table: Relation, *, where: str) -> Order:
             fix='name a column: by="revenue", or by="name ASC".',
         )
     (column,) = cols.key_columns(match["column"], table.schema, where=where)
-    return column, (match["way"] or "desc").lower() == "desc"
+    return column, (match["way"] or default).lower() == "desc"
 
 
 def distinct_step(table: Relation, columns: Sequence[str], name: str | None) -> Step:

@@ -1,4 +1,4 @@
-"""Loads the pipeline that a Python file declares, for every command that takes a FILE."""
+"""Loads the pipeline that a file of Python or SQL declares, for every command that takes a FILE."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from headrace.errors import BadPipelineFile, HeadraceError, nearest
 from headrace.pipeline.pipeline import Pipeline
 
+if TYPE_CHECKING:
+    from headrace.sql.session import StatementResult
+
+SQL_SUFFIX = ".sql"
+
 
 def load_pipeline(file: str | Path, name: str | None = None) -> Pipeline:
-    """Run a Python file, and return the pipeline that it declares.
+    """Return the pipeline that a file declares: a Python file is run, and the statements of one of
+    SQL, whose name ends in `.sql`, declare a pipeline that is named after it.
 
     Args:
         file: The file's path.
-        name: The pipeline's name, if the file declares several.
+        name: The pipeline's name, if a Python file declares several; another name for that of SQL.
 
     Raises:
         BadPipelineFile: The file fails, declares no pipeline, or several and `name` does not
             choose one.
     """
     path = Path(file)
+    if path.suffix.lower() == SQL_SUFFIX:
+        return load_sql(path, name)[0]
     pipelines = pipelines_in(path)
     if name is not None:
         if name not in pipelines:
@@ -46,6 +55,35 @@ def load_pipeline(file: str | Path, name: str | None = None) -> Pipeline:
             fix=f"choose one, as in --pipeline {min(pipelines)}.",
         )
     return next(iter(pipelines.values()))
+
+
+def load_sql(path: Path, name: str | None = None) -> tuple[Pipeline, list[StatementResult]]:
+    """The pipeline that a file of SQL declares, and what each of its statements has come to.
+
+    Args:
+        path: The file.
+        name: The pipeline's name; by default that of the file.
+
+    Raises:
+        BadPipelineFile: The file cannot be read.
+        BadSql: It has several errors. One alone is raised as what it is.
+    """
+    if not path.is_file():
+        raise BadPipelineFile(
+            f"There is no file {path}{': it is a directory' if path.is_dir() else ''}.",
+            fix="give the path of a file.",
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadPipelineFile(
+            f"{path} is no text: byte {error.start:,} is not UTF-8.", fix="save it as UTF-8."
+        ) from None
+    except OSError as error:
+        raise BadPipelineFile(f"{path} cannot be read: {error.strerror}.") from None
+    pipeline = Pipeline(name or path.stem)
+    pipeline.directory = path.absolute().parent
+    return pipeline, pipeline.sql_session().run(text, name=str(path))
 
 
 def pipelines_in(path: Path) -> dict[str, Pipeline]:

@@ -32,7 +32,7 @@ from headrace.operators.load_shedding import ShedPolicy
 from headrace.pipeline.stream import Rows, Stream, Table, positive_us
 from headrace.pipeline.view import View, plan_bundle
 from headrace.pipeline.windows import RESERVED, check_side_outputs
-from headrace.plan.columns import check_columns
+from headrace.plan.columns import check_columns, check_step_name
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.plan.join_steps import HoldStep, JoinStep
 from headrace.plan.names import with_names
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from headrace.runtime.services import OnAlert, OnReady
     from headrace.serve.server import Server
     from headrace.sources.base import Source
+    from headrace.sql.session import SqlSession
 
 MAX_KEPT_CHANGES = 100_000_000
 
@@ -77,6 +78,11 @@ _COMMON_SETTINGS = {
 }
 _TOPIC_SETTINGS = _COMMON_SETTINGS | {"retention", "retention_bytes", "compact"}
 _TABLE_SETTINGS = _COMMON_SETTINGS | {"history"}
+
+_DECLARED = frozenset(
+    {"ingested", "captures", "sinks", "gateways", "alerts", "_inputs", "_outputs", "_ingests"}
+)
+"""The attributes of a pipeline that have what was declared."""
 
 
 class Pipeline:
@@ -127,6 +133,7 @@ class Pipeline:
         self._answers: dict[str, AnswersStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
+        self._sql_session: SqlSession | None = None
 
     # Inputs
 
@@ -377,21 +384,27 @@ class Pipeline:
         self._ingests.append(Ingest(entry_name, step.topic))
         self.ingested[entry_name] = df
 
-    def sql(self, query: str, *, name: str | None = None) -> Stream:
-        """Find matches of a pattern, by a query with MATCH_RECOGNIZE over a topic of this pipeline.
-        The plan is that of `Stream.match`.
+    def sql(
+        self, query: str, *, name: str | None = None, file: str = "", **rows: Stream | Table
+    ) -> Any:
+        """Declare what statements of SQL say, or select rows by a query. The plan is that of the
+        Python spelling; `docs/how-to/sql.md` has the statements and clauses.
 
         Args:
-            query: The query.
-            name: The step's name.
+            query: A query, or statements that semicolons separate. All are compiled before any of
+                them counts.
+            name: The name of the last step of a query.
+            file: What errors call the text.
+            **rows: Streams and tables of this pipeline by the names that the text has for them,
+                besides those of its topics, tables and outputs.
 
         Returns:
-            A stream of matches.
+            The stream or table of the last statement, which it selects or declares; of SHOW,
+            DESCRIBE and EXPLAIN an Arrow table; None of a statement without rows.
 
         Raises:
-            BadQuery: The query cannot be parsed.
-            UnknownTopic: The topic was not declared.
-            PlanError: The pattern cannot be used.
+            BadSql: The text has several errors. One alone is raised as what it is: `BadQuery`,
+                `UnknownTopic`, `UnknownColumn` or another `PlanError`.
 
         Example:
             ```python
@@ -405,9 +418,21 @@ class Pipeline:
             ''')
             ```
         """
-        from headrace.pipeline.sql import stream_from_sql
+        results = self.sql_session().run(query, name=file, rows=rows)
+        last = results[-1]
+        if last.answer is not None:
+            return last.answer
+        if name is None or last.rows is None or last.rows.step.name:
+            return last.rows
+        return type(last.rows)(self, replace(last.rows.step, name=check_step_name(name) or ""))
 
-        return stream_from_sql(self.input, query, name)
+    def sql_session(self) -> SqlSession:
+        """Internal: the session that has the names of this pipeline's SQL."""
+        from headrace.sql.session import SqlSession
+
+        if self._sql_session is None:
+            self._sql_session = SqlSession(self)
+        return self._sql_session
 
     def input(self, name: str) -> Stream:
         """Get a topic that was declared before, as a stream.
@@ -771,6 +796,61 @@ class Pipeline:
             if type(output) is TopicOutput and output.input is step:
                 return output.name
         return None
+
+    # What SQL needs
+
+    def declared_rows(self) -> dict[str, Stream | Table]:
+        """Internal: the rows of inputs and outputs, by name."""
+        rows: dict[str, Stream | Table] = {}
+        steps = {name: output.input for name, output in self._outputs.items()}
+        for name, step in {**self._inputs, **steps}.items():
+            last = step.input if isinstance(step, KeepStep) else step
+            rows[name] = (Table if last.is_table else Stream)(self, last)
+        return rows
+
+    def shed_policy(self, **values: Any) -> ShedPolicy:
+        """Internal: the policy that `hr.shed` makes of these values."""
+        return shed(**values)
+
+    def plan_of(self, rows: Stream | Table) -> PipelinePlan:
+        """Internal: the plan of a pipeline whose only output is these rows, called `query`."""
+        output = TopicOutput(name="query", input=rows.step)
+        inputs = tuple(self._inputs.values())
+        return PipelinePlan(name=self.name, inputs=inputs, outputs=with_names(inputs, (output,)))
+
+    def remove(self, kind: str, name: str) -> None:
+        """Internal: undo the declaration of an input, an output or a service. Topics stay in
+        the log.
+        """
+        if kind == "alert":
+            self.alerts.pop(name, None)
+            self._outputs.pop(f"alert.{name}", None)
+        elif kind == "sink":
+            for topic, sink in list(self.sinks.items()):
+                if name in {topic, sink.name, sink.default_name}:
+                    del self.sinks[topic]
+                    self._outputs.pop(topic, None)
+        elif kind == "source":
+            self.gateways.pop(name, None)
+            if self.captures.pop(name, None) is not None:
+                for topic, step in list(self._inputs.items()):
+                    if step.captured_by == name:
+                        del self._inputs[topic]
+        else:
+            self._inputs.pop(name, None)
+            self._outputs.pop(name, None)
+
+    def declarations(self) -> dict[str, Any]:
+        """Internal: everything that was declared so far, for `restore`."""
+        return {
+            name: dict(value) if isinstance(value, dict) else list(value)
+            for name, value in vars(self).items()
+            if name in _DECLARED
+        }
+
+    def restore(self, declarations: dict[str, Any]) -> None:
+        """Internal: undo everything that was declared since `declarations`."""
+        vars(self).update(declarations)
 
     # Planning and running
 

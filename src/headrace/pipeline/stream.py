@@ -1099,14 +1099,14 @@ class Stream(Rows):
         """
         return self._newest_rows(per, by, None, name, null_groups=True)
 
-    def first(self, *, per: Names, by: str | None = None, name: str | None = None) -> Table:
+    def first(self, *, per: Names, by: Names | None = None, name: str | None = None) -> Table:
         """Keep the first row of each group, as a table.
 
         Args:
             per: The column or columns that make a group. Null is a group.
             by: The column by which rows are ordered, instead of the event time; `"_arrival"` keeps
-                the row that arrived first. Of rows that are equal, the first to arrive counts.
-                Null comes last.
+                the row that arrived first. A list has columns, each smallest first unless
+                `"name DESC"`. Of rows that are equal, the first to arrive counts. Null comes last.
             name: The step's name.
 
         Returns:

@@ -231,6 +231,44 @@ def _open_mqtt(source: Source, topic: TopicInfo) -> RowSource:
     return MqttSource(source, topic)
 
 
+def values(
+    topic: str, lists: Sequence[Sequence[Mapping[str, Any]]], *, name: str | None = None
+) -> Source:
+    """Declare a source of rows that are written out. Each list is stored once, however often the
+    pipeline runs; one that is edited counts as another.
+
+    Args:
+        topic: The topic that gets the rows.
+        lists: Lists of rows, each a dictionary of values as JSON has them.
+        name: Of the source, under which is stored what is done; by default by the topic.
+
+    Returns:
+        The source, which opens nothing until it is run.
+
+    Raises:
+        InputError: A list is too long.
+
+    Example:
+        >>> hr.sources.values("orders", [[{"order_id": 1, "amount": 9.5}]])
+    """
+    from headrace.sources.values_source import MAX_ROWS
+
+    for rows in lists:
+        if len(rows) > MAX_ROWS:
+            raise InputError(
+                f"A list of {len(rows):,} rows for {topic!r} is longer than {MAX_ROWS:,}.",
+                fix="put the rows into a file, and read it with hr.sources.directory.",
+            )
+    options = {"lists": [list(rows) for rows in lists]}
+    return _source("values", name or f"insert.{topic}", topic, _open_values, {}, options)
+
+
+def _open_values(source: Source, topic: TopicInfo) -> RowSource:
+    from headrace.sources.values_source import ValuesSource
+
+    return ValuesSource(source, topic)
+
+
 def _name(text: str) -> str:
     return _UNUSABLE.sub("_", text).strip("_.-")[:100] or "source"
 

@@ -4,7 +4,7 @@
 this process, and started again if it is ended. DuckDB is imported there alone.
 
 `reader.Snapshot.sql` and `reader.ViewReader.sql` run queries here; SQL in pipelines is in
-`headrace.pipeline.sql`.
+`headrace.sql`.
 """
 
 from __future__ import annotations

@@ -21,5 +21,5 @@ From rows to matches:
 - `rules`: patterns as rows of a table, and their kernel.
 
 The steps that build these kernels are in `plan/match_steps.py`; what users write is in
-`pipeline/patterns.py` and `pipeline/sql.py`.
+`pipeline/patterns.py` and `sql/matches.py`.
 """

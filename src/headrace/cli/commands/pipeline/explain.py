@@ -24,7 +24,9 @@ def explain(
     file: Annotated[
         Path,
         typer.Argument(
-            help="The Python file that declares the pipeline.", exists=True, dir_okay=False
+            help="The file of Python or SQL that declares the pipeline.",
+            exists=True,
+            dir_okay=False,
         ),
     ],
     step: Annotated[str, typer.Argument(help="The step's name, as `headrace plan` shows it.")],

@@ -1,5 +1,5 @@
-"""`headrace plan`: shows what a pipeline file declares, as a tree, a graph or JSON. It starts
-nothing and opens no log.
+"""`headrace plan`: shows what a pipeline file declares, as a tree, a graph or JSON; of a file of
+SQL also the answers of its SHOW, DESCRIBE and EXPLAIN. It starts nothing and opens no log.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
-from headrace.cli.output import echo, print_json
+from headrace.cli.output import echo, print_json, print_table
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A Python file that declares a pipeline.")],
+    file: Annotated[Path, typer.Argument(help="A file of Python or SQL that declares a pipeline.")],
     pipeline: Annotated[
         str | None,
         typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several."),
@@ -36,10 +36,22 @@ def plan(
     """
     if sum((mermaid, svg is not None, json)) > 1:
         raise typer.BadParameter("Choose one of --mermaid, --svg and --json.")
-    from headrace.pipeline.loader import load_pipeline
+    from headrace.pipeline.loader import SQL_SUFFIX, load_pipeline, load_sql
     from headrace.plan import rendering
 
-    pipeline_plan = load_pipeline(file, pipeline).plan()
+    if file.suffix.lower() == SQL_SUFFIX:
+        loaded, results = load_sql(file, pipeline)
+        answers = [result.answer for result in results if result.answer is not None]
+    else:
+        loaded, answers = load_pipeline(file, pipeline), []
+    if not (json or mermaid or svg is not None):
+        for answer in answers:
+            print_table(
+                [name.upper() for name in answer.column_names],
+                [tuple(row.values()) for row in answer.to_pylist()],
+            )
+            echo("")
+    pipeline_plan = loaded.plan()
     if json:
         description = pipeline_plan.describe()
         for node in (*description["steps"], *description["outputs"], *description["ingests"]):

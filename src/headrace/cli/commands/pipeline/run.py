@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path,
-    typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False),
+    typer.Argument(
+        help="The file of Python or SQL that declares the pipeline.", exists=True, dir_okay=False
+    ),
 ]
 PipelineOption = Annotated[
     str | None,
