@@ -16,7 +16,7 @@ from headrace.serve.requests import Limits
 from headrace.serve.server import Server, start
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
-from tests.views.store_contract import COUNTS, inserts, update
+from tests.views.store_contract import COUNTS, changes, inserts, update
 
 SALES = parse_schema(
     "region STRING, amount DOUBLE, price DECIMAL(10, 2), placed TIMESTAMP, local TIMESTAMP_NTZ,"
@@ -78,7 +78,9 @@ class Site:
     def count_up(self, key: int, value: int, before: int | None = None) -> int:
         if before is None:
             return self.commit("counts", lambda tick: inserts(tick, (key, value)))
-        return self.commit("counts", lambda tick: update(tick, (key, before), (key, value)))
+        return self.commit(
+            "counts", lambda tick: changes(*update(tick, (key, before), (key, value)))
+        )
 
 
 Open = Callable[..., Site]
@@ -89,10 +91,16 @@ def open_site(tmp_path: Path) -> Iterator[Open]:
     """Starts servers, with options, that end with the test."""
     sites: list[Site] = []
 
-    def open_it(*, token: str | None = None, limits: Limits = LIMITS, **options: Any) -> Site:
+    def open_it(
+        *,
+        token: str | None = None,
+        limits: Limits = LIMITS,
+        max_changes: int = 10_000,
+        **options: Any,
+    ) -> Site:
         directory = tmp_path / f"shop{len(sites) or ''}.state"
         directory.mkdir()
-        store = ViewStore.open(directory / "views.db")
+        store = ViewStore.open(directory / "views.db", max_changes=max_changes)
         sites.append(make_site(store, directory, token, limits, PostgresOptions(port=0, **options)))
         return sites[-1]
 
